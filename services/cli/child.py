@@ -1,0 +1,106 @@
+"""What is one child process doing, and what did it say last?"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+LINE_BYTES_MAX: Final = 4096
+LINES_KEPT: Final = 20
+CHUNK_BYTES: Final = 65_536
+OUTPUT_TIMEOUT_S: Final = 2.0
+
+Say = Callable[[str], None]
+Worth = Callable[[str], bool]
+
+
+class Child:
+    """A process that dies with this one. Its lines that `worth` picks go to `say`, prefixed by `name`."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, worth: Worth, say: Say) -> None:
+        self.name = name
+        self.pid: Final = process.pid
+        self.held_back: deque[str] = deque(maxlen=LINES_KEPT)
+        """What it wrote since the last line that was shown, oldest first."""
+        self._process = process
+        self._worth = worth
+        self._say = say
+        self._output = asyncio.create_task(self._read(), name=f"output of {name}")
+
+    async def wait(self) -> int:
+        """Wait for its end and for what it wrote before that. Returns the exit code, < 0 for a signal."""
+        code = await self._process.wait()
+        # A grandchild may hold the pipe open for longer; its words are not worth waiting for.
+        await asyncio.wait((self._output,), timeout=OUTPUT_TIMEOUT_S)
+        self._output.cancel()
+        return code
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM. Does nothing if it has ended."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL. Does nothing if it has ended."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in lines(self._process.stdout):
+            if self._worth(line):
+                self.held_back.clear()
+                self._say(f"{self.name}: {line}")
+            else:
+                self.held_back.append(line)
+
+    def say_held_back(self) -> None:
+        """Show what was not worth showing while it ran."""
+        while self.held_back:
+            self._say(f"{self.name}: {self.held_back.popleft()}")
+
+
+async def lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """The lines of a stream, cut to LINE_BYTES_MAX bytes, undecodable bytes replaced."""
+    rest = b""
+    while chunk := await reader.read(CHUNK_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        rest = rest[:LINE_BYTES_MAX]
+        for line in whole:
+            yield _decode(line)
+    if rest:
+        yield _decode(rest)
+
+
+def _decode(line: bytes) -> str:
+    return line[:LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
+
+
+async def start_child(
+    name: str, command: Sequence[str], environ: Mapping[str, str], worth: Worth, say: Say
+) -> Child:
+    """Start `command` in a session of its own: Ctrl-C reaches this process only, which stops it in order."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli.tether", str(os.getpid())),
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    return Child(name, process, worth, say)
+
+
+def describe_exit(code: int) -> str:
+    """`ended with exit code 1`, `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,138 @@
+"""What can be set on `baton serve`, and what does each of its parts get?
+
+It takes its own settings and those of the three services that it does not decide itself, and hands
+each part the command line that a pod would run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from services.bootstrap.settings import BootstrapSettings
+from services.cli.cores import share_cores
+from services.cli.options import Flags
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.runtime.errors import SettingsError
+from services.runtime.service_settings import LOG_LEVEL
+from services.runtime.setting_kinds import DURATION_MS, HOST, PORT, join_address, number
+from services.runtime.settings import PREFIX, Setting, load, setting, settings_of, to_flags, variables_of
+from services.runtime.worker_settings import WILDCARDS
+
+SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings)
+Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings)
+LOOPBACK: Final = "127.0.0.1"
+DECIDED: Final = frozenset(
+    {"advertise", "http_port", "metrics_port", "name", "bootstrap", "cpus", "threads"}
+)
+"""Settings of a service that `baton serve` chooses for each part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """What only the whole stack has."""
+
+    prefill: int = setting(1, "Prefill workers to start.", number(1, 64))
+    decode: int = setting(1, "Decode workers to start.", number(1, 64))
+    host: str = setting(LOOPBACK, "Address that the OpenAI HTTP API listens on.", HOST)
+    port: int = setting(8000, "Port of the OpenAI HTTP API.", number(1, 65535))
+    grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
+    log_level: str = setting("warning", "Least severe log lines of the parts to show.", LOG_LEVEL)
+    ready_timeout_ms: int = setting(
+        600_000, "Longest wait for a part to be ready; loading a large model takes minutes.", DURATION_MS
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process of the stack."""
+
+    role: str
+    """bootstrap, prefill or decode: the command it runs."""
+    name: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to start: the bootstrap first, then the workers; stopped in the same order."""
+
+    bootstrap: Part
+    workers: tuple[Part, ...]
+    bootstrap_address: str
+    """Where the workers register, host:port."""
+    url: str
+    """Where this machine reaches the HTTP API."""
+    model: str
+    drain_timeout_ms: int
+
+
+def passed_on() -> tuple[Setting, ...]:
+    """The services' settings that `baton serve` takes and hands on, each once."""
+    own = {each.name for each in settings_of(ServeSettings)}
+    found: dict[str, Setting] = {}
+    for cls in SERVICES:
+        for each in settings_of(cls):
+            if each.name not in own | DECIDED:
+                found.setdefault(each.name, each)
+    return tuple(found.values())
+
+
+def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[str]) -> ServeSettings:
+    """The stack's own settings. Raises SettingsError, also for a variable that would have no effect."""
+    own = {each.name: flags.get(each.name) for each in settings_of(ServeSettings)}
+    settings = load(ServeSettings, own, environ, also_known | variables_of(*SERVICES))
+    for name in sorted(DECIDED):
+        variable = PREFIX + name.upper()
+        if variable in environ:
+            raise SettingsError(f"{variable} has no effect on baton serve, which sets it for each part: unset it")
+    return settings
+
+
+def make_plan(
+    serve: ServeSettings, flags: Flags, environ: Mapping[str, str], cores: Sequence[int], grpc_port: int
+) -> Plan:
+    """Each part's command line. `grpc_port` is the real one, never 0. Raises SettingsError."""
+    reachable = LOOPBACK if serve.host in WILDCARDS else serve.host
+    address = join_address(reachable, grpc_port)
+    level = {"log_level": serve.log_level}
+    bootstrap = _load(
+        BootstrapSettings,
+        flags,
+        environ,
+        level | {"host": serve.host, "http_port": str(serve.port), "grpc_port": str(grpc_port)},
+    )
+    workers: list[Part] = []
+    shares = share_cores(cores, serve.prefill, serve.decode)
+    for cls, cpus_of_role in zip((PrefillSettings, DecodeSettings), shares, strict=True):
+        for index, cpus in enumerate(cpus_of_role):
+            name = f"{cls.role}-{index}"
+            given = {
+                "name": name,
+                "host": LOOPBACK,
+                "grpc_port": "0",
+                "bootstrap": address,
+                "cpus": ",".join(map(str, cpus)),
+                "threads": str(len(cpus)),
+            }
+            workers.append(Part(cls.role, name, tuple(to_flags(_load(cls, flags, environ, level | given)))))
+    return Plan(
+        bootstrap=Part("bootstrap", "bootstrap", tuple(to_flags(bootstrap))),
+        workers=tuple(workers),
+        bootstrap_address=address,
+        url=f"http://{join_address(reachable, serve.port)}",
+        model=bootstrap.model,
+        drain_timeout_ms=bootstrap.drain_timeout_ms,
+    )
+
+
+def _load(
+    cls: type[Service], flags: Flags, environ: Mapping[str, str], decided: Mapping[str, str]
+) -> Service:
+    names = {each.name for each in passed_on()} & {each.name for each in settings_of(cls)}
+    handed = {variable: text for variable, text in environ.items() if variable in _variables(names)}
+    return load(cls, {name: flags.get(name) for name in names} | decided, handed)
+
+
+def _variables(names: set[str]) -> set[str]:
+    return {PREFIX + name.upper() for name in names}

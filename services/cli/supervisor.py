@@ -1,0 +1,180 @@
+"""Are all parts of the stack running, and what happens to one that is not?
+
+    starting   a part that ends is fatal: its last lines are shown, everything is ended
+    running    a part that ends is reported (its exit was seen: that is proof) and started again, with back-off
+    stopping   group by group, each with a deadline after which it is killed
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+from services.cli.backoff import Backoff
+from services.cli.child import Child, Say, describe_exit
+from services.cli.serve_settings import Part
+from services.runtime.clock import Clock
+from services.runtime.errors import StartupError
+from services.runtime.serve import TOLD
+
+POLL_S: Final = 0.1
+REPORT_TIMEOUT_S: Final = 2.0
+REPORT_TRIES: Final = 5
+KILL_TIMEOUT_S: Final = 5.0
+
+Start = Callable[[Part], Awaitable[Child]]
+ReportExit = Callable[[str, int], Awaitable[None]]
+"""Tells the bootstrap that the worker's process (name, pid) was seen to exit. Raises when it could not."""
+
+
+class PartDied(StartupError):
+    """A part ended, or did not become ready, while the stack started."""
+
+
+class Supervisor:
+    """Keeps the children of one stack. Made, started, kept and stopped by one task."""
+
+    def __init__(
+        self,
+        start: Start,
+        report_exit: ReportExit,
+        say: Say,
+        clock: Clock,
+        backoff: Callable[[], Backoff] = Backoff,
+    ) -> None:
+        self._start = start
+        self._report_exit = report_exit
+        self._say = say
+        self._clock = clock
+        self._backoff = backoff
+        self._children: dict[str, Child] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._stopping = asyncio.Event()
+        self._running = False
+        self._died: PartDied | None = None
+
+    async def start(
+        self,
+        parts: Sequence[Part],
+        is_up: Callable[[], Awaitable[bool]],
+        timeout_ms: int,
+        shutdown: asyncio.Event,
+    ) -> None:
+        """Start `parts` and return when `is_up` or when `shutdown` was set.
+
+        Raises PartDied if any part started so far ends, or when `timeout_ms` has passed.
+        """
+        for part in parts:
+            await self._spawn(part)
+            self._keepers[part.name] = asyncio.create_task(self._keep(part), name=f"keep {part.name}")
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        while not shutdown.is_set() and not await is_up():
+            if self._died is not None:
+                raise self._died
+            if self._clock.now_ms() >= deadline_ms:
+                names = ", ".join(part.name for part in parts)
+                raise PartDied(f"{names} not ready after {timeout_ms / 1000:g} s (--ready-timeout-ms)")
+            await _wait(shutdown, POLL_S)
+
+    def run(self) -> None:
+        """From here on, parts that end are started again. Raises PartDied if one has just ended."""
+        if self._died is not None:
+            raise self._died
+        self._running = True
+
+    async def stop(self, groups: Iterable[Sequence[Part]], timeout_ms: int) -> bool:
+        """End every group in turn: SIGTERM, then SIGKILL after `timeout_ms`. True if none was killed."""
+        self._stopping.set()
+        clean = True
+        for group in groups:
+            clean &= await self._end([part.name for part in group if part.name in self._keepers], timeout_ms)
+        return clean
+
+    async def _end(self, names: Sequence[str], timeout_ms: int) -> bool:
+        keepers = [self._keepers[name] for name in names]
+        if not keepers:
+            return True
+        for name in names:
+            self._children[name].ask_to_stop()
+        _, pending = await asyncio.wait(keepers, timeout=timeout_ms / 1000)
+        if not pending:
+            return True
+        for name in names:
+            if not self._keepers[name].done():
+                self._say(f"{name} did not stop within {timeout_ms / 1000:g} s: killing it")
+                self._children[name].kill()
+        await asyncio.wait(pending, timeout=KILL_TIMEOUT_S)
+        return False
+
+    async def _spawn(self, part: Part) -> Child:
+        child = await self._start(part)
+        self._children[part.name] = child
+        if self._stopping.is_set():
+            child.ask_to_stop()
+        return child
+
+    async def _keep(self, part: Part) -> None:
+        """Follow one part until it ends for good."""
+        backoff = self._backoff()
+        child = self._children[part.name]
+        while True:
+            started_ms = self._clock.now_ms()
+            code = await child.wait()
+            if self._stopping.is_set():
+                return
+            if not self._running:
+                self._died = self._died or _death(child, code)
+                return
+            wait_ms = backoff.next_ms(self._clock.now_ms() - started_ms)
+            self._say_end(child, code, wait_ms)
+            if part.role != "bootstrap":
+                await self._tell_exit(part.name, child.pid)
+            await _wait(self._stopping, wait_ms / 1000)
+            if self._stopping.is_set():
+                return
+            child = await self._spawn(part)
+
+    def _say_end(self, child: Child, code: int, wait_ms: int) -> None:
+        why = _own_words(child)
+        if code > 0 and why is None:
+            child.say_held_back()
+        because = f" ({why})" if why else ""
+        self._say(f"{child.name} {describe_exit(code)}{because}: starting it again in {wait_ms / 1000:g} s")
+
+    async def _tell_exit(self, name: str, pid: int) -> None:
+        """Whatever keeps the report from arriving must not keep the worker from coming back."""
+        reason = ""
+        for _ in range(REPORT_TRIES):
+            try:
+                async with asyncio.timeout(REPORT_TIMEOUT_S):
+                    await self._report_exit(name, pid)
+            except Exception as error:  # noqa: PERF203
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            else:
+                return
+            await _wait(self._stopping, REPORT_TIMEOUT_S / REPORT_TRIES)
+            if self._stopping.is_set():
+                return
+        self._say(f"the bootstrap could not be told that {name} ended ({reason})")
+
+
+def _own_words(child: Child) -> str | None:
+    """The one line that a part ends with when it could not start (`services.runtime.serve.tell`)."""
+    told = [line for line in child.held_back if line.startswith(TOLD)]
+    return told[-1].removeprefix(TOLD) if told else None
+
+
+def _death(child: Child, code: int) -> PartDied:
+    why = _own_words(child)
+    if why is not None:
+        return PartDied(f"{child.name}: {why}")
+    child.say_held_back()
+    return PartDied(f"{child.name} {describe_exit(code)} before it was ready")
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    """Sleep, but not beyond `event`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,22 @@
+"""What can be set on a decode worker?"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from services.runtime.setting_kinds import DURATION_MS, POSITIVE
+from services.runtime.settings import setting
+from services.runtime.worker_settings import WorkerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSettings(WorkerSettings):
+    """Sizes are bytes, times milliseconds."""
+
+    role: ClassVar[str] = "decode"
+
+    max_running: int = setting(64, "Most sequences decoded together.", POSITIVE)
+    prealloc_timeout_ms: int = setting(120_000, "Longest that a room waits for free pages.", DURATION_MS)
+    connect_timeout_ms: int = setting(5_000, "Longest that connecting to a prefill may take.", DURATION_MS)
+    transfer_timeout_ms: int = setting(
+        120_000, "Longest from the grant of pages until all landed, prefill's queue included.", DURATION_MS
+    )

@@ -1,0 +1,85 @@
+"""What does the HTTP API need from whoever serves tokens?
+
+The API layer renders, validates, tokenises, detokenises and speaks HTTP; a `Backend` turns one
+resolved request into a stream of tokens. In production that is the bootstrap's room follower; in the
+API's own tests it is a few lines.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from services.rooms.request import FinishReason, Request, Token
+
+
+class Hangup(Enum):
+    """Why the API layer stops reading a stream before it finished by itself."""
+
+    CLIENT_GONE = "client_gone"
+    STOP_STRING = "stop_string"
+
+
+class BackendError(Exception):
+    """A request that could not be served; the text is for the caller."""
+
+
+class Overloaded(BackendError):
+    """Queues are full: 429."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NoWorker(BackendError):
+    """No worker of a role can take it: 503. The message names the role."""
+
+
+class RoomFailed(BackendError):
+    """The room failed after admission: 503 before the first byte, a final SSE error after it."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """Closed set, snake case: `Cause.reason` of the room."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Tokens in order, in one message per engine step at most; `finish` comes with the last batch."""
+
+    tokens: tuple[Token, ...]
+    finish: FinishReason | None = None
+
+
+class TokenStream(Protocol):
+    """One request being served. The reader must end it: by reading to `finish`, or by `hang_up`."""
+
+    cached_tokens: int
+    """Prompt tokens whose KV was reused; known once the first batch was read."""
+
+    def __aiter__(self) -> AsyncIterator[TokenBatch]: ...
+
+    async def hang_up(self, why: Hangup) -> None:
+        """Stop both workers within a turn. Idempotent, also after the end. Never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the stack that is up right now can hold."""
+
+    context_tokens: int
+    """Prompt plus output, of the model."""
+    prompt_tokens: int
+    """Longest prompt that a prefill cache can ever hold (0: no worker is known yet)."""
+    sequence_tokens: int
+    """Longest prompt plus output that a decode cache can ever hold (0: no worker is known yet)."""
+
+
+class Backend(Protocol):
+    def limits(self) -> Limits: ...
+
+    async def generate(self, request: Request) -> TokenStream:
+        """Admit the request and open its room. Raises Overloaded or NoWorker. Iterating the stream
+        raises RoomFailed when the room fails."""

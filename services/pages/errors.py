@@ -1,0 +1,33 @@
+"""What can go wrong with pages, slots and records."""
+
+
+class PagesError(Exception):
+    """Base of everything the pages package raises."""
+
+
+class OutOfPages(PagesError):
+    """Fewer free pages or slots than asked for; nothing was taken. Callers check first."""
+
+
+class IllegalPageMove(PagesError):
+    """A page or slot asked to change state in a way the table does not list: a bug here."""
+
+
+class LayoutMismatch(PagesError):
+    """Two layouts that cannot be mapped onto each other. Names the field (`schema-agreed`)."""
+
+    def __init__(self, field: str, ours: object, theirs: object) -> None:
+        super().__init__(f"{field} differs: ours is {ours}, theirs is {theirs}")
+        self.field = field
+
+
+class Truncated(PagesError):
+    """Source and target page counts differ (`no-truncation`)."""
+
+
+class RecordCorrupt(PagesError):
+    """A sealed record whose checksum or content does not hold."""
+
+
+class RecordForeign(PagesError):
+    """A slot sealed by another room or generation than the one that owns it (`slot-owner`)."""

@@ -1,0 +1,109 @@
+"""Who owns each page of KV memory, and may a peer still write to it?
+
+                  reserve             expose                commit
+         FREE -------------> RESERVED -------> EXPOSED -----------------> COMMITTED
+          ^  ^                  |                 |                           |
+          |  +------------------+ release         | quarantine                | release
+          |                                       v                           |
+          +-------------------------------- QUARANTINED                       |
+          |                fence(proof)                                       |
+          +-------------------------------------------------------------------+
+
+A one-sided write cannot be recalled, so an exposed page never goes back to FREE directly: either the
+room's own seal proves that every write ended (commit), or it waits in quarantine for another proof.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Final
+
+from services.pages.errors import IllegalPageMove, OutOfPages
+
+
+class PageState(Enum):
+    FREE = "free"
+    RESERVED = "reserved"
+    """Owned, and no peer was told of it."""
+    EXPOSED = "exposed"
+    """A peer was told that it may write here."""
+    COMMITTED = "committed"
+    """Owned, and every write a peer was allowed has ended."""
+    QUARANTINED = "quarantined"
+    """Given up by its room, and a peer's write may still land."""
+
+
+PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
+    {
+        (PageState.FREE, PageState.RESERVED),
+        (PageState.RESERVED, PageState.EXPOSED),
+        (PageState.RESERVED, PageState.COMMITTED),
+        (PageState.RESERVED, PageState.FREE),
+        (PageState.EXPOSED, PageState.COMMITTED),
+        (PageState.EXPOSED, PageState.QUARANTINED),
+        (PageState.COMMITTED, PageState.FREE),
+        (PageState.QUARANTINED, PageState.FREE),
+    }
+)
+
+
+class PagePool:
+    """A fixed number of equal pages. Knows states, not owners: `Holdings` binds them to rooms.
+
+    The lowest free page is handed out first, so that a room's pages tend to be neighbours and a
+    transfer needs few, large descriptors.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self._states = [PageState.FREE] * pages
+        self._free = list(range(pages))
+        self._count = dict.fromkeys(PageState, 0) | {PageState.FREE: pages}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def free(self) -> int:
+        return self._count[PageState.FREE]
+
+    def state(self, page: int) -> PageState:
+        return self._states[page]
+
+    def census(self) -> Mapping[PageState, int]:
+        return dict(self._count)
+
+    def can_reserve(self, count: int) -> bool:
+        return count <= self.free
+
+    def reserve(self, count: int) -> tuple[int, ...]:
+        """Take `count` free pages, lowest first, ascending. Raises OutOfPages and takes none."""
+        if not self.can_reserve(count):
+            raise OutOfPages(f"{count} pages asked for, {self.free} free of {len(self)}")
+        pages = tuple(heapq.heappop(self._free) for _ in range(count))
+        self._move(pages, PageState.RESERVED)
+        return pages
+
+    def expose(self, pages: Iterable[int]) -> None:
+        self._move(pages, PageState.EXPOSED)
+
+    def commit(self, pages: Iterable[int]) -> None:
+        self._move(pages, PageState.COMMITTED)
+
+    def quarantine(self, pages: Iterable[int]) -> None:
+        self._move(pages, PageState.QUARANTINED)
+
+    def release(self, pages: Iterable[int]) -> None:
+        """To FREE, from a state that allows it: never from EXPOSED."""
+        pages = tuple(pages)
+        self._move(pages, PageState.FREE)
+        for page in pages:
+            heapq.heappush(self._free, page)
+
+    def _move(self, pages: Iterable[int], to: PageState) -> None:
+        for page in pages:
+            state = self._states[page]
+            if (state, to) not in PAGE_MOVES:
+                raise IllegalPageMove(f"page {page}: {state.value} to {to.value}")
+            self._states[page] = to
+            self._count[state] -= 1
+            self._count[to] += 1

@@ -1,0 +1,148 @@
+"""What does the sender tell the receiver beside the pages, byte by byte?
+
+One slot holds one record and, last, its seal. All words are little-endian.
+
+    offset  bytes
+         0      4   magic
+         4      4   schema
+         8      8   room
+        16      8   generation
+        24      4   prompt tokens
+        28      4   cached tokens (reused from the sender's prefix cache)
+        32      4   pages written
+        36      4   first token
+        40      4   first token's logprob, float
+        44      4   alternatives, how many (LOGPROBS_NONE: logprobs were not asked for)
+        48    160   alternatives: 20 x (token, logprob)
+       208      8   checksum of the pages (0: not computed)
+       216      4   CRC-32 of bytes 0..216
+       220      4   zero
+       224     24   seal: room, generation, check word over both
+       248      8   zero
+
+The seal is posted only after the record's own write is DONE, which is posted only after every page's
+write is DONE (`seal-last`): nothing relies on an order between two writes. A seal that is blank or
+torn reads as unwritten; one that is whole but not ours is an error, never a wait.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from services.pages.errors import RecordCorrupt, RecordForeign
+
+SLOT_BYTES: Final = 256
+SEAL_OFFSET: Final = 224
+SEAL_BYTES: Final = 24
+ALTERNATIVES_MAX: Final = 20
+LOGPROBS_NONE: Final = 0xFFFFFFFF
+SCHEMA: Final = 1
+_MAGIC: Final = 0x4E544142  # "BATN"
+_HEAD: Final = struct.Struct("<IIQQIIIIfI")
+_ALTERNATIVE: Final = struct.Struct("<If")
+_TAIL: Final = struct.Struct("<Q")
+_CRC: Final = struct.Struct("<I")
+_SEAL: Final = struct.Struct("<QQQ")
+_CHECKED_BYTES: Final = 216
+
+SCHEMA_HASH: Final = f"record-{SCHEMA}-{SLOT_BYTES}-{SEAL_OFFSET}-{ALTERNATIVES_MAX}"
+"""Compared at registration and at connect: two workers that differ here cannot hand over."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRecord:
+    room: int
+    generation: int
+    prompt_tokens: int
+    cached_tokens: int
+    pages: int
+    """Pages written for this room; the receiver expects exactly as many."""
+    first_token: int
+    first_logprob: float | None = None
+    alternatives: tuple[tuple[int, float], ...] = ()
+    pages_checksum: int = 0
+
+    def pack(self) -> bytes:
+        """The slot's bytes before its seal, SEAL_OFFSET long. ValueError for what does not fit."""
+        if len(self.alternatives) > ALTERNATIVES_MAX:
+            raise ValueError(f"{len(self.alternatives)} alternatives, a record holds {ALTERNATIVES_MAX}")
+        asked = self.first_logprob is not None
+        count = len(self.alternatives) if asked else LOGPROBS_NONE
+        try:
+            head = _HEAD.pack(
+                _MAGIC,
+                SCHEMA,
+                self.room,
+                self.generation,
+                self.prompt_tokens,
+                self.cached_tokens,
+                self.pages,
+                self.first_token,
+                self.first_logprob if self.first_logprob is not None else 0.0,
+                count,
+            )
+            alternatives = b"".join(_ALTERNATIVE.pack(token, logprob) for token, logprob in self.alternatives)
+            tail = _TAIL.pack(self.pages_checksum)
+        except struct.error as error:
+            raise ValueError(f"a value does not fit the metadata record: {error}") from error
+        body = head + alternatives.ljust(_ALTERNATIVE.size * ALTERNATIVES_MAX, b"\0") + tail
+        return (body + _CRC.pack(zlib.crc32(body))).ljust(SEAL_OFFSET, b"\0")
+
+
+def seal_bytes(room: int, generation: int) -> bytes:
+    """The SEAL_BYTES that go to SEAL_OFFSET of the slot, last."""
+    return _SEAL.pack(room, generation, _check(room, generation))
+
+
+def read_slot(slot: memoryview, room: int, generation: int) -> MetadataRecord | None:
+    """What the slot of (room, generation) says: None while it is unwritten.
+
+    Raises RecordForeign when someone else sealed it, RecordCorrupt when it is sealed by its owner but
+    does not hold what a record must.
+    """
+    sealed_room, sealed_generation, check = _SEAL.unpack_from(slot, SEAL_OFFSET)
+    if check == 0 or check != _check(sealed_room, sealed_generation):
+        return None
+    if (sealed_room, sealed_generation) != (room, generation):
+        raise RecordForeign(
+            f"slot sealed by room {sealed_room} generation {sealed_generation},"
+            f" its owner is room {room} generation {generation}"
+        )
+    return _read_record(bytes(slot[:SEAL_OFFSET]), room, generation)
+
+
+def _read_record(body: bytes, room: int, generation: int) -> MetadataRecord:
+    if zlib.crc32(body[:_CHECKED_BYTES]) != _CRC.unpack_from(body, _CHECKED_BYTES)[0]:
+        raise RecordCorrupt(f"record of room {room}: checksum does not hold")
+    magic, schema, its_room, its_generation, prompt, cached, pages, first, logprob, count = _HEAD.unpack_from(
+        body
+    )
+    if (magic, schema, its_room, its_generation) != (_MAGIC, SCHEMA, room, generation):
+        raise RecordCorrupt(
+            f"record of room {room}: header names {magic:#x}/{schema}/{its_room}/{its_generation}"
+        )
+    if count != LOGPROBS_NONE and count > ALTERNATIVES_MAX:
+        raise RecordCorrupt(f"record of room {room}: {count} alternatives")
+    listed = 0 if count == LOGPROBS_NONE else count
+    return MetadataRecord(
+        room=room,
+        generation=generation,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        pages=pages,
+        first_token=first,
+        first_logprob=None if count == LOGPROBS_NONE else logprob,
+        alternatives=tuple(
+            _ALTERNATIVE.unpack_from(body, _HEAD.size + i * _ALTERNATIVE.size) for i in range(listed)
+        ),
+        pages_checksum=_TAIL.unpack_from(body, _CHECKED_BYTES - _TAIL.size)[0],
+    )
+
+
+def _check(room: int, generation: int) -> int:
+    """A 64-bit mix of both numbers, never 0."""
+    value = (room * 0x9E3779B97F4A7C15 + generation * 0xC2B2AE3D27D4EB4F + 1) & 0xFFFFFFFFFFFFFFFF
+    value ^= value >> 31
+    value = (value * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    return (value ^ (value >> 29)) or 1

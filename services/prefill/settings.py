@@ -1,0 +1,26 @@
+"""What can be set on a prefill worker?"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from services.runtime.setting_kinds import DURATION_MS, POSITIVE
+from services.runtime.settings import setting
+from services.runtime.worker_settings import WorkerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSettings(WorkerSettings):
+    """Sizes are bytes, times milliseconds."""
+
+    role: ClassVar[str] = "prefill"
+
+    chunk_tokens: int = setting(512, "Most prompt tokens computed in one step.", POSITIVE)
+    bootstrap_timeout_ms: int = setting(
+        60_000, "Longest that a room waits here for its destination.", DURATION_MS
+    )
+    waiting_timeout_ms: int = setting(
+        120_000, "Longest that a room with a destination waits to be computed.", DURATION_MS
+    )
+    transfer_timeout_ms: int = setting(
+        30_000, "Longest that a computed room's pages may take to be written.", DURATION_MS
+    )

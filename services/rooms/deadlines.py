@@ -1,0 +1,35 @@
+"""How long may a room stay in a phase?
+
+A deadline starts when its phase is entered. Waiting for capacity has its own, longer one: it is not
+lack of progress. A deadline changes a vote, never a phase, and never frees a page.
+"""
+
+from dataclasses import dataclass
+
+from services.rooms.phases import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Milliseconds allowed per phase."""
+
+    bootstrapping_ms: int
+    waiting_ms: int
+    transferring_ms: int
+    success_ms: int
+    """Sender: until retired. Receiver: for the whole of decoding."""
+    fence_ms: int
+    """How long a proof is sought by asking before stronger steps start (see `Phase.FAILED`)."""
+
+    def for_phase(self, phase: Phase) -> int:
+        match phase:
+            case Phase.BOOTSTRAPPING:
+                return self.bootstrapping_ms
+            case Phase.WAITING_FOR_INPUT:
+                return self.waiting_ms
+            case Phase.TRANSFERRING:
+                return self.transferring_ms
+            case Phase.SUCCESS:
+                return self.success_ms
+            case Phase.FAILED | Phase.RETIRED:
+                return self.fence_ms

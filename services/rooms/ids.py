@@ -1,0 +1,12 @@
+"""Which number names what? A room, a tenancy, a process: three numbers that are never mixed."""
+
+from typing import NewType
+
+RoomId = NewType("RoomId", int)
+"""One live request. 64 bits, >= 1, never reused, carries no placement. Only the registry makes one."""
+
+Generation = NewType("Generation", int)
+"""Which tenancy of a metadata slot. >= 1; grows by one at each hand-out of any slot of the pool."""
+
+Incarnation = NewType("Incarnation", int)
+"""One process of a worker. 64 random bits, >= 1, drawn at start; a restarted worker is a new peer."""

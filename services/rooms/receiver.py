@@ -1,0 +1,79 @@
+"""The decode side of one room on one rank: may its request join the batch yet?
+
+    BOOTSTRAPPING ---> WAITING_FOR_INPUT ---> TRANSFERRING ---> SUCCESS ---> RETIRED
+       connecting         no pages yet           exposed         admitted       |
+            |                  |                     |                          |
+            +------------------+---------------------+--> FAILED ---------------+
+                                                           proof: no write can land
+
+The readiness gate is pages AND seal, and it is part of the vote (`gate-before-agree`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from services.rooms.errors import LocalBug, PeerFault, StaleGeneration
+from services.rooms.evidence import Connected, Evidence, Landed, Sealed
+from services.rooms.ids import Generation
+from services.rooms.phases import RECEIVER_MOVES, Moves, Phase, Side
+from services.rooms.room import Room
+
+
+@dataclass(slots=True, eq=False)
+class Receiver(Room):
+    """See `Room`. `generation` is the tenancy of the slot it was granted, None before that."""
+
+    SIDE: ClassVar[Side] = Side.DECODE
+    MOVES: ClassVar[Moves] = RECEIVER_MOVES
+
+    pages_expected: int = 0
+    """Pages that the sender writes: the prompt's, less the prefix already held. May be 0."""
+    connected: bool = False
+    generation: Generation | None = None
+    pages_landed: int = 0
+    sealed: bool = False
+
+    def expose(self, generation: Generation) -> None:
+        """The room's memory is about to be named to the sender, as this generation. Once."""
+        if self.generation is not None:
+            raise LocalBug(f"room {self.id}: exposed twice")
+        self.generation = generation
+
+    def _note(self, evidence: Evidence) -> None:
+        match evidence:
+            case Connected():
+                self.connected = True
+            case Landed(generation, pages):
+                self._mine(generation)
+                if pages > self.pages_expected:
+                    raise PeerFault(f"room {self.id}: {pages} pages landed, {self.pages_expected} expected")
+                self.pages_landed = max(self.pages_landed, pages)
+            case Sealed(generation):
+                self._mine(generation)
+                self.sealed = True
+            case _:
+                raise PeerFault(f"room {self.id}: {type(evidence).__name__} is not for a receiver")
+
+    def _mine(self, generation: Generation) -> None:
+        if generation != self.generation:
+            raise StaleGeneration(f"room {self.id}: generation {generation}, ours is {self.generation}")
+
+    def _ready(self) -> bool:
+        if self.phase is Phase.BOOTSTRAPPING:
+            return self.connected
+        return self.sealed and self.pages_landed == self.pages_expected
+
+    def _unwritten(self) -> bool:
+        return self.sealed
+
+    def _wanting(self) -> str:
+        match self.phase:
+            case Phase.BOOTSTRAPPING:
+                return "not connected to the prefill worker"
+            case Phase.WAITING_FOR_INPUT:
+                return f"{self.pages_needed} pages are not free"
+            case Phase.TRANSFERRING:
+                seal = "sealed" if self.sealed else "not sealed"
+                return f"{self.pages_landed} of {self.pages_expected} pages landed, {seal}"
+            case _:
+                return "the sequence did not end"

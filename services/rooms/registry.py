@@ -1,0 +1,379 @@
+"""Which workers are there, which rooms are open on them, and what has each room been through?
+
+The bootstrap's own state. Pure: time is an argument, randomness is injected, the caller performs calls.
+Room ids come from here and from nowhere else (`room-issued`): a counter that starts at a random place, so
+that no id is used twice, none repeats after a restart but by a chance of 2^-30, and none carries placement.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar
+
+from services.rooms.errors import (
+    Cause,
+    NameInUse,
+    NoCapacity,
+    NoSuchWorker,
+    Reason,
+    UnknownRoom,
+    UnknownWorker,
+    WorkerRefused,
+)
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+
+EVENTS_PER_ROOM_MAX = 256
+DEPARTED_MAX = 1024
+CLOSING_MS = 60_000
+"""How long an ended room waits for its workers to report it retired before it is filed without."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself when it registers. It does not change during an incarnation."""
+
+    name: str
+    side: Side
+    incarnation: Incarnation
+    address: str
+    """host:port of its gRPC server."""
+    model: str
+    """Fingerprint of configuration and weights."""
+    geometry: tuple[tuple[str, str], ...]
+    """(field, value) pairs that must be equal across the stack: dtype, page size, schema, …"""
+    tokens_max: int
+    """KV positions that its whole cache holds."""
+    rooms_max: int
+    topology: str = "tp1pp1"
+
+
+class WorkerState(Enum):
+    JOINING = "joining"
+    """Registered; no canary hand-over has passed through it yet."""
+    READY = "ready"
+    DRAINING = "draining"
+    SUSPECT = "suspect"
+    """A call to it broke; it gets no rooms until it renews its lease."""
+
+
+@dataclass(slots=True)
+class Worker:
+    facts: WorkerFacts
+    lease_until_ms: int
+    state: WorkerState = WorkerState.JOINING
+    proven: bool = False
+    """A canary hand-over has passed through it."""
+    rooms: set[RoomId] = field(default_factory=set)
+    tokens: int = 0
+    """KV positions its open rooms may come to need."""
+
+
+class RoomPhase(Enum):
+    """Where a room is, as the registry knows it."""
+
+    OPEN = "open"
+    STREAMING = "streaming"
+    """Its first token has left for the client."""
+    CLOSING = "closing"
+    """Its outcome is known; its workers have not all reported it retired."""
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a room's timeline."""
+
+    wall_ms: int
+    source: str
+    name: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class RoomEntry:
+    id: RoomId
+    request_id: str
+    prefill: WorkerFacts
+    decode: WorkerFacts
+    tokens: int
+    opened_ms: int
+    canary: bool = False
+    phase: RoomPhase = RoomPhase.OPEN
+    closing_ms: int = 0
+    cause: Cause | None = None
+    waiting_for: set[Side] = field(default_factory=lambda: set(Side))
+    """Sides that have not reported the room retired."""
+    events: list[Event] = field(default_factory=list)
+    events_dropped: int = 0
+
+    def worker(self, side: Side) -> WorkerFacts:
+        return self.prefill if side is Side.PREFILL else self.decode
+
+
+class Registry:
+    """Workers by incarnation and rooms by id. Bounded: open rooms by the workers' own limits, kept ones
+    by `kept` and `failed_kept`."""
+
+    def __init__(self, model: str, first_room: int, lease_ms: int, kept: int, failed_kept: int) -> None:
+        """`model`: fingerprint that every worker must have. `first_room`: random, 1 <= it < 2^62."""
+        self.model = model
+        self._next_room = first_room
+        self.lease_ms = lease_ms
+        self._kept = kept
+        self._failed_kept = failed_kept
+        self._workers: dict[Incarnation, Worker] = {}
+        self._open: dict[RoomId, RoomEntry] = {}
+        self._done: OrderedDict[RoomId, RoomEntry] = OrderedDict()
+        self._failed: OrderedDict[RoomId, RoomEntry] = OrderedDict()
+        self._silent: OrderedDict[Incarnation, tuple[str, Side]] = OrderedDict()
+        """Workers whose lease ran out and of whom nothing more is known."""
+        self._departed: OrderedDict[Incarnation, str] = OrderedDict()
+        self.opened_total = 0
+
+    # ---- workers
+
+    def workers(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    def worker(self, incarnation: Incarnation) -> Worker:
+        if incarnation not in self._workers:
+            raise UnknownWorker(f"incarnation {incarnation} holds no lease")
+        return self._workers[incarnation]
+
+    def register(self, facts: WorkerFacts, now_ms: int) -> None:
+        """Enter a worker. Raises WorkerRefused naming the field that differs from the stack's,
+        NameInUse while another incarnation of the name holds its lease."""
+        if facts.model != self.model:
+            raise WorkerRefused("model", self.model, facts.model)
+        if facts.incarnation in self._departed:
+            raise UnknownWorker(f"incarnation {facts.incarnation} was declared gone: restart the worker")
+        for other in self._workers.values():
+            if other.facts.incarnation == facts.incarnation:
+                continue
+            if (other.facts.name, other.facts.side) == (facts.name, facts.side):
+                left_ms = other.lease_until_ms - now_ms
+                raise NameInUse(
+                    f"{facts.name} is held by incarnation {other.facts.incarnation} for {left_ms} ms"
+                )
+            _check_fit(other.facts, facts)
+        known = self._workers.get(facts.incarnation)
+        if known is None:
+            self._workers[facts.incarnation] = Worker(facts, now_ms + self.lease_ms)
+            self._silent.pop(facts.incarnation, None)
+            self._supersede(facts)
+        else:
+            known.lease_until_ms = now_ms + self.lease_ms
+
+    def renew(self, incarnation: Incarnation, now_ms: int) -> None:
+        worker = self.worker(incarnation)
+        worker.lease_until_ms = now_ms + self.lease_ms
+        if worker.state is WorkerState.SUSPECT:
+            worker.state = WorkerState.READY if worker.proven else WorkerState.JOINING
+
+    def proven(self, incarnation: Incarnation) -> None:
+        """A canary hand-over passed through this worker."""
+        worker = self._workers.get(incarnation)
+        if worker is not None:
+            worker.proven = True
+            if worker.state is WorkerState.JOINING:
+                worker.state = WorkerState.READY
+
+    def suspect(self, incarnation: Incarnation) -> None:
+        worker = self._workers.get(incarnation)
+        if worker is not None and worker.state is not WorkerState.DRAINING:
+            worker.state = WorkerState.SUSPECT
+
+    def drain(self, incarnation: Incarnation) -> None:
+        self.worker(incarnation).state = WorkerState.DRAINING
+
+    def leave(self, incarnation: Incarnation, proof: str | None) -> list[RoomEntry]:
+        """Remove a worker. `proof`: how its process is known to be gone, or None for a mere silence, which
+        ends its rooms but proves nothing. Returns its open rooms: the caller ends them."""
+        worker = self._workers.pop(incarnation, None)
+        if proof is not None:
+            self._depart(incarnation, proof)
+        elif worker is not None:
+            _remember(self._silent, incarnation, (worker.facts.name, worker.facts.side), DEPARTED_MAX)
+        if worker is None:
+            return []
+        return [self._open[room] for room in sorted(worker.rooms)]
+
+    def exited(self, name: str) -> list[Incarnation]:
+        """Whoever started worker `name` saw its process exit. Returns the incarnations that were it."""
+        held = {each: worker.facts.name for each, worker in self._workers.items()}
+        silent = {each: silent_name for each, (silent_name, _) in self._silent.items()}
+        return [each for each, its_name in (silent | held).items() if its_name == name]
+
+    def expired(self, now_ms: int) -> list[Incarnation]:
+        """Workers whose lease has run out: `leave` them."""
+        return [each for each, worker in self._workers.items() if worker.lease_until_ms <= now_ms]
+
+    def departed(self) -> list[Incarnation]:
+        """Processes that are known to be gone, latest last, at most DEPARTED_MAX."""
+        return list(self._departed)
+
+    # ---- rooms
+
+    def place(
+        self, prompt_tokens: int, tokens: int, only: Iterable[Incarnation] = ()
+    ) -> tuple[Worker, Worker]:
+        """The least loaded pair that can hold the request. Raises NoSuchWorker or NoCapacity.
+
+        `only`: incarnations to choose among whatever their state, for a canary.
+        """
+        chosen = set(only)
+        return self._least(Side.PREFILL, prompt_tokens, chosen), self._least(Side.DECODE, tokens, chosen)
+
+    def open_room(
+        self, request_id: str, pair: tuple[Worker, Worker], tokens: int, now_ms: int, *, canary: bool = False
+    ) -> RoomEntry:
+        room = self._fresh_id()
+        prefill, decode = pair
+        entry = RoomEntry(room, request_id, prefill.facts, decode.facts, tokens, now_ms, canary)
+        self._open[room] = entry
+        self.opened_total += 1
+        for worker in pair:
+            worker.rooms.add(room)
+            worker.tokens += tokens
+        return entry
+
+    def get(self, room: RoomId) -> RoomEntry:
+        for table in (self._open, self._done, self._failed):
+            if room in table:
+                return table[room]
+        raise UnknownRoom(f"room {room} is not known here")
+
+    def find(self, request_id: str) -> list[RoomEntry]:
+        """Rooms of one request id, exactly, newest first. A client may reuse its id."""
+        return [entry for entry in self.rooms() if entry.request_id == request_id]
+
+    def rooms(self) -> Iterator[RoomEntry]:
+        """Newest first: the open ones, then the kept ones."""
+        for table in (self._open, self._done, self._failed):
+            yield from reversed(list(table.values()))
+
+    def open_count(self) -> int:
+        return len(self._open)
+
+    def record(self, room: RoomId, event: Event) -> bool:
+        """Add a line to a room's timeline; a room that is not known gets none."""
+        try:
+            entry = self.get(room)
+        except UnknownRoom:
+            return False
+        if len(entry.events) >= EVENTS_PER_ROOM_MAX:
+            entry.events_dropped += 1
+        else:
+            entry.events.append(event)
+        return True
+
+    def streaming(self, room: RoomId) -> None:
+        entry = self._open.get(room)
+        if entry is not None and entry.phase is RoomPhase.OPEN:
+            entry.phase = RoomPhase.STREAMING
+
+    def end(self, room: RoomId, cause: Cause | None, now_ms: int) -> bool:
+        """The room's outcome: None for an answered request. The first one is kept. False if it had one."""
+        entry = self._open.get(room)
+        if entry is None or entry.phase is RoomPhase.CLOSING:
+            return False
+        entry.phase = RoomPhase.CLOSING
+        entry.closing_ms = now_ms
+        entry.cause = cause
+        self._file_if_retired(entry)
+        return True
+
+    def side_retired(self, room: RoomId, side: Side) -> None:
+        """One worker gave back everything it held for the room. Unknown rooms are ignored."""
+        entry = self._open.get(room)
+        if entry is None:
+            return
+        entry.waiting_for.discard(side)
+        self._unload(entry, side)
+        self._file_if_retired(entry)
+
+    def overdue(self, now_ms: int) -> list[RoomEntry]:
+        """Ended rooms whose workers did not report in time: `abandon` them."""
+        return [
+            entry
+            for entry in self._open.values()
+            if entry.phase is RoomPhase.CLOSING and now_ms >= entry.closing_ms + CLOSING_MS
+        ]
+
+    def abandon(self, room: RoomId) -> None:
+        """File an ended room although a worker never reported it retired."""
+        entry = self._open[room]
+        for side in list(entry.waiting_for):
+            self.side_retired(room, side)
+
+    # ---- inside
+
+    def _least(self, side: Side, tokens: int, only: set[Incarnation]) -> Worker:
+        role = [worker for worker in self._workers.values() if worker.facts.side is side]
+        if only:
+            ready = [worker for worker in role if worker.facts.incarnation in only]
+        else:
+            ready = [worker for worker in role if worker.state is WorkerState.READY]
+        if not ready:
+            raise NoSuchWorker(f"no {side.value} worker is ready")
+        able = [worker for worker in ready if worker.facts.tokens_max >= tokens]
+        if not able:
+            largest = max(worker.facts.tokens_max for worker in ready)
+            raise NoSuchWorker(
+                f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest}"
+            )
+        free = [worker for worker in able if len(worker.rooms) < worker.facts.rooms_max]
+        if not free:
+            raise NoCapacity(f"every {side.value} worker holds as many rooms as it may")
+        return min(free, key=lambda worker: (worker.tokens / worker.facts.tokens_max, worker.facts.name))
+
+    def _fresh_id(self) -> RoomId:
+        room = RoomId(self._next_room)
+        self._next_room += 1
+        return room
+
+    def _unload(self, entry: RoomEntry, side: Side) -> None:
+        worker = self._workers.get(entry.worker(side).incarnation)
+        if worker is not None and entry.id in worker.rooms:
+            worker.rooms.discard(entry.id)
+            worker.tokens -= entry.tokens
+
+    def _file_if_retired(self, entry: RoomEntry) -> None:
+        if entry.phase is not RoomPhase.CLOSING or entry.waiting_for:
+            return
+        del self._open[entry.id]
+        entry.phase = RoomPhase.RETIRED
+        failed = entry.cause is not None and entry.cause.reason is not Reason.CLIENT_GONE
+        table, limit = (self._failed, self._failed_kept) if failed else (self._done, self._kept)
+        _remember(table, entry.id, entry, limit)
+
+    def _supersede(self, facts: WorkerFacts) -> None:
+        """A name's next holder registered: the platform starts one only after the last has exited."""
+        for gone, name in list(self._silent.items()):
+            if name == (facts.name, facts.side):
+                del self._silent[gone]
+                self._depart(gone, "replaced")
+
+    def _depart(self, incarnation: Incarnation, proof: str) -> None:
+        self._silent.pop(incarnation, None)
+        _remember(self._departed, incarnation, proof, DEPARTED_MAX)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
+    """Enter into a bounded table; the oldest entry makes room."""
+    table[key] = value
+    while len(table) > limit:
+        table.popitem(last=False)
+
+
+def _check_fit(known: WorkerFacts, new: WorkerFacts) -> None:
+    want, got = dict(known.geometry), dict(new.geometry)
+    for name in sorted(want.keys() | got.keys()):
+        if want.get(name) != got.get(name):
+            raise WorkerRefused(name, want.get(name, "none"), got.get(name, "none"))

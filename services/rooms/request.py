@@ -1,0 +1,87 @@
+"""What does one request ask for, and when has it been answered?
+
+The request is self-contained: the bootstrap resolves every default (limits, seed, end-of-sequence
+ids) at intake, so that any worker, and any later attempt on another pair, computes the same tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+TOP_LOGPROBS_MAX = 20
+"""Most alternatives reported per token: what a metadata record holds (`record-fits`)."""
+
+STOP_TOKEN_IDS_MAX = 64
+LOGIT_BIAS_MAX = 1024
+
+
+class FinishReason(Enum):
+    """Why a sequence ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Defaults are OpenAI's; `temperature=0` is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest one."""
+    repetition_penalty: float = 1.0
+    """Over prompt and output tokens, multiplicative (transformers' definition)."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """Both over output tokens only, additive (OpenAI's definition)."""
+    seed: int = 0
+    """64 bits, resolved at intake. The draw at output position i depends on (seed, i) alone."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+    """None: no logprobs; 0: the chosen token's only; n: the n likeliest beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to continue. Immutable; every field is resolved."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    """Most output tokens, >= 1."""
+    min_tokens: int = 0
+    """End-of-sequence and stop ids are not sampled before this many output tokens."""
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    sampling: Sampling = field(default_factory=Sampling)
+
+    @property
+    def ending_token_ids(self) -> tuple[int, ...]:
+        """The ids whose appearance ends the sequence."""
+        return self.stop_token_ids if self.ignore_eos else self.eos_token_ids + self.stop_token_ids
+
+    @property
+    def tokens_max(self) -> int:
+        """Most KV positions this request can ever occupy (the last token's KV is never needed)."""
+        return len(self.prompt) + self.max_tokens - 1
+
+    def finish_reason(self, output: Sequence[int]) -> FinishReason | None:
+        """Whether `output`, the tokens drawn so far, answers the request, judged by its last token."""
+        if len(output) >= self.min_tokens and output and output[-1] in self.ending_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(output) >= self.max_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One drawn token and, if asked for, how likely it and its likeliest alternatives were."""
+
+    id: int
+    logprob: float | None = None
+    """Natural log, of the raw model distribution (before penalties, bias and temperature)."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob), likeliest first; as many as `Sampling.top_logprobs` asked for."""

@@ -1,0 +1,178 @@
+"""Which rooms does this rank hold, what does it wish for each, and what became of the others?
+
+The roster is a fixed table of places. Votes are keyed by place (`keyed-votes`), so that ranks which
+hold the same rooms in the same places vote on the same things; the digest in the ballot tells in the
+same collective when they do not (`divergence-detected`).
+
+A room enters by `open` and leaves by `retire`, and by nothing else. News about a room that is not in
+the table creates nothing: it is counted and dropped (`terminal-creates-nothing`), except a cancel,
+which is remembered for a while in case its room is still on its way (`cancel-remembered`).
+"""
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from services.rooms.errors import Cause, RoomExists, RosterFull, UnknownRoom
+from services.rooms.evidence import Evidence, Failed
+from services.rooms.ids import RoomId
+from services.rooms.phases import Effect, Phase, Vote
+from services.rooms.room import Room
+
+TOMBSTONES_MAX = 4096
+TOMBSTONE_MS = 600_000
+
+R = TypeVar("R", bound=Room)
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What is remembered of a room that is not in the table."""
+
+    until_ms: int
+    cause: Cause | None
+    """Set when the room was cancelled before it was opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What could be reserved right now: the same numbers on every rank (`admission-agreed`)."""
+
+    pages: int
+    slots: int
+
+
+class Roster(Generic[R]):
+    """All rooms of one rank, on one side."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._free = list(range(places))
+        self._rooms: dict[RoomId, R] = {}
+        self._tombstones: OrderedDict[RoomId, Tombstone] = OrderedDict()
+        self.dropped: Counter[str] = Counter()
+        """News that was dropped, by kind of evidence."""
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def __iter__(self) -> Iterator[R]:
+        """Rooms in the order in which they were opened."""
+        return iter(list(self._rooms.values()))
+
+    def __contains__(self, room: RoomId) -> bool:
+        return room in self._rooms
+
+    def get(self, room: RoomId) -> R:
+        if room not in self._rooms:
+            raise UnknownRoom(f"room {room} is not known here")
+        return self._rooms[room]
+
+    def can_open(self) -> bool:
+        return bool(self._free)
+
+    def open(self, room: RoomId, make: Callable[[int], R], now_ms: int) -> R:
+        """Enter a room that the registry opened. `make` gets its place.
+
+        Raises RoomExists for an id that is or was here, RosterFull when every place is taken. A room
+        that was cancelled before it came is entered with that cause, and so ends in its first turn.
+        """
+        self._forget_old(now_ms)
+        grave = self._tombstones.get(room)
+        if room in self._rooms or (grave is not None and grave.cause is None):
+            raise RoomExists(f"room {room} is or was in use here")
+        if not self._free:
+            raise RosterFull(f"all {self.places} places for rooms are taken")
+        opened = make(heapq.heappop(self._free))
+        self._rooms[room] = opened
+        if grave is not None and grave.cause is not None:
+            del self._tombstones[room]
+            opened.note(Failed(grave.cause))
+        return opened
+
+    def note(self, room: RoomId, evidence: Evidence) -> bool:
+        """Add a fact to a room. False, and nothing else, when the room is not here."""
+        if room not in self._rooms:
+            self.dropped[type(evidence).__name__] += 1
+            return False
+        self._rooms[room].note(evidence)
+        return True
+
+    def cancel(self, room: RoomId, cause: Cause, now_ms: int) -> bool:
+        """End a room for a reason from outside. Unknown rooms are remembered, retired ones are not."""
+        if room in self._rooms:
+            self._rooms[room].note(Failed(cause))
+            return True
+        if room not in self._tombstones:
+            self._bury(room, Tombstone(now_ms + TOMBSTONE_MS, cause))
+        return False
+
+    def votes(self, now_ms: int, capacity: Capacity) -> list[Vote]:
+        """One vote per place; STAY where a place is empty.
+
+        Capacity goes to waiting rooms in the order in which they were opened, and the first that does
+        not fit stops those behind it, so that a large request is not overtaken for ever.
+        """
+        votes = [Vote.STAY] * self.places
+        pages, slots, blocked = capacity.pages, capacity.slots, False
+        for room in self._rooms.values():
+            fits = False
+            if room.phase is Phase.WAITING_FOR_INPUT and not blocked and room.cause is None:
+                fits = room.pages_needed <= pages and slots > 0
+                blocked = not fits
+                if fits:
+                    pages -= room.pages_needed
+                    slots -= 1
+            votes[room.place] = room.vote(now_ms, has_capacity=fits)
+        return votes
+
+    def settle(self, verdicts: Sequence[Vote], now_ms: int) -> list[tuple[R, Effect]]:
+        """Make every room's agreed move. A room whose effect is RELEASE is still here: `retire` it."""
+        effects = []
+        for room in self._rooms.values():
+            effect = room.settle(verdicts[room.place], now_ms)
+            if effect is not None:
+                effects.append((room, effect))
+        return effects
+
+    def retire(self, room: RoomId, now_ms: int) -> bool:
+        """The only way out. Idempotent; False when the room had left before."""
+        gone = self._rooms.pop(room, None)
+        if gone is None:
+            return False
+        heapq.heappush(self._free, gone.place)
+        self._bury(room, Tombstone(now_ms + TOMBSTONE_MS, None))
+        return True
+
+    def retired(self, room: RoomId) -> bool:
+        """Whether the room was here and has left, as far back as tombstones reach."""
+        grave = self._tombstones.get(room)
+        return grave is not None and grave.cause is None
+
+    def census(self) -> Mapping[Phase, int]:
+        """Rooms by phase, every phase named."""
+        count = Counter(room.phase for room in self._rooms.values())
+        return {phase: count.get(phase, 0) for phase in Phase}
+
+    def digest(self) -> int:
+        """62 bits that differ, but for chance, when two ranks' tables differ in who sits where."""
+        value = 0xCBF29CE484222325
+        for room in sorted(self._rooms.values(), key=lambda each: each.place):
+            for word in (room.place, room.id, list(Phase).index(room.phase)):
+                value = ((value ^ word) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+        return value >> 2
+
+    def _bury(self, room: RoomId, grave: Tombstone) -> None:
+        self._tombstones[room] = grave
+        self._tombstones.move_to_end(room)
+        while len(self._tombstones) > TOMBSTONES_MAX:
+            self._tombstones.popitem(last=False)
+
+    def _forget_old(self, now_ms: int) -> None:
+        while self._tombstones:
+            room, grave = next(iter(self._tombstones.items()))
+            if grave.until_ms > now_ms:
+                return
+            del self._tombstones[room]

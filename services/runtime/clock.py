@@ -1,0 +1,45 @@
+"""What time is it? Injected, so that tests and simulations decide."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two readings that are never mixed: durations and deadlines use `now_ms`, logs use `wall_ms`."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since an arbitrary start; never goes back. Meaningless to other processes."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC; may jump. For people, never for deadlines."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class ManualClock:
+    """Time that moves only when told to."""
+
+    def __init__(self, now_ms: int = 0, wall_ms: int = 0) -> None:
+        self._now_ms = now_ms
+        self._wall_ms = wall_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def wall_ms(self) -> int:
+        return self._wall_ms
+
+    def advance(self, ms: int) -> None:
+        """Let `ms` milliseconds pass on both readings. Raises ValueError if `ms` is negative."""
+        if ms < 0:
+            raise ValueError(f"time does not go back ({ms} ms)")
+        self._now_ms += ms
+        self._wall_ms += ms

@@ -1,0 +1,74 @@
+"""How does an HTTP application run inside a service's own event loop, without taking its signals?"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from services.runtime.listen import port_of
+
+START_TIMEOUT_S = 10.0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it listens and leaves the signals to `services.runtime.serve`."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+class HttpServer:
+    """One application on one socket. Made by `serve_http`."""
+
+    def __init__(self, server: uvicorn.Server, task: asyncio.Task[None], port: int) -> None:
+        self._server = server
+        self._task = task
+        self.port = port
+        """The port it listens on."""
+
+    async def stop(self) -> None:
+        """Stop listening, let running requests finish within the graceful time, end. Idempotent."""
+        self._server.should_exit = True
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def serve_http(app: ASGIApp, sock: socket.socket, graceful_timeout_s: int) -> HttpServer:
+    """Serve `app` on a socket from `bind_port` (owned from here on). Returns once it accepts requests.
+
+    `graceful_timeout_s` bounds how long `stop` waits for running requests before it cancels them.
+    Raises RuntimeError if it does not get that far.
+    """
+    port = port_of(sock)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=graceful_timeout_s,
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
+    listening = asyncio.create_task(server.listening.wait())
+    try:
+        await asyncio.wait((task, listening), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        listening.cancel()
+        if not server.listening.is_set():
+            task.cancel()
+            sock.close()
+    if not server.listening.is_set():
+        raise RuntimeError(f"the HTTP server did not start within {START_TIMEOUT_S:g} s")
+    return HttpServer(server, task, port)

@@ -1,0 +1,115 @@
+"""What does a log line look like, and which facts may it carry?
+
+A message is a constant; what varies goes into fields (`room`, `request_id`, `worker`, …), so that lines
+can be searched and counted. Prompts and generated text are never logged.
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Final, LiteralString, TextIO
+
+FieldValue = str | int | float | bool | None
+VALUE_CHARS_MAX: Final = 512
+LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+class Log:
+    """A named logger with fields that go into each of its lines."""
+
+    __slots__ = ("_fields", "_logger")
+
+    def __init__(self, name: str, **fields: FieldValue) -> None:
+        self._logger = logging.getLogger(name)
+        self._fields = fields
+
+    def bind(self, **fields: FieldValue) -> "Log":
+        """The same logger with further fields on every line."""
+        return Log(self._logger.name, **{**self._fields, **fields})
+
+    def debug(self, message: LiteralString, **fields: FieldValue) -> None:
+        self._write(logging.DEBUG, message, fields, error=None)
+
+    def info(self, message: LiteralString, **fields: FieldValue) -> None:
+        self._write(logging.INFO, message, fields, error=None)
+
+    def warning(self, message: LiteralString, **fields: FieldValue) -> None:
+        self._write(logging.WARNING, message, fields, error=None)
+
+    def error(self, message: LiteralString, error: BaseException | None = None, **fields: FieldValue) -> None:
+        """With `error`, its traceback follows the line."""
+        self._write(logging.ERROR, message, fields, error=error)
+
+    def _write(
+        self, level: int, message: str, fields: dict[str, FieldValue], error: BaseException | None
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            merged = {**self._fields, **fields}
+            self._logger.log(level, message, exc_info=error, extra={"baton_fields": merged})
+
+
+def _fields(record: logging.LogRecord) -> dict[str, FieldValue]:
+    fields: dict[str, FieldValue] = getattr(record, "baton_fields", {})
+    return {name: _bounded(value) for name, value in fields.items() if value is not None}
+
+
+def _bounded(value: FieldValue) -> FieldValue:
+    if isinstance(value, str) and len(value) > VALUE_CHARS_MAX:
+        return value[:VALUE_CHARS_MAX] + "…"
+    return value
+
+
+def _time(record: logging.LogRecord) -> str:
+    stamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return stamp.replace("+00:00", "Z")
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z INFO decode.turn room admitted room=7 worker=decode-0`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage().replace("\n", "\\n")
+        pairs = "".join(f" {name}={self._value(value)}" for name, value in _fields(record).items())
+        line = f"{_time(record)} {record.levelname} {record.name} {message}{pairs}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+    @staticmethod
+    def _value(value: FieldValue) -> str:
+        text = str(value)
+        plain = text.isprintable() and not set(text) & set(" =\"'") and text != ""
+        return text if plain else json.dumps(text)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, the fields, and error if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, FieldValue] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= {name: value for name, value in _fields(record).items() if name not in entry}
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def configure(level: str, log_format: str, stream: TextIO | None = None) -> None:
+    """Send every logger of the process to `stream` (stderr). Replaces earlier handlers.
+
+    `level` is a key of LEVELS, `log_format` is "text" or "json". The HTTP client's and server's lines
+    about single requests are kept out below "debug": they repeat what the metrics count.
+    """
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
+    for name in ("uvicorn", "uvicorn.access", "httpx", "asyncio"):
+        logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING) if level != "debug" else "DEBUG")

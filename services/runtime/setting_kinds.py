@@ -1,0 +1,170 @@
+"""How is each kind of setting written, read and shown?
+
+A kind turns the text of a flag or variable into a value and back: `parse(show(value)) == value`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+SIZE_UNITS: Final = {
+    "": 1, "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+DURATION_UNITS_MS: Final = {"": 1, "MS": 1, "S": 1_000, "M": 60_000, "MIN": 60_000, "H": 3_600_000}
+QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+CPU_MAX: Final = 8191
+
+
+class BadValue(ValueError):
+    """The text is not a value of this kind. Carries no name: the caller knows which setting it read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """One way of writing a value."""
+
+    metavar: str
+    """How `--help` names the value."""
+    allowed: str
+    """Completes "… is not allowed: use"; gives an example where that is clearer."""
+    parse: Callable[[str], T]
+    """Raises ValueError on text that is not `allowed`."""
+    show: Callable[[T], str] = str
+
+
+def _text(text: str) -> str:
+    if "\0" in text or "\n" in text:
+        raise BadValue
+    return text
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or not least <= int(text) <= most:
+        raise BadValue
+    return int(text)
+
+
+def _quantity(text: str, units: dict[str, int]) -> int:
+    match = QUANTITY.fullmatch(text.strip())
+    if match is None or match[2].upper() not in units:
+        raise BadValue
+    value = float(match[1]) * units[match[2].upper()]
+    if not 1 <= value <= 2**53:
+        raise BadValue
+    return int(value)
+
+
+def _show_size(value: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value % scale == 0:
+            return f"{value // scale}{unit}"
+    return str(value)
+
+
+def _show_duration(value: int) -> str:
+    return f"{value // 1000}s" if value % 1000 == 0 else f"{value}ms"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """`host:port` or `[v6 host]:port` in two. Raises BadValue."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise BadValue
+    if not colon or not host or any(c.isspace() or c == "/" for c in host):
+        raise BadValue
+    return host, _whole(port, 1, 65535)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _address(text: str) -> str:
+    return join_address(*split_address(text))
+
+
+def _switch(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes", "on"):
+        return True
+    if text.lower() in ("false", "0", "no", "off"):
+        return False
+    raise BadValue
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    cpus: set[int] = set()
+    for part in text.split(",") if text.strip() else ():
+        first, dash, last = part.strip().partition("-")
+        low = _whole(first, 0, CPU_MAX)
+        high = _whole(last, 0, CPU_MAX) if dash else low
+        if high < low:
+            raise BadValue
+        cpus.update(range(low, high + 1))
+    return tuple(sorted(cpus))
+
+
+def _show_cpus(cpus: tuple[int, ...]) -> str:
+    runs: list[tuple[int, int]] = []
+    for cpu in cpus:
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1] = (runs[-1][0], cpu)
+        else:
+            runs.append((cpu, cpu))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def choices(*allowed: str) -> Kind[str]:
+    """One of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise BadValue
+        return text
+
+    return Kind("|".join(allowed), f"one of {', '.join(allowed)}", parse)
+
+
+def matching(pattern: str, metavar: str, allowed: str) -> Kind[str]:
+    """Text that a regular expression describes fully."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise BadValue
+        return text
+
+    return Kind(metavar, allowed, parse)
+
+
+def number(least: int, most: int = 10**12 - 1) -> Kind[int]:
+    """A whole number in a range, both ends included."""
+    span = f"a whole number >= {least}" if most == 10**12 - 1 else f"a whole number from {least} to {most}"
+    return Kind("N", span, lambda text: _whole(text, least, most))
+
+
+TEXT: Final = Kind("TEXT", "text on one line", _text)
+POSITIVE: Final = number(1)
+PORT: Final = Kind("PORT", "a port from 0 (any free one) to 65535", lambda text: _whole(text, 0, 65535))
+SIZE: Final = Kind(
+    "SIZE",
+    "a positive number of bytes, with KB, MB, GB, KiB, MiB or GiB if wanted, such as 512MiB",
+    lambda text: _quantity(text, SIZE_UNITS),
+    _show_size,
+)
+DURATION_MS: Final = Kind(
+    "TIME",
+    "a positive time with ms, s, m or h, such as 3s or 500ms (a bare number is milliseconds)",
+    lambda text: _quantity(text, DURATION_UNITS_MS),
+    _show_duration,
+)
+ADDRESS: Final = Kind("HOST:PORT", "host:port, such as 127.0.0.1:8100", _address)
+HOST: Final = matching(r"[A-Za-z0-9._:%-]+", "HOST", "an address or host name without a port")
+SWITCH: Final = Kind("true|false", "true or false", _switch, lambda value: str(value).lower())
+CPUS: Final = Kind("CPUS", "a list of cores such as 0,2-3, or nothing for all", _cpus, _show_cpus)

@@ -1,0 +1,116 @@
+"""How are gRPC servers and channels set up, everywhere the same?"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.rooms.ids import Incarnation
+from services.wire.errors import WrongIncarnation
+
+UNARY_S: Final = 5.0
+"""Deadline of a call that needs no work: everything is answered from tables."""
+
+MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
+
+_KEEPALIVE: Final = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_LIMITS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+)
+# A call is made once: a room id must not be opened twice by a retry that we did not ask for. The backoff
+# is short because workers restart on the same address and are called again at once.
+_CHANNEL: Final = (
+    *_KEEPALIVE,
+    *_LIMITS,
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+# Above its default of about 1,000 pending calls a server drops some silently as CANCELLED.
+_SERVER: Final = (
+    *_KEEPALIVE,
+    *_LIMITS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 200_000),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=_CHANNEL)
+
+
+class Server:
+    """A gRPC server with health and reflection. Services are added before `start`."""
+
+    def __init__(self) -> None:
+        self.grpc = grpc.aio.server(options=_SERVER)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        self._names: list[str] = []
+
+    def bind(self, host: str, port: int) -> int:
+        """Listen. Returns the port, which the system picks for 0. Raises OSError when it is taken."""
+        try:
+            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}:{port}") from error
+        if bound == 0:
+            raise OSError(f"cannot listen on {host}:{port}")
+        return int(bound)
+
+    async def start(self, services: Iterable[str]) -> None:
+        """`services`: full names, for reflection and health."""
+        self._names = list(services)
+        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+        await self.grpc.start()
+        await self.set_serving(serving=False)
+
+    async def set_serving(self, *, serving: bool) -> None:
+        state = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in ("", *self._names):
+            await self._health.set(name, state)
+
+    async def stop(self, grace_s: float) -> None:
+        await self.set_serving(serving=False)
+        await self.grpc.stop(grace_s)
+
+
+class Channels:
+    """One channel per address, opened at first use, closed together or when its peer is gone."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, grpc.aio.Channel] = {}
+
+    def to(self, address: str) -> grpc.aio.Channel:
+        if address not in self._open:
+            self._open[address] = open_channel(address)
+        return self._open[address]
+
+    async def drop(self, address: str) -> None:
+        channel = self._open.pop(address, None)
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        for address in list(self._open):
+            await self.drop(address)
+
+
+def check_incarnation(mine: Incarnation, named: int) -> None:
+    """Raises WrongIncarnation for a message that was meant for another process."""
+    if named != mine:
+        raise WrongIncarnation(f"meant for incarnation {named}, this is {mine}")

@@ -1,0 +1,203 @@
+"""How do our values look on the wire, and how are they read back?
+
+Reading checks what the type system cannot: enums that are set, numbers in range. A message that does
+not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
+"""
+
+from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.rooms.errors import Cause, Reason, Refusal
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.rooms.registry import Event, RoomEntry, WorkerFacts
+from services.rooms.request import FinishReason, Request, Sampling, Token
+from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
+
+
+class Malformed(Refusal):
+    """A message that decodes but makes no sense; names the field."""
+
+
+_SIDES = {Side.PREFILL: rooms_pb2.SIDE_PREFILL, Side.DECODE: rooms_pb2.SIDE_DECODE}
+_FINISHES = {
+    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def request_to_wire(request: Request) -> inference_pb2.InferenceRequest:
+    sampling = request.sampling
+    return inference_pb2.InferenceRequest(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        eos_token_ids=request.eos_token_ids,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        sampling=inference_pb2.Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            seed=sampling.seed,
+            logit_bias=dict(sampling.logit_bias),
+            top_logprobs=sampling.top_logprobs,
+        ),
+    )
+
+
+def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
+    if not wire.prompt:
+        raise Malformed("request.prompt is empty")
+    if wire.max_tokens < 1:
+        raise Malformed("request.max_tokens must be at least 1")
+    if wire.min_tokens > wire.max_tokens:
+        raise Malformed("request.min_tokens is larger than request.max_tokens")
+    sampling = wire.sampling
+    return Request(
+        request_id=wire.request_id,
+        prompt=tuple(wire.prompt),
+        max_tokens=wire.max_tokens,
+        min_tokens=wire.min_tokens,
+        eos_token_ids=tuple(wire.eos_token_ids),
+        stop_token_ids=tuple(wire.stop_token_ids),
+        ignore_eos=wire.ignore_eos,
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            seed=sampling.seed,
+            logit_bias=tuple(sorted(sampling.logit_bias.items())),
+            top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
+        ),
+    )
+
+
+def token_to_wire(token: Token) -> inference_pb2.Token:
+    top = [inference_pb2.TokenLogprob(token=each, logprob=logprob) for each, logprob in token.top]
+    return inference_pb2.Token(token=token.id, logprob=token.logprob, top=top)
+
+
+def token_from_wire(wire: inference_pb2.Token) -> Token:
+    logprob = wire.logprob if wire.HasField("logprob") else None
+    return Token(wire.token, logprob, tuple((each.token, each.logprob) for each in wire.top))
+
+
+def finish_to_wire(finish: FinishReason | None) -> inference_pb2.FinishReason.ValueType:
+    return _FINISHES[finish]
+
+
+def finish_from_wire(wire: int) -> FinishReason | None:
+    for finish, value in _FINISHES.items():
+        if value == wire:
+            return finish
+    raise Malformed(f"finish has the unknown value {wire}")
+
+
+def cause_to_wire(cause: Cause) -> rooms_pb2.Cause:
+    return rooms_pb2.Cause(reason=cause.reason.value, text=cause.text)
+
+
+def cause_from_wire(wire: rooms_pb2.Cause) -> Cause:
+    try:
+        return Cause(Reason(wire.reason), wire.text)
+    except ValueError as error:
+        raise Malformed(f"cause.reason has the unknown value {wire.reason!r}") from error
+
+
+def outcome_to_wire(cause: Cause | None) -> rooms_pb2.Outcome:
+    return rooms_pb2.Outcome(cause=None if cause is None else cause_to_wire(cause))
+
+
+def outcome_from_wire(wire: rooms_pb2.Outcome) -> Cause | None:
+    return cause_from_wire(wire.cause) if wire.HasField("cause") else None
+
+
+def layout_to_wire(layout: KvLayout) -> workers_pb2.KvLayout:
+    return workers_pb2.KvLayout(
+        model=layout.model,
+        dtype=layout.dtype,
+        page_tokens=layout.page_tokens,
+        layers=layout.layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+    )
+
+
+def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
+    if wire.dtype not in DTYPE_BYTES:
+        raise Malformed(f"layout.dtype has the unknown value {wire.dtype!r}")
+    if not (wire.page_tokens and wire.layers and wire.kv_heads and wire.head_dim):
+        raise Malformed("layout has an empty dimension")
+    return KvLayout(
+        wire.model, wire.dtype, wire.page_tokens, tuple(wire.layers), tuple(wire.kv_heads), wire.head_dim
+    )
+
+
+def peer_to_wire(facts: WorkerFacts) -> rooms_pb2.Peer:
+    return rooms_pb2.Peer(name=facts.name, incarnation=facts.incarnation, address=facts.address)
+
+
+def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
+    side = next((side for side, value in _SIDES.items() if value == wire.side), None)
+    if side is None:
+        raise Malformed("side is not set")
+    if not (wire.worker.name and wire.worker.incarnation and wire.worker.address):
+        raise Malformed("worker needs a name, an incarnation and an address")
+    if not (wire.tokens_max and wire.rooms_max):
+        raise Malformed("tokens_max and rooms_max must be at least 1")
+    layout = layout_from_wire(wire.layout)
+    topology = wire.topology
+    return WorkerFacts(
+        name=wire.worker.name,
+        side=side,
+        incarnation=Incarnation(wire.worker.incarnation),
+        address=wire.worker.address,
+        model=layout.model,
+        geometry=(
+            ("schema", wire.schema),
+            ("dtype", layout.dtype),
+            ("page_tokens", str(layout.page_tokens)),
+            ("layers", str(len(layout.layers))),
+            ("kv_heads", str(len(layout.kv_heads))),
+            ("head_dim", str(layout.head_dim)),
+        ),
+        tokens_max=wire.tokens_max,
+        rooms_max=wire.rooms_max,
+        topology=f"tp{topology.tensor_parallel}pp{topology.pipeline_parallel}",
+    )
+
+
+def side_to_wire(side: Side) -> rooms_pb2.Side.ValueType:
+    return _SIDES[side]
+
+
+def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
+    return rooms_pb2.RoomEvent(
+        wall_ms=event.wall_ms, source=event.source, name=event.name, detail=event.detail
+    )
+
+
+def event_from_wire(wire: rooms_pb2.RoomEvent) -> Event:
+    return Event(wire.wall_ms, wire.source[:128], wire.name[:64], wire.detail[:512])
+
+
+def room_to_wire(entry: RoomEntry, *, events: bool) -> rooms_pb2.Room:
+    return rooms_pb2.Room(
+        room=entry.id,
+        request_id=entry.request_id,
+        prefill=peer_to_wire(entry.prefill),
+        decode=peer_to_wire(entry.decode),
+        phase=entry.phase.value,
+        cause=None if entry.cause is None else cause_to_wire(entry.cause),
+        events=[event_to_wire(each) for each in entry.events] if events else [],
+        events_dropped=entry.events_dropped,
+    )

@@ -1,0 +1,101 @@
+"""Which gRPC status does each of our errors become, and what does a status mean when it comes back?
+
+One table for all services. The error's class travels in the trailing metadata, so that a caller can
+tell two errors of one status apart without reading prose.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import grpc
+
+from services.pages.errors import LayoutMismatch, PagesError
+from services.rooms.errors import (
+    LocalBug,
+    NameInUse,
+    NoCapacity,
+    NoSuchWorker,
+    PeerFault,
+    Refusal,
+    RoomExists,
+    RosterFull,
+    UnknownRoom,
+    UnknownWorker,
+    WorkerRefused,
+)
+from services.wire.conversions import Malformed
+
+KIND_KEY: Final = "baton-error"
+FIELD_KEY: Final = "baton-field"
+
+
+class WrongIncarnation(Refusal):
+    """The message was meant for another process of this worker."""
+
+
+class Draining(Refusal):
+    """The worker takes no new rooms."""
+
+
+class NotConnected(Refusal):
+    """The caller has not connected to this incarnation."""
+
+
+STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
+    (UnknownRoom, grpc.StatusCode.NOT_FOUND),
+    (UnknownWorker, grpc.StatusCode.NOT_FOUND),
+    (RoomExists, grpc.StatusCode.ALREADY_EXISTS),
+    (NameInUse, grpc.StatusCode.ALREADY_EXISTS),
+    (RosterFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (NoCapacity, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (NoSuchWorker, grpc.StatusCode.UNAVAILABLE),
+    (Draining, grpc.StatusCode.UNAVAILABLE),
+    (WorkerRefused, grpc.StatusCode.FAILED_PRECONDITION),
+    (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
+    (WrongIncarnation, grpc.StatusCode.FAILED_PRECONDITION),
+    (NotConnected, grpc.StatusCode.FAILED_PRECONDITION),
+    (Malformed, grpc.StatusCode.INVALID_ARGUMENT),
+    (PeerFault, grpc.StatusCode.INVALID_ARGUMENT),
+    (PagesError, grpc.StatusCode.INVALID_ARGUMENT),
+    (TimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (LocalBug, grpc.StatusCode.INTERNAL),
+)
+
+
+class RemoteError(Exception):
+    """A call that another service answered with an error, or did not answer."""
+
+    def __init__(self, code: grpc.StatusCode, kind: str, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+        self.kind = kind
+        """Class name of the error at the other side; empty when it never answered."""
+        self.field = field
+
+    @property
+    def unreachable(self) -> bool:
+        """The other side gave no answer of its own."""
+        return not self.kind
+
+
+@asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Answer a known error with its status; let anything else be the bug that it is."""
+    try:
+        yield
+    except Exception as error:
+        for kind, code in STATUS:
+            if isinstance(error, kind):
+                trailing = [(KIND_KEY, type(error).__name__)]
+                if isinstance(error, WorkerRefused | LayoutMismatch):
+                    trailing.append((FIELD_KEY, error.field))
+                await context.abort(code, str(error), tuple(trailing))
+        raise
+
+
+def remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
+    """Read a failed call."""
+    trailing = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    text = error.details() or error.code().name
+    return RemoteError(error.code(), trailing.get(KIND_KEY, ""), text, trailing.get(FIELD_KEY, ""))

@@ -1,0 +1,102 @@
+"""How does a worker get its lease, keep it, and learn which peers are gone?
+
+The keeper registers, renews at a third of the lease, and registers again when the bootstrap does not
+know it any more (it restarted) or has been silent. A refusal is said once, clearly, and tried again
+with growing pauses: the worker keeps running to be fixed.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from services.rooms.ids import Incarnation
+from services.runtime.logging import Log
+from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from services.wire.channel import UNARY_S
+from services.wire.errors import RemoteError, remote_error
+
+log = Log(__name__)
+
+RETRY_MIN_S = 0.2
+RETRY_MAX_S = 2.0
+
+
+class LeaseKeeper:
+    """Runs as one task. `state` is for health pages and logs."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        registration: workers_pb2.RegisterRequest,
+        on_departed: Callable[[Sequence[Incarnation]], None],
+        on_renewal: Callable[[], None],
+    ) -> None:
+        self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
+        self._registration = registration
+        self._incarnation = registration.worker.incarnation
+        self._on_departed = on_departed
+        self._on_renewal = on_renewal
+        self._departed: set[int] = set()
+        self._lease_ms = 3_000
+        self.problem: str | None = "not registered yet"
+        """Why the worker holds no lease, or None while it does."""
+
+    async def run(self) -> None:
+        """Register and renew until cancelled."""
+        pause_s = RETRY_MIN_S
+        while True:
+            try:
+                if self.problem is not None:
+                    await self._register()
+                await self._renew()
+                pause_s = RETRY_MIN_S
+                await asyncio.sleep(self._lease_ms / 3000)
+            except RemoteError as error:
+                self._note_problem(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+    async def drain(self) -> None:
+        """Ask for no more rooms. Best effort: an unreachable bootstrap sends none."""
+        await self._call(self._stub.Drain, workers_pb2.DrainRequest(incarnation=self._incarnation))
+
+    async def leave(self) -> None:
+        """The last word before exit. Best effort."""
+        await self._call(self._stub.Leave, workers_pb2.LeaveRequest(incarnation=self._incarnation))
+
+    async def _register(self) -> None:
+        reply = await _typed(self._stub.Register(self._registration, timeout=UNARY_S))
+        self._lease_ms = reply.lease_ms
+        self.problem = None
+        log.info("registered at the bootstrap", lease_ms=reply.lease_ms)
+
+    async def _renew(self) -> None:
+        request = workers_pb2.RenewRequest(incarnation=self._incarnation)
+        reply = await _typed(self._stub.Renew(request, timeout=max(self._lease_ms / 3000, 0.5)))
+        self._lease_ms = reply.lease_ms
+        self._on_renewal()
+        fresh = [Incarnation(each) for each in reply.departed if each not in self._departed]
+        self._departed = set(reply.departed)
+        if fresh:
+            self._on_departed(fresh)
+
+    def _note_problem(self, error: RemoteError) -> None:
+        text = f"refused by the bootstrap: {error}" if error.kind else f"bootstrap unreachable: {error}"
+        if text != self.problem:
+            log.warning("no lease", cause=text)
+        self.problem = text
+
+    async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable, request: object) -> None:
+        try:
+            await _typed(method(request, timeout=1.0))
+        except RemoteError as error:
+            log.info("bootstrap not told", cause=str(error))
+
+
+async def _typed(call: grpc.aio.UnaryUnaryCall) -> Any:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise remote_error(error) from error
