@@ -7,7 +7,11 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
+
+import services
+from services.runtime.serve import TOLD
 
 LINE_BYTES_MAX: Final = 4096
 LINES_KEPT: Final = 20
@@ -52,11 +56,16 @@ class Child:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in lines(self._process.stdout):
-            if self._worth(line):
+            if self._worth(line) and not line.startswith(TOLD):
                 self.held_back.clear()
                 self._say(f"{self.name}: {line}")
             else:
                 self.held_back.append(line)
+
+    def own_words(self) -> str | None:
+        """The line with which it said why it could not start (`services.runtime.serve.tell`), if it did."""
+        told = [line for line in self.held_back if line.startswith(TOLD)]
+        return told[-1].removeprefix(TOLD) if told else None
 
     def say_held_back(self) -> None:
         """Show what was not worth showing while it ran."""
@@ -90,10 +99,17 @@ async def start_child(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**environ, "PYTHONUNBUFFERED": "1"},
+        env={**environ, **_same_code(environ)},
         start_new_session=True,
     )
     return Child(name, process, worth, say)
+
+
+def _same_code(environ: Mapping[str, str]) -> dict[str, str]:
+    """Run this very package, whatever lies in the current directory, and get its lines at once."""
+    root = str(Path(services.__file__ or "").resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def describe_exit(code: int) -> str:

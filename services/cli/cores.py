@@ -1,6 +1,7 @@
 """Which cores does each worker of a stack on one machine get?"""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 Cores = tuple[int, ...]
 
@@ -24,4 +25,4 @@ def _deal(cores: Sequence[int], workers: int) -> list[Cores]:
         return [(cores[worker % len(cores)],) for worker in range(workers)]
     size, over = divmod(len(cores), workers)
     starts = [worker * size + min(worker, over) for worker in range(workers + 1)]
-    return [tuple(cores[first:last]) for first, last in zip(starts, starts[1:], strict=False)]
+    return [tuple(cores[first:last]) for first, last in pairwise(starts)]

@@ -6,7 +6,8 @@ and the help cannot disagree.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,12 +15,25 @@ from services.runtime.errors import StartupError
 from services.runtime.serve import tell
 from services.runtime.settings import Setting
 
+EPILOG: Final = "Each can be given as a variable too, such as BATON_LOG_LEVEL for --log-level; a flag wins."
+
 Flags = Mapping[str, str | None]
 Command = Callable[[Flags], int]
 
 
-def add_command(app: typer.Typer, name: str, settings: Sequence[Setting], run: Command, text: str) -> None:
-    """Add `baton name`: `run` gets each setting's flag as typed, or None, and returns the exit code."""
+def add_command(
+    app: typer.Typer,
+    name: str,
+    panels: Mapping[str, Sequence[Setting]],
+    run: Command,
+    text: str,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Add `baton name`: `run` gets each setting's flag as typed, or None, and returns the exit code.
+
+    `panels` are the settings under the headings that the help shows them under. `arguments` are further
+    parameters with typer's annotations, of type `str | None` like the flags.
+    """
 
     def call(**flags: str | None) -> None:
         try:
@@ -28,16 +42,22 @@ def add_command(app: typer.Typer, name: str, settings: Sequence[Setting], run: C
             code = tell(error)
         raise typer.Exit(code)
 
-    _takes(call, {each.name: _option(each) for each in settings})
-    app.command(name, help=text)(call)
+    options = {each.name: _option(each, panel) for panel, group in panels.items() for each in group}
+    _takes(call, {**arguments, **options})
+    app.command(name, help=text, epilog=EPILOG if options else None)(call)
 
 
-def _option(each: Setting) -> Any:
-    default = each.default_text
-    origin = f"{each.variable}, default {default}" if default else each.variable
+def _option(each: Setting, panel: str) -> Any:
+    default = f" (default: {each.default_text})" if each.default_text else ""
     return Annotated[
         str | None,
-        typer.Option(each.flag, help=f"{each.help} ({origin})", metavar=each.kind.metavar, show_default=False),
+        typer.Option(
+            each.flag,
+            help=each.help + default,
+            metavar=each.kind.metavar,
+            show_default=False,
+            rich_help_panel=panel,
+        ),
     ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from services.bootstrap.settings import BootstrapSettings
-from services.cli.cores import share_cores
+from services.cli.cores import Cores, share_cores
 from services.cli.options import Flags
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
@@ -21,11 +21,16 @@ from services.runtime.worker_settings import WILDCARDS
 
 SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings)
 Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings)
+Worker = TypeVar("Worker", PrefillSettings, DecodeSettings)
 LOOPBACK: Final = "127.0.0.1"
-DECIDED: Final = frozenset(
-    {"advertise", "http_port", "metrics_port", "name", "bootstrap", "cpus", "threads"}
-)
+CHOSEN: Final = frozenset({"advertise", "http_port", "metrics_port", "name", "bootstrap", "cpus", "threads"})
 """Settings of a service that `baton serve` chooses for each part."""
+
+AMBIGUOUS: Final = frozenset({"transfer_timeout_ms"})
+"""Settings that mean another thing on prefill than on decode."""
+
+NOT_TAKEN: Final = CHOSEN | AMBIGUOUS
+"""Settings of a service that `baton serve` does not take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,25 +72,29 @@ class Plan:
     drain_timeout_ms: int
 
 
-def passed_on() -> tuple[Setting, ...]:
-    """The services' settings that `baton serve` takes and hands on, each once."""
+def passed_on() -> dict[str, tuple[Setting, ...]]:
+    """The services' settings that `baton serve` takes and hands on, each once, by who gets them."""
     own = {each.name for each in settings_of(ServeSettings)}
-    found: dict[str, Setting] = {}
+    takers: dict[Setting, list[str]] = {}
     for cls in SERVICES:
         for each in settings_of(cls):
-            if each.name not in own | DECIDED:
-                found.setdefault(each.name, each)
-    return tuple(found.values())
+            if each.name not in own | NOT_TAKEN:
+                takers.setdefault(each, []).append(cls.role.capitalize())
+    groups: dict[str, tuple[Setting, ...]] = {}
+    for each, roles in takers.items():
+        group = "All parts" if len(roles) == len(SERVICES) else " and ".join(roles)
+        groups[group] = (*groups.get(group, ()), each)
+    return groups
 
 
 def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[str]) -> ServeSettings:
     """The stack's own settings. Raises SettingsError, also for a variable that would have no effect."""
     own = {each.name: flags.get(each.name) for each in settings_of(ServeSettings)}
     settings = load(ServeSettings, own, environ, also_known | variables_of(*SERVICES))
-    for name in sorted(DECIDED):
+    for name in sorted(NOT_TAKEN):
         variable = PREFIX + name.upper()
         if variable in environ:
-            raise SettingsError(f"{variable} has no effect on baton serve, which sets it for each part: unset it")
+            raise SettingsError(f"{variable} is not taken by baton serve, only by its parts: unset it")
     return settings
 
 
@@ -95,30 +104,25 @@ def make_plan(
     """Each part's command line. `grpc_port` is the real one, never 0. Raises SettingsError."""
     reachable = LOOPBACK if serve.host in WILDCARDS else serve.host
     address = join_address(reachable, grpc_port)
-    level = {"log_level": serve.log_level}
+    # Parts tell at least what went on before a failure; the screen shows what `--log-level` asks for.
+    level = {"log_level": "debug" if serve.log_level == "debug" else "info"}
     bootstrap = _load(
         BootstrapSettings,
         flags,
         environ,
         level | {"host": serve.host, "http_port": str(serve.port), "grpc_port": str(grpc_port)},
     )
-    workers: list[Part] = []
-    shares = share_cores(cores, serve.prefill, serve.decode)
-    for cls, cpus_of_role in zip((PrefillSettings, DecodeSettings), shares, strict=True):
-        for index, cpus in enumerate(cpus_of_role):
-            name = f"{cls.role}-{index}"
-            given = {
-                "name": name,
-                "host": LOOPBACK,
-                "grpc_port": "0",
-                "bootstrap": address,
-                "cpus": ",".join(map(str, cpus)),
-                "threads": str(len(cpus)),
-            }
-            workers.append(Part(cls.role, name, tuple(to_flags(_load(cls, flags, environ, level | given)))))
+    for_prefill, for_decode = share_cores(cores, serve.prefill, serve.decode)
+
+    def workers(cls: type[Worker], shares: Sequence[Cores]) -> list[Part]:
+        return [
+            _part(_load(cls, flags, environ, level | _decided(cls.role, index, cpus, address)))
+            for index, cpus in enumerate(shares)
+        ]
+
     return Plan(
-        bootstrap=Part("bootstrap", "bootstrap", tuple(to_flags(bootstrap))),
-        workers=tuple(workers),
+        bootstrap=Part(bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap))),
+        workers=(*workers(PrefillSettings, for_prefill), *workers(DecodeSettings, for_decode)),
         bootstrap_address=address,
         url=f"http://{join_address(reachable, serve.port)}",
         model=bootstrap.model,
@@ -126,12 +130,28 @@ def make_plan(
     )
 
 
+def _decided(role: str, index: int, cpus: Cores, bootstrap_address: str) -> dict[str, str]:
+    return {
+        "name": f"{role}-{index}",
+        "host": LOOPBACK,
+        "grpc_port": "0",
+        "bootstrap": bootstrap_address,
+        "cpus": ",".join(map(str, cpus)),
+        "threads": str(len(cpus)),
+    }
+
+
+def _part(settings: PrefillSettings | DecodeSettings) -> Part:
+    return Part(settings.role, settings.name, tuple(to_flags(settings)))
+
+
 def _load(
     cls: type[Service], flags: Flags, environ: Mapping[str, str], decided: Mapping[str, str]
 ) -> Service:
-    names = {each.name for each in passed_on()} & {each.name for each in settings_of(cls)}
+    taken = {each.name for group in passed_on().values() for each in group}
+    names = taken & {each.name for each in settings_of(cls)}
     handed = {variable: text for variable, text in environ.items() if variable in _variables(names)}
-    return load(cls, {name: flags.get(name) for name in names} | decided, handed)
+    return load(cls, {**{name: flags.get(name) for name in names}, **decided}, handed)
 
 
 def _variables(names: set[str]) -> set[str]:

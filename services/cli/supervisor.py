@@ -1,8 +1,8 @@
 """Are all parts of the stack running, and what happens to one that is not?
 
-    starting   a part that ends is fatal: its last lines are shown, everything is ended
-    running    a part that ends is reported (its exit was seen: that is proof) and started again, with back-off
-    stopping   group by group, each with a deadline after which it is killed
+starting   a part that ends is fatal: its last lines are shown, everything is ended
+running    a part that ends is reported (its exit was seen: that is proof) and started again, with back-off
+stopping   group by group, each with a deadline after which it is killed
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from services.cli.child import Child, Say, describe_exit
 from services.cli.serve_settings import Part
 from services.runtime.clock import Clock
 from services.runtime.errors import StartupError
-from services.runtime.serve import TOLD
 
 POLL_S: Final = 0.1
 REPORT_TIMEOUT_S: Final = 2.0
@@ -28,6 +27,10 @@ ReportExit = Callable[[str, int], Awaitable[None]]
 
 class PartDied(StartupError):
     """A part ended, or did not become ready, while the stack started."""
+
+
+class StopAsked(Exception):
+    """The shutdown event was set before everything was up. Not an error."""
 
 
 class Supervisor:
@@ -59,15 +62,18 @@ class Supervisor:
         timeout_ms: int,
         shutdown: asyncio.Event,
     ) -> None:
-        """Start `parts` and return when `is_up` or when `shutdown` was set.
+        """Start `parts` and return when `is_up`.
 
-        Raises PartDied if any part started so far ends, or when `timeout_ms` has passed.
+        Raises PartDied if any part started so far ends or `timeout_ms` has passed, StopAsked when
+        `shutdown` is set.
         """
         for part in parts:
             await self._spawn(part)
             self._keepers[part.name] = asyncio.create_task(self._keep(part), name=f"keep {part.name}")
         deadline_ms = self._clock.now_ms() + timeout_ms
-        while not shutdown.is_set() and not await is_up():
+        while not await is_up():
+            if shutdown.is_set():
+                raise StopAsked
             if self._died is not None:
                 raise self._died
             if self._clock.now_ms() >= deadline_ms:
@@ -75,11 +81,20 @@ class Supervisor:
                 raise PartDied(f"{names} not ready after {timeout_ms / 1000:g} s (--ready-timeout-ms)")
             await _wait(shutdown, POLL_S)
 
-    def run(self) -> None:
-        """From here on, parts that end are started again. Raises PartDied if one has just ended."""
+    async def keep(self, shutdown: asyncio.Event) -> None:
+        """From here on start parts again that end; return when `shutdown` is set.
+
+        Raises PartDied if a part has just ended.
+        """
         if self._died is not None:
             raise self._died
         self._running = True
+        stopped = asyncio.create_task(shutdown.wait())
+        await asyncio.wait((stopped, *self._keepers.values()), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        for keeper in self._keepers.values():
+            if keeper.done():
+                keeper.result()
 
     async def stop(self, groups: Iterable[Sequence[Part]], timeout_ms: int) -> bool:
         """End every group in turn: SIGTERM, then SIGKILL after `timeout_ms`. True if none was killed."""
@@ -115,8 +130,8 @@ class Supervisor:
     async def _keep(self, part: Part) -> None:
         """Follow one part until it ends for good."""
         backoff = self._backoff()
-        child = self._children[part.name]
-        while True:
+        child: Child | None = self._children[part.name]
+        while child is not None:
             started_ms = self._clock.now_ms()
             code = await child.wait()
             if self._stopping.is_set():
@@ -128,13 +143,22 @@ class Supervisor:
             self._say_end(child, code, wait_ms)
             if part.role != "bootstrap":
                 await self._tell_exit(part.name, child.pid)
+            child = await self._start_again(part, backoff, wait_ms)
+
+    async def _start_again(self, part: Part, backoff: Backoff, wait_ms: int) -> Child | None:
+        """None if the stack was stopped while waiting."""
+        while True:
             await _wait(self._stopping, wait_ms / 1000)
             if self._stopping.is_set():
-                return
-            child = await self._spawn(part)
+                return None
+            try:
+                return await self._spawn(part)
+            except OSError as error:
+                wait_ms = backoff.next_ms(ran_ms=0)
+                self._say(f"{part.name} cannot be started ({error}): trying again in {wait_ms / 1000:g} s")
 
     def _say_end(self, child: Child, code: int, wait_ms: int) -> None:
-        why = _own_words(child)
+        why = child.own_words()
         if code > 0 and why is None:
             child.say_held_back()
         because = f" ({why})" if why else ""
@@ -147,7 +171,7 @@ class Supervisor:
             try:
                 async with asyncio.timeout(REPORT_TIMEOUT_S):
                     await self._report_exit(name, pid)
-            except Exception as error:  # noqa: PERF203
+            except Exception as error:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
             else:
                 return
@@ -157,14 +181,8 @@ class Supervisor:
         self._say(f"the bootstrap could not be told that {name} ended ({reason})")
 
 
-def _own_words(child: Child) -> str | None:
-    """The one line that a part ends with when it could not start (`services.runtime.serve.tell`)."""
-    told = [line for line in child.held_back if line.startswith(TOLD)]
-    return told[-1].removeprefix(TOLD) if told else None
-
-
 def _death(child: Child, code: int) -> PartDied:
-    why = _own_words(child)
+    why = child.own_words()
     if why is not None:
         return PartDied(f"{child.name}: {why}")
     child.say_held_back()

@@ -18,5 +18,5 @@ class DecodeSettings(WorkerSettings):
     prealloc_timeout_ms: int = setting(120_000, "Longest that a room waits for free pages.", DURATION_MS)
     connect_timeout_ms: int = setting(5_000, "Longest that connecting to a prefill may take.", DURATION_MS)
     transfer_timeout_ms: int = setting(
-        120_000, "Longest from the grant of pages until all landed, prefill's queue included.", DURATION_MS
+        600_000, "Longest from the grant of pages until all landed, prefill's queue included.", DURATION_MS
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from services.pages.errors import IllegalPageMove
+from services.pages.errors import IllegalPageMove, Truncated
 from services.pages.pool import PagePool, PageState
 from services.pages.slots import Slot, SlotPool
 
@@ -64,8 +64,12 @@ class Holdings:
         return self._held[room]
 
     def expose(self, room: int, pages: int) -> Holding:
-        """The first `pages` pages and the slot are about to be named to a peer."""
+        """The first `pages` pages and the slot are about to be named to a peer.
+
+        Raises Truncated where the room holds fewer (`no-truncation`)."""
         holding = self._in(room, Standing.HELD)
+        if pages > len(holding.pages):
+            raise Truncated(f"room {room}: {pages} pages to expose, {len(holding.pages)} held")
         holding.exposed = holding.pages[:pages]
         self.pages.expose(holding.exposed)
         self.slots.expose(holding.slot)

@@ -57,7 +57,12 @@ def plan_transfer(source: KvLayout, target: KvLayout) -> TransferPlan:
 
 
 def windows(runs: Sequence[PageRun], window_bytes: int) -> Iterator[list[PageRun]]:
-    """Cut runs into puts of at most `window_bytes` each, so that a close waits for one window at most."""
+    """Cut runs into puts of at most `window_bytes` each, so that a close waits for one window at most.
+
+    Together the windows carry exactly the runs' bytes, in order. ValueError for a window of no bytes.
+    """
+    if window_bytes < 1:
+        raise ValueError(f"a window of {window_bytes} bytes carries nothing")
     window: list[PageRun] = []
     room = window_bytes
     for run in runs:

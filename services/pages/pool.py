@@ -100,10 +100,15 @@ class PagePool:
             heapq.heappush(self._free, page)
 
     def _move(self, pages: Iterable[int], to: PageState) -> None:
+        """All of `pages`, or none and IllegalPageMove."""
+        pages = tuple(pages)
+        if len(set(pages)) != len(pages):
+            raise IllegalPageMove(f"a page is named twice on its way to {to.value}")
+        for page in pages:
+            if (self._states[page], to) not in PAGE_MOVES:
+                raise IllegalPageMove(f"page {page}: {self._states[page].value} to {to.value}")
         for page in pages:
             state = self._states[page]
-            if (state, to) not in PAGE_MOVES:
-                raise IllegalPageMove(f"page {page}: {state.value} to {to.value}")
             self._states[page] = to
             self._count[state] -= 1
             self._count[to] += 1

@@ -68,6 +68,8 @@ class MetadataRecord:
         if len(self.alternatives) > ALTERNATIVES_MAX:
             raise ValueError(f"{len(self.alternatives)} alternatives, a record holds {ALTERNATIVES_MAX}")
         asked = self.first_logprob is not None
+        if self.alternatives and not asked:
+            raise ValueError("alternatives without the first token's own logprob")
         count = len(self.alternatives) if asked else LOGPROBS_NONE
         try:
             head = _HEAD.pack(
@@ -84,7 +86,7 @@ class MetadataRecord:
             )
             alternatives = b"".join(_ALTERNATIVE.pack(token, logprob) for token, logprob in self.alternatives)
             tail = _TAIL.pack(self.pages_checksum)
-        except struct.error as error:
+        except (struct.error, OverflowError) as error:
             raise ValueError(f"a value does not fit the metadata record: {error}") from error
         body = head + alternatives.ljust(_ALTERNATIVE.size * ALTERNATIVES_MAX, b"\0") + tail
         return (body + _CRC.pack(zlib.crc32(body))).ljust(SEAL_OFFSET, b"\0")
@@ -113,7 +115,8 @@ def read_slot(slot: memoryview, room: int, generation: int) -> MetadataRecord | 
 
 
 def _read_record(body: bytes, room: int, generation: int) -> MetadataRecord:
-    if zlib.crc32(body[:_CHECKED_BYTES]) != _CRC.unpack_from(body, _CHECKED_BYTES)[0]:
+    checked = body[:_CHECKED_BYTES]
+    if body[_CHECKED_BYTES:] != _CRC.pack(zlib.crc32(checked)).ljust(SEAL_OFFSET - _CHECKED_BYTES, b"\0"):
         raise RecordCorrupt(f"record of room {room}: checksum does not hold")
     magic, schema, its_room, its_generation, prompt, cached, pages, first, logprob, count = _HEAD.unpack_from(
         body

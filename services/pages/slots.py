@@ -32,6 +32,8 @@ class SlotPool:
             raise ValueError(f"slot memory must be writable and a multiple of {SLOT_BYTES} bytes")
         self._memory = memory
         self._states = [PageState.FREE] * slots
+        self._tenants: list[int | None] = [None] * slots
+        """Generation of the tenancy that each slot is in."""
         self._free = list(range(slots))
         self._generation = first_generation
 
@@ -51,6 +53,7 @@ class SlotPool:
             raise OutOfPages(f"all {len(self)} metadata slots are taken")
         slot = Slot(heapq.heappop(self._free), self._generation)
         self._generation += 1
+        self._tenants[slot.index] = slot.generation
         self._move(slot, PageState.RESERVED)
         self._zero(slot)
         return slot
@@ -68,17 +71,24 @@ class SlotPool:
         """To FREE, and blank, from a state that allows it: never from EXPOSED."""
         self._move(slot, PageState.FREE)
         self._zero(slot)
+        self._tenants[slot.index] = None
         heapq.heappush(self._free, slot.index)
 
     def view(self, slot: Slot) -> memoryview:
-        """The slot's SLOT_BYTES bytes."""
+        """The slot's SLOT_BYTES bytes, for as long as the tenancy lasts."""
+        self._check_tenant(slot)
         start = slot.index * SLOT_BYTES
         return self._memory[start : start + SLOT_BYTES]
 
     def _zero(self, slot: Slot) -> None:
         self.view(slot)[:] = bytes(SLOT_BYTES)
 
+    def _check_tenant(self, slot: Slot) -> None:
+        if self._tenants[slot.index] != slot.generation:
+            raise IllegalPageMove(f"slot {slot.index}: tenancy {slot.generation} is over")
+
     def _move(self, slot: Slot, to: PageState) -> None:
+        self._check_tenant(slot)
         state = self._states[slot.index]
         if (state, to) not in PAGE_MOVES:
             raise IllegalPageMove(f"slot {slot.index}: {state.value} to {to.value}")

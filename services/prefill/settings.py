@@ -16,11 +16,11 @@ class PrefillSettings(WorkerSettings):
 
     chunk_tokens: int = setting(512, "Most prompt tokens computed in one step.", POSITIVE)
     bootstrap_timeout_ms: int = setting(
-        60_000, "Longest that a room waits here for its destination.", DURATION_MS
+        180_000, "Longest that a room waits here for its destination.", DURATION_MS
     )
     waiting_timeout_ms: int = setting(
         120_000, "Longest that a room with a destination waits to be computed.", DURATION_MS
     )
     transfer_timeout_ms: int = setting(
-        30_000, "Longest that a computed room's pages may take to be written.", DURATION_MS
+        30_000, "Longest without progress while a room is computed and written.", DURATION_MS
     )

@@ -3,17 +3,22 @@
 A ballot is a fixed-shape vector of 64-bit integers, agreed element by element by MIN. A value that
 must be equal on all ranks is sent with its complement: the minimum of both is the value and its
 complement only if every rank sent the same. A wish that one rank's hold must block is sent as 0/1.
+An ABORT carries its reason, so that ranks which saw nothing learn why in the same collective.
 
     [turn, ~turn, roster digest, ~digest, may compute, may leave, vote of place 0, vote of place 1, …]
+
+    a vote: 2 ADVANCE, 1 STAY, 0 ABORT for no known reason, -1 - i ABORT for the i-th `Reason`
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-from services.rooms.errors import RostersDiverged
+from services.rooms.errors import Reason, RostersDiverged
 from services.rooms.phases import Vote
 
-HEADER = 6
+HEADER: Final = 6
+_REASONS: Final = tuple(Reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +30,18 @@ class Ballot:
     may_leave: bool
     """This rank is draining and holds nothing."""
     votes: Sequence[Vote]
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    """Of its ABORTs, by place."""
 
     def encode(self) -> list[int]:
         header = [self.turn, ~self.turn, self.digest, ~self.digest, self.may_compute, self.may_leave]
-        return [int(word) for word in header] + [int(vote) for vote in self.votes]
+        votes = [self._word(place, vote) for place, vote in enumerate(self.votes)]
+        return [int(word) for word in header] + votes
+
+    def _word(self, place: int, vote: Vote) -> int:
+        if vote is Vote.ABORT and place in self.reasons:
+            return -1 - _REASONS.index(self.reasons[place])
+        return int(vote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +50,14 @@ class Verdict:
     """Every rank's engine is free: all start the step that their equal tables name."""
     leave: bool
     votes: tuple[Vote, ...]
+    reasons: Mapping[int, Reason]
+    """Of the ABORTs, by place. Where ranks gave several, the one listed last in `Reason`."""
 
 
 def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:
     """Decode the minimum over all ranks. Raises RostersDiverged when ranks disagree on turn or rooms."""
+    if len(agreed) != HEADER + len(mine.votes):
+        raise RostersDiverged(f"turn {mine.turn}: {len(agreed)} words agreed, {len(mine.votes)} places here")
     turn, turn_complement, digest, digest_complement, compute, leave = agreed[:HEADER]
     if turn != ~turn_complement:
         raise RostersDiverged(f"turn {mine.turn}: ranks are in different turns ({turn}..{~turn_complement})")
@@ -49,4 +66,10 @@ def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:
             f"turn {mine.turn}: ranks hold different rooms: digests {digest:#x} and {~digest_complement:#x},"
             f" this rank {mine.digest:#x}"
         )
-    return Verdict(bool(compute), bool(leave), tuple(Vote(word) for word in agreed[HEADER:]))
+    words = agreed[HEADER:]
+    return Verdict(
+        compute=bool(compute),
+        leave=bool(leave),
+        votes=tuple(Vote(max(word, Vote.ABORT)) for word in words),
+        reasons={place: _REASONS[-1 - word] for place, word in enumerate(words) if word < 0},
+    )

@@ -50,6 +50,8 @@ class Effect(Enum):
     """Receiver: the pages are ours for good; join the batch."""
     REPORT = "report"
     """Sender: the record is sealed; tell whoever asked."""
+    STOP = "stop"
+    """A room in SUCCESS is to end early, on every rank: take it out of the batch."""
     FENCE = "fence"
     """Stop, quarantine what a peer may still write to, and seek the proof that it no longer will."""
     RELEASE = "release"
@@ -63,6 +65,7 @@ _ENDINGS: Final[Moves] = {
     (Phase.WAITING_FOR_INPUT, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     (Phase.TRANSFERRING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     (Phase.FAILED, Vote.ADVANCE): (Phase.RETIRED, Effect.RELEASE),
+    (Phase.SUCCESS, Vote.ABORT): (Phase.SUCCESS, Effect.STOP),
     (Phase.SUCCESS, Vote.ADVANCE): (Phase.RETIRED, Effect.RELEASE),
 }
 

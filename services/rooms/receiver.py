@@ -12,8 +12,8 @@ The readiness gate is pages AND seal, and it is part of the vote (`gate-before-a
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.rooms.errors import LocalBug, PeerFault, StaleGeneration
-from services.rooms.evidence import Connected, Evidence, Landed, Sealed
+from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGeneration
+from services.rooms.evidence import Connected, Evidence, Landed, Proof, Sealed
 from services.rooms.ids import Generation
 from services.rooms.phases import RECEIVER_MOVES, Moves, Phase, Side
 from services.rooms.room import Room
@@ -35,8 +35,8 @@ class Receiver(Room):
 
     def expose(self, generation: Generation) -> None:
         """The room's memory is about to be named to the sender, as this generation. Once."""
-        if self.generation is not None:
-            raise LocalBug(f"room {self.id}: exposed twice")
+        if self.generation is not None or self.phase is not Phase.TRANSFERRING:
+            raise LocalBug(f"room {self.id}: exposed twice, or while {self.phase.value}")
         self.generation = generation
 
     def _note(self, evidence: Evidence) -> None:
@@ -51,6 +51,7 @@ class Receiver(Room):
             case Sealed(generation):
                 self._mine(generation)
                 self.sealed = True
+                self.proof = self.proof or Proof.DONE
             case _:
                 raise PeerFault(f"room {self.id}: {type(evidence).__name__} is not for a receiver")
 
@@ -62,6 +63,16 @@ class Receiver(Room):
         if self.phase is Phase.BOOTSTRAPPING:
             return self.connected
         return self.sealed and self.pages_landed == self.pages_expected
+
+    def _contradiction(self) -> Cause | None:
+        """A seal comes after every page, so one over too few pages is not worth waiting (`no-truncation`).
+
+        Landed is noted before Sealed when both are read off one record.
+        """
+        if not self.sealed or self.pages_landed == self.pages_expected:
+            return None
+        text = f"decode: sealed after {self.pages_landed} of {self.pages_expected} pages"
+        return Cause(Reason.TRANSFER_FAILED, text)
 
     def _unwritten(self) -> bool:
         return self.sealed

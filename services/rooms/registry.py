@@ -28,6 +28,11 @@ EVENTS_PER_ROOM_MAX = 256
 DEPARTED_MAX = 1024
 CLOSING_MS = 60_000
 """How long an ended room waits for its workers to report it retired before it is filed without."""
+OPEN_MS_MAX = 4 * 3_600_000
+"""How long a room may be open. Above every phase's deadline on the workers: it ends rooms whose opener
+is gone (`room-ends`)."""
+NOT_FAILURES = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
+"""Reasons for which an ended room is not kept among the failed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class WorkerFacts:
     """What a worker says of itself when it registers. It does not change during an incarnation."""
 
     name: str
+    """One process at a time has it in the whole stack, whatever its side."""
     side: Side
     incarnation: Incarnation
     address: str
@@ -127,8 +133,8 @@ class Registry:
         self._open: dict[RoomId, RoomEntry] = {}
         self._done: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._failed: OrderedDict[RoomId, RoomEntry] = OrderedDict()
-        self._silent: OrderedDict[Incarnation, tuple[str, Side]] = OrderedDict()
-        """Workers whose lease ran out and of whom nothing more is known."""
+        self._silent: OrderedDict[Incarnation, str] = OrderedDict()
+        """Names of workers whose lease ran out and of whom nothing more is known."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
         self.opened_total = 0
 
@@ -152,8 +158,8 @@ class Registry:
         for other in self._workers.values():
             if other.facts.incarnation == facts.incarnation:
                 continue
-            if (other.facts.name, other.facts.side) == (facts.name, facts.side):
-                left_ms = other.lease_until_ms - now_ms
+            if other.facts.name == facts.name:
+                left_ms = max(other.lease_until_ms - now_ms, 0)
                 raise NameInUse(
                     f"{facts.name} is held by incarnation {other.facts.incarnation} for {left_ms} ms"
                 )
@@ -190,21 +196,25 @@ class Registry:
 
     def leave(self, incarnation: Incarnation, proof: str | None) -> list[RoomEntry]:
         """Remove a worker. `proof`: how its process is known to be gone, or None for a mere silence, which
-        ends its rooms but proves nothing. Returns its open rooms: the caller ends them."""
+        ends its rooms but proves nothing. Returns its open rooms: the caller ends them. A process that is
+        gone holds nothing, so no report of its rooms is waited for."""
         worker = self._workers.pop(incarnation, None)
         if proof is not None:
             self._depart(incarnation, proof)
         elif worker is not None:
-            _remember(self._silent, incarnation, (worker.facts.name, worker.facts.side), DEPARTED_MAX)
+            _remember(self._silent, incarnation, worker.facts.name, DEPARTED_MAX)
         if worker is None:
             return []
-        return [self._open[room] for room in sorted(worker.rooms)]
+        entries = [self._open[room] for room in sorted(worker.rooms)]
+        if proof is not None:
+            for entry in entries:
+                self.side_retired(entry.id, worker.facts.side)
+        return [entry for entry in entries if entry.phase is not RoomPhase.RETIRED]
 
     def exited(self, name: str) -> list[Incarnation]:
         """Whoever started worker `name` saw its process exit. Returns the incarnations that were it."""
         held = {each: worker.facts.name for each, worker in self._workers.items()}
-        silent = {each: silent_name for each, (silent_name, _) in self._silent.items()}
-        return [each for each, its_name in (silent | held).items() if its_name == name]
+        return [each for each, its_name in (self._silent | held).items() if its_name == name]
 
     def expired(self, now_ms: int) -> list[Incarnation]:
         """Workers whose lease has run out: `leave` them."""
@@ -294,6 +304,14 @@ class Registry:
         self._unload(entry, side)
         self._file_if_retired(entry)
 
+    def unended(self, now_ms: int) -> list[RoomEntry]:
+        """Rooms that were open for OPEN_MS_MAX: `end` them, and cancel them on their workers."""
+        return [
+            entry
+            for entry in self._open.values()
+            if entry.phase is not RoomPhase.CLOSING and now_ms >= entry.opened_ms + OPEN_MS_MAX
+        ]
+
     def overdue(self, now_ms: int) -> list[RoomEntry]:
         """Ended rooms whose workers did not report in time: `abandon` them."""
         return [
@@ -303,8 +321,10 @@ class Registry:
         ]
 
     def abandon(self, room: RoomId) -> None:
-        """File an ended room although a worker never reported it retired."""
-        entry = self._open[room]
+        """File an ended room although a worker never reported it retired. Unknown rooms are ignored."""
+        entry = self._open.get(room)
+        if entry is None:
+            return
         for side in list(entry.waiting_for):
             self.side_retired(room, side)
 
@@ -345,14 +365,14 @@ class Registry:
             return
         del self._open[entry.id]
         entry.phase = RoomPhase.RETIRED
-        failed = entry.cause is not None and entry.cause.reason is not Reason.CLIENT_GONE
+        failed = entry.cause is not None and entry.cause.reason not in NOT_FAILURES
         table, limit = (self._failed, self._failed_kept) if failed else (self._done, self._kept)
         _remember(table, entry.id, entry, limit)
 
     def _supersede(self, facts: WorkerFacts) -> None:
         """A name's next holder registered: the platform starts one only after the last has exited."""
         for gone, name in list(self._silent.items()):
-            if name == (facts.name, facts.side):
+            if name == facts.name:
                 del self._silent[gone]
                 self._depart(gone, "replaced")
 

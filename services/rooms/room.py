@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, IllegalMove, Reason
+from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from services.rooms.evidence import Evidence, Failed, Fenced, Finished, Proof
 from services.rooms.ids import Incarnation, RoomId
-from services.rooms.phases import LIVE, Effect, Moves, Phase, Side, Vote
+from services.rooms.phases import Effect, Moves, Phase, Side, Vote
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,8 @@ class Room:
 
     Invariants:
       terminal-absorbs    the phase never leaves SUCCESS or FAILED but for RETIRED
-      first-cause-wins    `cause` is set at most once
+      first-cause-wins    `cause` is set at most once, and a room in FAILED has one
+      failure-is-agreed   a cause that one rank alone knows ends the room on every rank, in every phase
       apply-verdict       `phase` changes in `settle` alone, never in `note` or `vote`
     """
 
@@ -37,10 +38,14 @@ class Room:
     """Pages to reserve before the transfer starts."""
     deadlines: Deadlines
     entered_ms: int
+    progress_ms: int = 0
+    """When the phase's work was last seen to go on (see `progressed`)."""
     phase: Phase = Phase.BOOTSTRAPPING
     cause: Cause | None = None
     finished: bool = False
     proof: Proof | None = None
+    stopping: bool = False
+    """SUCCESS: all ranks agreed that it ends early. Like the phase it changes in `settle` alone."""
     busy: bool = False
     """A step that is running now reads or writes the room's pages: they stay until it has ended."""
     phase_ms: dict[Phase, int] = field(default_factory=dict)
@@ -60,42 +65,77 @@ class Room:
             case _:
                 self._note(evidence)
 
+    def ending(self, now_ms: int) -> Cause | None:
+        """Why this rank wishes that the room end early: what it was told, what it saw, or the time."""
+        if self.cause is not None:
+            return self.cause
+        contradiction = self._contradiction()
+        if contradiction is not None:
+            return contradiction
+        if now_ms < self.deadline_ms:
+            return None
+        spent_ms = now_ms - self._since_ms
+        text = f"no progress for {spent_ms} ms while {self.phase.value}: {self._wanting()}"
+        return Cause(Reason.DEADLINE, f"{self.SIDE.value}: {text}")
+
     def vote(self, now_ms: int, *, has_capacity: bool) -> Vote:
         """This rank's wish. `has_capacity`: whether the room's pages and slot could be reserved now."""
-        if self.phase in LIVE:
-            if self.cause is not None or now_ms >= self.deadline_ms:
-                return Vote.ABORT
-            ready = has_capacity if self.phase is Phase.WAITING_FOR_INPUT else self._ready()
-            return Vote.ADVANCE if ready else Vote.STAY
-        if self.phase is Phase.SUCCESS:
-            over = self.finished or self.cause is not None or now_ms >= self.deadline_ms
-            return Vote.ADVANCE if over and self._unwritten() and not self.busy else Vote.STAY
-        return Vote.ADVANCE if self.proof is not None and not self.busy else Vote.STAY
+        match self.phase:
+            case Phase.RETIRED:
+                raise LocalBug(f"room {self.id}: still in the roster after its RELEASE")
+            case Phase.FAILED:
+                ready = self.proof is not None and not self.busy
+            case Phase.SUCCESS:
+                over = self.finished or self.stopping
+                if not over and self.ending(now_ms) is not None:
+                    return Vote.ABORT
+                ready = over and self._unwritten() and not self.busy
+            case _:
+                if self.ending(now_ms) is not None:
+                    return Vote.ABORT
+                ready = has_capacity if self.phase is Phase.WAITING_FOR_INPUT else self._ready()
+        return Vote.ADVANCE if ready else Vote.STAY
 
-    def settle(self, verdict: Vote, now_ms: int) -> Effect | None:
-        """Make the move every rank makes. Returns what it asks of the world, if anything."""
+    def settle(self, verdict: Vote, now_ms: int, reason: Reason | None = None) -> Effect | None:
+        """Make the move every rank makes. Returns what it asks of the world, if anything.
+
+        `reason`: of an ABORT, as agreed; it is kept by a rank that has seen no cause itself. Raises
+        IllegalMove for a verdict that the table does not list or that this rank's own vote rules out.
+        """
         if verdict is Vote.STAY:
             return None
         if (self.phase, verdict) not in self.MOVES:
             raise IllegalMove(f"room {self.id}: {verdict.name} while {self.phase.value}")
-        if self.cause is None and self._late(verdict, now_ms):
-            self.cause = Cause(Reason.DEADLINE, self._late_text(now_ms))
-        self.phase_ms[self.phase] = now_ms - self.entered_ms
-        self.phase, effect = self.MOVES[self.phase, verdict]
-        self.entered_ms = now_ms
+        if verdict is Vote.ABORT:
+            self.cause = self.ending(now_ms) or self._told(reason)
+        elif self.phase is Phase.TRANSFERRING and not self._ready():
+            raise IllegalMove(f"room {self.id}: all ranks are said to be ready, but {self._wanting()}")
+        before = self.phase
+        self.phase, effect = self.MOVES[before, verdict]
+        if self.phase is before:
+            self.stopping = True
+        else:
+            self.phase_ms[before] = now_ms - self.entered_ms
+            self.entered_ms = now_ms
         return effect
+
+    def progressed(self, now_ms: int) -> None:
+        """The phase's work went on, here or in the queue ahead: its deadline starts anew."""
+        self.progress_ms = now_ms
 
     @property
     def deadline_ms(self) -> int:
-        return self.entered_ms + self.deadlines.for_phase(self.phase)
+        """When this rank starts to wish that the room end (FAILED: that stronger proofs be sought)."""
+        return self._since_ms + self.deadlines.for_phase(self.phase)
 
-    def _late(self, verdict: Vote, now_ms: int) -> bool:
-        ended_by_time = verdict is Vote.ABORT or (self.phase is Phase.SUCCESS and not self.finished)
-        return ended_by_time and now_ms >= self.deadline_ms
+    @property
+    def _since_ms(self) -> int:
+        return max(self.entered_ms, self.progress_ms)
 
-    def _late_text(self, now_ms: int) -> str:
-        spent = now_ms - self.entered_ms
-        return f"{self.SIDE.value}: no progress for {spent} ms while {self.phase.value}: {self._wanting()}"
+    def _told(self, reason: Reason | None) -> Cause:
+        if reason is None:
+            raise IllegalMove(f"room {self.id}: ABORT while {self.phase.value}, and no rank said why")
+        return Cause(reason, f"{self.SIDE.value}: seen by another rank of this worker")
 
     def _note(self, evidence: Evidence) -> None:
         raise NotImplementedError
@@ -103,6 +143,10 @@ class Room:
     def _ready(self) -> bool:
         """BOOTSTRAPPING and TRANSFERRING: is everything there that the next phase needs?"""
         raise NotImplementedError
+
+    def _contradiction(self) -> Cause | None:
+        """What was seen that cannot both be true, if anything."""
+        return None
 
     def _unwritten(self) -> bool:
         """SUCCESS: is it certain that nothing is still being read or written on the room's behalf?"""

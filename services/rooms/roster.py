@@ -13,9 +13,10 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
 
-from services.rooms.errors import Cause, RoomExists, RosterFull, UnknownRoom
+from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from services.rooms.evidence import Evidence, Failed
 from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase, Vote
@@ -23,6 +24,8 @@ from services.rooms.room import Room
 
 TOMBSTONES_MAX = 4096
 TOMBSTONE_MS = 600_000
+_PHASES: Final = tuple(Phase)
+_NO_REASONS: Final[Mapping[int, Reason]] = MappingProxyType({})
 
 R = TypeVar("R", bound=Room)
 
@@ -85,7 +88,11 @@ class Roster(Generic[R]):
             raise RoomExists(f"room {room} is or was in use here")
         if not self._free:
             raise RosterFull(f"all {self.places} places for rooms are taken")
-        opened = make(heapq.heappop(self._free))
+        place = self._free[0]
+        opened = make(place)
+        if (opened.id, opened.place) != (room, place):
+            raise LocalBug(f"room {room} at place {place} was made as {opened.id} at {opened.place}")
+        heapq.heappop(self._free)
         self._rooms[room] = opened
         if grave is not None and grave.cause is not None:
             del self._tombstones[room]
@@ -128,11 +135,21 @@ class Roster(Generic[R]):
             votes[room.place] = room.vote(now_ms, has_capacity=fits)
         return votes
 
-    def settle(self, verdicts: Sequence[Vote], now_ms: int) -> list[tuple[R, Effect]]:
-        """Make every room's agreed move. A room whose effect is RELEASE is still here: `retire` it."""
+    def reasons(self, now_ms: int) -> dict[int, Reason]:
+        """Why this rank wishes rooms to end early, by place: the ranks that do not know are told."""
+        endings = ((room.place, room.ending(now_ms)) for room in self._rooms.values())
+        return {place: cause.reason for place, cause in endings if cause is not None}
+
+    def settle(
+        self, verdicts: Sequence[Vote], now_ms: int, reasons: Mapping[int, Reason] = _NO_REASONS
+    ) -> list[tuple[R, Effect]]:
+        """Make every room's agreed move. `now_ms`: the same as for `votes`; `reasons`: as agreed.
+
+        A room whose effect is RELEASE is still here: `retire` it in the same turn.
+        """
         effects = []
         for room in self._rooms.values():
-            effect = room.settle(verdicts[room.place], now_ms)
+            effect = room.settle(verdicts[room.place], now_ms, reasons.get(room.place))
             if effect is not None:
                 effects.append((room, effect))
         return effects
@@ -157,10 +174,10 @@ class Roster(Generic[R]):
         return {phase: count.get(phase, 0) for phase in Phase}
 
     def digest(self) -> int:
-        """62 bits that differ, but for chance, when two ranks' tables differ in who sits where."""
+        """62 bits that differ, but for chance, when two ranks' tables differ in who sits where, or how."""
         value = 0xCBF29CE484222325
         for room in sorted(self._rooms.values(), key=lambda each: each.place):
-            for word in (room.place, room.id, list(Phase).index(room.phase)):
+            for word in (room.place, room.id, _PHASES.index(room.phase), room.stopping):
                 value = ((value ^ word) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
         return value >> 2
 

@@ -6,7 +6,8 @@
             +------------------+---------------------+--> FAILED ---------------+
                                                            its writes end
 
-The diagram in docs/ARCHITECTURE.md is drawn from the table.
+A sender posts only while TRANSFERRING and without a cause: after that `close` may be answered as soon as
+what was posted has ended. The diagram in docs/ARCHITECTURE.md is drawn from the table.
 """
 
 from dataclasses import dataclass

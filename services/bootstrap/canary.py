@@ -1,0 +1,90 @@
+"""Does a hand-over really pass through a worker that has just joined?
+
+A worker gets rooms only after a small request of our own went through it end to end (`honest-health`). The
+canary also pays the first use of everything: connections, registered memory, kernels.
+"""
+
+import asyncio
+from typing import Final
+
+from services.bootstrap.follower import RoomBackend
+from services.bootstrap.rooms import Rooms
+from services.openai.backend import Hangup, RoomFailed
+from services.rooms.phases import Side
+from services.rooms.registry import Worker, WorkerState
+from services.rooms.request import Request, Sampling
+from services.runtime.logging import Log
+
+log = Log(__name__)
+
+LOOK_S: Final = 0.1
+RETRY_S: Final = 1.0
+TIMEOUT_S: Final = 60.0
+OUTPUT_TOKENS: Final = 2
+PROMPT: Final = (1, 2, 3, 4, 5, 6, 7, 8) * 3
+
+
+class Canary:
+    """Runs as one task: one canary at a time."""
+
+    def __init__(self, rooms: Rooms, backend: RoomBackend) -> None:
+        self._rooms = rooms
+        self._backend = backend
+        self.problem: str | None = None
+        """Why the last canary failed; None after one that passed."""
+
+    async def run(self) -> None:
+        """Try each joining worker with a partner until cancelled."""
+        while True:
+            pair = self._pair()
+            if pair is None:
+                await asyncio.sleep(LOOK_S)
+                continue
+            self.problem = await self._try(pair)
+            if self.problem is not None:
+                log.warning("canary failed", cause=self.problem)
+                await asyncio.sleep(RETRY_S)
+
+    def _pair(self) -> tuple[Worker, Worker] | None:
+        """A joining worker and a partner for it: a ready one if there is one."""
+        workers = [w for w in self._rooms.registry.workers() if w.state in _USABLE]
+        joining = next((worker for worker in workers if worker.state is WorkerState.JOINING), None)
+        if joining is None:
+            return None
+        others = [worker for worker in workers if worker.facts.side is not joining.facts.side]
+        if not others:
+            return None
+        partner = min(others, key=lambda worker: worker.state is not WorkerState.READY)
+        return (joining, partner) if joining.facts.side is Side.PREFILL else (partner, joining)
+
+    async def _try(self, pair: tuple[Worker, Worker]) -> str | None:
+        request = Request(
+            request_id="canary",
+            prompt=PROMPT,
+            max_tokens=OUTPUT_TOKENS,
+            ignore_eos=True,
+            sampling=Sampling(temperature=0.0),
+        )
+        names = " and ".join(worker.facts.name for worker in pair)
+        stream = self._backend.follow(
+            self._rooms.open_on(request.request_id, pair, request.tokens_max), request
+        )
+        drawn = 0
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                async for batch in stream:
+                    drawn += len(batch.tokens)
+        except RoomFailed as error:
+            return f"{names}: {error}"
+        except TimeoutError:
+            return f"{names}: no answer in {TIMEOUT_S:g} s"
+        finally:
+            await stream.hang_up(Hangup.CLIENT_GONE)
+        if drawn != OUTPUT_TOKENS:
+            return f"{names}: {drawn} tokens came, {OUTPUT_TOKENS} were asked for"
+        for worker in pair:
+            self._rooms.proven(worker.facts.incarnation)
+        return None
+
+
+_USABLE: Final = frozenset({WorkerState.JOINING, WorkerState.READY})

@@ -1,0 +1,103 @@
+"""What does the bootstrap answer over HTTP beside the OpenAI API?
+
+GET /health          200 while the process serves
+GET /ready           200 once a canary hand-over has passed through a worker of each side, else 503 and why
+GET /metrics         Prometheus text
+GET /rooms           newest rooms first; ?request_id= exactly that one's, ?limit=
+GET /rooms/{id}      one room's timeline
+"""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from services.rooms.errors import UnknownRoom
+from services.rooms.ids import RoomId
+from services.rooms.phases import Side
+from services.rooms.registry import Registry, RoomEntry, WorkerState
+
+LIST_DEFAULT: Final = 100
+LIST_MAX: Final = 1000
+
+
+def admin_router(
+    registry: Registry, metrics: CollectorRegistry, canary_problem: Callable[[], str | None]
+) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/ready")
+    async def ready() -> JSONResponse:
+        problems = _missing(registry)
+        if problems and (failed := canary_problem()) is not None:
+            problems.append(f"canary: {failed}")
+        workers = [
+            {"name": w.facts.name, "side": w.facts.side.value, "state": w.state.value, "rooms": len(w.rooms)}
+            for w in registry.workers()
+        ]
+        body = {"status": "unavailable" if problems else "ok", "problems": problems, "workers": workers}
+        return JSONResponse(body, status_code=503 if problems else 200)
+
+    @router.get("/metrics")
+    async def metrics_page(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(metrics), media_type=content_type)
+
+    @router.get("/rooms")
+    async def rooms(
+        request_id: str | None = None, limit: int = Query(LIST_DEFAULT, ge=1, le=LIST_MAX)
+    ) -> dict[str, Any]:
+        entries = registry.rooms() if request_id is None else registry.find(request_id)
+        return {"rooms": [_room(entry, events=False) for entry in islice(entries, limit)]}
+
+    @router.get("/rooms/{room}")
+    async def room(room: str) -> JSONResponse:
+        try:
+            entry = registry.get(RoomId(int(room)))
+        except (UnknownRoom, ValueError):
+            error = {
+                "message": f"room {room!r} is not known",
+                "type": "not_found",
+                "param": "id",
+                "code": None,
+            }
+            return JSONResponse({"error": error}, status_code=404)
+        return JSONResponse(_room(entry, events=True))
+
+    return router
+
+
+def _missing(registry: Registry) -> list[str]:
+    """Sides on which no worker is ready."""
+    ready = {worker.facts.side for worker in registry.workers() if worker.state is WorkerState.READY}
+    return [f"no {side.value} worker is ready" for side in Side if side not in ready]
+
+
+def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
+    """Ids are text: they do not fit the numbers of JavaScript."""
+    body: dict[str, Any] = {
+        "id": str(entry.id),
+        "request_id": entry.request_id,
+        "phase": entry.phase.value,
+        "prefill": entry.prefill.name,
+        "decode": entry.decode.name,
+        "canary": entry.canary,
+        "cause": None
+        if entry.cause is None
+        else {"reason": entry.cause.reason.value, "text": entry.cause.text},
+    }
+    if events:
+        body["events"] = [
+            {"wall_ms": each.wall_ms, "source": each.source, "name": each.name, "detail": each.detail}
+            for each in sorted(entry.events, key=lambda event: event.wall_ms)
+        ]
+        body["events_dropped"] = entry.events_dropped
+    return body

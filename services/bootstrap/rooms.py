@@ -1,0 +1,287 @@
+"""What happens at the bootstrap when a room opens, moves or ends, or a worker comes or goes?
+
+The registry decides; this makes it so: it ends rooms of lost workers with the true cause, tells the other
+side at once (`terminal-reaches-peer`), wakes who waits for capacity or watches a room, and keeps time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from services.bootstrap.metrics import BootstrapMetrics
+from services.rooms.errors import Cause, NoCapacity, Reason, Refusal
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+from services.rooms.registry import Event, Registry, RoomEntry, Worker, WorkerFacts, WorkerState
+from services.runtime.clock import Clock
+from services.runtime.logging import Log
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from services.wire.channel import Channels
+from services.wire.conversions import cause_to_wire
+
+log = Log(__name__)
+
+CANCEL_S: Final = 2.0
+CANCEL_TRIES: Final = 3
+TICK_S: Final = 0.25
+SOURCE: Final = "bootstrap"
+
+LOST: Final = {Side.PREFILL: Reason.PREFILL_LOST, Side.DECODE: Reason.DECODE_LOST}
+
+
+class QueueFull(Exception):
+    """As many requests wait for a pair of workers as may."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that fits a pair of workers, but not now."""
+
+    request_id: str
+    prompt_tokens: int
+    tokens: int
+    opened: asyncio.Future[RoomEntry]
+
+
+class Rooms:
+    """The bootstrap's only writer of the registry. Used from one event loop."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        clock: Clock,
+        channels: Channels,
+        metrics: BootstrapMetrics,
+        max_queue: int,
+        queue_timeout_ms: int,
+    ) -> None:
+        self.registry = registry
+        self._clock = clock
+        self._channels = channels
+        self._metrics = metrics
+        self._max_queue = max_queue
+        self._queue_timeout_s = queue_timeout_ms / 1000
+        self._queue: deque[_Waiting] = deque()
+        self._on_end: dict[RoomId, Callable[[Cause], None]] = {}
+        self._watchers: dict[RoomId, set[asyncio.Event]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- workers
+
+    def register(self, facts: WorkerFacts) -> None:
+        self.registry.register(facts, self._clock.now_ms())
+        log.info("worker registered", worker=facts.name, side=facts.side.value, address=facts.address)
+        self._wake_queue()
+
+    def renew(self, incarnation: Incarnation) -> None:
+        self.registry.renew(incarnation, self._clock.now_ms())
+        self._metrics.lease_renewed()
+
+    def proven(self, incarnation: Incarnation) -> None:
+        """A canary hand-over passed: the worker may have rooms."""
+        worker = self.registry.worker(incarnation)
+        if worker.state is WorkerState.JOINING:
+            log.info("worker ready", worker=worker.facts.name)
+        self.registry.proven(incarnation)
+        self._wake_queue()
+
+    def exited(self, name: str) -> None:
+        """Whoever started the worker saw its process exit."""
+        for incarnation in self.registry.exited(name):
+            self.lose(incarnation, "its process exited", proof="exited")
+
+    def lose(self, incarnation: Incarnation, why: str, *, proof: str | None) -> None:
+        """A worker is gone, or silent for too long. Its rooms end now, with that cause."""
+        facts = next((w.facts for w in self.registry.workers() if w.facts.incarnation == incarnation), None)
+        rooms = self.registry.leave(incarnation, proof)
+        if facts is None:
+            return
+        log.warning("worker lost", worker=facts.name, cause=why, rooms=len(rooms))
+        for entry in rooms:
+            cause = Cause(LOST[facts.side], f"{facts.side.value} worker {facts.name}: {why}")
+            self.fail(entry.id, cause)
+            self.registry.side_retired(entry.id, facts.side)
+            self._wake_watchers(entry.id)
+        self._wake_queue()
+
+    # ---- rooms
+
+    async def admit(self, request_id: str, prompt_tokens: int, tokens: int) -> RoomEntry:
+        """Open a room on the least loaded pair that can hold it, waiting in a bounded queue for capacity.
+
+        Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
+        """
+        if not self._queue:
+            try:
+                return self._open(request_id, prompt_tokens, tokens)
+            except NoCapacity:
+                pass
+        if len(self._queue) >= self._max_queue:
+            raise QueueFull(f"{len(self._queue)} requests are waiting for workers")
+        opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(request_id, prompt_tokens, tokens, opened)
+        self._queue.append(waiting)
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                return await opened
+        except BaseException:
+            if opened.done() and not opened.cancelled() and opened.exception() is None:
+                self.discard(opened.result())
+            raise
+        finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+
+    def open_on(self, request_id: str, pair: tuple[Worker, Worker], tokens: int) -> RoomEntry:
+        """Open a canary's room on exactly this pair."""
+        entry = self.registry.open_room(request_id, pair, tokens, self._clock.now_ms(), canary=True)
+        self.tell(entry.id, "opened", f"canary on {entry.prefill.name} and {entry.decode.name}")
+        return entry
+
+    def discard(self, entry: RoomEntry) -> None:
+        """Close a room that no worker was told of."""
+        self.registry.end(entry.id, Cause(Reason.CLIENT_GONE, "gone while queued"), self._clock.now_ms())
+        for side in Side:
+            self.registry.side_retired(entry.id, side)
+        self._wake_queue()
+
+    def follow(self, room: RoomId, on_end: Callable[[Cause], None]) -> None:
+        """Call `on_end` when the room is failed from outside its own streams."""
+        self._on_end[room] = on_end
+
+    def tell(self, room: RoomId, name: str, detail: str = "") -> None:
+        """Add the bootstrap's own line to a room's timeline."""
+        self.record(room, Event(self._clock.wall_ms(), SOURCE, name, detail))
+
+    def record(self, room: RoomId, event: Event) -> None:
+        if self.registry.record(room, event):
+            self._wake_watchers(room)
+
+    def answered(self, room: RoomId) -> None:
+        """The client has all that it asked for."""
+        if self.registry.end(room, None, self._clock.now_ms()):
+            self.tell(room, "answered")
+        self._on_end.pop(room, None)
+
+    def stop(self, room: RoomId) -> None:
+        """The client has all that it asked for, and the workers do not know it: stop them."""
+        self.answered(room)
+        self._cancel_sides(room, Cause(Reason.ANSWERED, "a stop string was reached"))
+
+    def fail(self, room: RoomId, cause: Cause) -> None:
+        """End a room with its first cause, tell both sides, and whoever follows it. Idempotent."""
+        if not self.registry.end(room, cause, self._clock.now_ms()):
+            return
+        self.tell(room, "failed", f"{cause.reason.value}: {cause.text}")
+        self._metrics.room_failed(cause)
+        self._cancel_sides(room, cause)
+        on_end = self._on_end.pop(room, None)
+        if on_end is not None:
+            on_end(cause)
+
+    def side_retired(self, room: RoomId, side: Side) -> None:
+        self.registry.side_retired(room, side)
+        self._wake_watchers(room)
+        self._wake_queue()
+
+    def watch(self, room: RoomId, changed: asyncio.Event) -> None:
+        self._watchers.setdefault(room, set()).add(changed)
+
+    def unwatch(self, room: RoomId, changed: asyncio.Event) -> None:
+        watchers = self._watchers.get(room, set())
+        watchers.discard(changed)
+        if not watchers:
+            self._watchers.pop(room, None)
+
+    # ---- time
+
+    def queued(self) -> int:
+        return len(self._queue)
+
+    async def keep_time(self) -> None:
+        """Expire leases and overdue rooms until cancelled."""
+        while True:
+            now_ms = self._clock.now_ms()
+            for incarnation in self.registry.expired(now_ms):
+                self.lose(incarnation, "its lease ran out", proof=None)
+            for entry in self.registry.overdue(now_ms):
+                sides = ", ".join(sorted(side.value for side in entry.waiting_for))
+                self.tell(entry.id, "filed", f"not reported retired by {sides}")
+                self.registry.abandon(entry.id)
+                self._wake_watchers(entry.id)
+            await asyncio.sleep(TICK_S)
+
+    async def finish(self) -> None:
+        """Wait for the calls that are under way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something whose end nobody waits for; it is kept alive, and its failure is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    # ---- inside
+
+    def _open(self, request_id: str, prompt_tokens: int, tokens: int) -> RoomEntry:
+        pair = self.registry.place(prompt_tokens, tokens)
+        entry = self.registry.open_room(request_id, pair, tokens, self._clock.now_ms())
+        self.tell(entry.id, "opened", f"on {entry.prefill.name} and {entry.decode.name}")
+        return entry
+
+    def _wake_queue(self) -> None:
+        """Open rooms for those who wait, oldest first, until one does not fit."""
+        while self._queue:
+            head = self._queue[0]
+            if head.opened.done():
+                self._queue.popleft()
+                continue
+            try:
+                head.opened.set_result(self._open(head.request_id, head.prompt_tokens, head.tokens))
+            except NoCapacity:
+                return
+            except Refusal as error:
+                head.opened.set_exception(error)
+            self._queue.popleft()
+
+    def _wake_watchers(self, room: RoomId) -> None:
+        for changed in self._watchers.get(room, ()):
+            changed.set()
+
+    def _cancel_sides(self, room: RoomId, cause: Cause) -> None:
+        entry = self.registry.get(room)
+        known: Sequence[Incarnation] = [worker.facts.incarnation for worker in self.registry.workers()]
+        for side in entry.waiting_for:
+            facts = entry.worker(side)
+            if facts.incarnation in known:
+                self.spawn(self._cancel(facts, room, cause))
+
+    async def _cancel(self, facts: WorkerFacts, room: RoomId, cause: Cause) -> None:
+        """Best effort: a worker that cannot be told loses its lease, or its stream, soon."""
+        request = inference_pb2.CancelRequest(
+            room=room, incarnation=facts.incarnation, cause=cause_to_wire(cause)
+        )
+        channel = self._channels.to(facts.address)
+        stub = (
+            inference_pb2_grpc.PrefillServiceStub(channel)
+            if facts.side is Side.PREFILL
+            else inference_pb2_grpc.DecodeServiceStub(channel)
+        )
+        for attempt in range(CANCEL_TRIES):
+            try:
+                await stub.Cancel(request, timeout=CANCEL_S)
+            except grpc.aio.AioRpcError as error:
+                log.debug("cancel not taken", room=room, worker=facts.name, cause=error.details())
+                await asyncio.sleep(0.1 * 2**attempt)
+            else:
+                return
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background call failed", error=task.exception())

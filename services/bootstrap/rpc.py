@@ -1,0 +1,158 @@
+"""What may workers and other routers ask of the bootstrap? Each method parses, asks, renders. No policy."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import islice
+from typing import Final
+
+import grpc
+
+from services.bootstrap.rooms import QueueFull, Rooms
+from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.registry import RoomPhase
+from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from services.wire.conversions import (
+    Malformed,
+    event_from_wire,
+    event_to_wire,
+    outcome_from_wire,
+    peer_to_wire,
+    room_to_wire,
+    worker_from_wire,
+)
+from services.wire.errors import errors_as_status
+
+LIST_DEFAULT: Final = 100
+LIST_MAX: Final = 10_000
+
+
+class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    async def Register(
+        self, request: workers_pb2.RegisterRequest, context: grpc.aio.ServicerContext
+    ) -> workers_pb2.RegisterReply:
+        async with errors_as_status(context):
+            self._rooms.register(worker_from_wire(request))
+        return workers_pb2.RegisterReply(lease_ms=self._rooms.registry.lease_ms)
+
+    async def Renew(
+        self, request: workers_pb2.RenewRequest, context: grpc.aio.ServicerContext
+    ) -> workers_pb2.RenewReply:
+        async with errors_as_status(context):
+            self._rooms.renew(Incarnation(request.incarnation))
+        registry = self._rooms.registry
+        return workers_pb2.RenewReply(lease_ms=registry.lease_ms, departed=registry.departed())
+
+    async def Drain(
+        self, request: workers_pb2.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> workers_pb2.DrainReply:
+        async with errors_as_status(context):
+            self._rooms.registry.drain(Incarnation(request.incarnation))
+        return workers_pb2.DrainReply()
+
+    async def Leave(
+        self, request: workers_pb2.LeaveRequest, context: grpc.aio.ServicerContext
+    ) -> workers_pb2.LeaveReply:
+        async with errors_as_status(context):
+            self._rooms.lose(Incarnation(request.incarnation), "it has left", proof="left")
+        return workers_pb2.LeaveReply()
+
+    async def ReportExit(
+        self, request: workers_pb2.ReportExitRequest, context: grpc.aio.ServicerContext
+    ) -> workers_pb2.ReportExitReply:
+        async with errors_as_status(context):
+            self._rooms.exited(request.name)
+        return workers_pb2.ReportExitReply()
+
+
+class RoomService(rooms_pb2_grpc.RoomServiceServicer):
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    async def OpenRoom(
+        self, request: rooms_pb2.OpenRoomRequest, context: grpc.aio.ServicerContext
+    ) -> rooms_pb2.OpenRoomReply:
+        async with errors_as_status(context):
+            if not 1 <= request.prompt_tokens <= request.tokens:
+                raise Malformed("tokens must be at least prompt_tokens, which must be at least 1")
+            try:
+                entry = await self._rooms.admit(request.request_id, request.prompt_tokens, request.tokens)
+            except (QueueFull, TimeoutError) as error:
+                raise NoCapacity(str(error) or "no pair of workers had space in time") from error
+        return rooms_pb2.OpenRoomReply(
+            room=entry.id, prefill=peer_to_wire(entry.prefill), decode=peer_to_wire(entry.decode)
+        )
+
+    async def WatchRoom(
+        self, request: rooms_pb2.WatchRoomRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rooms_pb2.RoomEvent]:
+        async with errors_as_status(context):
+            room, changed = RoomId(request.room), asyncio.Event()
+            entry = self._rooms.registry.get(room)
+            self._rooms.watch(room, changed)
+            told = 0
+            try:
+                while True:
+                    changed.clear()
+                    for event in islice(entry.events, told, None):
+                        told += 1
+                        yield event_to_wire(event)
+                    if entry.phase is RoomPhase.RETIRED and told == len(entry.events):
+                        return
+                    await changed.wait()
+            finally:
+                self._rooms.unwatch(room, changed)
+
+    async def ReportRooms(
+        self, request: rooms_pb2.ReportRoomsRequest, context: grpc.aio.ServicerContext
+    ) -> rooms_pb2.ReportRoomsReply:
+        async with errors_as_status(context):
+            for report in request.reports:
+                self._report(Incarnation(request.incarnation), report)
+        return rooms_pb2.ReportRoomsReply()
+
+    async def CancelRoom(
+        self, request: rooms_pb2.CancelRoomRequest, context: grpc.aio.ServicerContext
+    ) -> rooms_pb2.CancelRoomReply:
+        async with errors_as_status(context):
+            entry = self._rooms.registry.get(RoomId(request.room))
+            self._rooms.fail(entry.id, Cause(Reason.CANCELLED, request.why or "cancelled"))
+        return rooms_pb2.CancelRoomReply()
+
+    async def GetRoom(
+        self, request: rooms_pb2.GetRoomRequest, context: grpc.aio.ServicerContext
+    ) -> rooms_pb2.Room:
+        async with errors_as_status(context):
+            return room_to_wire(self._rooms.registry.get(RoomId(request.room)), events=True)
+
+    async def ListRooms(
+        self, request: rooms_pb2.ListRoomsRequest, context: grpc.aio.ServicerContext
+    ) -> rooms_pb2.ListRoomsReply:
+        async with errors_as_status(context):
+            registry = self._rooms.registry
+            entries = registry.find(request.request_id) if request.request_id else registry.rooms()
+            limit = min(request.limit or LIST_DEFAULT, LIST_MAX)
+            rooms = [room_to_wire(entry, events=False) for entry in islice(entries, limit)]
+        return rooms_pb2.ListRoomsReply(rooms=rooms)
+
+    def _report(self, reporter: Incarnation, report: rooms_pb2.RoomReport) -> None:
+        """One worker's news of one room. A worker that is not the room's is not believed."""
+        try:
+            entry = self._rooms.registry.get(RoomId(report.room))
+        except UnknownRoom:
+            return
+        if report.HasField("event"):
+            self._rooms.record(entry.id, event_from_wire(report.event))
+        if report.HasField("outcome") and reporter == 0:
+            cause = outcome_from_wire(report.outcome)
+            if cause is None:
+                self._rooms.answered(entry.id)
+            else:
+                self._rooms.fail(entry.id, cause)
+        if report.retired:
+            for facts in (entry.prefill, entry.decode):
+                if facts.incarnation == reporter:
+                    self._rooms.side_retired(entry.id, facts.side)

@@ -1,0 +1,152 @@
+"""What does the running server answer? Asked from a terminal, shown as it is written."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, Final, TextIO
+
+import httpx
+
+from services.cli.chat_settings import ChatSettings
+from services.cli.options import Flags
+from services.runtime.errors import StartupError
+from services.runtime.settings import load
+
+CONNECT_TIMEOUT_S: Final = 5.0
+READ_TIMEOUT_S: Final = 300.0
+"""Longest silence: waiting in the queue and a long prompt come before the first token."""
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+Message = dict[str, str]
+
+
+class ChatFailed(StartupError):
+    """The server is not there or did not answer as asked."""
+
+
+def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> int:
+    """`baton chat`: one question, or a conversation until end of input. Returns the exit code."""
+    settings = load(ChatSettings, flags, os.environ, also_known)
+    local = httpx.URL(settings.url).host in LOOPBACK
+    timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    with httpx.Client(base_url=settings.url, timeout=timeout, trust_env=not local) as http:
+        conversation = Conversation(http, settings)
+        if question is not None:
+            conversation.ask(question, sys.stdout)
+            return 0
+        return _converse(conversation)
+
+
+class Conversation:
+    """The messages so far, and the server that continues them."""
+
+    def __init__(self, http: httpx.Client, settings: ChatSettings) -> None:
+        self._http = http
+        self._settings = settings
+        self.messages: list[Message] = (
+            [{"role": "system", "content": settings.system}] if settings.system else []
+        )
+        with _told(settings.url):
+            self.model: str = _checked(http.get("/v1/models")).json()["data"][0]["id"]
+
+    def ask(self, question: str, out: TextIO) -> None:
+        """Stream the answer to `out` and remember both. Raises ChatFailed, remembering neither."""
+        messages = [*self.messages, {"role": "user", "content": question}]
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "stream": True,
+            "max_tokens": self._settings.max_tokens,
+            "temperature": float(self._settings.temperature),
+        }
+        answer = ""
+        try:
+            with (
+                _told(self._settings.url),
+                self._http.stream("POST", "/v1/chat/completions", json=body) as reply,
+            ):
+                if reply.is_error:
+                    reply.read()
+                for delta in _deltas(_checked(reply)):
+                    answer += delta
+                    out.write(delta)
+                    out.flush()
+        finally:
+            out.write("\n" if answer else "")
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+
+def _converse(conversation: Conversation) -> int:
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401
+        print(f"{conversation.model}: ask away. Ctrl-C stops an answer, Ctrl-D ends.")
+    while True:
+        try:
+            question = input("> " if interactive else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return 0
+        if not question:
+            continue
+        try:
+            conversation.ask(question, sys.stdout)
+        except KeyboardInterrupt:
+            continue
+        except ChatFailed as error:
+            if not interactive:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+
+
+def _deltas(reply: httpx.Response) -> Iterator[str]:
+    """The pieces of text in a stream of server-sent events."""
+    for line in reply.iter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise ChatFailed(_message(event))
+        for choice in event.get("choices", ()):
+            yield choice.get("delta", {}).get("content") or ""
+    raise ChatFailed("the server ended the answer before it was complete")
+
+
+def _checked(reply: httpx.Response) -> httpx.Response:
+    if reply.is_error:
+        try:
+            told = _message(reply.json())
+        except ValueError:
+            told = reply.text[:200]
+        raise ChatFailed(f"the server answered {reply.status_code}: {told}")
+    return reply
+
+
+def _message(body: Any) -> str:
+    match body:
+        case {"error": {"message": str(message)}}:
+            return message
+        case _:
+            return json.dumps(body)[:200]
+
+
+@contextlib.contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Turn what a connection can fail with into one clear sentence."""
+    try:
+        yield
+    except httpx.ConnectError:
+        raise ChatFailed(
+            f"no server answers at {url}: start one with `baton serve`, or name it with --url"
+        ) from None
+    except httpx.TimeoutException:
+        raise ChatFailed(f"the server at {url} was silent for too long") from None
+    except httpx.TransportError as error:
+        raise ChatFailed(f"the connection to {url} broke: {error}") from None
+    except (KeyError, IndexError, TypeError, json.JSONDecodeError):
+        raise ChatFailed(f"what answers at {url} does not speak the OpenAI API") from None

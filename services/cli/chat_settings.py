@@ -1,0 +1,21 @@
+"""What can be set on `baton chat`?"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from services.runtime.setting_kinds import TEXT, matching, number
+from services.runtime.settings import setting
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+URL = matching(r"https?://[^\s/?#]+(/[^\s?#]*)?", "URL", "an address such as http://127.0.0.1:8000")
+TEMPERATURE = matching(r"\d(\.\d{1,6})?", "T", "a number from 0 to 9.99, such as 0.7")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSettings:
+    """Where to ask, and how."""
+
+    url: str = setting(DEFAULT_URL, "Where the server is.", URL)
+    system: str = setting("", "Instruction put before the conversation.", TEXT)
+    max_tokens: int = setting(1024, "Most tokens per answer.", number(1, 10**6))
+    temperature: str = setting("0", "Randomness; 0 always gives the same answer.", TEMPERATURE)

@@ -1,0 +1,111 @@
+"""Which command was asked for? Anything heavy is imported by the command that needs it."""
+
+import os
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+from typing import Annotated
+
+import typer
+
+from services.bootstrap.settings import BootstrapSettings
+from services.cli.chat_settings import ChatSettings
+from services.cli.options import Flags, add_command
+from services.cli.serve_settings import ServeSettings, passed_on
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.runtime import logging
+from services.runtime.cpus import pin
+from services.runtime.settings import load, settings_of, variables_of
+
+KNOWN = variables_of(BootstrapSettings, PrefillSettings, DecodeSettings, ServeSettings, ChatSettings)
+"""Every `BATON_*` name of the project; others are mistakes, whichever command is run."""
+
+app = typer.Typer(
+    name="baton",
+    help="Serve large language models with prefill and decode in separate processes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _serve(flags: Flags) -> int:
+    from services.cli.serve import run_serve
+
+    return run_serve(flags, KNOWN)
+
+
+def _bootstrap(flags: Flags) -> int:
+    settings = load(BootstrapSettings, flags, os.environ, KNOWN)
+    logging.configure(settings.log_level, settings.log_format)
+    from services.bootstrap.wiring import run
+
+    return run(settings)
+
+
+def _prefill(flags: Flags) -> int:
+    settings = load(PrefillSettings, flags, os.environ, KNOWN)
+    logging.configure(settings.log_level, settings.log_format)
+    pin(settings.cpus, settings.threads)
+    from services.prefill.wiring import run
+
+    return run(settings)
+
+
+def _decode(flags: Flags) -> int:
+    settings = load(DecodeSettings, flags, os.environ, KNOWN)
+    logging.configure(settings.log_level, settings.log_format)
+    pin(settings.cpus, settings.threads)
+    from services.decode.wiring import run
+
+    return run(settings)
+
+
+def _chat(flags: Flags) -> int:
+    from services.cli.chat import run_chat
+
+    return run_chat(flags.get("question"), {k: v for k, v in flags.items() if k != "question"}, KNOWN)
+
+
+def _version(_: Flags) -> int:
+    try:
+        number = distribution_version("baton-serve")
+    except PackageNotFoundError:
+        number = "(not installed: run from a source tree)"
+    print(f"baton {number}")
+    return 0
+
+
+QUESTION = Annotated[str | None, typer.Argument(help="What to ask; none starts a conversation.")]
+
+add_command(
+    app,
+    "serve",
+    {"The stack": settings_of(ServeSettings), **passed_on()},
+    _serve,
+    "Start a whole stack on this machine: bootstrap, prefill and decode workers.",
+)
+for cls, run_one, text in (
+    (BootstrapSettings, _bootstrap, "Run the bootstrap: the HTTP API and the router."),
+    (PrefillSettings, _prefill, "Run one prefill worker."),
+    (DecodeSettings, _decode, "Run one decode worker."),
+):
+    add_command(app, cls.role, {"Settings": settings_of(cls)}, run_one, text)
+add_command(
+    app,
+    "chat",
+    {"Settings": settings_of(ChatSettings)},
+    _chat,
+    "Talk to a running server: one question, or a conversation.",
+    {"question": QUESTION},
+)
+add_command(app, "version", {}, _version, "Print the version.")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Is the model there in a form that loads fast? Made so once, in a process of its own.
+
+    python -m services.cli.prepare MODEL
+
+Writes a line for each thing it does, each beginning with PROGRESS.
+"""
+
+import sys
+from typing import Final
+
+from services.runtime.errors import StartupError
+from services.runtime.serve import tell
+
+PROGRESS: Final = "progress: "
+
+
+def main(model: str) -> int:
+    """Resolve and prepare `model`. Returns the exit code."""
+    from services.runtime.model_files import prepare, resolve
+
+    try:
+        prepare(resolve(model), lambda line: print(f"{PROGRESS}{line}", flush=True))
+    except StartupError as error:
+        return tell(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,186 @@
+"""How does one command bring up, keep and take down a whole stack on this machine?"""
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import httpx
+from rich.console import Console
+
+from services.cli.chat_settings import DEFAULT_URL
+from services.cli.child import Child, describe_exit, start_child
+from services.cli.options import Flags
+from services.cli.prepare import PROGRESS
+from services.cli.quiet import LevelFilter
+from services.cli.screen import Screen
+from services.cli.serve_settings import Part, Plan, ServeSettings, load_serve, make_plan
+from services.cli.supervisor import ReportExit, StopAsked, Supervisor
+from services.runtime.clock import SystemClock
+from services.runtime.cpus import allowed_cpus
+from services.runtime.errors import StartupError
+from services.runtime.listen import bind_port, port_of
+from services.runtime.serve import run
+from services.runtime.settings import PREFIX
+
+Command = Callable[[str, Sequence[str]], Sequence[str]]
+PREPARE: Final = "prepare"
+HTTP_TIMEOUT_S: Final = 2.0
+STOP_MARGIN_MS: Final = 5_000
+"""What a part may take to end beyond its own drain time."""
+
+
+def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
+    """`baton serve`: returns the exit code. Raises StartupError."""
+    settings = load_serve(flags, os.environ, also_known)
+    grpc_port = _free_ports(settings)
+    plan = make_plan(settings, flags, os.environ, allowed_cpus(), grpc_port)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    screen = Screen(Console(), SystemClock())
+    return run(lambda shutdown: Stack(settings, plan, environ, screen).serve(shutdown))
+
+
+def _free_ports(settings: ServeSettings) -> int:
+    """Fail before anything slow if a port is taken. Returns the gRPC port to use."""
+    bind_port(settings.host, settings.port, "--port").close()
+    with bind_port(settings.host, settings.grpc_port, "--grpc-port") as sock:
+        return port_of(sock)
+
+
+def baton_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
+    """What runs `word`: a service's command, the very one that a pod runs, or PREPARE."""
+    module = "services.cli.prepare" if word == PREPARE else "services.cli.main"
+    words = () if word == PREPARE else (word,)
+    return (sys.executable, "-m", module, *words, *arguments)
+
+
+class Stack:
+    """One run of `baton serve`."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        plan: Plan,
+        environ: Mapping[str, str],
+        screen: Screen,
+        command: Command = baton_command,
+        report_exit: ReportExit | None = None,
+    ) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._command = command
+        self._report_exit = report_exit or reporter(plan.bootstrap_address)
+        self._environ = environ
+        self._screen = screen
+
+    async def serve(self, shutdown: asyncio.Event) -> int:
+        """Prepare, start, keep until `shutdown`, stop. Returns the exit code. Raises StartupError."""
+        try:
+            await self._prepare_model(shutdown)
+        except StopAsked:
+            return 0
+        supervisor = Supervisor(self._start_part, self._report_exit, self._screen.say, SystemClock())
+        try:
+            await self._start(supervisor, shutdown)
+            await supervisor.keep(shutdown)
+        except StopAsked:
+            pass
+        except BaseException:
+            await self._stop(supervisor, STOP_MARGIN_MS)
+            raise
+        with self._screen.step("stopping: requests that started may finish; Ctrl-C again ends at once"):
+            clean = await self._stop(supervisor, self._plan.drain_timeout_ms + STOP_MARGIN_MS)
+        return 0 if clean else 1
+
+    async def _start(self, supervisor: Supervisor, shutdown: asyncio.Event) -> None:
+        plan, timeout_ms = self._plan, self._settings.ready_timeout_ms
+        async with httpx.AsyncClient(base_url=plan.url, timeout=HTTP_TIMEOUT_S, trust_env=False) as http:
+
+            async def answers(path: str) -> bool:
+                try:
+                    return (await http.get(path)).is_success
+                except httpx.TransportError:
+                    return False
+
+            with self._screen.step(f"starting the bootstrap on {plan.url}"):
+                await supervisor.start([plan.bootstrap], lambda: answers("/health"), timeout_ms, shutdown)
+            with self._screen.step(f"starting {', '.join(_described(part) for part in plan.workers)}"):
+                await supervisor.start(plan.workers, lambda: answers("/ready"), timeout_ms, shutdown)
+            models = (await http.get("/v1/models")).json()
+        for line in ready_lines(plan.url, models["data"][0]["id"]):
+            self._screen.say(line)
+
+    async def _stop(self, supervisor: Supervisor, timeout_ms: int) -> bool:
+        """First no new requests while workers finish the running ones, then the workers."""
+        return await supervisor.stop([[self._plan.bootstrap], self._plan.workers], timeout_ms)
+
+    async def _start_part(self, part: Part) -> Child:
+        command = self._command(part.role, part.flags)
+        worth = LevelFilter(self._settings.log_level)
+        return await start_child(part.name, command, self._environ, worth, self._screen.say)
+
+    async def _prepare_model(self, shutdown: asyncio.Event) -> None:
+        """In a process of its own: it takes the tensor library, which stays out of this one."""
+        with self._screen.step(f"preparing the model {self._plan.model}") as progress:
+
+            def say(line: str) -> None:
+                text = line.removeprefix("model: ")
+                (progress if text.startswith(PROGRESS) else self._screen.say)(text.removeprefix(PROGRESS))
+
+            child = await start_child(
+                "model",
+                self._command(PREPARE, (self._plan.model,)),
+                self._environ,
+                lambda line: line.startswith(PROGRESS),
+                say,
+            )
+            ended = asyncio.create_task(child.wait())
+            stopped = asyncio.create_task(shutdown.wait())
+            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if not ended.done():
+                child.kill()
+                await ended
+                raise StopAsked
+            code = await ended
+            if code != 0:
+                why = child.own_words()
+                if why is None:
+                    child.say_held_back()
+                raise StartupError(why or f"preparing the model {self._plan.model} {describe_exit(code)}")
+
+
+def reporter(bootstrap_address: str) -> ReportExit:
+    """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
+
+    async def report(name: str, _pid: int) -> None:
+        from services.wire.clients import report_exit
+
+        await report_exit(bootstrap_address, name)
+
+    return report
+
+
+def ready_lines(url: str, model: str) -> list[str]:
+    """What to type now."""
+    baton = "baton" if shutil.which("baton") else os.path.relpath(sys.argv[0])
+    question = "What is the capital of France?"
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
+    to = "" if url == DEFAULT_URL else f" --url {url}"
+    return [
+        f"Ready: {model} on {url}",
+        "",
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        f"  {baton} chat{to} {shlex.quote(question)}",
+        "",
+        "Ctrl-C stops it.",
+    ]
+
+
+def _described(part: Part) -> str:
+    flags = dict(zip(part.flags[::2], part.flags[1::2], strict=True))
+    return f"{part.name} on cores {flags['--cpus']}"

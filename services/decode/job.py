@@ -1,0 +1,37 @@
+"""What does the decode worker keep for a room, beside the room's own record?"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from services.engine.engine import Sequence
+from services.rooms.receiver import Receiver
+from services.rooms.request import Request
+from services.wire.baton.v1 import inference_pb2, rooms_pb2
+
+Replies = asyncio.Queue[inference_pb2.StreamRoomReply]
+
+
+def replies_max(request: Request) -> int:
+    """Most messages that a room's stream can ever carry: one a token, accepted, outcome."""
+    return request.max_tokens + 2
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    receiver: Receiver
+    request: Request
+    prefill: rooms_pb2.Peer
+    replies: Replies | None = None
+    """Where the caller of StreamRoom reads, on the leader."""
+    sequence: Sequence = field(init=False)
+    pages: tuple[int, ...] = ()
+    finished: bool = False
+    """The sequence has ended by itself."""
+
+    def __post_init__(self) -> None:
+        self.sequence = Sequence(self.request, [])
+
+    @property
+    def position(self) -> int:
+        """Of the last token drawn: its KV is what the next step computes."""
+        return len(self.request.prompt) + len(self.sequence.output) - 1

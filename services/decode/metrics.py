@@ -1,0 +1,45 @@
+"""What does a decode worker count?"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.runtime.worker_metrics import WorkerMetrics
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class DecodeMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.worker = WorkerMetrics(registry)
+        self._prealloc = Gauge(
+            "baton_decode_prealloc_queue_requests", "Rooms without pages yet.", registry=registry
+        )
+        self._transfer = Gauge(
+            "baton_decode_transfer_queue_requests",
+            "Rooms whose pages have not all landed.",
+            registry=registry,
+        )
+        self._waiting = Gauge(
+            "baton_decode_waiting_requests", "Admitted rooms that do not fit the batch.", registry=registry
+        )
+        self._running = Gauge(
+            "baton_decode_running_requests", "Sequences being continued.", registry=registry
+        )
+        self._tokens = Counter("baton_decode_tokens_total", "Tokens drawn.", registry=registry)
+        self._handover = Histogram(
+            "baton_handover_seconds",
+            "From the room's arrival here until it was admitted.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def record_queues(self, *, prealloc: int, transfer: int, waiting: int, running: int) -> None:
+        self._prealloc.set(prealloc)
+        self._transfer.set(transfer)
+        self._waiting.set(waiting)
+        self._running.set(running)
+
+    def decoded(self, tokens: int) -> None:
+        self._tokens.inc(tokens)
+
+    def admitted(self, handover_s: float) -> None:
+        self._handover.observe(handover_s)

@@ -1,0 +1,183 @@
+"""How does a decode worker talk to the prefill workers it receives from?
+
+Three calls: connect (once per incarnation), grant (where a room may write), close (until it is proven
+quiet). Each runs as a task of its own, so that no turn waits; what they learn enters the next turn as a
+command. A close is repeated until it is answered or the peer is known to be gone: only the answer is
+proof, a deadline that passes is not.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+
+from services.pages.errors import LayoutMismatch
+from services.pages.layout import KvLayout
+from services.pages.plan import plan_transfer
+from services.pages.record import SCHEMA_HASH
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import Generation, Incarnation, RoomId
+from services.runtime.logging import Log
+from services.transfer.interface import Endpoint
+from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
+from services.wire.channel import UNARY_S, Channels
+from services.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
+from services.wire.errors import remote_error
+from services.wire.mailbox import Mailbox
+
+log = Log(__name__)
+
+CLOSE_CALL_S = 6.0
+CLOSE_PAUSE_MIN_S = 0.05
+CLOSE_PAUSE_MAX_S = 2.0
+
+
+class Peers:
+    """Keyed by incarnation. The leader's; a departed peer is forgotten with everything about it."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        channels: Channels,
+        endpoint: Endpoint,
+        layout: KvLayout,
+        connect_timeout_s: float,
+    ) -> None:
+        self._mailbox = mailbox
+        self._channels = channels
+        self._endpoint = endpoint
+        self._layout = layout
+        self._connect_timeout_s = connect_timeout_s
+        self._connected: set[Incarnation] = set()
+        self._connecting: dict[Incarnation, list[RoomId]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: dict[RoomId, asyncio.Task[None]] = {}
+
+    def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
+        """Make our memory known to a peer. True when it already is; else a command tells what became of
+        it: `connected`, or a cancel of every room that waited."""
+        incarnation = Incarnation(peer.incarnation)
+        if incarnation in self._connected:
+            return True
+        if incarnation in self._connecting:
+            self._connecting[incarnation].append(room)
+            return False
+        self._connecting[incarnation] = [room]
+        self._spawn(self._connect(peer))
+        return False
+
+    def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
+        """Send a destination. A refusal cancels the room."""
+        self._spawn(self._grant(peer, request))
+
+    def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
+        """Ask until it is proven that nothing more is written for (room, generation)."""
+        task = self._spawn(self._close(peer, room, generation))
+        self._closing[room] = task
+        task.add_done_callback(lambda _: self._closing.pop(room, None))
+
+    def stop_closing(self, room: RoomId) -> None:
+        """Another proof came first."""
+        task = self._closing.pop(room, None)
+        if task is not None:
+            task.cancel()
+
+    def forget(self, peer: Incarnation) -> None:
+        """Its process is gone."""
+        self._connected.discard(peer)
+
+    @property
+    def closing(self) -> int:
+        """Rooms whose proof is being sought."""
+        return len(self._closing)
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connect(self, peer: rooms_pb2.Peer) -> None:
+        incarnation = Incarnation(peer.incarnation)
+        problem = await self._try_connect(peer)
+        rooms = self._connecting.pop(incarnation)
+        if problem is None:
+            self._connected.add(incarnation)
+            self._mailbox.put(group_pb2.Command(connected=incarnation))
+            log.info("connected", worker=peer.name)
+            return
+        log.warning("not connected", worker=peer.name, cause=problem)
+        text = f"decode cannot connect to prefill worker {peer.name}: {problem}"
+        for room in rooms:
+            self._cancel(room, Cause(Reason.CONNECT_FAILED, text))
+
+    async def _try_connect(self, peer: rooms_pb2.Peer) -> str | None:
+        request = inference_pb2.ConnectRequest(
+            incarnation=peer.incarnation,
+            endpoint=_endpoint_to_wire(self._endpoint),
+            layout=layout_to_wire(self._layout),
+            schema=SCHEMA_HASH,
+        )
+        try:
+            stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
+            reply = await stub.Connect(request, timeout=self._connect_timeout_s)
+            plan_transfer(layout_from_wire(reply.layout), self._layout)
+        except grpc.aio.AioRpcError as error:
+            return str(remote_error(error))
+        except (Malformed, LayoutMismatch) as error:
+            return str(error)
+        return None
+
+    async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
+        try:
+            stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
+            await stub.Grant(request, timeout=UNARY_S)
+        except grpc.aio.AioRpcError as error:
+            remote = remote_error(error)
+            # Refused: the sender does not hold the room (any more). Unanswered: it may have the grant,
+            # so that the room's memory goes into quarantine until the close is answered.
+            reason = Reason.PREFILL_LOST if remote.unreachable else Reason.REFUSED
+            text = f"prefill worker {peer.name} did not take the destination: {remote}"
+            self._cancel(RoomId(request.room), Cause(reason, text))
+
+    async def _close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
+        request = inference_pb2.CloseRequest(
+            room=room,
+            incarnation=peer.incarnation,
+            receiver=self._endpoint.incarnation,
+            generation=generation,
+        )
+        pause_s = CLOSE_PAUSE_MIN_S
+        while True:
+            try:
+                stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
+                await stub.Close(request, timeout=CLOSE_CALL_S)
+            except grpc.aio.AioRpcError as error:
+                log.debug("close not answered", room=room, cause=str(remote_error(error)))
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, CLOSE_PAUSE_MAX_S)
+            else:
+                self._mailbox.put(group_pb2.Command(quiet=request))
+                return
+
+    def _cancel(self, room: RoomId, cause: Cause) -> None:
+        cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
+        self._mailbox.put(group_pb2.Command(cancel=cancel))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _endpoint_to_wire(endpoint: Endpoint) -> inference_pb2.Endpoint:
+    return inference_pb2.Endpoint(
+        incarnation=endpoint.incarnation,
+        agent=endpoint.agent,
+        metadata=endpoint.metadata,
+        regions=[
+            inference_pb2.Region(name=each.name, address=each.address, length=each.length, device=each.device)
+            for each in endpoint.regions
+        ],
+    )

@@ -1,0 +1,56 @@
+"""What may be asked of a decode worker? Each method parses, asks the turn loop, renders. No policy here."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from services.decode.job import Replies, replies_max
+from services.decode.turn import DecodeWork
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import Incarnation, RoomId
+from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
+from services.wire.channel import UNARY_S, check_incarnation
+from services.wire.conversions import cause_to_wire, request_from_wire
+from services.wire.errors import Draining, errors_as_status
+from services.wire.mailbox import Mailbox
+
+
+class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
+    def __init__(self, work: DecodeWork, mailbox: Mailbox, incarnation: Incarnation) -> None:
+        self._work = work
+        self._mailbox = mailbox
+        self._incarnation = incarnation
+
+    async def StreamRoom(
+        self, request: inference_pb2.StreamRoomRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.StreamRoomReply]:
+        async with errors_as_status(context):
+            check_incarnation(self._incarnation, request.incarnation)
+            parsed = request_from_wire(request.request)
+            if self._work.draining:
+                raise Draining("this decode worker is draining")
+            room, replies = RoomId(request.room), Replies(replies_max(parsed))
+            self._work.listen(room, replies)
+            try:
+                await self._mailbox.ask(group_pb2.Command(stream=request), UNARY_S)
+                over = False
+                while not over:
+                    reply = await replies.get()
+                    yield reply
+                    over = reply.HasField("outcome")
+            except (asyncio.CancelledError, GeneratorExit, TimeoutError):
+                cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the stream of decode")
+                cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
+                self._mailbox.put(group_pb2.Command(cancel=cancel))
+                raise
+            finally:
+                self._work.unlisten(room)
+
+    async def Cancel(
+        self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CancelReply:
+        async with errors_as_status(context):
+            check_incarnation(self._incarnation, request.incarnation)
+            await self._mailbox.ask(group_pb2.Command(cancel=request), UNARY_S)
+        return inference_pb2.CancelReply()

@@ -1,0 +1,401 @@
+"""What does a decode rank see, do and compute in a turn?
+
+Queues, in the field's words: *prealloc* (no pages yet), *transfer* (pages granted, not landed on every
+rank), *waiting* (admitted, no space in the batch) and *running*. They follow from the rooms' phases and
+their order; there are no lists beside the roster that could disagree with it.
+"""
+
+from services.decode.batch import next_batch
+from services.decode.job import Job, Replies
+from services.decode.metrics import DecodeMetrics
+from services.decode.peers import Peers
+from services.engine.engine import Row
+from services.engine.stepper import StepFailed, Stepper
+from services.pages.errors import PagesError, RecordCorrupt, RecordForeign
+from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
+from services.pages.record import MetadataRecord, read_slot
+from services.rooms.deadlines import Deadlines
+from services.rooms.errors import Cause, PeerFault, Reason, Refusal
+from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
+from services.rooms.ids import Generation, Incarnation, RoomId
+from services.rooms.phases import Effect, Phase
+from services.rooms.receiver import Receiver
+from services.rooms.request import Token
+from services.rooms.room import Room
+from services.rooms.roster import Capacity, Roster
+from services.runtime.clock import Clock
+from services.runtime.logging import Log
+from services.transfer.interface import Transfer
+from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from services.wire.conversions import (
+    cause_from_wire,
+    finish_to_wire,
+    outcome_to_wire,
+    request_from_wire,
+    token_to_wire,
+)
+from services.wire.mailbox import Mailbox
+from services.wire.reporter import Reporter
+
+log = Log(__name__)
+
+HEARTBEAT_S = 1.0
+POLL_S = 0.001
+
+
+class DecodeWork:
+    """The decode side of `services.parallel.turns.Work`. Every table is keyed by room and emptied by
+    `_retire`."""
+
+    def __init__(
+        self,
+        *,
+        places: int,
+        incarnation: Incarnation,
+        holdings: Holdings,
+        layout: KvLayout,
+        stepper: Stepper,
+        transfer: Transfer,
+        peers: Peers,
+        mailbox: Mailbox,
+        reporter: Reporter,
+        metrics: DecodeMetrics,
+        clock: Clock,
+        deadlines: Deadlines,
+        max_running: int,
+    ) -> None:
+        self.roster: Roster[Receiver] = Roster(places)
+        self.draining = False
+        self._incarnation = incarnation
+        self._holdings = holdings
+        self._layout = layout
+        self._stepper = stepper
+        self._transfer = transfer
+        self._peers = peers
+        self._mailbox = mailbox
+        self._reporter = reporter
+        self._metrics = metrics
+        self._clock = clock
+        self._deadlines = deadlines
+        self._max_running = max_running
+        self._jobs: dict[RoomId, Job] = {}
+        self._listeners: dict[RoomId, Replies] = {}
+        self._step: list[Job] = []
+
+    # ---- what the handlers of the leader call
+
+    def listen(self, room: RoomId, replies: Replies) -> None:
+        """Send the room's replies there, from when it is opened on."""
+        self._listeners[room] = replies
+
+    def unlisten(self, room: RoomId) -> None:
+        self._listeners.pop(room, None)
+
+    # ---- Work
+
+    def take_commands(self) -> bytes:
+        return self._mailbox.take()
+
+    def apply(self, commands: bytes) -> None:
+        for command in group_pb2.Commands.FromString(commands).commands:
+            try:
+                self._apply(command)
+            except (Refusal, PeerFault, PagesError) as error:
+                self._mailbox.answer(error)
+            else:
+                self._mailbox.answer(None)
+
+    def see(self) -> bool:
+        news = self._see_step()
+        self._transfer.notices()
+        for job in self._jobs.values():
+            if job.receiver.phase is Phase.TRANSFERRING and not job.receiver.sealed:
+                news |= self._see_slot(job)
+        return news
+
+    def capacity(self) -> Capacity:
+        return Capacity(self._holdings.pages.free, self._holdings.slots.free)
+
+    def may_compute(self) -> bool:
+        return self._stepper.free
+
+    def may_leave(self) -> bool:
+        return self.draining and not self._jobs
+
+    def perform(self, room: Room, effect: Effect) -> None:
+        job = self._jobs[room.id]
+        match effect:
+            case Effect.QUEUE:
+                self._tell(job, "connected")
+            case Effect.GRANT:
+                self._grant(job)
+            case Effect.ADMIT:
+                self._admit(job)
+            case Effect.FENCE:
+                self._fail(job)
+            case Effect.RELEASE:
+                self._retire(job)
+            case Effect.COMPUTE | Effect.REPORT:
+                raise AssertionError(f"{effect.value} is not a receiver's")
+
+    def compute(self) -> bool:
+        batch = next_batch(self._unfinished(), self._max_running)
+        if not batch:
+            return False
+        for job in batch:
+            job.receiver.busy = True
+        self._step = batch
+        self._stepper.start(
+            [Row(job.sequence, job.position, job.position + 1, job.pages, sample=True) for job in batch]
+        )
+        return True
+
+    def record(self, agreement_s: float) -> None:
+        census = self.roster.census()
+        unfinished = len(self._unfinished())
+        self._metrics.worker.record_turn(agreement_s)
+        self._metrics.worker.record_rooms(census, self.roster.dropped.total())
+        self._metrics.worker.record_memory(self._holdings.pages.census(), self._holdings.slots.census())
+        self._metrics.record_queues(
+            prealloc=census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
+            transfer=census[Phase.TRANSFERRING],
+            waiting=max(unfinished - self._max_running, 0),
+            running=min(unfinished, self._max_running),
+        )
+
+    async def rest(self) -> None:
+        await self._mailbox.rest(self._rest_s())
+
+    # ---- commands
+
+    def _apply(self, command: group_pb2.Command) -> None:
+        match command.WhichOneof("what"):
+            case "stream":
+                self._open(command.stream)
+            case "cancel":
+                self._cancel(RoomId(command.cancel.room), cause_from_wire(command.cancel.cause))
+            case "connected":
+                self._connected(Incarnation(command.connected))
+            case "quiet":
+                self._quiet(command.quiet)
+            case "departed":
+                self._depart(Incarnation(command.departed))
+            case other:
+                raise PeerFault(f"{other} is not a command for a decode worker")
+
+    def _open(self, wire: inference_pb2.StreamRoomRequest) -> None:
+        request = request_from_wire(wire.request)
+        needed = self._layout.pages_for(request.tokens_max)
+        if needed > len(self._holdings.pages):
+            raise Refusal(
+                f"request may grow to {request.tokens_max} tokens: the cache of this worker never holds it"
+            )
+        room = RoomId(wire.room)
+        now_ms = self._clock.now_ms()
+        expected = self._layout.pages_for(len(request.prompt))
+
+        def make(place: int) -> Receiver:
+            peer = Incarnation(wire.prefill.incarnation)
+            return Receiver(
+                room,
+                request.request_id,
+                peer,
+                place,
+                needed,
+                self._deadlines,
+                now_ms,
+                pages_expected=expected,
+            )
+
+        receiver = self.roster.open(room, make, now_ms)
+        peer = rooms_pb2.Peer()
+        peer.CopyFrom(wire.prefill)
+        job = Job(receiver, request, peer, self._listeners.pop(room, None))
+        self._jobs[room] = job
+        self._reply(job, inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted()))
+        self._tell(job, "accepted", f"{needed} pages needed")
+        if self._peers.connect(peer, room):
+            receiver.note(Connected())
+
+    def _cancel(self, room: RoomId, cause: Cause) -> None:
+        self.roster.cancel(room, cause, self._clock.now_ms())
+
+    def _connected(self, peer: Incarnation) -> None:
+        for job in self._jobs.values():
+            if job.receiver.peer == peer:
+                job.receiver.note(Connected())
+
+    def _quiet(self, wire: inference_pb2.CloseRequest) -> None:
+        """The sender acknowledged the close of this room and generation, and of no other."""
+        room = RoomId(wire.room)
+        if room in self.roster and self.roster.get(room).generation != wire.generation:
+            raise PeerFault(f"room {room}: quiet for generation {wire.generation}, which is not ours")
+        self.roster.note(room, Fenced(Proof.QUIET))
+
+    def _depart(self, peer: Incarnation) -> None:
+        """A prefill process is known to be gone: nothing of it can land any more."""
+        for job in self._jobs.values():
+            if job.receiver.peer == peer and job.receiver.phase is not Phase.SUCCESS:
+                cause = Cause(Reason.PREFILL_LOST, f"prefill worker {job.prefill.name} is gone")
+                job.receiver.note(Failed(cause))
+                job.receiver.note(Fenced(Proof.DEAD))
+        self._peers.forget(peer)
+        self._transfer.disconnect(peer)
+
+    # ---- evidence
+
+    def _see_slot(self, job: Job) -> bool:
+        receiver = job.receiver
+        holding = self._holdings.get(receiver.id)
+        generation = Generation(holding.slot.generation)
+        try:
+            record = read_slot(self._holdings.slots.view(holding.slot), receiver.id, generation)
+            if record is None:
+                return False
+            self._check(job, record)
+            receiver.note(Landed(generation, record.pages))
+        except (RecordCorrupt, RecordForeign, PeerFault) as error:
+            receiver.note(Failed(Cause(Reason.RECORD_CORRUPT, f"decode: {error}")))
+            return True
+        job.sequence.output[:] = [record.first_token]
+        receiver.note(Sealed(generation))
+        self._tell(job, "landed", f"{record.pages} pages, generation {generation}")
+        return True
+
+    def _check(self, job: Job, record: MetadataRecord) -> None:
+        want = (len(job.request.prompt), job.receiver.pages_expected)
+        if (record.prompt_tokens, record.pages) != want:
+            raise RecordCorrupt(
+                f"record of room {record.room} says {record.prompt_tokens} tokens in {record.pages} pages,"
+                f" expected {want[0]} in {want[1]}"
+            )
+
+    def _see_step(self) -> bool:
+        try:
+            tokens = self._stepper.take()
+        except StepFailed as error:
+            for job in self._step:
+                job.receiver.busy = False
+                job.receiver.note(Failed(Cause(Reason.ENGINE_FAILED, f"decode: {error}")))
+            self._step = []
+            return True
+        if tokens is None:
+            return False
+        for job, token in zip(self._step, tokens, strict=True):
+            job.receiver.busy = False
+            if token is not None and job.receiver.cause is None:
+                job.sequence.output.append(token.id)
+                self._emit(job, token)
+        self._metrics.decoded(len(tokens))
+        self._step = []
+        return True
+
+    # ---- effects
+
+    def _grant(self, job: Job) -> None:
+        """Reserve, expose, and only then tell: what is named to a peer is already marked exposed."""
+        receiver = job.receiver
+        self._holdings.take(receiver.id, receiver.pages_needed)
+        holding = self._holdings.expose(receiver.id, receiver.pages_expected)
+        job.pages = holding.pages
+        receiver.expose(Generation(holding.slot.generation))
+        grant = inference_pb2.GrantRequest(
+            room=receiver.id,
+            incarnation=receiver.peer,
+            receiver=self._incarnation,
+            generation=holding.slot.generation,
+            pages=holding.exposed,
+            slot=holding.slot.index,
+        )
+        self._peers.grant(job.prefill, grant)
+        detail = (
+            f"{len(holding.exposed)} pages, slot {holding.slot.index}, generation {holding.slot.generation}"
+        )
+        self._tell(job, "granted", detail)
+
+    def _admit(self, job: Job) -> None:
+        """The pages are ours for good. The first token came in the record."""
+        record = self._record_of(job)
+        self._holdings.commit(job.receiver.id)
+        self._metrics.admitted(sum(job.receiver.phase_ms.values()) / 1000)
+        self._tell(job, "admitted")
+        self._emit(job, Token(record.first_token, record.first_logprob, record.alternatives))
+
+    def _record_of(self, job: Job) -> MetadataRecord:
+        holding = self._holdings.get(job.receiver.id)
+        record = read_slot(self._holdings.slots.view(holding.slot), job.receiver.id, holding.slot.generation)
+        if record is None:
+            raise AssertionError(f"room {job.receiver.id} was admitted without its record")
+        return record
+
+    def _emit(self, job: Job, token: Token) -> None:
+        """Send the token that was just appended to the output; end the room with its last one."""
+        output = job.sequence.output
+        finish = job.request.finish_reason(output)
+        tokens = inference_pb2.Tokens(
+            first=len(output) - 1, tokens=[token_to_wire(token)], finish=finish_to_wire(finish)
+        )
+        self._reply(job, inference_pb2.StreamRoomReply(tokens=tokens))
+        if finish is not None:
+            job.finished = True
+            job.receiver.note(Finished())
+            self._reply(job, inference_pb2.StreamRoomReply(outcome=outcome_to_wire(None)))
+            self._tell(job, "finished", f"{len(output)} tokens, {finish.value}")
+
+    def _fail(self, job: Job) -> None:
+        receiver = job.receiver
+        self._end_with(job, receiver.cause)
+        if not self._holdings.quarantine(receiver.id):
+            receiver.note(Fenced(Proof.UNEXPOSED))
+        elif receiver.proof is None and receiver.generation is not None:
+            self._tell(job, "quarantined", "until the sender is quiet or gone")
+            self._peers.close(job.prefill, receiver.id, receiver.generation)
+
+    def _end_with(self, job: Job, cause: Cause | None) -> None:
+        cause = cause or Cause(Reason.CANCELLED, "another rank of this worker ended the room")
+        self._reply(job, inference_pb2.StreamRoomReply(outcome=outcome_to_wire(cause)))
+        self._metrics.worker.room_failed(cause)
+        self._tell(job, "failed", f"{cause.reason.value}: {cause.text}")
+
+    def _retire(self, job: Job) -> None:
+        """The one way out of every table that knows the room (`one-retire`)."""
+        receiver = job.receiver
+        if receiver.generation is not None and receiver.sealed and not job.finished:
+            self._end_if_running(job)
+        self._peers.stop_closing(receiver.id)
+        self._holdings.give_back(receiver.id)
+        self.roster.retire(receiver.id, self._clock.now_ms())
+        del self._jobs[receiver.id]
+        self._metrics.worker.room_retired(receiver)
+        proof = "" if receiver.proof is None else receiver.proof.value
+        self._reporter.retired(receiver.id, self._clock.wall_ms(), proof)
+
+    def _end_if_running(self, job: Job) -> None:
+        """A room that was admitted and ended before its sequence did has not told its cause yet."""
+        if Phase.SUCCESS in job.receiver.phase_ms:
+            self._end_with(job, job.receiver.cause)
+
+    # ---- small things
+
+    def _unfinished(self) -> list[Job]:
+        return [
+            job
+            for job in self._jobs.values()
+            if job.receiver.phase is Phase.SUCCESS and not job.finished and job.receiver.cause is None
+        ]
+
+    def _reply(self, job: Job, reply: inference_pb2.StreamRoomReply) -> None:
+        if job.replies is not None:
+            job.replies.put_nowait(reply)
+
+    def _tell(self, job: Job, name: str, detail: str = "") -> None:
+        self._reporter.note(job.receiver.id, self._clock.wall_ms(), name, detail)
+
+    def _rest_s(self) -> float:
+        receivers = [job.receiver for job in self._jobs.values()]
+        if any(room.phase is Phase.TRANSFERRING for room in receivers):
+            return POLL_S
+        now_ms = self._clock.now_ms()
+        waits = [room.deadline_ms - now_ms for room in receivers if room.phase is not Phase.FAILED]
+        return min([HEARTBEAT_S, *(max(wait, 1) / 1000 for wait in waits)])

@@ -1,0 +1,108 @@
+"""What does every rank do each turn, in the same order?
+
+    see  ->  vote  ->  agree  ->  act  ->  compute
+
+All ranks run the same turns in the same order, and each turn holds exactly one broadcast and one
+agreement, so that no rank can wait on a collective its peers will not reach. That holds for stopping
+too: leaving is voted. A turn is short; a step of the model runs beside the turns, on its own thread, and
+starts only when every rank's engine is free.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from services.parallel.interface import RankGroup
+from services.rooms.ballot import Ballot, read_verdict
+from services.rooms.phases import Effect
+from services.rooms.room import Room
+from services.rooms.roster import Capacity, Roster
+from services.runtime.clock import Clock
+
+
+class Work(Protocol):
+    """What one side does in its turns. Nothing here waits, but for `rest`."""
+
+    @property
+    def roster(self) -> Roster[Any]: ...
+
+    def take_commands(self) -> bytes:
+        """The leader's: what came in since the last turn, in order."""
+
+    def apply(self, commands: bytes) -> None:
+        """Carry out the turn's commands: the same on every rank."""
+
+    def see(self) -> bool:
+        """Note what has landed, ended or been computed. True when something was."""
+
+    def capacity(self) -> Capacity: ...
+
+    def may_compute(self) -> bool:
+        """The engine is free."""
+
+    def may_leave(self) -> bool:
+        """Draining, and nothing is held."""
+
+    def perform(self, room: Room, effect: Effect) -> None:
+        """Do what a settled move asks of the world."""
+
+    def compute(self) -> bool:
+        """Start the next step, if there is one. True when it was started."""
+
+    def record(self, agreement_s: float) -> None:
+        """Publish the turn's census."""
+
+    async def rest(self) -> None:
+        """Wait, within a bound, until a turn may have something to do."""
+
+
+class TurnProgress:
+    """When the last turn ended, for an honest health page."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.turn = 0
+        self._ended_ms = clock.now_ms()
+
+    def ended(self) -> None:
+        self.turn += 1
+        self._ended_ms = self._clock.now_ms()
+
+    def stuck_ms(self) -> int:
+        """Milliseconds since a turn last ended."""
+        return self._clock.now_ms() - self._ended_ms
+
+
+async def run_turns(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> None:
+    """Turn until all ranks agree to leave."""
+    leave = False
+    while not leave:
+        is_leader = group.rank == 0
+        work.apply(await group.broadcast(work.take_commands() if is_leader else None))
+        news = work.see()
+        now_ms = clock.now_ms()
+        votes = work.roster.votes(now_ms, work.capacity())
+        digest = work.roster.digest()
+        reasons = work.roster.reasons(now_ms)
+        ballot = Ballot(progress.turn, digest, work.may_compute(), work.may_leave(), votes, reasons)
+        agreed, agreement_s = await _timed_agree(group, ballot)
+        verdict = read_verdict(ballot, agreed)
+        moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
+        for room, effect in moves:
+            work.perform(room, effect)
+        started = verdict.compute and work.compute()
+        work.record(agreement_s)
+        progress.ended()
+        leave = verdict.leave
+        if not (leave or news or moves or started):
+            await work.rest()
+        else:
+            # Let the RPC handlers run between two busy turns.
+            await asyncio.sleep(0)
+
+
+async def _timed_agree(group: RankGroup, ballot: Ballot) -> tuple[Sequence[int], float]:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    agreed = await group.agree(ballot.encode())
+    return agreed, loop.time() - started

@@ -1,0 +1,40 @@
+"""What does the prefill worker keep for a room, beside the room's own record?"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from services.engine.engine import Sequence
+from services.prefill.push import Push
+from services.rooms.request import Request, Token
+from services.rooms.sender import Sender
+from services.wire.baton.v1 import inference_pb2
+
+Replies = asyncio.Queue[inference_pb2.RunRoomReply]
+
+REPLIES_MAX = 4
+"""A room's whole stream: accepted, first token, outcome."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    sender: Sender
+    request: Request
+    decode_name: str
+    replies: Replies | None = None
+    """Where the caller of RunRoom reads, on the leader."""
+    sequence: Sequence = field(init=False)
+    pages: tuple[int, ...] = ()
+    computed: int = 0
+    """Leading prompt tokens whose KV is in the pages."""
+    first: Token | None = None
+    push: Push | None = None
+    closers: list[asyncio.Future[None]] = field(default_factory=list)
+    """Who waits for the proof that this room is quiet."""
+
+    def __post_init__(self) -> None:
+        self.sequence = Sequence(self.request, [])
+
+    @property
+    def complete(self) -> bool:
+        """The whole prompt was computed."""
+        return self.computed == len(self.request.prompt)

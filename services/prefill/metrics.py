@@ -1,0 +1,47 @@
+"""What does a prefill worker count?"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.runtime.worker_metrics import WorkerMetrics
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class PrefillMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.worker = WorkerMetrics(registry)
+        self._bootstrap = Gauge(
+            "baton_prefill_bootstrap_queue_requests", "Rooms without a destination yet.", registry=registry
+        )
+        self._waiting = Gauge(
+            "baton_prefill_waiting_queue_requests", "Rooms that are to be computed.", registry=registry
+        )
+        self._inflight = Gauge(
+            "baton_prefill_inflight_queue_requests",
+            "Rooms that are computed and not yet all written.",
+            registry=registry,
+        )
+        self._tokens = Counter("baton_prefill_tokens_total", "Prompt tokens computed.", registry=registry)
+        self._bytes = Counter(
+            "baton_kv_transfer_bytes_total", "Bytes of KV pages written to decode workers.", registry=registry
+        )
+        self._seconds = Histogram(
+            "baton_kv_transfer_seconds",
+            "From the start of a room's computation until its seal was written.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def record_queues(self, *, bootstrap: int, waiting: int, inflight: int) -> None:
+        self._bootstrap.set(bootstrap)
+        self._waiting.set(waiting)
+        self._inflight.set(inflight)
+
+    def computed(self, tokens: int) -> None:
+        self._tokens.inc(tokens)
+
+    def sent(self, length: int) -> None:
+        self._bytes.inc(length)
+
+    def sealed(self, seconds: float) -> None:
+        self._seconds.observe(seconds)

@@ -1,0 +1,107 @@
+"""What may be asked of a prefill worker? Each method parses, asks the turn loop, renders. No policy here."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from services.pages.layout import KvLayout
+from services.pages.record import SCHEMA_HASH
+from services.prefill.job import REPLIES_MAX, Replies
+from services.prefill.turn import PrefillWork
+from services.rooms.errors import Cause, Reason, WorkerRefused
+from services.rooms.ids import Incarnation, RoomId
+from services.transfer.interface import Endpoint, Region, TransferError
+from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
+from services.wire.channel import UNARY_S, check_incarnation
+from services.wire.conversions import cause_to_wire, layout_from_wire, layout_to_wire, request_from_wire
+from services.wire.errors import Draining, NotConnected, errors_as_status
+from services.wire.mailbox import Mailbox
+
+CLOSE_S = 4.0
+"""How long a close may wait for a room's writes to end before it is to be asked again."""
+
+
+class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
+    def __init__(self, work: PrefillWork, mailbox: Mailbox, incarnation: Incarnation) -> None:
+        self._work = work
+        self._mailbox = mailbox
+        self._incarnation = incarnation
+
+    async def RunRoom(
+        self, request: inference_pb2.RunRoomRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.RunRoomReply]:
+        async with errors_as_status(context):
+            check_incarnation(self._incarnation, request.incarnation)
+            request_from_wire(request.request)
+            if self._work.draining:
+                raise Draining("this prefill worker is draining")
+            room, replies = RoomId(request.room), Replies(REPLIES_MAX)
+            self._work.listen(room, replies)
+            try:
+                await self._mailbox.ask(group_pb2.Command(run=request), UNARY_S)
+                over = False
+                while not over:
+                    reply = await replies.get()
+                    yield reply
+                    over = reply.HasField("outcome")
+            except (asyncio.CancelledError, GeneratorExit, TimeoutError):
+                cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the stream of prefill")
+                cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
+                self._mailbox.put(group_pb2.Command(cancel=cancel))
+                raise
+            finally:
+                self._work.unlisten(room)
+
+    async def Cancel(
+        self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CancelReply:
+        async with errors_as_status(context):
+            check_incarnation(self._incarnation, request.incarnation)
+            await self._mailbox.ask(group_pb2.Command(cancel=request), UNARY_S)
+        return inference_pb2.CancelReply()
+
+
+class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
+    def __init__(
+        self, work: PrefillWork, mailbox: Mailbox, incarnation: Incarnation, layout: KvLayout
+    ) -> None:
+        self._work = work
+        self._mailbox = mailbox
+        self._incarnation = incarnation
+        self._layout = layout
+
+    async def Connect(
+        self, request: inference_pb2.ConnectRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ConnectReply:
+        async with errors_as_status(context):
+            check_incarnation(self._incarnation, request.incarnation)
+            if request.schema != SCHEMA_HASH:
+                raise WorkerRefused("schema", SCHEMA_HASH, request.schema)
+            try:
+                self._work.connect(_endpoint(request.endpoint), layout_from_wire(request.layout))
+            except TransferError as error:
+                raise NotConnected(f"cannot reach the decode worker's memory: {error}") from error
+        return inference_pb2.ConnectReply(layout=layout_to_wire(self._layout))
+
+    async def Grant(
+        self, request: inference_pb2.GrantRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GrantReply:
+        async with errors_as_status(context):
+            check_incarnation(self._incarnation, request.incarnation)
+            await self._mailbox.ask(group_pb2.Command(grant=request), UNARY_S)
+        return inference_pb2.GrantReply()
+
+    async def Close(
+        self, request: inference_pb2.CloseRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CloseReply:
+        async with errors_as_status(context):
+            check_incarnation(self._incarnation, request.incarnation)
+            await self._mailbox.ask(group_pb2.Command(close=request), UNARY_S)
+            await self._work.quiet(RoomId(request.room), CLOSE_S)
+        return inference_pb2.CloseReply()
+
+
+def _endpoint(wire: inference_pb2.Endpoint) -> Endpoint:
+    regions = tuple(Region(each.name, each.address, each.length, each.device) for each in wire.regions)
+    return Endpoint(Incarnation(wire.incarnation), wire.agent, wire.metadata, regions)

@@ -1,0 +1,404 @@
+"""What does a prefill rank see, do and compute in a turn?
+
+Queues, in the field's words: *bootstrap* (no destination yet), *waiting* (destination known, to be
+computed), *inflight* (computed, not all written). A room's queue follows from its phase and from how much
+of its prompt is computed; there are no lists beside the roster that could disagree with it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from services.engine.engine import Row
+from services.engine.stepper import StepFailed, Stepper
+from services.pages.errors import PagesError, Truncated
+from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
+from services.pages.plan import TransferPlan, plan_transfer
+from services.pages.record import MetadataRecord
+from services.prefill.batch import Part, next_parts
+from services.prefill.job import Job, Replies
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.push import Push, Stage
+from services.rooms.deadlines import Deadlines
+from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
+from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed
+from services.rooms.ids import Generation, Incarnation, RoomId
+from services.rooms.phases import Effect, Phase
+from services.rooms.request import Token
+from services.rooms.room import Room
+from services.rooms.roster import Capacity, Roster
+from services.rooms.sender import Sender
+from services.runtime.clock import Clock
+from services.runtime.logging import Log
+from services.transfer.interface import Endpoint, Transfer
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.conversions import (
+    cause_from_wire,
+    finish_to_wire,
+    outcome_to_wire,
+    request_from_wire,
+    token_to_wire,
+)
+from services.wire.errors import NotConnected
+from services.wire.mailbox import Mailbox
+from services.wire.reporter import Reporter
+
+log = Log(__name__)
+
+HEARTBEAT_S = 1.0
+POLL_S = 0.001
+
+
+class PrefillWork:
+    """The prefill side of `services.parallel.turns.Work`. Every table is keyed by room or by incarnation
+    and emptied by `_retire` or `_depart`."""
+
+    def __init__(
+        self,
+        *,
+        places: int,
+        holdings: Holdings,
+        layout: KvLayout,
+        stepper: Stepper,
+        transfer: Transfer,
+        mailbox: Mailbox,
+        reporter: Reporter,
+        metrics: PrefillMetrics,
+        clock: Clock,
+        deadlines: Deadlines,
+        chunk_tokens: int,
+        window_bytes: int,
+    ) -> None:
+        self.roster: Roster[Sender] = Roster(places)
+        self.draining = False
+        self._holdings = holdings
+        self._layout = layout
+        self._stepper = stepper
+        self._transfer = transfer
+        self._mailbox = mailbox
+        self._reporter = reporter
+        self._metrics = metrics
+        self._clock = clock
+        self._deadlines = deadlines
+        self._chunk_tokens = chunk_tokens
+        self._window_bytes = window_bytes
+        self._jobs: dict[RoomId, Job] = {}
+        self._listeners: dict[RoomId, Replies] = {}
+        self._plans: dict[Incarnation, TransferPlan] = {}
+        self._step: list[Part] = []
+
+    # ---- what the handlers of the leader call
+
+    def listen(self, room: RoomId, replies: Replies) -> None:
+        """Send the room's replies there, from when it is opened on."""
+        self._listeners[room] = replies
+
+    def unlisten(self, room: RoomId) -> None:
+        self._listeners.pop(room, None)
+
+    def connect(self, peer: Endpoint, layout: KvLayout) -> None:
+        """Learn a decode worker. Raises LayoutMismatch by the differing field, TransferError."""
+        plan = plan_transfer(self._layout, layout)
+        self._transfer.connect(peer)
+        self._plans[peer.incarnation] = plan
+
+    async def quiet(self, room: RoomId, timeout_s: float) -> None:
+        """Wait for the proof that nothing is or will be written for a room that was closed. Raises
+        TimeoutError, which proves nothing."""
+        job = self._jobs.get(room)
+        if job is None:
+            return
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        job.closers.append(closed)
+        async with asyncio.timeout(timeout_s):
+            await closed
+
+    # ---- Work
+
+    def take_commands(self) -> bytes:
+        return self._mailbox.take()
+
+    def apply(self, commands: bytes) -> None:
+        for command in group_pb2.Commands.FromString(commands).commands:
+            try:
+                self._apply(command)
+            except (Refusal, PeerFault, PagesError) as error:
+                self._mailbox.answer(error)
+            else:
+                self._mailbox.answer(None)
+
+    def see(self) -> bool:
+        news = self._see_step()
+        self._transfer.notices()
+        for job in list(self._jobs.values()):
+            if job.sender.phase is Phase.TRANSFERRING:
+                news |= self._see_push(job)
+            elif job.sender.phase is Phase.FAILED and job.sender.proof is None and not job.sender.busy:
+                news |= self._see_quiet(job)
+        return news
+
+    def capacity(self) -> Capacity:
+        return Capacity(self._holdings.pages.free, self._holdings.slots.free)
+
+    def may_compute(self) -> bool:
+        return self._stepper.free
+
+    def may_leave(self) -> bool:
+        return self.draining and not self._jobs
+
+    def perform(self, room: Room, effect: Effect) -> None:
+        job = self._jobs[room.id]
+        match effect:
+            case Effect.QUEUE:
+                self._tell(job, "destination known")
+            case Effect.COMPUTE:
+                self._begin(job)
+            case Effect.REPORT:
+                self._reply(job, inference_pb2.RunRoomReply(outcome=outcome_to_wire(None)))
+                job.sender.note(Finished())
+            case Effect.FENCE:
+                self._fail(job)
+            case Effect.RELEASE:
+                self._retire(job)
+            case Effect.GRANT | Effect.ADMIT:
+                raise AssertionError(f"{effect.value} is not a sender's")
+
+    def compute(self) -> bool:
+        parts = next_parts(self._computable(), self._chunk_tokens)
+        if not parts:
+            return False
+        rows = [Row(part.job.sequence, part.start, part.stop, part.job.pages, part.last) for part in parts]
+        for part in parts:
+            part.job.sender.busy = True
+        self._step = parts
+        self._stepper.start(rows)
+        return True
+
+    def record(self, agreement_s: float) -> None:
+        waiting = sum(
+            job.sender.phase is Phase.TRANSFERRING and not job.complete for job in self._jobs.values()
+        )
+        census = self.roster.census()
+        self._metrics.worker.record_turn(agreement_s)
+        self._metrics.worker.record_rooms(census, self.roster.dropped.total())
+        self._metrics.worker.record_memory(self._holdings.pages.census(), self._holdings.slots.census())
+        self._metrics.record_queues(
+            bootstrap=census[Phase.BOOTSTRAPPING],
+            waiting=census[Phase.WAITING_FOR_INPUT] + waiting,
+            inflight=census[Phase.TRANSFERRING] - waiting,
+        )
+
+    async def rest(self) -> None:
+        await self._mailbox.rest(self._rest_s())
+
+    # ---- commands
+
+    def _apply(self, command: group_pb2.Command) -> None:
+        match command.WhichOneof("what"):
+            case "run":
+                self._open(command.run)
+            case "grant":
+                self._grant(command.grant)
+            case "cancel":
+                cause = cause_from_wire(command.cancel.cause)
+                self.roster.cancel(RoomId(command.cancel.room), cause, self._clock.now_ms())
+            case "close":
+                self._close(command.close)
+            case "departed":
+                self._depart(Incarnation(command.departed))
+            case other:
+                raise PeerFault(f"{other} is not a command for a prefill worker")
+
+    def _open(self, wire: inference_pb2.RunRoomRequest) -> None:
+        request = request_from_wire(wire.request)
+        pages = self._layout.pages_for(len(request.prompt))
+        if pages > len(self._holdings.pages):
+            raise Refusal(f"prompt has {len(request.prompt)} tokens: the cache of this worker never holds it")
+        room = RoomId(wire.room)
+        now_ms = self._clock.now_ms()
+
+        def make(place: int) -> Sender:
+            peer = Incarnation(wire.decode.incarnation)
+            return Sender(room, request.request_id, peer, place, pages, self._deadlines, now_ms)
+
+        sender = self.roster.open(room, make, now_ms)
+        job = Job(sender, request, wire.decode.name, self._listeners.pop(room, None))
+        self._jobs[room] = job
+        self._reply(job, inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted()))
+        self._tell(job, "accepted", f"{len(request.prompt)} prompt tokens, {pages} pages")
+
+    def _grant(self, wire: inference_pb2.GrantRequest) -> None:
+        room, receiver = RoomId(wire.room), Incarnation(wire.receiver)
+        grant = Granted(Generation(wire.generation), tuple(wire.pages), wire.slot, wire.prefix_tokens)
+        if room not in self.roster:
+            self.roster.note(room, grant)  # counted, and creates nothing
+            raise UnknownRoom(f"room {room} is not known here")
+        sender = self.roster.get(room)
+        if receiver != sender.peer:
+            raise PeerFault(f"room {room}: the registry named another receiver")
+        if receiver not in self._plans:
+            raise NotConnected(f"room {room}: connect first")
+        expected = sender.pages_needed - wire.prefix_tokens // self._layout.page_tokens
+        if len(grant.pages) != expected:
+            raise Truncated(f"room {room}: {len(grant.pages)} pages granted, {expected} to be sent")
+        sender.note(grant)
+
+    def _close(self, wire: inference_pb2.CloseRequest) -> None:
+        cause = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
+        self.roster.cancel(RoomId(wire.room), cause, self._clock.now_ms())
+
+    def _depart(self, peer: Incarnation) -> None:
+        """A decode process is known to be gone: nothing can land in it any more."""
+        for job in self._jobs.values():
+            if job.sender.peer == peer:
+                job.sender.note(Failed(Cause(Reason.DECODE_LOST, f"decode worker {job.decode_name} is gone")))
+                job.sender.note(Fenced(Proof.DEAD))
+        self._plans.pop(peer, None)
+        self._transfer.disconnect(peer)
+
+    # ---- evidence
+
+    def _see_step(self) -> bool:
+        try:
+            tokens = self._stepper.take()
+        except StepFailed as error:
+            for part in self._step:
+                part.job.sender.busy = False
+                part.job.sender.note(Failed(Cause(Reason.ENGINE_FAILED, f"prefill: {error}")))
+            self._step = []
+            return True
+        if tokens is None:
+            return False
+        now_ms = self._clock.now_ms()
+        for part, token in zip(self._step, tokens, strict=True):
+            part.job.sender.busy = False
+            part.job.computed = part.stop
+            self._metrics.computed(part.stop - part.start)
+            self._computed(part.job, token)
+        self._step = []
+        for job in self._computable():
+            job.sender.progressed(now_ms)
+        return True
+
+    def _computed(self, job: Job, token: Token | None) -> None:
+        """A chunk is in the pages: send what is whole, and with the last one the first token."""
+        if job.push is None or job.sender.phase is not Phase.TRANSFERRING or job.sender.grant is None:
+            return
+        grant = job.sender.grant
+        prefix_pages = grant.prefix_tokens // self._layout.page_tokens
+        whole = len(job.pages) if job.complete else job.computed // self._layout.page_tokens
+        job.push.ready(max(whole - prefix_pages, 0))
+        job.sender.progressed(self._clock.now_ms())
+        if token is None:
+            return
+        job.first = token
+        finish = finish_to_wire(job.request.finish_reason([token.id]))
+        first = inference_pb2.FirstToken(token=token_to_wire(token), finish=finish)
+        self._reply(job, inference_pb2.RunRoomReply(first_token=first))
+        self._tell(job, "first token", f"{job.computed} tokens computed")
+        job.push.conclude(
+            MetadataRecord(
+                room=job.sender.id,
+                generation=grant.generation,
+                prompt_tokens=len(job.request.prompt),
+                cached_tokens=0,
+                pages=len(grant.pages),
+                first_token=token.id,
+                first_logprob=token.logprob,
+                alternatives=token.top,
+            )
+        )
+
+    def _see_push(self, job: Job) -> bool:
+        push, sender = job.push, job.sender
+        if push is None or sender.grant is None or sender.sealed or sender.cause is not None:
+            return False
+        moved = push.advance(self._metrics.sent)
+        if push.failure is not None:
+            sender.note(Failed(Cause(Reason.TRANSFER_FAILED, push.failure)))
+            return True
+        if moved:
+            sender.progressed(self._clock.now_ms())
+        if push.stage is Stage.SEALED:
+            sender.note(Sealed(sender.grant.generation))
+            self._transfer.notify(sender.peer, sender.id.to_bytes(8, "little"))
+            self._metrics.sealed((self._clock.now_ms() - sender.entered_ms) / 1000)
+            self._tell(
+                job, "sealed", f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
+            )
+        return moved
+
+    def _see_quiet(self, job: Job) -> bool:
+        if job.push is None:
+            job.sender.note(Fenced(Proof.UNEXPOSED))
+            return True
+        if job.push.drain(self._metrics.sent):
+            job.sender.note(Fenced(Proof.QUIET))
+            return True
+        return False
+
+    # ---- effects
+
+    def _begin(self, job: Job) -> None:
+        sender, grant = job.sender, job.sender.grant
+        if grant is None:
+            raise AssertionError(f"room {sender.id} computes without a destination")
+        holding = self._holdings.take(sender.id, sender.pages_needed)
+        job.pages = holding.pages
+        plan = self._plans.get(sender.peer)
+        if plan is None:
+            sender.note(Failed(Cause(Reason.DECODE_LOST, f"decode worker {job.decode_name} is gone")))
+            return
+        job.push = Push(
+            self._transfer,
+            sender.peer,
+            plan,
+            holding.pages[len(holding.pages) - len(grant.pages) :],
+            grant,
+            self._window_bytes,
+            self._holdings.slots.view(holding.slot),
+            holding.slot.index,
+        )
+        self._tell(job, "computing", f"{len(holding.pages)} pages")
+
+    def _fail(self, job: Job) -> None:
+        cause = job.sender.cause or Cause(Reason.CANCELLED, "another rank of this worker ended the room")
+        self._reply(job, inference_pb2.RunRoomReply(outcome=outcome_to_wire(cause)))
+        self._metrics.worker.room_failed(cause)
+        self._tell(job, "failed", f"{cause.reason.value}: {cause.text}")
+
+    def _retire(self, job: Job) -> None:
+        """The one way out of every table that knows the room (`one-retire`)."""
+        sender = job.sender
+        self._holdings.give_back(sender.id)
+        self.roster.retire(sender.id, self._clock.now_ms())
+        del self._jobs[sender.id]
+        for closed in job.closers:
+            if not closed.done():
+                closed.set_result(None)
+        self._metrics.worker.room_retired(sender)
+        self._reporter.retired(sender.id, self._clock.wall_ms())
+
+    # ---- small things
+
+    def _computable(self) -> Iterable[Job]:
+        return [
+            job
+            for job in self._jobs.values()
+            if job.sender.phase is Phase.TRANSFERRING and job.sender.cause is None and not job.complete
+        ]
+
+    def _reply(self, job: Job, reply: inference_pb2.RunRoomReply) -> None:
+        if job.replies is not None:
+            job.replies.put_nowait(reply)
+
+    def _tell(self, job: Job, name: str, detail: str = "") -> None:
+        self._reporter.note(job.sender.id, self._clock.wall_ms(), name, detail)
+
+    def _rest_s(self) -> float:
+        rooms = [job.sender for job in self._jobs.values()]
+        if any(job.push is not None and job.push.under_way for job in self._jobs.values()):
+            return POLL_S
+        now_ms = self._clock.now_ms()
+        waits = [room.deadline_ms - now_ms for room in rooms if room.phase is not Phase.FAILED]
+        return min([HEARTBEAT_S, *(max(wait, 1) / 1000 for wait in waits)])

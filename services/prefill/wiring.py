@@ -1,0 +1,105 @@
+"""Which implementations is a prefill worker made of? The only place that picks."""
+
+import asyncio
+import secrets
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from services.engine.start import start_engine
+from services.engine.stepper import Stepper
+from services.pages.holdings import Holdings
+from services.pages.pool import PagePool
+from services.pages.record import SCHEMA_HASH, SLOT_BYTES
+from services.pages.slots import SlotPool
+from services.parallel.solo import SoloGroup
+from services.parallel.turns import TurnProgress, run_turns
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.rpc import HandoverService, PrefillService
+from services.prefill.settings import PrefillSettings
+from services.prefill.turn import PrefillWork
+from services.rooms.deadlines import Deadlines
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.runtime import serve
+from services.runtime.clock import SystemClock
+from services.runtime.cpus import pin
+from services.transfer.host_memory import HostMemory
+from services.transfer.interface import Region
+from services.transfer.nixl import NixlTransfer
+from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
+from services.wire.conversions import layout_to_wire, side_to_wire
+from services.wire.worker_host import Role, WorkerHost
+
+
+def run(settings: PrefillSettings) -> int:
+    """Run a prefill worker until it is told to stop. Returns the exit code."""
+    threads = pin(settings.cpus, settings.threads)
+    return serve.run(partial(_main, settings, threads))
+
+
+async def _main(settings: PrefillSettings, threads: int, shutdown: asyncio.Event) -> int:
+    clock, registry = SystemClock(), CollectorRegistry()
+    incarnation = Incarnation(secrets.randbits(63) | 1)
+    host = WorkerHost(settings, incarnation)
+    progress = TurnProgress(clock)
+    await host.start_pages(registry, progress.stuck_ms)
+
+    loop = asyncio.get_running_loop()
+    engine = await loop.run_in_executor(None, start_engine, settings, threads)
+    slots = HostMemory(settings.max_rooms * SLOT_BYTES)
+    transfer = NixlTransfer(incarnation)
+    transfer.register(Region("kv", engine.cache.address, engine.cache.nbytes, engine.cache.device))
+    transfer.register(Region("slots", slots.address, slots.length))
+
+    metrics = PrefillMetrics(registry)
+    stepper = Stepper(engine, host.mailbox.wake)
+    work = PrefillWork(
+        places=settings.max_rooms,
+        holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view)),
+        layout=engine.layout,
+        stepper=stepper,
+        transfer=transfer,
+        mailbox=host.mailbox,
+        reporter=host.reporter,
+        metrics=metrics,
+        clock=clock,
+        deadlines=Deadlines(
+            bootstrapping_ms=settings.bootstrap_timeout_ms,
+            waiting_ms=settings.waiting_timeout_ms,
+            transferring_ms=settings.transfer_timeout_ms,
+            success_ms=settings.transfer_timeout_ms,
+            fence_ms=settings.transfer_timeout_ms,
+        ),
+        chunk_tokens=settings.chunk_tokens,
+        window_bytes=settings.transfer_window,
+    )
+    inference_pb2_grpc.add_PrefillServiceServicer_to_server(
+        PrefillService(work, host.mailbox, incarnation), host.server.grpc
+    )
+    inference_pb2_grpc.add_HandoverServiceServicer_to_server(
+        HandoverService(work, host.mailbox, incarnation, engine.layout), host.server.grpc
+    )
+
+    def start_draining() -> None:
+        work.draining = True
+
+    role = Role(
+        registration=workers_pb2.RegisterRequest(
+            side=side_to_wire(Side.PREFILL),
+            topology=workers_pb2.Topology(tensor_parallel=1, pipeline_parallel=1),
+            layout=layout_to_wire(engine.layout),
+            schema=SCHEMA_HASH,
+            tokens_max=engine.cache.pages * engine.layout.page_tokens,
+            rooms_max=settings.max_rooms,
+        ),
+        services=("baton.v1.PrefillService", "baton.v1.HandoverService"),
+        turns=run_turns(work, SoloGroup(), clock, progress),
+        start_draining=start_draining,
+        on_renewal=metrics.worker.lease_renewed,
+    )
+    try:
+        return await host.serve(role, shutdown)
+    finally:
+        stepper.close()
+        transfer.close()

@@ -1,0 +1,81 @@
+"""What does every worker count, whatever its role?
+
+Gauges are set once a turn from a census, never per event, so that they cannot drift; at idle each is
+back where it started.
+"""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.pages.pool import PageState
+from services.rooms.errors import Cause, Reason
+from services.rooms.phases import Phase
+from services.rooms.room import Room
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_AGREEMENT_SECONDS = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
+NOT_FAILURES = frozenset({Reason.ANSWERED})
+
+
+class WorkerMetrics:
+    """Injected registry: tests are isolated."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._rooms = Gauge("baton_rooms", "Rooms held, by phase.", ["phase"], registry=registry)
+        self._pages = Gauge("baton_kv_pages", "KV pages, by state.", ["state"], registry=registry)
+        self._slots = Gauge("baton_metadata_slots", "Metadata slots, by state.", ["state"], registry=registry)
+        self._failed = Counter(
+            "baton_rooms_failed_total", "Rooms that failed here, by reason.", ["reason"], registry=registry
+        )
+        self._phases = Histogram(
+            "baton_room_phase_seconds",
+            "Time that rooms spent in a phase.",
+            ["phase"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._dropped = Gauge(
+            "baton_rooms_unknown_news",
+            "News about rooms not held here, dropped since start.",
+            registry=registry,
+        )
+        self._agreement = Histogram(
+            "baton_agreement_seconds",
+            "Time of a turn's agreement.",
+            buckets=_AGREEMENT_SECONDS,
+            registry=registry,
+        )
+        self._renewals = Counter(
+            "baton_lease_renewals_total", "Leases renewed at the bootstrap.", registry=registry
+        )
+        self._turns = Counter("baton_turns_total", "Turns of the worker's loop.", registry=registry)
+        for reason in Reason:
+            if reason not in NOT_FAILURES:
+                self._failed.labels(reason.value)
+
+    def record_rooms(self, census: Mapping[Phase, int], dropped: int) -> None:
+        for phase in Phase:
+            if phase is not Phase.RETIRED:
+                self._rooms.labels(phase.value).set(census[phase])
+        self._dropped.set(dropped)
+
+    def record_memory(self, pages: Mapping[PageState, int], slots: Mapping[PageState, int]) -> None:
+        for state in PageState:
+            self._pages.labels(state.value).set(pages[state])
+            self._slots.labels(state.value).set(slots[state])
+
+    def record_turn(self, agreement_s: float) -> None:
+        self._turns.inc()
+        self._agreement.observe(agreement_s)
+
+    def room_failed(self, cause: Cause) -> None:
+        if cause.reason not in NOT_FAILURES:
+            self._failed.labels(cause.reason.value).inc()
+
+    def room_retired(self, room: Room) -> None:
+        for phase, spent_ms in room.phase_ms.items():
+            self._phases.labels(phase.value).observe(spent_ms / 1000)
+
+    def lease_renewed(self) -> None:
+        self._renewals.inc()

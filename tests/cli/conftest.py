@@ -1,0 +1,12 @@
+"""Fixtures for the tests of the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.stand_ins import Parts
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    return Parts(tmp_path / "journal")

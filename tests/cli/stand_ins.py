@@ -1,0 +1,98 @@
+"""Small stand-ins for the parts of a stack, as real processes."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from services.cli.backoff import Backoff
+from services.cli.child import Child, start_child
+from services.cli.quiet import LevelFilter
+from services.cli.serve_settings import Part
+from services.cli.supervisor import Supervisor
+from services.runtime.clock import SystemClock
+
+PATIENCE_S = 30.0
+"""Far beyond what anything here takes: reaching it means that it never happens."""
+
+# Writes `NAME up`, then `NAME asked` and `NAME ended` around a SIGTERM into the journal.
+PART = """
+import os, signal, sys, time
+name, journal, behaviour = sys.argv[1:4]
+def write(word):
+    with open(journal, "a") as file: file.write(f"{name} {word}\\n")
+def asked(*_):
+    write("asked")
+    if behaviour == "slow": time.sleep(0.3)
+    write("ended")
+    os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else asked)
+write("up")
+if behaviour == "refuses":
+    sys.exit("baton: error: too little memory: lower --kv-cache-memory")
+if behaviour == "crashes":
+    raise ZeroDivisionError("a bug at start")
+while True: time.sleep(60)
+"""
+
+
+async def eventually(true: Callable[[], bool]) -> None:
+    """Wait until `true()`."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state in "ZX"
+
+
+class Parts:
+    """Starts parts by behaviour and records what becomes of them."""
+
+    def __init__(self, journal: Path) -> None:
+        self.behaviour: dict[str, str] = {}
+        """By name: refuses, crashes, slow (to stop), deaf (to SIGTERM); others just run."""
+        self.said: list[str] = []
+        self.children: list[Child] = []
+        self.reported: list[tuple[str, int, int]] = []
+        """(name, pid, how many children had been started by then)."""
+        self.report_error: Exception | None = None
+        self.journal_file = journal
+
+    @property
+    def journal(self) -> list[str]:
+        return self.journal_file.read_text().splitlines() if self.journal_file.exists() else []
+
+    def command(self, name: str) -> Sequence[str]:
+        return (sys.executable, "-c", PART, name, str(self.journal_file), self.behaviour.get(name, "runs"))
+
+    async def start(self, part: Part) -> Child:
+        child = await start_child(
+            part.name, self.command(part.name), dict(os.environ), LevelFilter("warning"), self.said.append
+        )
+        self.children.append(child)
+        return child
+
+    async def report_exit(self, name: str, pid: int) -> None:
+        self.reported.append((name, pid, len(self.children)))
+        if self.report_error is not None:
+            raise self.report_error
+
+    def supervisor(self) -> Supervisor:
+        quick = Backoff(first_ms=10, most_ms=20)
+        return Supervisor(self.start, self.report_exit, self.said.append, SystemClock(), lambda: quick)
+
+    def up(self, *names: str) -> Callable[[], Awaitable[bool]]:
+        """Answers whether every one of `names` has come up."""
+
+        async def all_up() -> bool:
+            return all(f"{name} up" in self.journal for name in names)
+
+        return all_up

@@ -1,0 +1,89 @@
+"""`baton chat` streams answers, remembers the conversation, and explains what went wrong."""
+
+import io
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from services.cli.chat import ChatFailed, Conversation, run_chat
+from services.cli.chat_settings import ChatSettings
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def sse(*events: object, done: bool = True) -> httpx.Response:
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events] + ["data: [DONE]\n\n"] * done
+    return httpx.Response(
+        200, text=": ping\n\n" + "".join(lines), headers={"content-type": "text/event-stream"}
+    )
+
+
+def delta(text: str | None) -> object:
+    return {"choices": [{"index": 0, "delta": {"content": text}}]}
+
+
+def conversation(answer: Answer, settings: ChatSettings | None = None) -> Conversation:
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"object": "list", "data": [{"id": "tiny"}]})
+        return answer(request)
+
+    http = httpx.Client(base_url="http://server", transport=httpx.MockTransport(server))
+    return Conversation(http, settings or ChatSettings())
+
+
+def test_an_answer_is_written_piece_by_piece_and_remembered() -> None:
+    asked: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return sse(delta(None), delta("Par"), delta("is."), {"choices": [], "usage": {}})
+
+    chat, out = conversation(answer, ChatSettings(system="Be brief.", temperature="0.5")), io.StringIO()
+    chat.ask("Capital of France?", out)
+    chat.ask("Of Spain?", out)
+
+    assert out.getvalue() == "Paris.\nParis.\n"
+    assert (asked[0]["model"], asked[0]["stream"], asked[0]["temperature"]) == ("tiny", True, 0.5)
+    assert asked[1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Capital of France?"},
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "Of Spain?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (lambda: httpx.Response(429, json={"error": {"message": "queues are full"}}), "429: queues are full"),
+        (lambda: httpx.Response(502, text="<html>bad gateway"), "502: <html>bad gateway"),
+        (lambda: sse(delta("Par"), {"error": {"message": "decode worker lost"}}), "^decode worker lost$"),
+        (lambda: sse(delta("Par"), done=False), "before it was complete"),
+        (lambda: httpx.Response(200, text="data: {broken\n\n"), "does not speak the OpenAI API"),
+    ],
+)
+def test_what_went_wrong_is_told_and_nothing_is_remembered(
+    reply: Callable[[], httpx.Response], told: str
+) -> None:
+    chat = conversation(lambda _: reply())
+    with pytest.raises(ChatFailed, match=told):
+        chat.ask("Capital of France?", io.StringIO())
+    assert chat.messages == []
+
+
+def test_a_server_that_is_not_there_is_told_with_what_to_do(unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(ChatFailed, match=f"no server answers at {url}: start one with `baton serve`"):
+        run_chat("hello", {"url": url}, frozenset())
+
+
+def test_something_else_on_the_port_is_told() -> None:
+    http = httpx.Client(
+        base_url="http://server",
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, json={"data": []})),
+    )
+    with pytest.raises(ChatFailed, match="does not speak the OpenAI API"):
+        Conversation(http, ChatSettings())

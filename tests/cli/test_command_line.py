@@ -1,0 +1,102 @@
+"""The commands as they are typed: help, mistakes, and what stays unloaded."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from services.decode.settings import DecodeSettings
+from services.runtime.settings import settings_of
+
+
+def baton(*words: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli.main", *words],
+        env={**clean, "COLUMNS": "200", "NO_COLOR": "1", **(environ or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode != 0
+    assert result.stderr.startswith("baton: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_help_lists_the_commands() -> None:
+    result = baton("--help")
+    assert result.returncode == 0
+    for word in ("serve", "bootstrap", "prefill", "decode", "chat", "version"):
+        assert f" {word} " in result.stdout
+
+
+def test_help_of_a_service_shows_every_setting_with_its_default() -> None:
+    text = baton("decode", "--help").stdout
+    for each in settings_of(DecodeSettings):
+        assert each.flag in text
+    assert "(default: 1GiB)" in text
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from services.cli.main import app\n"
+        "try: app(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'grpc', 'httpx', 'fastapi', 'nixl'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_supervisor_loads_no_tensors_and_no_grpc() -> None:
+    script = (
+        "import sys, services.cli.serve; print(sorted({'torch', 'transformers', 'grpc'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["bootstrap", "prefill", "decode", "serve"])
+def test_a_bad_value_is_one_line_that_names_the_flag(command: str) -> None:
+    result = baton(command, "--drain-timeout-ms", "never")
+    assert "--drain-timeout-ms: 'never' is not allowed" in one_line_error(result)
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize("command", ["bootstrap", "prefill", "decode", "serve", "chat"])
+def test_a_misspelt_variable_is_one_line_that_suggests_the_right_one(command: str) -> None:
+    result = baton(command, environ={"BATON_LOG_LEVLE": "debug"})
+    assert "BATON_LOG_LEVLE is unknown; did you mean BATON_LOG_LEVEL?" in one_line_error(result)
+
+
+def test_an_unknown_flag_is_a_usage_error() -> None:
+    result = baton("prefill", "--chunk-token", "5")
+    assert result.returncode == 2
+    assert "--chunk-token" in result.stderr
+
+
+def test_serving_on_a_busy_port_fails_before_anything_slow() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = baton("serve", "--port", str(port), "--grpc-port", "0")
+    assert f"port {port} on 127.0.0.1 is in use" in one_line_error(result)
+    assert "--port" in result.stderr
+    assert result.stdout == ""
+
+
+def test_version_is_one_line() -> None:
+    result = baton("version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("baton ")

@@ -1,0 +1,107 @@
+"""`baton serve` from the first line to the last, with stand-ins for the three services."""
+
+import asyncio
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+
+from services.cli.main import KNOWN
+from services.cli.screen import Screen
+from services.cli.serve import PREPARE, Stack
+from services.cli.serve_settings import load_serve, make_plan
+from services.runtime.clock import SystemClock
+from services.runtime.errors import StartupError
+from tests.cli.stand_ins import Parts, eventually
+
+BOOTSTRAP = """
+import http.server, json, signal, sys, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"data": [{"id": "tiny"}]}).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+server.serve_forever()
+with open(sys.argv[2], "a") as journal: journal.write("bootstrap ended\\n")
+"""
+PREPARES = "print('progress: converting'); print('noise')"
+CANNOT_PREPARE = "import sys; sys.exit('baton: error: the model /m is missing: give another with --model')"
+BREAKS = "import sys; print('Traceback of sorts'); sys.exit(1)"
+
+
+class Commands:
+    """What is run for each part."""
+
+    def __init__(self, parts: Parts, port: int, prepare: str) -> None:
+        self._parts = parts
+        self._port = port
+        self._prepare = prepare
+
+    def __call__(self, word: str, arguments: Sequence[str]) -> Sequence[str]:
+        if word == PREPARE:
+            return (sys.executable, "-c", self._prepare)
+        if word == "bootstrap":
+            return (sys.executable, "-c", BOOTSTRAP, str(self._port), str(self._parts.journal_file))
+        return self._parts.command(word)
+
+
+def stack(parts: Parts, port: int, prepare: str = PREPARES) -> tuple[Stack, io.StringIO]:
+    flags = {"port": str(port)}
+    settings = load_serve(flags, {}, KNOWN)
+    out = io.StringIO()
+    screen = Screen(Console(file=out, width=80), SystemClock())
+    commands = Commands(parts, port, prepare)
+    plan = make_plan(settings, flags, {}, [0, 1], 8100)
+    return Stack(settings, plan, dict(os.environ), screen, commands, parts.report_exit), out
+
+
+async def test_it_says_each_step_then_ready_then_drains(parts: Parts, unused_tcp_port: int) -> None:
+    serve, out = stack(parts, unused_tcp_port)
+    shutdown = asyncio.Event()
+    task = asyncio.create_task(serve.serve(shutdown))
+    await eventually(lambda: "Ctrl-C stops it." in out.getvalue() or task.done())
+    await eventually(lambda: {"prefill up", "decode up"} <= set(parts.journal) or task.done())
+    shutdown.set()
+    assert await task == 0
+
+    steps = [line.split(" (")[0] for line in out.getvalue().splitlines() if line.startswith("✓")]
+    assert steps == [
+        "✓ preparing the model demo",
+        f"✓ starting the bootstrap on http://127.0.0.1:{unused_tcp_port}",
+        "✓ starting prefill-0 on cores 0, decode-0 on cores 1",
+        "✓ stopping: requests that started may finish; Ctrl-C again ends at once",
+    ]
+    assert f"Ready: tiny on http://127.0.0.1:{unused_tcp_port}" in out.getvalue()
+    assert "  converting" in out.getvalue()
+    assert "noise" not in out.getvalue()
+    stopped = [line for line in parts.journal if not line.endswith(" up")]
+    assert stopped[0] == "bootstrap ended"
+    assert {"prefill ended", "decode ended"} <= set(stopped)
+
+
+async def test_a_model_that_is_missing_is_its_own_words(parts: Parts, unused_tcp_port: int) -> None:
+    serve, out = stack(parts, unused_tcp_port, CANNOT_PREPARE)
+    with pytest.raises(StartupError, match=r"^the model /m is missing: give another with --model$"):
+        await serve.serve(asyncio.Event())
+    assert "✓" not in out.getvalue()
+
+
+async def test_a_preparation_that_breaks_shows_its_last_lines(parts: Parts, unused_tcp_port: int) -> None:
+    serve, out = stack(parts, unused_tcp_port, BREAKS)
+    with pytest.raises(StartupError, match=r"^preparing the model demo ended with exit code 1$"):
+        await serve.serve(asyncio.Event())
+    assert "Traceback of sorts" in out.getvalue()
+
+
+async def test_stopping_while_the_model_is_prepared_ends_cleanly(parts: Parts, unused_tcp_port: int) -> None:
+    serve, _ = stack(parts, unused_tcp_port, "import time; time.sleep(600)")
+    shutdown = asyncio.Event()
+    shutdown.set()
+    assert await serve.serve(shutdown) == 0
+    assert parts.journal == []

@@ -1,0 +1,25 @@
+"""One small stack of real processes for the tests that leave it as they found it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.stack import Stack, running_stack
+
+
+@pytest.fixture(scope="session")
+def stack(demo_model_dir: Path) -> Iterator[Stack]:
+    """One prefill and one decode worker, fp32, chunks of 64 tokens so that prompts take several."""
+    with running_stack(
+        str(demo_model_dir), prefill=[{"chunk_tokens": "64"}], dtype="float32", kv_cache_memory="512MiB"
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def idle_stack(stack: Stack) -> Iterator[Stack]:
+    """The shared stack; afterwards every gauge is back where it was (`zero-at-idle`)."""
+    start = stack.gauges()
+    yield stack
+    stack.wait_idle(start)

@@ -1,0 +1,206 @@
+"""How do the process tests run real services? As a pod does: by their command lines, one process each."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+READY_S = 180.0
+IDLE_S = 30.0
+STOP_S = 40.0
+POLL_S = 0.05
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Service:
+    """One running process."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    http: str
+    """Base URL of its /metrics."""
+    command: Sequence[str]
+
+    def metrics(self) -> dict[Sample, float]:
+        """Every sample of its /metrics, by name and labels."""
+        text = httpx.get(f"{self.http}/metrics", timeout=10).text
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def gauges(self) -> dict[Sample, float]:
+        """Every gauge of its /metrics."""
+        text = httpx.get(f"{self.http}/metrics", timeout=10).text
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            if family.type == "gauge"
+            for sample in family.samples
+        }
+
+    def total(self, name: str) -> float:
+        """The sum over labels of one counter."""
+        return sum(value for (sample, _), value in self.metrics().items() if sample == name)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(STOP_S)
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+@dataclass
+class Stack:
+    """A bootstrap and workers on free ports of this machine."""
+
+    model: str
+    folder: Path
+    common: Mapping[str, str] = field(default_factory=dict)
+    """Flags of every worker."""
+    services: dict[str, Service] = field(default_factory=dict)
+    http_port: int = field(default_factory=free_port)
+    grpc_port: int = field(default_factory=free_port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def start_bootstrap(self, **flags: str) -> Service:
+        command = ["bootstrap", "--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)]
+        return self._start("bootstrap", command, self.url, flags)
+
+    def start_worker(self, side: str, name: str, **flags: str) -> Service:
+        port = free_port()
+        command = [side, "--name", name, "--metrics-port", str(port)]
+        command += ["--bootstrap", f"127.0.0.1:{self.grpc_port}"]
+        return self._start(name, command, f"http://127.0.0.1:{port}", {**self.common, **flags})
+
+    def restart(self, name: str) -> Service:
+        """The same command line again, as a supervisor does."""
+        old = self.services[name]
+        self.services[name] = self._spawn(name, old.command, old.http)
+        return self.services[name]
+
+    def wait_ready(self, workers: int | None = None) -> None:
+        """Until the bootstrap says that a hand-over passed, and so many workers are ready."""
+        deadline = time.monotonic() + READY_S
+        answer = "no answer"
+        while time.monotonic() < deadline:
+            self._check_alive()
+            try:
+                reply = httpx.get(f"{self.url}/ready", timeout=5)
+                answer = reply.text
+                ready = sum(each["state"] == "ready" for each in reply.json()["workers"])
+                if reply.status_code == 200 and ready >= (workers or 2):
+                    return
+            except httpx.TransportError as error:
+                answer = repr(error)
+            time.sleep(POLL_S)
+        raise AssertionError(f"not ready: {answer}\n" + self.tails())
+
+    def gauges(self) -> dict[str, dict[Sample, float]]:
+        return {name: service.gauges() for name, service in self.services.items()}
+
+    def wait_idle(self, start: Mapping[str, Mapping[Sample, float]]) -> None:
+        """Until every gauge is back where it was at `start`; says which are not."""
+        deadline = time.monotonic() + IDLE_S
+        different: list[str] = []
+        while time.monotonic() < deadline:
+            now = self.gauges()
+            different = [
+                f"{name} {sample}: {now[name].get(sample)} (was {value})"
+                for name, samples in start.items()
+                for sample, value in samples.items()
+                if now[name].get(sample) != value and not sample[0].startswith(("process_", "python_"))
+            ]
+            if not different:
+                return
+            time.sleep(POLL_S)
+        raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
+
+    def tails(self) -> str:
+        return "\n".join(f"---- {name}\n{service.tail()}" for name, service in self.services.items())
+
+    def stop(self) -> dict[str, int]:
+        """Stop workers first, then the bootstrap. Returns exit codes."""
+        names = sorted(self.services, key=lambda name: name == "bootstrap")
+        return {name: self.services[name].stop() for name in names}
+
+    def _start(self, name: str, command: Sequence[str], http: str, flags: Mapping[str, str]) -> Service:
+        given = [part for key, value in flags.items() for part in (f"--{key.replace('_', '-')}", value)]
+        self.services[name] = self._spawn(name, [*command, "--model", self.model, *given], http)
+        return self.services[name]
+
+    def _spawn(self, name: str, command: Sequence[str], http: str) -> Service:
+        log = self.folder / f"{name}.log"
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with log.open("ab") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "services.cli.main", *command],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=environ,
+            )
+        return Service(name, process, log, http, command)
+
+    def _check_alive(self) -> None:
+        for name, service in self.services.items():
+            if service.process.poll() is not None:
+                raise AssertionError(f"{name} exited with {service.process.returncode}\n{service.tail()}")
+
+
+@contextmanager
+def running_stack(
+    model: str,
+    *,
+    prefill: Sequence[Mapping[str, str]] = ({},),
+    decode: Sequence[Mapping[str, str]] = ({},),
+    bootstrap: Mapping[str, str] | None = None,
+    **common: str,
+) -> Iterator[Stack]:
+    """A ready stack: one worker per mapping of flags. Whatever happens, its processes end with it."""
+    with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:
+        stack = Stack(model, Path(folder), common)
+        try:
+            stack.start_bootstrap(**(bootstrap or {}))
+            for index, flags in enumerate(prefill):
+                stack.start_worker("prefill", f"prefill-{index}", **flags)
+            for index, flags in enumerate(decode):
+                stack.start_worker("decode", f"decode-{index}", **flags)
+            stack.wait_ready(len(prefill) + len(decode))
+            yield stack
+        finally:
+            for service in stack.services.values():
+                if service.process.poll() is None:
+                    service.process.send_signal(signal.SIGCONT)
+                    service.kill()

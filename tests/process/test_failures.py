@@ -1,0 +1,157 @@
+"""What does a client see when a part of a real stack is killed, stopped or told to leave?"""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process.stack import Stack, running_stack
+
+ANSWER_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def breakable(demo_model_dir: Path) -> Iterator[Stack]:
+    with running_stack(str(demo_model_dir), dtype="float32", kv_cache_memory="256MiB") as stack:
+        yield stack
+
+
+def complete(stack: Stack, prompt: str = "The capital of France is", **more: Any) -> httpx.Response:
+    body = {"model": model_of(stack), "prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
+    return httpx.post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S)
+
+
+def model_of(stack: Stack) -> str:
+    name: str = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    return name
+
+
+def events_until_end(stack: Stack, on_event: Any, **more: Any) -> list[dict[str, Any]]:
+    """Stream a long completion, calling `on_event(count)` after each chunk; the events that came."""
+    body = {
+        "model": model_of(stack),
+        "prompt": "Count: 1 2 3 4 5 6 7 8 9",
+        "max_tokens": 2000,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        **more,
+    }
+    events: list[dict[str, Any]] = []
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                events.append(json.loads(line[6:]))
+                on_event(len(events))
+    return events
+
+
+@pytest.mark.parametrize("side", ["decode", "prefill"])
+def test_a_killed_worker_ends_its_rooms_with_the_cause_and_a_restarted_one_serves(
+    breakable: Stack, side: str
+) -> None:
+    start = breakable.gauges()
+    victim = f"{side}-0"
+
+    def kill(count: int) -> None:
+        if count == 5 and side == "decode":
+            breakable.services[victim].kill()
+
+    if side == "decode":
+        events = events_until_end(breakable, kill)
+        error = events[-1]["error"]
+        assert "decode-0" in error["message"], error
+    else:
+        breakable.services[victim].kill()
+        refused = complete(breakable)
+        assert refused.status_code == 503, refused.text
+        assert "prefill" in refused.json()["error"]["message"]
+
+    breakable.restart(victim)
+    breakable.wait_ready()
+    answer = complete(breakable)
+    assert answer.status_code == 200, answer.text
+    assert "Paris" in answer.json()["choices"][0]["text"]
+    breakable.wait_idle(start)
+
+
+def test_prefill_killed_while_it_computes_is_a_clear_503(breakable: Stack) -> None:
+    start = breakable.gauges()
+    prefill = breakable.services["prefill-0"]
+    body = {"model": model_of(breakable), "prompt": [7] * 4000, "max_tokens": 4, "temperature": 0}
+    with httpx.Client(timeout=ANSWER_S) as client:
+        import threading
+
+        replies: list[httpx.Response] = []
+        asker = threading.Thread(
+            target=lambda: replies.append(client.post(f"{breakable.url}/v1/completions", json=body))
+        )
+        asker.start()
+        while prefill.total("baton_prefill_tokens_total") == 0 or _waiting(prefill) == 0:
+            assert asker.is_alive(), replies[0].text
+        prefill.kill()
+        asker.join(ANSWER_S)
+    assert replies[0].status_code == 503, replies[0].text
+    assert "prefill-0" in replies[0].json()["error"]["message"]
+    breakable.restart("prefill-0")
+    breakable.wait_ready()
+    assert complete(breakable).status_code == 200
+    breakable.wait_idle(start)
+
+
+def _waiting(prefill: Any) -> float:
+    value: float = prefill.metrics()["baton_prefill_waiting_queue_requests", ()]
+    return value
+
+
+def test_a_stopped_decode_worker_loses_its_lease_and_comes_back(breakable: Stack) -> None:
+    start = breakable.gauges()
+    decode = breakable.services["decode-0"]
+
+    def stop(count: int) -> None:
+        if count == 5:
+            decode.process.send_signal(signal.SIGSTOP)
+
+    events = events_until_end(breakable, stop)
+    assert "decode-0" in events[-1]["error"]["message"]
+    assert "lease" in events[-1]["error"]["message"]
+    decode.process.send_signal(signal.SIGCONT)
+    breakable.wait_ready()
+    assert complete(breakable).status_code == 200
+    breakable.wait_idle(start)
+
+
+def test_the_bootstrap_restarts_and_workers_find_it_again(breakable: Stack) -> None:
+    start = breakable.gauges()
+    breakable.services["bootstrap"].kill()
+    breakable.restart("bootstrap")
+    breakable.wait_ready()
+    assert complete(breakable).status_code == 200
+    breakable.wait_idle(start)
+
+
+def test_a_worker_that_does_not_fit_is_refused_by_field_and_keeps_running(breakable: Stack) -> None:
+    start = breakable.gauges()
+    odd = breakable.start_worker("decode", "decode-odd", page_tokens="32")
+    try:
+        problems: list[str] = []
+        while not any("page_tokens" in problem for problem in problems):
+            assert odd.process.poll() is None, odd.tail()
+            try:
+                problems = httpx.get(f"{odd.http}/ready", timeout=5).json().get("problems", [])
+            except httpx.TransportError:
+                problems = []
+        assert complete(breakable).status_code == 200
+    finally:
+        odd.stop()
+        del breakable.services["decode-odd"]
+    breakable.wait_idle(start)
+
+
+def test_workers_drain_and_exit_zero(breakable: Stack) -> None:
+    codes = breakable.stop()
+    assert codes == {"prefill-0": 0, "decode-0": 0, "bootstrap": 0}, breakable.tails()

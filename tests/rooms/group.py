@@ -1,0 +1,92 @@
+"""How do several ranks of one worker take a turn, without a collective library?
+
+The agreement itself is the product's own: ballots out, MIN, verdict in. Only the all-reduce is `min`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from services.rooms.ballot import Ballot, read_verdict
+from services.rooms.deadlines import Deadlines
+from services.rooms.errors import Reason
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Effect, Vote
+from services.rooms.receiver import Receiver
+from services.rooms.room import Room
+from services.rooms.roster import Capacity, Roster
+from services.rooms.sender import Sender
+
+R = TypeVar("R", bound=Room)
+
+PEER = Incarnation(99)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Generic[R]):
+    """One turn: what each rank wished, what was agreed, what each rank is to do about it."""
+
+    wishes: Sequence[Sequence[Vote]]
+    """[rank][place]"""
+    reasons: Sequence[dict[int, Reason]]
+    """[rank], by place"""
+    verdict: Sequence[Vote]
+    """[place]"""
+    effects: Sequence[list[tuple[R, Effect]]]
+    """[rank], in the order of settling"""
+
+
+class Group(Generic[R]):
+    """Rosters of one worker's ranks, agreed by MIN."""
+
+    def __init__(self, ranks: int, places: int) -> None:
+        self.rosters: list[Roster[R]] = [Roster(places) for _ in range(ranks)]
+        self.turn_number = 0
+
+    def open(self, room: int, make: Callable[[RoomId, int], R], now_ms: int) -> list[R]:
+        """The same command on every rank, as the leader broadcasts it."""
+        name = RoomId(room)
+        return [roster.open(name, lambda place: make(name, place), now_ms) for roster in self.rosters]
+
+    def turn(self, now_ms: int, capacity: Sequence[Capacity]) -> Settled[R]:
+        """Vote, agree, settle. `capacity`: each rank's."""
+        ballots = [
+            Ballot(
+                self.turn_number,
+                roster.digest(),
+                may_compute=True,
+                may_leave=False,
+                votes=roster.votes(now_ms, room_for),
+                reasons=roster.reasons(now_ms),
+            )
+            for roster, room_for in zip(self.rosters, capacity, strict=True)
+        ]
+        self.turn_number += 1
+        agreed = [min(words) for words in zip(*(ballot.encode() for ballot in ballots), strict=True)]
+        verdicts = [read_verdict(ballot, agreed) for ballot in ballots]
+        return Settled(
+            [ballot.votes for ballot in ballots],
+            [dict(ballot.reasons) for ballot in ballots],
+            verdicts[0].votes,
+            [
+                roster.settle(verdict.votes, now_ms, verdict.reasons)
+                for roster, verdict in zip(self.rosters, verdicts, strict=True)
+            ],
+        )
+
+
+def deadlines(ms: int = 100) -> Deadlines:
+    """The same number of milliseconds for every phase."""
+    return Deadlines(ms, ms, ms, ms, ms)
+
+
+def receiver(
+    room: RoomId, place: int, *, needed: int = 1, expected: int = 1, now_ms: int = 0, ms: int = 100
+) -> Receiver:
+    return Receiver(
+        room, f"request-{room}", PEER, place, needed, deadlines(ms), now_ms, pages_expected=expected
+    )
+
+
+def sender(room: RoomId, place: int, *, needed: int = 1, now_ms: int = 0, ms: int = 100) -> Sender:
+    return Sender(room, f"request-{room}", PEER, place, needed, deadlines(ms), now_ms)

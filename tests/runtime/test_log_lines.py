@@ -1,0 +1,64 @@
+"""A log line has a constant message and bounded fields, as text or as JSON."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from services.runtime.logging import VALUE_CHARS_MAX, Log, configure
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def test_a_text_line_has_time_level_logger_message_and_fields() -> None:
+    out = io.StringIO()
+    configure("info", "text", out)
+    Log("decode.turn", worker="decode-0").bind(room=7).info("room admitted", request_id="a b", cached=None)
+    stamp, rest = out.getvalue().split(" ", 1)
+    assert stamp.endswith("Z")
+    assert rest == 'INFO decode.turn room admitted worker=decode-0 room=7 request_id="a b"\n'
+
+
+def test_a_field_cannot_forge_a_line_or_flood_the_log() -> None:
+    out = io.StringIO()
+    configure("info", "text", out)
+    Log("x").info("odd", name="a\n2026-01-01 ERROR fake", long="y" * 10_000)
+    assert out.getvalue().count("\n") == 1
+    assert len(out.getvalue()) < 2 * VALUE_CHARS_MAX
+
+
+def test_a_json_line_is_one_object() -> None:
+    out = io.StringIO()
+    configure("info", "json", out)
+    Log("x").warning("slow", room=7, level="not overwritten", reason="naïve\n")
+    entry = json.loads(out.getvalue())
+    assert entry.pop("time").endswith("Z")
+    assert entry == {"level": "warning", "logger": "x", "message": "slow", "room": 7, "reason": "naïve\n"}
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_error_keeps_its_traceback(log_format: str) -> None:
+    out = io.StringIO()
+    configure("info", log_format, out)
+    try:
+        int("inner fact")
+    except ValueError as error:
+        Log("x").error("turn failed", error, room=1)
+    assert "Traceback" in out.getvalue()
+    assert "inner fact" in out.getvalue()
+
+
+def test_lines_below_the_level_are_not_written() -> None:
+    out = io.StringIO()
+    configure("warning", "text", out)
+    Log("x").info("quiet")
+    logging.getLogger("elsewhere").info("quiet too")
+    assert out.getvalue() == ""

@@ -1,0 +1,235 @@
+"""How is a story told, and how is it played?
+
+A story is a text file: a comment that says what happens, then blocks of commands, `----`, and what the
+stage says to them.
+
+    group decode ranks=2 pages=8 slots=2     a worker's ranks, each with so many pages and slots
+    open decode room=7 needed=4 expected=3   the registry's room reaches every rank (prefill: no expected)
+    connect room=7                           decode is connected to the sender
+    grant room=7                             decode's destinations reach the sender's ranks
+    post / ended room=7 rank=0               the sender has writes under way / they have ended
+    write room=7 rank=0 pages=2              those bytes reach decode's memory, where it was told
+    seal room=7 rank=0 pages=3               the record, telling of 3 pages, and the seal reach it
+    sealed room=7                            the sender saw its seal DONE
+    land room=7 rank=0 pages=3               decode notes pages without having read a record
+    fail decode room=7 rank=1 reason=…       one rank alone sees a failure
+    cancel decode room=7 reason=…            every rank is told to end the room
+    close room=7 / quiet room=7              decode asks the sender to be quiet / notes that it is
+    finish room=7                            the sequence has ended
+    turn decode now=10                       see, vote, agree, act
+    show decode                              what every rank holds
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.pages.pool import PageState
+from services.rooms.errors import Cause, Reason, RoomError
+from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase, Vote
+from tests.rooms.group import Settled, receiver, sender
+from tests.stories.stage import DecodeStage, PrefillStage
+
+Words = Mapping[str, str]
+MARK = "----"
+DEADLINE_MS = 40
+
+
+class Play:
+    """One story being played."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, DecodeStage | PrefillStage] = {}
+        self._now_ms = 0
+        self._verbs: Mapping[str, Callable[[str, Words], list[str]]] = {
+            name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
+        }
+
+    def say(self, line: str) -> list[str]:
+        """Play one command. Returns what the stage says to it."""
+        verb, *rest = line.split()
+        side = rest.pop(0) if rest and "=" not in rest[0] else ""
+        words = dict(word.split("=", 1) for word in rest)
+        self._now_ms = int(words.get("now", self._now_ms))
+        try:
+            return self._verbs[verb](side, words)
+        except RoomError as error:
+            return [f"{type(error).__name__}: {str(error).split(': digests')[0]}"]
+
+    def do_group(self, side: str, words: Words) -> list[str]:
+        ranks, pages, slots = int(words["ranks"]), int(words["pages"]), int(words["slots"])
+        stage = DecodeStage if side == "decode" else PrefillStage
+        self._stages[side] = stage(ranks, pages, slots)
+        return []
+
+    def do_open(self, side: str, words: Words) -> list[str]:
+        room, needed = int(words["room"]), int(words["needed"])
+        now_ms, ms = self._now_ms, int(words.get("deadline", DEADLINE_MS))
+        if side == "decode":
+            expected = int(words["expected"])
+            self._decode.group.open(
+                room,
+                lambda name, place: receiver(
+                    name, place, needed=needed, expected=expected, now_ms=now_ms, ms=ms
+                ),
+                now_ms,
+            )
+        else:
+            self._prefill.group.open(
+                room,
+                lambda name, place: sender(name, place, needed=needed, now_ms=now_ms, ms=ms),
+                now_ms,
+            )
+        return []
+
+    def do_connect(self, side: str, words: Words) -> list[str]:
+        return self._note("decode", words, Connected())
+
+    def do_grant(self, side: str, words: Words) -> list[str]:
+        room = int(words["room"])
+        noted = self._prefill.grant(room, [memory.told[room] for memory in self._decode.memories])
+        return [] if all(noted) else [f"room {room} is not known to the sender: dropped"]
+
+    def do_post(self, side: str, words: Words) -> list[str]:
+        self._prefill.memories[int(words["rank"])].posted.add(int(words["room"]))
+        return []
+
+    def do_ended(self, side: str, words: Words) -> list[str]:
+        self._prefill.memories[int(words["rank"])].posted.discard(int(words["room"]))
+        return []
+
+    def do_write(self, side: str, words: Words) -> list[str]:
+        self._decode.write(int(words["room"]), int(words["rank"]), int(words["pages"]))
+        return []
+
+    def do_seal(self, side: str, words: Words) -> list[str]:
+        self._decode.seal(int(words["room"]), int(words["rank"]), int(words["pages"]))
+        return []
+
+    def do_sealed(self, side: str, words: Words) -> list[str]:
+        self._prefill.sealed(int(words["room"]))
+        return []
+
+    def do_land(self, side: str, words: Words) -> list[str]:
+        generation = self._decode.group.rosters[int(words["rank"])].get(_room(words)).generation
+        if generation is None:
+            return ["not exposed"]
+        return self._note("decode", words, Landed(generation, int(words["pages"])))
+
+    def do_fail(self, side: str, words: Words) -> list[str]:
+        return self._note(side, words, Failed(_cause(words)))
+
+    def do_quiet(self, side: str, words: Words) -> list[str]:
+        return self._note("decode", words, Fenced(Proof.QUIET))
+
+    def do_finish(self, side: str, words: Words) -> list[str]:
+        return self._note("decode", words, Finished())
+
+    def do_cancel(self, side: str, words: Words) -> list[str]:
+        rosters = self._stages[side].group.rosters
+        here = [roster.cancel(_room(words), _cause(words), self._now_ms) for roster in rosters]
+        return [] if any(here) else [f"room {words['room']} is not here"]
+
+    def do_close(self, side: str, words: Words) -> list[str]:
+        quiet = self._prefill.close(int(words["room"]), self._now_ms)
+        return ["acknowledged" if quiet else "not yet: the sender holds the room"]
+
+    def do_turn(self, side: str, words: Words) -> list[str]:
+        stage = self._stages[side]
+        rooms = [(room.place, room.id, room.phase) for room in stage.group.rosters[0]]
+        stage.said.clear()
+        settled = stage.turn(self._now_ms)
+        lines = [line for room in rooms for line in _tell(settled, *room)]
+        return lines + list(stage.said) or ["nothing to agree on"]
+
+    def do_show(self, side: str, words: Words) -> list[str]:
+        stage = self._stages[side]
+        lines = []
+        for rank, (roster, memory) in enumerate(zip(stage.group.rosters, stage.memories, strict=True)):
+            rooms = _list(f"{room.id} {room.phase.value}" for room in roster) or "none"
+            pages, slots = _count(memory.holdings.pages.census()), _count(memory.holdings.slots.census())
+            line = f"r{rank}  rooms: {rooms}; pages: {pages}; slots: {slots}"
+            dropped = roster.dropped.total()
+            line += f"; news dropped: {dropped}" if dropped else ""
+            foreign = memory.foreign_pages()
+            lines.append(line + (f"; pages overwritten by another room: {foreign}" if foreign else ""))
+        return lines
+
+    @property
+    def _decode(self) -> DecodeStage:
+        stage = self._stages["decode"]
+        if not isinstance(stage, DecodeStage):
+            raise TypeError("decode is not on stage")
+        return stage
+
+    @property
+    def _prefill(self) -> PrefillStage:
+        stage = self._stages["prefill"]
+        if not isinstance(stage, PrefillStage):
+            raise TypeError("prefill is not on stage")
+        return stage
+
+    def _note(self, side: str, words: Words, evidence: Any) -> list[str]:
+        rosters = list(enumerate(self._stages[side].group.rosters))
+        ranks = [rosters[int(words["rank"])]] if "rank" in words else rosters
+        missed = [rank for rank, roster in ranks if not roster.note(_room(words), evidence)]
+        return [f"r{rank} does not hold room {words['room']}: dropped" for rank in missed]
+
+
+def _room(words: Words) -> RoomId:
+    return RoomId(int(words["room"]))
+
+
+def _cause(words: Words) -> Cause:
+    return Cause(Reason(words["reason"]), "as the story tells")
+
+
+def _list(words: Any) -> str:
+    return ", ".join(words)
+
+
+def _count(census: Mapping[PageState, int]) -> str:
+    return _list(f"{count} {state.value}" for state, count in census.items() if count)
+
+
+def _tell(settled: Settled[Any], place: int, room: RoomId, before: Phase) -> list[str]:
+    """What the ranks wished for one room, what was agreed, and where every rank is now."""
+    wishes = []
+    for rank, votes in enumerate(settled.wishes):
+        reason = settled.reasons[rank].get(place) if votes[place] is Vote.ABORT else None
+        why = f" ({reason.value})" if reason is not None else ""
+        wishes.append(f"r{rank} {votes[place].name}{why}")
+    moves = []
+    for rank, effects in enumerate(settled.effects):
+        moves += [
+            f"r{rank} {before.value} -> {held.phase.value}, {effect.value}"
+            for held, effect in effects
+            if held.id == room
+        ]
+    same = {move.split(" ", 1)[1] for move in moves}
+    if len(moves) == len(settled.effects) and len(same) == 1:
+        moves = [f"all {same.pop()}"]
+    line = f"room {room}  {_list(wishes)}: {settled.verdict[place].name}"
+    return [line, *(f"    {move}" for move in moves)]
+
+
+def play(text: str) -> str:
+    """Play a story. Returns it with what the stage said in place of what it was expected to say."""
+    out: list[str] = []
+    performance = Play()
+    for block in text.strip("\n").split("\n\n"):
+        lines = block.split("\n")
+        if all(line.startswith("#") for line in lines):
+            out.append(block)
+            continue
+        commands = lines[: lines.index(MARK)] if MARK in lines else lines
+        said = [
+            answer
+            for command in commands
+            if not command.startswith("#")
+            for part in command.split(";")
+            for answer in performance.say(part.strip())
+        ]
+        out.append("\n".join([*commands, MARK, *said]))
+    return "\n\n".join(out) + "\n"

@@ -1,0 +1,31 @@
+"""Does each story still go as it is told? `--rewrite` tells them anew, for review."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.stories.language import MARK, play
+
+STORIES = sorted(Path(__file__).parent.glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", STORIES, ids=[path.stem for path in STORIES])
+def test_story(path: Path, rewrite: bool) -> None:
+    told = path.read_text(encoding="utf-8")
+    played = play(told)
+    if rewrite:
+        path.write_text(played, encoding="utf-8")
+    else:
+        assert played == told
+
+
+@pytest.mark.parametrize("path", STORIES, ids=[path.stem for path in STORIES])
+def test_story_says_what_it_is_about_and_expects_something(path: Path) -> None:
+    told = path.read_text(encoding="utf-8")
+    assert told.startswith("# ")
+    assert MARK in told
+    assert any(block.split(f"{MARK}\n")[1:] for block in told.split("\n\n"))
+
+
+def test_there_are_stories() -> None:
+    assert STORIES
