@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 ARGS ?=
 
 install: $(STAMP) ## make .venv with everything that the other words need

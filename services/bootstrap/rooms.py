@@ -89,9 +89,9 @@ class Rooms:
         self.registry.proven(incarnation)
         self._wake_queue()
 
-    def exited(self, name: str) -> None:
+    def exited(self, name: str, pid: int) -> None:
         """Whoever started the worker saw its process exit."""
-        for incarnation in self.registry.exited(name):
+        for incarnation in self.registry.exited(name, pid):
             self.lose(incarnation, "its process exited", proof="exited")
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None) -> None:
@@ -104,7 +104,6 @@ class Rooms:
         for entry in rooms:
             cause = Cause(LOST[facts.side], f"{facts.side.value} worker {facts.name}: {why}")
             self.fail(entry.id, cause)
-            self.registry.side_retired(entry.id, facts.side)
             self._wake_watchers(entry.id)
         self._wake_queue()
 
@@ -208,6 +207,8 @@ class Rooms:
             now_ms = self._clock.now_ms()
             for incarnation in self.registry.expired(now_ms):
                 self.lose(incarnation, "its lease ran out", proof=None)
+            for entry in self.registry.unended(now_ms):
+                self.fail(entry.id, Cause(Reason.DEADLINE, "nobody ended the room in time"))
             for entry in self.registry.overdue(now_ms):
                 sides = ", ".join(sorted(side.value for side in entry.waiting_for))
                 self.tell(entry.id, "filed", f"not reported retired by {sides}")

@@ -64,7 +64,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
         self, request: workers_pb2.ReportExitRequest, context: grpc.aio.ServicerContext
     ) -> workers_pb2.ReportExitReply:
         async with errors_as_status(context):
-            self._rooms.exited(request.name)
+            self._rooms.exited(request.name, request.pid)
         return workers_pb2.ReportExitReply()
 
 

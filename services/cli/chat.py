@@ -36,7 +36,7 @@ def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> 
         if question is not None:
             conversation.ask(question, sys.stdout)
             return 0
-        return _converse(conversation)
+        return converse(conversation)
 
 
 class Conversation:
@@ -78,7 +78,11 @@ class Conversation:
         self.messages = [*messages, {"role": "assistant", "content": answer}]
 
 
-def _converse(conversation: Conversation) -> int:
+def converse(conversation: Conversation) -> int:
+    """Ask each line of standard input until it ends. Returns the exit code.
+
+    On a terminal, an answer that fails or is stopped does not end the conversation.
+    """
     interactive = sys.stdin.isatty()
     if interactive:
         with contextlib.suppress(ImportError):
@@ -94,7 +98,9 @@ def _converse(conversation: Conversation) -> int:
         try:
             conversation.ask(question, sys.stdout)
         except KeyboardInterrupt:
-            continue
+            if not interactive:
+                return 130
+            print()
         except ChatFailed as error:
             if not interactive:
                 raise

@@ -92,7 +92,7 @@ def _decode(line: bytes) -> str:
 async def start_child(
     name: str, command: Sequence[str], environ: Mapping[str, str], worth: Worth, say: Say
 ) -> Child:
-    """Start `command` in a session of its own: Ctrl-C reaches this process only, which stops it in order."""
+    """Start `command` apart from the terminal: Ctrl-C reaches this process only, which stops it in order."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.cli.tether", str(os.getpid())),
         *command,

@@ -157,10 +157,10 @@ class Stack:
 def reporter(bootstrap_address: str) -> ReportExit:
     """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
 
-    async def report(name: str, _pid: int) -> None:
+    async def report(name: str, pid: int) -> None:
         from services.wire.clients import report_exit
 
-        await report_exit(bootstrap_address, name)
+        await report_exit(bootstrap_address, name, pid)
 
     return report
 

@@ -132,6 +132,8 @@ class DecodeWork:
                 self._grant(job)
             case Effect.ADMIT:
                 self._admit(job)
+            case Effect.STOP:
+                self._end_early(job)
             case Effect.FENCE:
                 self._fail(job)
             case Effect.RELEASE:
@@ -284,7 +286,7 @@ class DecodeWork:
             return False
         for job, token in zip(self._step, tokens, strict=True):
             job.receiver.busy = False
-            if token is not None and job.receiver.cause is None:
+            if token is not None and not job.receiver.stopping:
                 job.sequence.output.append(token.id)
                 self._emit(job, token)
         self._metrics.decoded(len(tokens))
@@ -345,15 +347,20 @@ class DecodeWork:
 
     def _fail(self, job: Job) -> None:
         receiver = job.receiver
-        self._end_with(job, receiver.cause)
+        self._end_early(job)
         if not self._holdings.quarantine(receiver.id):
             receiver.note(Fenced(Proof.UNEXPOSED))
         elif receiver.proof is None and receiver.generation is not None:
             self._tell(job, "quarantined", "until the sender is quiet or gone")
             self._peers.close(job.prefill, receiver.id, receiver.generation)
 
-    def _end_with(self, job: Job, cause: Cause | None) -> None:
-        cause = cause or Cause(Reason.CANCELLED, "another rank of this worker ended the room")
+    def _end_early(self, job: Job) -> None:
+        """The room ends before its sequence did: say why, at once."""
+        cause = job.receiver.cause
+        if cause is None:
+            raise AssertionError(f"room {job.receiver.id} ended early without a cause")
+        if job.finished:
+            return
         self._reply(job, inference_pb2.StreamRoomReply(outcome=outcome_to_wire(cause)))
         self._metrics.worker.room_failed(cause)
         self._tell(job, "failed", f"{cause.reason.value}: {cause.text}")
@@ -361,8 +368,6 @@ class DecodeWork:
     def _retire(self, job: Job) -> None:
         """The one way out of every table that knows the room (`one-retire`)."""
         receiver = job.receiver
-        if receiver.generation is not None and receiver.sealed and not job.finished:
-            self._end_if_running(job)
         self._peers.stop_closing(receiver.id)
         self._holdings.give_back(receiver.id)
         self.roster.retire(receiver.id, self._clock.now_ms())
@@ -371,18 +376,13 @@ class DecodeWork:
         proof = "" if receiver.proof is None else receiver.proof.value
         self._reporter.retired(receiver.id, self._clock.wall_ms(), proof)
 
-    def _end_if_running(self, job: Job) -> None:
-        """A room that was admitted and ended before its sequence did has not told its cause yet."""
-        if Phase.SUCCESS in job.receiver.phase_ms:
-            self._end_with(job, job.receiver.cause)
-
     # ---- small things
 
     def _unfinished(self) -> list[Job]:
         return [
             job
             for job in self._jobs.values()
-            if job.receiver.phase is Phase.SUCCESS and not job.finished and job.receiver.cause is None
+            if job.receiver.phase is Phase.SUCCESS and not job.finished and not job.receiver.stopping
         ]
 
     def _reply(self, job: Job, reply: inference_pb2.StreamRoomReply) -> None:

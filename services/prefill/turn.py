@@ -156,6 +156,8 @@ class PrefillWork:
             case Effect.REPORT:
                 self._reply(job, inference_pb2.RunRoomReply(outcome=outcome_to_wire(None)))
                 job.sender.note(Finished())
+            case Effect.STOP:
+                self._tell(job, "stopped", "after its outcome was reported")
             case Effect.FENCE:
                 self._fail(job)
             case Effect.RELEASE:
@@ -362,7 +364,9 @@ class PrefillWork:
         self._tell(job, "computing", f"{len(holding.pages)} pages")
 
     def _fail(self, job: Job) -> None:
-        cause = job.sender.cause or Cause(Reason.CANCELLED, "another rank of this worker ended the room")
+        cause = job.sender.cause
+        if cause is None:
+            raise AssertionError(f"room {job.sender.id} failed without a cause")
         self._reply(job, inference_pb2.RunRoomReply(outcome=outcome_to_wire(cause)))
         self._metrics.worker.room_failed(cause)
         self._tell(job, "failed", f"{cause.reason.value}: {cause.text}")
@@ -383,9 +387,7 @@ class PrefillWork:
 
     def _computable(self) -> Iterable[Job]:
         return [
-            job
-            for job in self._jobs.values()
-            if job.sender.phase is Phase.TRANSFERRING and job.sender.cause is None and not job.complete
+            job for job in self._jobs.values() if job.sender.phase is Phase.TRANSFERRING and not job.complete
         ]
 
     def _reply(self, job: Job, reply: inference_pb2.RunRoomReply) -> None:

@@ -51,7 +51,8 @@ class Receiver(Room):
             case Sealed(generation):
                 self._mine(generation)
                 self.sealed = True
-                self.proof = self.proof or Proof.DONE
+                if self.pages_landed == self.pages_expected:
+                    self.proof = self.proof or Proof.DONE
             case _:
                 raise PeerFault(f"room {self.id}: {type(evidence).__name__} is not for a receiver")
 
@@ -67,7 +68,8 @@ class Receiver(Room):
     def _contradiction(self) -> Cause | None:
         """A seal comes after every page, so one over too few pages is not worth waiting (`no-truncation`).
 
-        Landed is noted before Sealed when both are read off one record.
+        Landed is noted before Sealed when both are read off one record. Who seals too early may write
+        more, too: that seal is no proof.
         """
         if not self.sealed or self.pages_landed == self.pages_expected:
             return None

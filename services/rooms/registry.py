@@ -7,10 +7,9 @@ that no id is used twice, none repeats after a restart but by a chance of 2^-30,
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import TypeVar
 
+from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
 from services.rooms.errors import (
     Cause,
     NameInUse,
@@ -24,6 +23,8 @@ from services.rooms.errors import (
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 
+__all__ = ["Event", "Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
+
 EVENTS_PER_ROOM_MAX = 256
 DEPARTED_MAX = 1024
 CLOSING_MS = 60_000
@@ -33,89 +34,6 @@ OPEN_MS_MAX = 4 * 3_600_000
 is gone (`room-ends`)."""
 NOT_FAILURES = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
 """Reasons for which an ended room is not kept among the failed ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What a worker says of itself when it registers. It does not change during an incarnation."""
-
-    name: str
-    """One process at a time has it in the whole stack, whatever its side."""
-    side: Side
-    incarnation: Incarnation
-    address: str
-    """host:port of its gRPC server."""
-    model: str
-    """Fingerprint of configuration and weights."""
-    geometry: tuple[tuple[str, str], ...]
-    """(field, value) pairs that must be equal across the stack: dtype, page size, schema, …"""
-    tokens_max: int
-    """KV positions that its whole cache holds."""
-    rooms_max: int
-    topology: str = "tp1pp1"
-
-
-class WorkerState(Enum):
-    JOINING = "joining"
-    """Registered; no canary hand-over has passed through it yet."""
-    READY = "ready"
-    DRAINING = "draining"
-    SUSPECT = "suspect"
-    """A call to it broke; it gets no rooms until it renews its lease."""
-
-
-@dataclass(slots=True)
-class Worker:
-    facts: WorkerFacts
-    lease_until_ms: int
-    state: WorkerState = WorkerState.JOINING
-    proven: bool = False
-    """A canary hand-over has passed through it."""
-    rooms: set[RoomId] = field(default_factory=set)
-    tokens: int = 0
-    """KV positions its open rooms may come to need."""
-
-
-class RoomPhase(Enum):
-    """Where a room is, as the registry knows it."""
-
-    OPEN = "open"
-    STREAMING = "streaming"
-    """Its first token has left for the client."""
-    CLOSING = "closing"
-    """Its outcome is known; its workers have not all reported it retired."""
-    RETIRED = "retired"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line of a room's timeline."""
-
-    wall_ms: int
-    source: str
-    name: str
-    detail: str = ""
-
-
-@dataclass(slots=True)
-class RoomEntry:
-    id: RoomId
-    request_id: str
-    prefill: WorkerFacts
-    decode: WorkerFacts
-    tokens: int
-    opened_ms: int
-    canary: bool = False
-    phase: RoomPhase = RoomPhase.OPEN
-    closing_ms: int = 0
-    cause: Cause | None = None
-    waiting_for: set[Side] = field(default_factory=lambda: set(Side))
-    """Sides that have not reported the room retired."""
-    events: list[Event] = field(default_factory=list)
-    events_dropped: int = 0
-
-    def worker(self, side: Side) -> WorkerFacts:
-        return self.prefill if side is Side.PREFILL else self.decode
 
 
 class Registry:
@@ -133,8 +51,8 @@ class Registry:
         self._open: dict[RoomId, RoomEntry] = {}
         self._done: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._failed: OrderedDict[RoomId, RoomEntry] = OrderedDict()
-        self._silent: OrderedDict[Incarnation, str] = OrderedDict()
-        """Names of workers whose lease ran out and of whom nothing more is known."""
+        self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
+        """Workers whose lease ran out and of whom nothing more is known."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
         self.opened_total = 0
 
@@ -202,7 +120,7 @@ class Registry:
         if proof is not None:
             self._depart(incarnation, proof)
         elif worker is not None:
-            _remember(self._silent, incarnation, worker.facts.name, DEPARTED_MAX)
+            _remember(self._silent, incarnation, worker.facts, DEPARTED_MAX)
         if worker is None:
             return []
         entries = [self._open[room] for room in sorted(worker.rooms)]
@@ -211,10 +129,12 @@ class Registry:
                 self.side_retired(entry.id, worker.facts.side)
         return [entry for entry in entries if entry.phase is not RoomPhase.RETIRED]
 
-    def exited(self, name: str) -> list[Incarnation]:
-        """Whoever started worker `name` saw its process exit. Returns the incarnations that were it."""
-        held = {each: worker.facts.name for each, worker in self._workers.items()}
-        return [each for each, its_name in (self._silent | held).items() if its_name == name]
+    def exited(self, name: str, pid: int) -> list[Incarnation]:
+        """Whoever started process `pid` as worker `name` saw it exit. Returns the incarnations that were
+        it: a report that comes late says nothing about the name's next holder (`incarnation`)."""
+        held = {each: worker.facts for each, worker in self._workers.items()}
+        known = self._silent | held
+        return [each for each, facts in known.items() if pid and (facts.name, facts.pid) == (name, pid)]
 
     def expired(self, now_ms: int) -> list[Incarnation]:
         """Workers whose lease has run out: `leave` them."""
@@ -371,8 +291,8 @@ class Registry:
 
     def _supersede(self, facts: WorkerFacts) -> None:
         """A name's next holder registered: the platform starts one only after the last has exited."""
-        for gone, name in list(self._silent.items()):
-            if name == facts.name:
+        for gone, silent in list(self._silent.items()):
+            if silent.name == facts.name:
                 del self._silent[gone]
                 self._depart(gone, "replaced")
 

@@ -87,7 +87,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the fields, and error if there is one."""
+    """One JSON object a line: time, level, logger, message, the fields, and the traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, FieldValue] = {
@@ -98,7 +98,7 @@ class JsonFormatter(logging.Formatter):
         }
         entry |= {name: value for name, value in _fields(record).items() if name not in entry}
         if record.exc_info:
-            entry["error"] = self.formatException(record.exc_info)
+            entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
 
 

@@ -4,15 +4,28 @@ The smallest interface that a hand-over needs. Backends: `nixl` (between process
 (in-process, with a seeded fault plan). One conformance suite, `tests/transfer`, runs on each.
 
 Nothing here blocks for longer than one window's copy, nothing here starts a thread, and the caller
-drives all progress by calling `poll` and `notices`.
+drives all progress by calling `poll` and `notices`, on both sides: some paths need the target's progress
+for a write to land. One thread makes all calls of an endpoint.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from services.rooms.ids import Incarnation
+
+NOTICE_BYTES_MAX: Final = 1024
+"""Longest payload of a notice."""
+
+NOTICES_PER_CALL_MAX: Final = 1024
+"""Most notices that one call of `notices` returns; the rest wait for the next call."""
+
+NOTICES_WAITING_MAX: Final = 4096
+"""Most notices that wait to be taken; later ones are lost."""
+
+ABANDONED_ENDS_MAX: Final = 4096
+"""Ends of abandoned puts that are kept until they are polled; the oldest go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +94,23 @@ class Transfer(Protocol):
     """One process's endpoint."""
 
     def register(self, region: Region) -> None:
-        """Make `region` known to the backend. Before the first `endpoint()`; once per name."""
+        """Make `region` known to the backend. Before the first `endpoint()`; once per name. The memory
+        stays mapped until `close`. Raises TransferError."""
 
     def endpoint(self) -> Endpoint:
-        """What peers need in order to `connect` here."""
+        """What peers need in order to `connect` here. From the first call on it does not change."""
 
     def connect(self, peer: Endpoint) -> None:
-        """Learn a peer. Idempotent per incarnation. Raises TransferError if it cannot be reached."""
+        """Learn a peer. Idempotent per incarnation. One way is enough to put and to notify.
 
-    def connected(self, peer: Incarnation) -> bool: ...
+        Raises TransferError if it cannot be reached, if the endpoint makes no sense, or if its agent
+        name is still held by another incarnation: `disconnect` that one first. A connection that broke
+        is made anew once nothing is pending on it.
+        """
+
+    def connected(self, peer: Incarnation) -> bool:
+        """The peer was connected, and its connection has neither been given up nor been seen to break.
+        Never asks the network: True does not say that the peer lives."""
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
         """Post one one-sided write of `runs` to the peer's region of the same name.
@@ -97,23 +118,35 @@ class Transfer(Protocol):
         The caller keeps `runs` to one window (a few MB): some paths copy before they return. The
         source bytes must stay unchanged until `poll` says DONE or FAILED. No order holds between
         two puts; a put is posted only after the ones it must follow are DONE.
+
+        Raises UnknownPeer, OutOfRegion (a run of no bytes included: it is a plan gone wrong) and
+        TransferError (no such region, no runs, a broken connection); then nothing was posted.
         """
 
     def poll(self, put: PutId) -> PutState:
         """Drive progress and tell how `put` stands. After DONE or FAILED was returned once, the put is
-        forgotten and polling it again is a KeyError."""
+        forgotten and polling it again is a KeyError. Never raises for what the peer does: a peer that
+        died shows as FAILED."""
 
     def pending(self, peer: Incarnation) -> int:
-        """Puts to `peer` that have not been seen to end: 0 means quiet toward it."""
+        """Puts to `peer` that have not been seen to end: 0 means quiet toward it. Stays true after
+        `disconnect`; after `close` it never falls any more, since nothing is seen to end."""
 
     def notify(self, peer: Incarnation, payload: bytes) -> None:
-        """Wake the peer with a small message. It may be lost; it is never the truth."""
+        """Wake the peer with a small message. It may be lost, and is when the connection has broken; it
+        is never the truth. Raises UnknownPeer, and TransferError past NOTICE_BYTES_MAX."""
 
     def notices(self) -> list[tuple[str, bytes]]:
-        """Drive progress and take the (agent, payload) pairs that arrived. Payloads are untrusted."""
+        """Drive progress and take the (agent, payload) pairs that arrived, in order per agent, at most
+        NOTICES_PER_CALL_MAX. Both are untrusted: any bytes, under any name."""
 
     def disconnect(self, peer: Incarnation) -> None:
-        """Forget a peer. Idempotent. Puts still pending toward it are abandoned, not stopped."""
+        """Forget a peer. Idempotent. Puts still pending toward it are abandoned, not stopped: they may
+        land, their source stays pinned, `poll` still tells their end, and `notices` watches for it too,
+        so that `pending` falls to 0 without polling them. (The ends of the last ABANDONED_ENDS_MAX such
+        puts are kept for `poll`.)"""
 
     def close(self) -> None:
-        """Release every handle, connection and registration. Idempotent."""
+        """Release every handle, connection and registration. Idempotent. Puts still pending may yet
+        land: `poll` says PENDING for ever. Every other call but `pending`, `connected`, `disconnect` and
+        `close` raises TransferError."""

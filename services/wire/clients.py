@@ -7,15 +7,15 @@ from services.wire.channel import UNARY_S, open_channel
 from services.wire.errors import remote_error
 
 
-async def report_exit(bootstrap: str, name: str) -> None:
-    """Say that the process of worker `name` was seen to exit: the proof "dead" for all it was writing.
+async def report_exit(bootstrap: str, name: str, pid: int) -> None:
+    """Say that process `pid` of worker `name` was seen to exit: the proof "dead" for all it was writing.
 
     Raises RemoteError when the bootstrap does not take it.
     """
     channel = open_channel(bootstrap)
     try:
         stub = workers_pb2_grpc.WorkerRegistryStub(channel)
-        await stub.ReportExit(workers_pb2.ReportExitRequest(name=name), timeout=UNARY_S)
+        await stub.ReportExit(workers_pb2.ReportExitRequest(name=name, pid=pid), timeout=UNARY_S)
     except grpc.aio.AioRpcError as error:
         raise remote_error(error) from error
     finally:

@@ -173,6 +173,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         tokens_max=wire.tokens_max,
         rooms_max=wire.rooms_max,
         topology=f"tp{topology.tensor_parallel}pp{topology.pipeline_parallel}",
+        pid=wire.pid,
     )
 
 

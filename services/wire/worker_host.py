@@ -5,6 +5,7 @@ Everything of it that does not depend on the role. The role brings its services 
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -92,6 +93,7 @@ class WorkerHost:
                 address=f"{self._settings.advertise}:{self.port}",
             )
         )
+        registration.pid = os.getpid()
         lease = LeaseKeeper(
             self.channels.to(self._settings.bootstrap), registration, self._departed, role.on_renewal
         )

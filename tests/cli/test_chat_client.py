@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from services.cli.chat import ChatFailed, Conversation, run_chat
+from services.cli.chat import ChatFailed, Conversation, converse, run_chat
 from services.cli.chat_settings import ChatSettings
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -87,3 +87,14 @@ def test_something_else_on_the_port_is_told() -> None:
     )
     with pytest.raises(ChatFailed, match="does not speak the OpenAI API"):
         Conversation(http, ChatSettings())
+
+
+def test_each_line_of_standard_input_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def echo(request: httpx.Request) -> httpx.Response:
+        return sse(delta(json.loads(request.content)["messages"][-1]["content"].upper()))
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("first\n\n  second  \n"))
+    assert converse(conversation(echo)) == 0
+    assert capsys.readouterr().out == "FIRST\nSECOND\n"

@@ -3,8 +3,11 @@
 import asyncio
 import io
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,7 +18,7 @@ from services.cli.serve import PREPARE, Stack
 from services.cli.serve_settings import load_serve, make_plan
 from services.runtime.clock import SystemClock
 from services.runtime.errors import StartupError
-from tests.cli.stand_ins import Parts, eventually
+from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 
 BOOTSTRAP = """
 import http.server, json, signal, sys, threading
@@ -105,3 +108,29 @@ async def test_stopping_while_the_model_is_prepared_ends_cleanly(parts: Parts, u
     shutdown.set()
     assert await serve.serve(shutdown) == 0
     assert parts.journal == []
+
+
+SERVES = """
+import sys
+from pathlib import Path
+from services.runtime.serve import run
+from tests.cli.stand_ins import Parts
+from tests.cli.test_serve_stack import stack
+parts = Parts(Path(sys.argv[1]))
+parts.behaviour = {"prefill": "deaf", "decode": "deaf"}
+sys.exit(run(stack(parts, int(sys.argv[2]))[0].serve))
+"""
+
+
+async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tcp_port: int) -> None:
+    command = [sys.executable, "-c", SERVES, str(parts.journal_file), str(unused_tcp_port)]
+    with subprocess.Popen(command) as process:
+        await eventually(lambda: {"prefill up", "decode up"} <= set(parts.journal))
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGINT)
+        await eventually(lambda: "bootstrap ended" in parts.journal)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert len(children) == 3
+    await eventually(lambda: all(gone(int(child)) for child in children))

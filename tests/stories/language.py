@@ -20,7 +20,7 @@ stage says to them.
     show decode                              what every rank holds
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from services.pages.pool import PageState
@@ -28,6 +28,7 @@ from services.rooms.errors import Cause, Reason, RoomError
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof
 from services.rooms.ids import RoomId
 from services.rooms.phases import Phase, Vote
+from services.rooms.roster import Roster
 from tests.rooms.group import Settled, receiver, sender
 from tests.stories.stage import DecodeStage, PrefillStage
 
@@ -127,7 +128,7 @@ class Play:
         return self._note("decode", words, Finished())
 
     def do_cancel(self, side: str, words: Words) -> list[str]:
-        rosters = self._stages[side].group.rosters
+        rosters = self._rosters(side)
         here = [roster.cancel(_room(words), _cause(words), self._now_ms) for roster in rosters]
         return [] if any(here) else [f"room {words['room']} is not here"]
 
@@ -137,7 +138,7 @@ class Play:
 
     def do_turn(self, side: str, words: Words) -> list[str]:
         stage = self._stages[side]
-        rooms = [(room.place, room.id, room.phase) for room in stage.group.rosters[0]]
+        rooms = [(room.place, room.id, room.phase) for room in self._rosters(side)[0]]
         stage.said.clear()
         settled = stage.turn(self._now_ms)
         lines = [line for room in rooms for line in _tell(settled, *room)]
@@ -146,7 +147,8 @@ class Play:
     def do_show(self, side: str, words: Words) -> list[str]:
         stage = self._stages[side]
         lines = []
-        for rank, (roster, memory) in enumerate(zip(stage.group.rosters, stage.memories, strict=True)):
+        for rank, memory in enumerate(stage.memories):
+            roster = self._rosters(side)[rank]
             rooms = _list(f"{room.id} {room.phase.value}" for room in roster) or "none"
             pages, slots = _count(memory.holdings.pages.census()), _count(memory.holdings.slots.census())
             line = f"r{rank}  rooms: {rooms}; pages: {pages}; slots: {slots}"
@@ -170,8 +172,11 @@ class Play:
             raise TypeError("prefill is not on stage")
         return stage
 
+    def _rosters(self, side: str) -> Sequence[Roster[Any]]:
+        return self._stages[side].group.rosters
+
     def _note(self, side: str, words: Words, evidence: Any) -> list[str]:
-        rosters = list(enumerate(self._stages[side].group.rosters))
+        rosters = list(enumerate(self._rosters(side)))
         ranks = [rosters[int(words["rank"])]] if "rank" in words else rosters
         missed = [rank for rank, roster in ranks if not roster.note(_room(words), evidence)]
         return [f"r{rank} does not hold room {words['room']}: dropped" for rank in missed]
@@ -185,7 +190,7 @@ def _cause(words: Words) -> Cause:
     return Cause(Reason(words["reason"]), "as the story tells")
 
 
-def _list(words: Any) -> str:
+def _list(words: Iterable[str]) -> str:
     return ", ".join(words)
 
 

@@ -47,9 +47,7 @@ class Memory:
     @classmethod
     def of(cls, pages: int, slots: int) -> "Memory":
         slot_bytes = bytearray(slots * SLOT_BYTES)
-        return cls(
-            bytearray(pages), slot_bytes, Holdings(PagePool(pages), SlotPool(memoryview(slot_bytes)))
-        )
+        return cls(bytearray(pages), slot_bytes, Holdings(PagePool(pages), SlotPool(memoryview(slot_bytes))))
 
     def capacity(self) -> Capacity:
         return Capacity(self.holdings.pages.free, self.holdings.slots.free)
@@ -152,9 +150,7 @@ class PrefillStage:
         noted = []
         for rank, roster in enumerate(self.group.rosters):
             to = destinations[min(rank, len(destinations) - 1)]
-            noted.append(
-                roster.note(RoomId(room), Granted(Generation(to.generation), to.pages, to.slot))
-            )
+            noted.append(roster.note(RoomId(room), Granted(Generation(to.generation), to.pages, to.slot)))
         return noted
 
     def sealed(self, room: int) -> None:

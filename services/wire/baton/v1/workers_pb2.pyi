@@ -93,6 +93,7 @@ class RegisterRequest(_message.Message):
     SCHEMA_FIELD_NUMBER: _builtins.int
     TOKENS_MAX_FIELD_NUMBER: _builtins.int
     ROOMS_MAX_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
     side: _rooms_pb2.Side.ValueType
     schema: _builtins.str
     """Of the metadata record and of this wire contract."""
@@ -100,6 +101,8 @@ class RegisterRequest(_message.Message):
     """KV positions that the whole cache holds."""
     rooms_max: _builtins.int
     """Rooms at a time."""
+    pid: _builtins.int
+    """Of the worker's process, as whoever started it on the same machine knows it."""
     @_builtins.property
     def worker(self) -> _rooms_pb2.Peer: ...
     @_builtins.property
@@ -118,10 +121,11 @@ class RegisterRequest(_message.Message):
         schema: _builtins.str = ...,
         tokens_max: _builtins.int = ...,
         rooms_max: _builtins.int = ...,
+        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,15 +267,19 @@ class ReportExitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    pid: _builtins.int
+    """Names the process that exited: a late report says nothing about the next one of that name."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,102 @@
+"""Where do the keys and values of all sequences lie in this worker's memory?
+
+One tensor, laid out as `services/pages/layout.py` says. Who owns which page is not known here.
+"""
+
+import torch
+
+from services.engine.memory import available_bytes
+from services.pages.layout import KvLayout
+from services.runtime.errors import StartupError
+
+ALIGNMENT = 4096
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class NotEnoughMemory(StartupError):
+    """The KV cache cannot be had, or would hold nothing. The text has both sizes."""
+
+
+def pages_that_fit(layout: KvLayout, memory_bytes: int) -> int:
+    """How many whole pages fit into `memory_bytes`. Raises NotEnoughMemory if none does."""
+    pages = memory_bytes // layout.page_bytes
+    if pages < 1:
+        raise NotEnoughMemory(
+            f"--kv-cache-memory {memory_bytes} holds no page: one of {layout.page_tokens} tokens takes "
+            f"{layout.page_bytes} bytes ({layout.token_bytes} a token)"
+        )
+    return pages
+
+
+class PagedKvCache:
+    """`pages` pages of KV memory on one device, page p at byte `p * layout.page_bytes`.
+
+    Contents are undefined until written. The memory stays where it is for the object's life.
+    """
+
+    def __init__(self, layout: KvLayout, pages: int, device: torch.device) -> None:
+        """Raises NotEnoughMemory if the device has less left than `pages` take."""
+        self.layout = layout
+        self.pages = pages
+        self.nbytes = pages * layout.page_bytes
+        self.device = str(device)
+        """"cpu" or "cuda:N"."""
+        self._memory = _allocate(self.nbytes, device, layout)
+        layers, heads = len(layout.layers), len(layout.kv_heads)
+        flat = self._memory.view(DTYPES[layout.dtype])
+        self.address: int = flat.data_ptr()
+        self.tensor = flat.view(pages, layers, 2, heads, layout.page_tokens, layout.head_dim)
+        """[page][layer][K, V][kv head][token][head_dim]"""
+        self.rows_per_page = layers * 2 * heads * layout.page_tokens
+        self.blocks_per_page = layers * 2 * heads
+        rows = flat.view(-1, layout.head_dim)
+        half = heads * layout.page_tokens
+        self._key_rows = [rows[2 * layer * half :] for layer in range(layers)]
+        self._value_rows = [rows[(2 * layer + 1) * half :] for layer in range(layers)]
+        blocks = flat.view(-1, layout.page_tokens * layout.head_dim)
+        self._blocks = [blocks[2 * layer * heads :] for layer in range(layers)]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens fit."""
+        return self.pages * self.layout.page_tokens
+
+    def write(self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store `keys` and `values`, each [tokens * kv heads, head_dim], of the layer-th layer held here.
+
+        `rows` [tokens * kv heads]: page * rows_per_page + head * page_tokens + place in the page.
+        """
+        self._key_rows[layer].index_copy_(0, rows, keys)
+        self._value_rows[layer].index_copy_(0, rows, values)
+
+    def read(self, layer: int, blocks: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy blocks (one head's K or V of one page) into `out` [blocks, page_tokens * head_dim].
+
+        `blocks`: page * blocks_per_page + head for K, the same plus the number of heads for V.
+        """
+        torch.index_select(self._blocks[layer], 0, blocks, out=out)
+
+    def clear_tail(self, page: int, used: int) -> None:
+        """Zero what lies behind the first `used` tokens of `page`, in every layer.
+
+        Attention multiplies the values there by a weight of zero, and zero times a stale NaN is NaN.
+        """
+        self.tensor[page, :, :, :, used:].zero_()
+
+
+def _allocate(nbytes: int, device: torch.device, layout: KvLayout) -> torch.Tensor:
+    """`nbytes` page-aligned bytes."""
+    free = available_bytes(device)
+    if free is not None and nbytes > free:
+        raise NotEnoughMemory(
+            f"--kv-cache-memory asks for {nbytes} bytes on {device}, but {free} are available there "
+            f"(room for {free // layout.token_bytes} tokens)"
+        )
+    try:
+        memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
+    except (RuntimeError, MemoryError) as error:  # the CPU allocator has no error class of its own
+        raise NotEnoughMemory(
+            f"--kv-cache-memory asks for {nbytes} bytes, which {device} refuses: {str(error).splitlines()[0]}"
+        ) from error
+    start = -memory.data_ptr() % ALIGNMENT
+    return memory[start : start + nbytes]

@@ -1,0 +1,62 @@
+"""What is the engine asked to compute in one step?"""
+
+from collections import abc
+from dataclasses import dataclass, field
+
+from services.rooms.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request's tokens as this worker knows them."""
+
+    request: Request
+    output: list[int]
+    """Drawn so far; the worker appends. Prefill: none; decode starts with the first token."""
+    tail_page: int = field(default=-1, init=False, repr=False)
+    """The engine's own note: the page, partly used, whose unused end it has zeroed for this sequence."""
+
+    @property
+    def length(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.request.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> abc.Sequence[int]:
+        """The ids at positions [start, stop), which must be known."""
+        prompt = self.request.prompt
+        if start >= len(prompt):
+            return self.output[start - len(prompt) : stop - len(prompt)]
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        return (*prompt[start:], *self.output[: stop - len(prompt)])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step: its tokens at [start, stop) are fed, those before are in its pages."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    pages: abc.Sequence[int]
+    """The sequence's page table, covering at least `stop` tokens."""
+    sample: bool
+    """Draw the token at position `stop`."""
+
+
+def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
+    """Raise ValueError, naming request and numbers, if `row` cannot be computed as it stands."""
+    known = row.sequence.length
+    name = row.sequence.request.request_id
+    if not 0 <= row.start < row.stop <= known:
+        raise ValueError(f"{name}: positions [{row.start}, {row.stop}) of a sequence of {known} tokens")
+    if row.stop > context_length:
+        raise ValueError(f"{name}: position {row.stop - 1} in a model of {context_length} positions")
+    if row.sample and row.stop != known:
+        raise ValueError(f"{name}: token {row.stop} is known already and cannot be drawn")
+    needed = -(-row.stop // page_tokens)
+    if len(row.pages) < needed:
+        raise ValueError(f"{name}: {row.stop} tokens need {needed} pages, the table has {len(row.pages)}")
+    for page in row.pages[:needed]:
+        if not 0 <= page < pages:
+            raise ValueError(f"{name}: page {page} of a cache of {pages} pages")

@@ -1,0 +1,152 @@
+"""Is this a model whose attention we compute as its authors meant it?
+
+Two looks. `refuse_by_configuration` reads what the model says of itself, before any weight is loaded.
+`Probe` stands in for the attention during one small forward pass and sees what each layer really asks
+for: a model that asks for something not known here is refused, so that nothing wrong is ever computed.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from services.engine.attention import MASK
+from services.runtime.errors import StartupError
+
+ROPE_BY_LENGTH: Final = ("dynamic", "longrope")
+"""Position codes whose frequencies depend on the longest sequence of the batch."""
+WITHOUT_EFFECT: Final = frozenset(
+    {"scaling", "dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
+    | {"output_attentions", "output_hidden_states", "return_dict", "deterministic"}
+)
+"""Options of an attention call that are heeded (scaling) or change nothing when tokens are drawn."""
+OPTION_NAMES: Final = {
+    "sliding_window": "sliding-window attention",
+    "softcap": "a soft cap on attention logits",
+    "s_aux": "attention sinks",
+    MASK: "an attention mask of its own",
+    "is_causal": "attention to later tokens",
+}
+
+
+class UnsupportedModel(StartupError):
+    """The model needs something that is not computed here. The text names the model and what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The shape of a model's keys and values, the same in each of its layers."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def refuse_by_configuration(name: str, config: Any) -> None:
+    """Raise UnsupportedModel, with all that is missing, if the library's `config` asks for it."""
+    found = [what for what, asks in NEEDS.items() if asks(config)]
+    layers = {str(kind) for kind in _told(config, "layer_types") or ()} - {"full_attention"}
+    if not _told(config, "is_encoder_decoder"):
+        if "sliding_attention" in layers and not _window_is_active(config):
+            layers.discard("sliding_attention")
+        found += [OTHER_LAYERS.get(kind, f"layers of type {kind}") for kind in sorted(layers)]
+    _refuse(name, _told(config, "model_type"), dict.fromkeys(found))
+
+
+class Probe:
+    """An attention that notes what it is asked for, and answers with zeros."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[torch.Size, torch.Size, torch.Size]] = {}
+        self._needs: dict[str, None] = {}
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        layer = getattr(module, "layer_idx", None)
+        if not isinstance(layer, int) or layer in self._calls:
+            self._needs["attention that is not once per numbered layer"] = None
+        else:
+            self._calls[layer] = (query.shape, key.shape, value.shape)
+        if getattr(module, "is_causal", True) is False:
+            self._needs[OPTION_NAMES["is_causal"]] = None
+        for option, asked in options.items():
+            if option in WITHOUT_EFFECT or asked is None or (option == "is_causal" and asked is True):
+                continue
+            if option == "sliding_window" and not _window_is_active(getattr(module, "config", None)):
+                continue
+            self._needs[OPTION_NAMES.get(option, f"the attention option {option}")] = None
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def verdict(self, name: str, config: Any) -> Geometry:
+        """What was seen in a forward pass. Raises UnsupportedModel."""
+        layers = int(config.num_hidden_layers)
+        if sorted(self._calls) != list(range(layers)):
+            self._needs[f"attention of another kind (in {layers - len(self._calls)} of {layers} layers)"] = (
+                None
+            )
+        if len(set(self._calls.values())) > 1:
+            self._needs["layers with keys and values of differing shapes"] = None
+        for query, key, value in self._calls.values():
+            if key != value or query[3] != key[3] or query[1] % key[1]:
+                self._needs["keys and values of differing shapes"] = None
+        _refuse(name, _told(config, "model_type"), self._needs)
+        query, key, _ = self._calls[0]
+        return Geometry(layers, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
+
+
+def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
+    listed = ", ".join(needs)
+    if listed:
+        raise UnsupportedModel(f"the model {name} ({model_type}) cannot be served: it needs {listed}")
+
+
+def _told(config: Any, key: str) -> Any:
+    return getattr(config, key, None)
+
+
+def _window_is_active(config: Any) -> bool:
+    """Whether a token that is within the context can lie outside the window."""
+    window = _told(config, "sliding_window")
+    if not isinstance(window, int) or _told(config, "use_sliding_window") is False:
+        return False
+    return window < (_told(config, "max_position_embeddings") or float("inf"))
+
+
+def _rope_by_length(config: Any) -> bool:
+    told = _told(config, "rope_parameters") or {}
+    kinds = [told, *(value for value in told.values() if isinstance(value, dict))]
+    return any(kind.get("rope_type") in ROPE_BY_LENGTH for kind in kinds)
+
+
+OTHER_LAYERS: Final = {
+    "sliding_attention": OPTION_NAMES["sliding_window"],
+    "chunked_attention": "attention in chunks",
+    "linear_attention": "linear-attention layers",
+    "mamba": "state-space (Mamba) layers",
+    "conv": "convolution layers",
+}
+
+NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
+    "an encoder": lambda config: bool(_told(config, "is_encoder_decoder")),
+    "more than text": lambda config: config.get_text_config() is not config,
+    "quantised weights": lambda config: _told(config, "quantization_config") is not None,
+    "multi-head latent attention (MLA)": lambda config: bool(_told(config, "kv_lora_rank")),
+    OPTION_NAMES["softcap"]: lambda config: bool(_told(config, "attn_logit_softcapping")),
+    OPTION_NAMES["sliding_window"]: lambda config: (
+        not _told(config, "layer_types") and _window_is_active(config)
+    ),
+    OPTION_NAMES["is_causal"]: lambda config: (
+        bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False
+    ),
+    "keys and values shared between layers": lambda config: bool(_told(config, "num_kv_shared_layers")),
+    "linear position biases (ALiBi)": lambda config: bool(_told(config, "alibi")),
+    "position codes that depend on the longest sequence": _rope_by_length,
+}

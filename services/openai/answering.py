@@ -1,0 +1,83 @@
+"""How do a request's tokens get from the backend to whoever renders them, whatever goes wrong?
+
+A stream that was opened is always ended: by its last batch, or by one `hang_up` when a stop string is
+complete, the client is gone, the task is cancelled, or a sibling prompt failed. A request of several
+prompts succeeds or fails as a whole.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from services.openai.backend import Backend, Hangup, TokenStream
+from services.openai.choice import Choice, Delta
+from services.openai.metrics import HttpMetrics
+
+Emit = Callable[[Choice, Delta], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one HTTP request, over all its choices."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = field(default=0)
+
+    def rendered(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+async def answer(
+    backend: Backend, choices: Sequence[Choice], metrics: HttpMetrics, received_s: float, emit: Emit
+) -> Usage:
+    """Run every choice to its end and `emit` each delta, in order within a choice.
+
+    `received_s` is when the HTTP request came in, by `time.perf_counter`. `emit` may be called from
+    several tasks at a time if there are several choices. Raises BackendError, or what `emit` raises;
+    by then every stream is ended.
+    """
+    usage = Usage(prompt_tokens=sum(len(choice.request.prompt) for choice in choices))
+
+    async def run(choice: Choice) -> None:
+        stream = await backend.generate(choice.request)
+        try:
+            await _read(stream, choice)
+        except BaseException:
+            await asyncio.shield(stream.hang_up(Hangup.CLIENT_GONE))
+            raise
+        usage.completion_tokens += choice.output_tokens
+        usage.cached_tokens += stream.cached_tokens
+
+    async def _read(stream: TokenStream, choice: Choice) -> None:
+        pace = metrics.pace(received_s)
+        async for batch in stream:
+            pace.note(len(batch.tokens))
+            delta = choice.take(batch)
+            if choice.stopped and batch.finish is None:
+                await stream.hang_up(Hangup.STOP_STRING)
+            await emit(choice, delta)
+            if delta.finish is not None:
+                return
+        raise RuntimeError("the backend's stream ended without a finish")
+
+    if len(choices) == 1:
+        await run(choices[0])
+        return usage
+    try:
+        async with asyncio.TaskGroup() as group:
+            for choice in choices:
+                group.create_task(run(choice))
+    except BaseExceptionGroup as several:
+        raise _first(several) from None
+    return usage
+
+
+def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = several.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

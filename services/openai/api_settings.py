@@ -1,0 +1,14 @@
+"""Which bounds does the HTTP API keep?"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Sizes are bytes, times seconds."""
+
+    body_bytes_max: int = 4 * 2**20
+    body_timeout_s: float = 60.0
+    """A request's body has to be there within this time."""
+    stalled_client_s: float = 60.0
+    """A client that takes nothing for this long while it is being sent to counts as gone."""

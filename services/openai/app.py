@@ -1,0 +1,91 @@
+"""The OpenAI HTTP API as one application: what is served where?
+
+    POST /v1/chat/completions   /v1/completions
+    GET  /v1/models             /v1/models/{id}
+    POST /tokenize              /detokenize
+    GET  /version
+
+Everything it needs is injected. The process that runs it adds its own routes (`routers`): they get
+request ids, error shapes and counting like the ones here. No middleware that wraps `receive` may be put
+around it (Starlette's BaseHTTPMiddleware does): it would hide clients that hang up.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.openai.api_settings import ApiSettings
+from services.openai.backend import Backend, BackendError
+from services.openai.body import path
+from services.openai.edge import Edge, api_error, backend_error, routing_error
+from services.openai.errors import ApiError, invalid
+from services.openai.generate_routes import generate_routes
+from services.openai.metrics import HttpMetrics
+from services.openai.model import ServedModel
+from services.openai.model_routes import model_routes
+from services.openai.prompts import Prompts
+from services.openai.token_routes import token_routes
+from services.runtime.clock import Clock, SystemClock
+
+DISTRIBUTION: Final = "baton-serve"
+
+
+def create_app(
+    backend: Backend,
+    model: ServedModel,
+    registry: CollectorRegistry,
+    settings: ApiSettings | None = None,
+    clock: Clock | None = None,
+    routers: Sequence[APIRouter] = (),
+) -> FastAPI:
+    """The application. `registry` gets its metrics; `routers` are served beside the API's own routes."""
+    settings = settings or ApiSettings()
+    clock = clock or SystemClock()
+    metrics = HttpMetrics(registry)
+    prompts = Prompts(model.tokenizer)
+    release = _release()
+    app = FastAPI(
+        title="Baton",
+        version=release,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(Edge, metrics=metrics)],
+        exception_handlers={
+            ApiError: api_error,
+            BackendError: backend_error,
+            HTTPException: routing_error,
+            RequestValidationError: _validation_error,
+        },
+    )
+    app.include_router(generate_routes(backend, model, prompts, metrics, settings, clock))
+    app.include_router(model_routes(backend, model, release, created_s=clock.wall_ms() // 1000))
+    app.include_router(token_routes(backend, model, prompts, settings))
+    for router in routers:
+        app.include_router(router)
+    return app
+
+
+def _release() -> str:
+    """The installed version; a source tree that was never installed has none."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+async def _validation_error(_: Request, error: Exception) -> Response:
+    """Handler for routes that let FastAPI parse: its 422 is OpenAI's 400."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    param = path(tuple(first["loc"][1:]))
+    return invalid(param, f"Invalid value for '{param}': {first['msg']}.").response()

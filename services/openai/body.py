@@ -1,0 +1,105 @@
+"""What did the client send, if it was JSON of the right shape and of a bearable size?"""
+
+import asyncio
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import ClientDisconnect, Request
+
+from services.openai.errors import ApiError, invalid
+from services.openai.hangup import ClientGone
+from services.openai.unsupported import without_ignored
+
+DISCARDED_BYTES_MAX: Final = 64 * 2**20
+"""How much of a too large body is read and dropped, so that a client that first writes all of it gets to
+read the answer instead of a broken connection."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: float) -> M:
+    """The request's body as `shape`. At most `limit` bytes, sent within `timeout_s`.
+
+    Raises ApiError that names the field at fault, ClientGone if the connection closed before the end.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(415, "The Content-Type has to be application/json.", code="unsupported_media_type")
+    try:
+        async with asyncio.timeout(timeout_s):
+            raw = await _read(request, limit)
+    except TimeoutError:
+        raise ApiError(
+            408, f"The body was not sent within {timeout_s:g} s.", code="request_timeout"
+        ) from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    return parse(raw, shape)
+
+
+def parse(raw: bytes, shape: type[M]) -> M:
+    """`raw` as JSON of `shape`; null means absent. Raises ApiError."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise invalid(None, f"The body is not valid UTF-8 (byte {error.start}).", "invalid_utf8") from None
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(None, "The body has to be a JSON object.", "invalid_type")
+    try:
+        return shape.model_validate(without_ignored(value))
+    except ValidationError as error:
+        raise _first(error.errors(include_url=False, include_input=False)) from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    too_large = declared.isdecimal() and int(declared) > limit
+    if too_large and request.headers.get("expect", "").lower() == "100-continue":
+        raise _too_large(limit)  # nothing was sent yet, and now it need not be
+    raw = bytearray()
+    discarded = 0
+    async for chunk in request.stream():
+        if too_large or len(raw) + len(chunk) > limit:
+            too_large = True
+            discarded += len(chunk) + len(raw)
+            raw.clear()
+            if discarded > DISCARDED_BYTES_MAX:
+                break
+        else:
+            raw += chunk
+    if too_large:
+        raise _too_large(limit)
+    return bytes(raw)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
+
+
+def _first(details: list[ErrorDetails]) -> ApiError:
+    """The first thing that is wrong, in OpenAI's words."""
+    error = min(details, key=lambda each: each["type"] == "extra_forbidden")
+    param = path(error["loc"])
+    match error["type"]:
+        case "missing":
+            return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+        case "extra_forbidden":
+            return invalid(param, f"Unrecognized request argument supplied: {param}", "unknown_parameter")
+        case kind if kind.endswith("_type") or kind.startswith("int_from_float"):
+            return invalid(param, f"Invalid type for '{param}': {error['msg']}.", "invalid_type")
+        case _:
+            message = error["msg"].removeprefix("Value error, ")
+            return invalid(param, f"Invalid value for '{param}': {message}.")
+
+
+def path(loc: tuple[Any, ...]) -> str:
+    """`("messages", 0, "role")` → `messages[0].role`"""
+    text = ""
+    for step in loc:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text

@@ -1,0 +1,81 @@
+"""What does an answer look like in the completions API?"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.openai.answering import Usage
+from services.openai.choice import Choice, Delta
+from services.openai.logprobs import completion_logprobs
+from services.openai.rendering import Collected
+from services.openai.schemas import CompletionRequest
+from services.openai.tokenizer import Tokenizer
+from services.rooms.request import FinishReason, Token
+
+
+class CompletionRendering:
+    """`text_completion` objects, whole and as chunks. One choice per prompt, in the prompts' order."""
+
+    def __init__(
+        self, body: CompletionRequest, tokenizer: Tokenizer, request_id: str, created_s: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._logprobs = body.logprobs is not None
+        self._token_ids = body.return_token_ids
+        self._usage = body.stream_options is not None and body.stream_options.include_usage
+        self._head = {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": created_s,
+            "model": body.model,
+            "system_fingerprint": None,
+        }
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        if not self._token_ids:
+            return []
+        piece = self._piece(choice, "", [], [], None)
+        return [self._chunk([{**piece, "prompt_token_ids": list(choice.request.prompt)}])]
+
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        shown = delta.text or (delta.tokens and (self._logprobs or self._token_ids))
+        if not shown and delta.finish is None:
+            return []
+        return [self._chunk([self._piece(choice, delta.text, delta.tokens, delta.offsets, delta.finish)])]
+
+    def usage(self, usage: Usage) -> list[dict[str, Any]]:
+        return [{**self._chunk([]), "usage": usage.rendered()}] if self._usage else []
+
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
+        return {
+            **self._head,
+            "choices": [self._choice(part) for part in parts],
+            "usage": usage.rendered(),
+        }
+
+    def _choice(self, part: Collected) -> dict[str, Any]:
+        piece = self._piece(part.choice, part.text, part.tokens, part.offsets, part.finish)
+        if self._token_ids:
+            piece["prompt_token_ids"] = list(part.choice.request.prompt)
+        return piece
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = {**self._head, "choices": choices}
+        return {**chunk, "usage": None} if self._usage else chunk
+
+    def _piece(
+        self,
+        choice: Choice,
+        text: str,
+        tokens: Sequence[Token],
+        offsets: Sequence[int],
+        finish: FinishReason | None,
+    ) -> dict[str, Any]:
+        piece: dict[str, Any] = {
+            "index": choice.index,
+            "text": text,
+            "logprobs": completion_logprobs(tokens, offsets, self._tokenizer) if self._logprobs else None,
+            "finish_reason": None if finish is None else finish.value,
+        }
+        if self._token_ids:
+            piece["token_ids"] = [token.id for token in tokens]
+        return piece

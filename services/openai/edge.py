@@ -1,0 +1,122 @@
+"""What holds for every HTTP exchange, whichever route serves it?
+
+It has a request id (the caller's `X-Request-Id`, or a fresh one) that goes back in the response, it is
+counted, and nothing but an error in OpenAI's shape comes out of a bug.
+"""
+
+import re
+import secrets
+import time
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.openai.backend import BackendError
+from services.openai.errors import ApiError, from_backend, internal_error, invalid
+from services.openai.hangup import ClientGone
+from services.openai.metrics import HttpMetrics
+from services.runtime.logging import Log
+
+REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+HEADER: Final = "X-Request-Id"
+CLIENT_GONE: Final = 499
+
+log = Log("openai.edge")
+
+
+class Edge:
+    """Pure ASGI, around the whole application."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(HEADER)
+        acceptable = given is None or REQUEST_ID.fullmatch(given) is not None
+        request_id = given if given is not None and acceptable else secrets.token_hex(16)
+        scope.setdefault("state", {}).update(request_id=request_id, received_s=time.perf_counter())
+        status = 0
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                marked = (HEADER.lower().encode(), request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), marked]}
+            await send(message)
+
+        try:
+            if acceptable:
+                await self._app(scope, receive, send_marked)
+            else:
+                await _refused_id().response()(scope, receive, send_marked)
+        except ClientGone:
+            status = status or CLIENT_GONE
+        except Exception as error:
+            log.error(  # noqa: TRY400
+                "a request hit a bug", error=error, request_id=request_id, route=_route(scope)
+            )
+            if status:
+                raise  # the server closes the connection, so that the reply does not look complete
+            await internal_error().response()(scope, receive, send_marked)
+        finally:
+            if status:
+                self._metrics.count_request(_route(scope), status)
+
+
+def request_id_of(request: Request) -> str:
+    request_id: str = request.state.request_id
+    return request_id
+
+
+def received_s_of(request: Request) -> float:
+    """When the request came in, by `time.perf_counter`."""
+    received_s: float = request.state.received_s
+    return received_s
+
+
+async def api_error(_: Request, error: Exception) -> Response:
+    """Handler: ApiError as a response."""
+    if not isinstance(error, ApiError):
+        raise error
+    return error.response()
+
+
+async def backend_error(_: Request, error: Exception) -> Response:
+    """Handler: a failure of the pipeline before the first byte."""
+    if not isinstance(error, BackendError):
+        raise error
+    return from_backend(error).response()
+
+
+async def routing_error(request: Request, error: Exception) -> Response:
+    """Handler: no such path, wrong method."""
+    if not isinstance(error, HTTPException):
+        raise error
+    shown = request.url.path[:128]
+    match error.status_code:
+        case 404:
+            message, code = f"Nothing is served at {shown}.", "not_found"
+        case 405:
+            message, code = f"{request.method[:16]} is not allowed at {shown}.", "method_not_allowed"
+        case _:
+            message, code = str(error.detail), "invalid_request"
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+
+
+def _route(scope: Scope) -> str | None:
+    """The path template of the route that took the request."""
+    route: Any = scope.get("route")
+    return None if route is None else str(route.path)
+
+
+def _refused_id() -> ApiError:
+    return invalid(HEADER, f"{HEADER} has to be 1 to 128 letters, digits or ._:/+=@- characters.")

@@ -1,0 +1,95 @@
+"""How is the caller told what went wrong? In OpenAI's shape, whatever it was.
+
+    {"error": {"message": …, "type": …, "param": …, "code": …}}
+
+`param` is the path of the field at fault (`messages[0].role`), `code` a closed set of words.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.responses import JSONResponse
+
+from services.openai.backend import BackendError, NoWorker, Overloaded, RoomFailed
+
+INVALID: Final = "invalid_request_error"
+UNAVAILABLE: Final = "service_unavailable_error"
+RATE_LIMIT: Final = "rate_limit_error"
+SERVER: Final = "server_error"
+NAME_SHOWN_MAX: Final = 128
+
+
+class ApiError(Exception):
+    """Anything that is answered with an error body."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code},
+        }
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+
+    def event(self) -> bytes:
+        """The same as the last server-sent event of a reply that has begun."""
+        return b"data: " + json.dumps(self.body).encode() + b"\n\n"
+
+
+def invalid(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:
+    """400: the value of `param` cannot be served."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unknown_model(name: str) -> ApiError:
+    shown = name if len(name) <= NAME_SHOWN_MAX else name[:NAME_SHOWN_MAX] + "…"
+    return ApiError(404, f"The model '{shown}' does not exist.", param="model", code="model_not_found")
+
+
+def too_long(param: str, message: str) -> ApiError:
+    """400: there is no room for so many tokens."""
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def internal_error() -> ApiError:
+    """500: a bug here. The log has it, under the request's id; the caller is told no more."""
+    return ApiError(
+        500, "The server had an internal error; its log has it.", kind=SERVER, code="internal_error"
+    )
+
+
+def from_backend(error: BackendError) -> ApiError:
+    """What the caller reads when the pipeline could not serve a valid request."""
+    match error:
+        case Overloaded(retry_after_s=seconds):
+            return ApiError(
+                429,
+                str(error),
+                kind=RATE_LIMIT,
+                code="overloaded",
+                headers={"Retry-After": str(max(1, seconds))},
+            )
+        case NoWorker():
+            return ApiError(503, str(error), kind=UNAVAILABLE, code="no_worker")
+        case RoomFailed(reason=reason):
+            return ApiError(503, str(error), kind=UNAVAILABLE, code=reason)
+        case _:
+            return ApiError(503, str(error), kind=UNAVAILABLE, code="unavailable")

@@ -1,0 +1,175 @@
+"""Can this request be served, and what exactly does it ask of a worker?
+
+Everything is judged here, before anything enters the pipeline (`rejected-stays-out`), and every default
+is resolved, so that any worker, and any later attempt, computes the same tokens.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.openai.backend import Limits
+from services.openai.errors import invalid, too_long, unknown_model
+from services.openai.model import ServedModel
+from services.openai.schemas import (
+    COMPLETION_TOKENS_DEFAULT,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from services.rooms.request import Request, Sampling
+
+GREEDY_BELOW: Final = 1e-5
+"""A temperature below it means greedy, as in vLLM: dividing by it would overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for that depends on its kind, with the names to blame."""
+
+    prompt_param: str
+    max_tokens: int | None
+    max_tokens_param: str
+    default_tokens: int | None
+    """Output tokens if the caller names no number; None: as many as fit."""
+    top_logprobs: int | None
+
+
+def asked_in_chat(body: ChatRequest) -> Asked:
+    """Raises ApiError where two fields contradict each other."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
+    both = body.max_tokens, body.max_completion_tokens
+    if None not in both and both[0] != both[1]:
+        raise invalid("max_tokens", "'max_tokens' and 'max_completion_tokens' differ; give one of them.")
+    newer = body.max_completion_tokens is not None
+    return Asked(
+        prompt_param="messages",
+        max_tokens=body.max_completion_tokens if newer else body.max_tokens,
+        max_tokens_param="max_completion_tokens" if newer else "max_tokens",
+        default_tokens=None,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def asked_in_completion(body: CompletionRequest) -> Asked:
+    given = "max_tokens" in body.model_fields_set
+    return Asked(
+        prompt_param="prompt",
+        max_tokens=body.max_tokens if given else None,
+        max_tokens_param="max_tokens",
+        default_tokens=COMPLETION_TOKENS_DEFAULT,
+        top_logprobs=body.logprobs,
+    )
+
+
+def admit(
+    body: GenerationRequest,
+    asked: Asked,
+    prompts: Sequence[Sequence[int]],
+    model: ServedModel,
+    limits: Limits,
+    request_id: str,
+) -> list[Request]:
+    """One request per prompt, in order, with ids of their own. Raises ApiError."""
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
+    check_ids(body.stop_token_ids, "stop_token_ids", model.vocabulary)
+    sampling = _sampling(body, asked, model.vocabulary)
+    requests = []
+    for place, prompt in enumerate(prompts):
+        param = asked.prompt_param if len(prompts) == 1 else f"{asked.prompt_param}[{place}]"
+        check_ids(prompt, param, model.vocabulary)
+        max_tokens = _max_tokens(asked, param, len(prompt), limits)
+        if body.min_tokens > max_tokens:
+            raise invalid("min_tokens", f"'min_tokens' is more than the {max_tokens} tokens that may come.")
+        requests.append(
+            Request(
+                request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
+                prompt=tuple(prompt),
+                max_tokens=max_tokens,
+                min_tokens=body.min_tokens,
+                eos_token_ids=model.eos_token_ids,
+                stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids)),
+                ignore_eos=body.ignore_eos,
+                sampling=sampling,
+            )
+        )
+    return requests
+
+
+def check_ids(ids: Sequence[int], param: str, vocabulary: int) -> None:
+    """Raise ApiError that names the first id which the model does not have."""
+    if ids and max(ids) >= vocabulary:
+        place = next(place for place, each in enumerate(ids) if each >= vocabulary)
+        raise invalid(
+            f"{param}[{place}]", f"Token id {ids[place]} is not in the vocabulary of {vocabulary} tokens."
+        )
+
+
+def check_model(name: str | None, model: ServedModel) -> None:
+    """Raise ApiError (404) unless `name`, where given, is the served model's."""
+    if name is not None and name != model.name:
+        raise unknown_model(name)
+
+
+def _sampling(body: GenerationRequest, asked: Asked, vocabulary: int) -> Sampling:
+    bias = {int(key): value for key, value in body.logit_bias.items()}
+    for id_ in bias:
+        if id_ >= vocabulary:
+            raise invalid("logit_bias", f"Token id {id_} is not in the vocabulary of {vocabulary} tokens.")
+    seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+    return Sampling(
+        temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
+        top_p=body.top_p,
+        top_k=0 if body.top_k <= 0 or body.top_k >= vocabulary else body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=seed,
+        logit_bias=tuple(sorted(bias.items())),
+        top_logprobs=asked.top_logprobs,
+    )
+
+
+def _max_tokens(asked: Asked, param: str, prompt_tokens: int, limits: Limits) -> int:
+    """How many output tokens may come. Raises ApiError if the prompt or that many tokens do not fit."""
+    room = _room(param, prompt_tokens, limits)
+    if asked.max_tokens is None:
+        return room if asked.default_tokens is None else min(room, asked.default_tokens)
+    if asked.max_tokens > room:
+        raise too_long(
+            asked.max_tokens_param,
+            f"'{asked.max_tokens_param}' is {asked.max_tokens}, but after a prompt of {prompt_tokens} tokens "
+            f"only {room} tokens fit (context: {limits.context_tokens} tokens).",
+        )
+    return asked.max_tokens
+
+
+def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
+    """Output tokens that fit after the prompt, at least 1. Raises ApiError if none fits."""
+    if prompt_tokens == 0:
+        raise invalid(param, f"'{param}' holds no tokens; there is nothing to continue.")
+    room = limits.context_tokens - prompt_tokens
+    if room < 1:
+        raise too_long(
+            param,
+            f"'{param}' has {prompt_tokens} tokens; the model's context of {limits.context_tokens} tokens "
+            "has to hold it and the answer.",
+        )
+    if 0 < limits.prompt_tokens < prompt_tokens:
+        raise too_long(
+            param,
+            f"'{param}' has {prompt_tokens} tokens; the prefill workers' caches hold {limits.prompt_tokens}.",
+        )
+    if limits.sequence_tokens:  # the last token's KV is never needed
+        room = min(room, limits.sequence_tokens - prompt_tokens + 1)
+        if room < 1:
+            raise too_long(
+                param,
+                f"'{param}' has {prompt_tokens} tokens; the decode workers' caches hold "
+                f"{limits.sequence_tokens}.",
+            )
+    return room

@@ -1,0 +1,71 @@
+"""What is counted about HTTP requests, and how long do clients wait for tokens?"""
+
+import time
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+TTFT_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+ITL_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+STATUSES: Final = frozenset((200, 400, 404, 405, 408, 413, 415, 429, 499, 500, 503))
+"""499: the client was gone before the answer began. Every other status is counted as "other"."""
+NO_ROUTE: Final = "none"
+
+
+class HttpMetrics:
+    """The API's metrics, on an injected registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "baton_http_requests",
+            "HTTP requests answered, by route and status.",
+            ["route", "status"],
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "baton_time_to_first_token_seconds",
+            "From an HTTP request's arrival to its first token.",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._inter_token = Histogram(
+            "baton_inter_token_latency_seconds",
+            "Between two tokens of a sequence.",
+            buckets=ITL_BUCKETS_S,
+            registry=registry,
+        )
+
+    def count_request(self, route: str | None, status: int) -> None:
+        """`route` is a path template of the application (a closed set), None if none matched."""
+        label = str(status) if status in STATUSES else "other"
+        self._requests.labels(NO_ROUTE if route is None else route, label).inc()
+
+    def pace(self, received_s: float) -> "Pace":
+        """Watch one sequence. `received_s` is when its request came in, by `time.perf_counter`."""
+        return Pace(self._first_token, self._inter_token, received_s)
+
+
+class Pace:
+    """One sequence's tokens as they come in."""
+
+    __slots__ = ("_first", "_first_token", "_inter_token", "_last_s")
+
+    def __init__(self, first_token: Histogram, inter_token: Histogram, received_s: float) -> None:
+        self._first_token = first_token
+        self._inter_token = inter_token
+        self._last_s = received_s
+        self._first = True
+
+    def note(self, tokens: int) -> None:
+        """`tokens` came in together, now; they share the time since the ones before."""
+        if tokens == 0:
+            return
+        now_s = time.perf_counter()
+        gap_s = now_s - self._last_s
+        self._last_s = now_s
+        if self._first:
+            self._first = False
+            self._first_token.observe(gap_s)
+            return
+        for _ in range(tokens):
+            self._inter_token.observe(gap_s / tokens)

@@ -1,0 +1,75 @@
+"""Which tokens does the model read? Rendered and tokenised without holding up other requests."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from services.openai.errors import invalid
+from services.openai.schemas import Message
+from services.openai.tokenizer import ChatRefused, ChatTemplateMissing, Tokenizer
+
+INLINE_CHARS_MAX: Final = 4096
+"""Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""
+THREADS: Final = 2
+"""Tokenising releases the interpreter lock; more threads would only take cores from the event loop."""
+
+T = TypeVar("T")
+
+
+class Prompts:
+    """Makes prompts of what callers send. One for the application; its threads end with the process."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenise")
+
+    async def of_messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """The token ids of a conversation, by the model's chat template. Raises ApiError."""
+        plain: list[Mapping[str, Any]] = [_plain(message) for message in messages]
+
+        def work() -> list[int]:
+            text = self._tokenizer.render_chat(plain, add_generation_prompt=add_generation_prompt)
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        try:
+            return await self._run(sum(len(message.content) for message in messages), work)
+        except ChatTemplateMissing as error:
+            raise invalid("messages", f"{error}.", "unsupported_value") from None
+        except ChatRefused as error:
+            raise invalid("messages", f"{error}.") from None
+
+    async def of_texts(
+        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """The token ids of each prompt; token ids stay as they are."""
+
+        def work() -> list[list[int]]:
+            return [
+                self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in prompts
+            ]
+
+        return await self._run(sum(len(each) for each in prompts if isinstance(each, str)), work)
+
+    async def text_of(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return await self._run(len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size <= INLINE_CHARS_MAX:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": message.role, "content": message.content, **named}

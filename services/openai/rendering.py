@@ -1,0 +1,46 @@
+"""What does whoever drives an answer need from the shape it is rendered in?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from services.openai.answering import Usage
+from services.openai.choice import Choice, Delta
+from services.rooms.request import FinishReason, Token
+
+
+@dataclass(slots=True)
+class Collected:
+    """A whole choice, for a reply that is not streamed."""
+
+    choice: Choice
+    texts: list[str] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.tokens += delta.tokens
+        self.offsets += delta.offsets
+        self.finish = delta.finish
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Rendering(Protocol):
+    """One reply in one API's shape. Every method returns JSON-ready data; nothing is kept."""
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        """The chunks that come before a choice's first delta."""
+
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        """A delta's chunks; none if it has nothing to show yet."""
+
+    def usage(self, usage: Usage) -> list[dict[str, Any]]:
+        """The chunks after the last choice has finished."""
+
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
+        """The reply that is not streamed."""

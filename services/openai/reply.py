@@ -1,0 +1,102 @@
+"""How does an answer reach the client: at once as it grows, or whole, or as an error?
+
+Before the first byte every failure is an exception and becomes an error status. After it, the status is
+spent: the failure is one last event, and the stream ends without `[DONE]`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from services.openai.answering import answer
+from services.openai.backend import Backend, BackendError
+from services.openai.choice import Choice, Delta
+from services.openai.errors import ApiError, from_backend, internal_error
+from services.openai.hangup import ClientGone, unless_gone
+from services.openai.metrics import HttpMetrics
+from services.openai.rendering import Collected, Rendering
+from services.openai.sse import DONE, EventStream, events
+from services.runtime.logging import Log
+
+log = Log("openai.reply")
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """An admitted request on its way to being answered."""
+
+    backend: Backend
+    choices: Sequence[Choice]
+    rendering: Rendering
+    metrics: HttpMetrics
+    request_id: str
+    received_s: float
+    """When the HTTP request came in, by `time.perf_counter`."""
+    stalled_client_s: float
+    """How long a client may leave what is sent to it unread."""
+
+
+class WholeReply(Response):
+    """One JSON object, once everything is there."""
+
+    def __init__(self, answering: Answering) -> None:
+        super().__init__()
+        self._answering = answering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await unless_gone(receive, self._body())
+        await JSONResponse(body)(scope, receive, send)
+
+    async def _body(self) -> dict[str, Any]:
+        asked = self._answering
+        parts = {choice.index: Collected(choice) for choice in asked.choices}
+
+        async def collect(choice: Choice, delta: Delta) -> None:
+            parts[choice.index].add(delta)
+
+        usage = await answer(asked.backend, asked.choices, asked.metrics, asked.received_s, collect)
+        return asked.rendering.whole([parts[choice.index] for choice in asked.choices], usage)
+
+
+class StreamedReply(Response):
+    """Server-sent events; the first leaves with the first token."""
+
+    def __init__(self, answering: Answering) -> None:
+        super().__init__()
+        self._answering = answering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        stream = EventStream(send, self._answering.stalled_client_s)
+        await unless_gone(receive, self._write(stream))
+
+    async def _write(self, stream: EventStream) -> None:
+        asked = self._answering
+        opened: set[int] = set()
+
+        async def emit(choice: Choice, delta: Delta) -> None:
+            chunks = asked.rendering.chunks(choice, delta)
+            if choice.index not in opened:
+                opened.add(choice.index)
+                chunks = [*asked.rendering.opening(choice), *chunks]
+            if chunks:
+                await stream.write(events(chunks))
+
+        try:
+            usage = await answer(asked.backend, asked.choices, asked.metrics, asked.received_s, emit)
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not stream.started:
+                raise
+            await stream.write(self._failure(error).event(), last=True)
+        else:
+            await stream.write(events(asked.rendering.usage(usage)) + DONE, last=True)
+
+    def _failure(self, error: Exception) -> ApiError:
+        if isinstance(error, BackendError):
+            return from_backend(error)
+        log.error("a reply broke off", error=error, request_id=self._answering.request_id)
+        return internal_error()

@@ -1,0 +1,188 @@
+"""Which fields does each request have, and which values may they take on their own?
+
+What depends on the model or on the stack that is up is judged by `intake`. Unknown fields are errors:
+a misspelt parameter must not be served as if it had been understood.
+"""
+
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
+
+STOP_STRINGS_MAX: Final = 16
+STOP_STRING_CHARS_MAX: Final = 1024
+PROMPTS_MAX: Final = 64
+"""Prompts of one /v1/completions request; each runs as a request of its own."""
+MESSAGES_MAX: Final = 8192
+COMPLETION_TOKENS_DEFAULT: Final = 16
+"""OpenAI's, of /v1/completions only."""
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+
+
+def _prompts(value: Any) -> Any:
+    """A text, texts, token ids or lists of token ids → the list of prompts, each a text or token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError(
+            "prompt_type", "it has to be a text, a list of texts, token ids, or a list of token ids"
+        )
+    if not value:
+        raise PydanticCustomError("prompt_empty", "it is empty")
+    if _is_token_ids(value):
+        return [value]
+    if len(value) > PROMPTS_MAX:
+        raise PydanticCustomError(
+            "prompts", f"it holds {len(value)} prompts; at most {PROMPTS_MAX} are taken"
+        )
+    if all(isinstance(each, str) for each in value) or all(_is_token_ids(each) for each in value):
+        return value
+    raise PydanticCustomError(
+        "prompt_type",
+        "its elements have to be all texts, all token ids, or all lists of token ids (integers >= 0)",
+    )
+
+
+def _text_of(value: Any) -> Any:
+    """Message content: a text, or a list of text parts, which are joined."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for place, part in enumerate(value):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise PydanticCustomError("content_part", f"part {place} is not an object with a type")
+        if part["type"] != "text":
+            raise PydanticCustomError(
+                "content_part", f"part {place} has an unsupported type; only 'text' parts are taken"
+            )
+        if not isinstance(part.get("text"), str):
+            raise PydanticCustomError("content_part", f"part {place} has no text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _role(value: str) -> str:
+    if value in ("tool", "function"):
+        raise PydanticCustomError("role", f"role '{value}' is not supported, because tools are not")
+    if value not in ("system", "developer", "user", "assistant"):
+        raise PydanticCustomError("role", "the role has to be one of system, developer, user, assistant")
+    return value
+
+
+def _nothing(value: Any) -> Any:
+    if value not in (None, []):
+        raise PydanticCustomError("unsupported", "it is not supported")
+    return value
+
+
+def _token_id_key(key: str) -> str:
+    if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+        raise PydanticCustomError("logit_bias", "the key has to be a token id")
+    return key
+
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
+Nothing = Annotated[Any, AfterValidator(_nothing)]
+
+
+class Shape(BaseModel):
+    """Strict: no unknown fields, no conversions between types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Message(Shape):
+    """One turn of the conversation, as text."""
+
+    role: Annotated[str, AfterValidator(_role)]
+    content: Annotated[str, BeforeValidator(_text_of)]
+    name: str | None = None
+    refusal: Nothing = None
+    """This and the next: a reply that is sent back as it came carries them, empty."""
+    annotations: Nothing = None
+    audio: Nothing = None
+    function_call: Nothing = None
+    tool_calls: Nothing = None
+
+
+class StreamOptions(Shape):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    """Padding against traffic analysis; never added here."""
+
+
+class GenerationRequest(Shape):
+    """What the two generating endpoints share: OpenAI's sampling fields, and vLLM's and SGLang's."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Annotated[list[StopString], BeforeValidator(_one_or_many), Field(max_length=STOP_STRINGS_MAX)] = []
+    logit_bias: Annotated[
+        dict[Annotated[str, AfterValidator(_token_id_key)], Annotated[Number, Field(ge=-100, le=100)]],
+        Field(max_length=LOGIT_BIAS_MAX),
+    ] = {}
+
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """-1 and 0: all."""
+    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=STOP_TOKEN_IDS_MAX)] = []
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions"""
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = COMPLETION_TOKENS_DEFAULT
+    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+
+
+class TokenizeRequest(Shape):
+    """POST /tokenize: exactly one of `prompt` and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)] | None = None
+    add_special_tokens: bool | None = None
+    """Absent: for a prompt yes, for messages no (the chat template writes them)."""
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Shape):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: list[TokenId]

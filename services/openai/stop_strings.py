@@ -1,0 +1,61 @@
+"""How much of a growing text may be sent before a stop string could still claim it?
+
+Text is held back only as far as its end is the beginning of a stop string. The string that is completed
+first ends the text (of two completed by the same character, the longer one), so the result does not
+depend on how the text was cut into pieces.
+"""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """The stop strings of one output. None of them is empty."""
+
+    __slots__ = ("_held", "_include", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
+        """`include`: the stop string itself stays in the text."""
+        self._stops = tuple(stops)
+        self._include = include
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the text. Nothing may be pushed after it."""
+
+    def push(self, text: str, *, armed: bool = True) -> str:
+        """The text that may be sent now. With `armed` off, stop strings that end in `text` do not count."""
+        if not self._stops:
+            return text
+        held, self._held = len(self._held), self._held + text
+        if armed and (found := self._first(held)) is not None:
+            start, stop = found
+            self.matched = stop
+            sent, self._held = self._held[: start + len(stop) if self._include else start], ""
+            return sent
+        keep = self._claimed_from(len(self._held))
+        sent, self._held = self._held[:keep], self._held[keep:]
+        return sent
+
+    def flush(self) -> str:
+        """The text held back, now that nothing follows."""
+        sent, self._held = self._held, ""
+        return sent
+
+    def _first(self, old: int) -> tuple[int, str] | None:
+        """Start and string of the match that ends first, among those that end past `old` characters."""
+        found: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            start = self._held.find(stop, max(0, old - len(stop) + 1))
+            if start >= 0 and (found is None or (start + len(stop), start) < found[:2]):
+                found = (start + len(stop), start, stop)
+        return None if found is None else found[1:]
+
+    def _claimed_from(self, end: int) -> int:
+        """Where the longest end of the held text begins that some stop string begins with."""
+        claimed = end
+        for stop in self._stops:
+            at = max(0, end - len(stop) + 1)
+            while (at := self._held.find(stop[0], at, claimed)) >= 0:
+                if stop.startswith(self._held[at:]):
+                    claimed = at
+                at += 1
+        return claimed

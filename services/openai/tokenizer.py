@@ -1,0 +1,169 @@
+"""How does text become tokens, and tokens text, in a process that never loads torch?
+
+The reference library's own tokenizer and chat template do the work. Importing that library beside an
+installed torch imports torch as well: seconds and hundreds of megabytes for a process that holds no
+tensor. `keep_torch_out` is the one place that prevents it; the bootstrap calls it first of all.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from services.runtime.errors import StartupError
+
+BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+ADVISORY_SWITCH: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+class Codec(Protocol):
+    """What is used of `tokenizers.Tokenizer`. Safe to call from several threads at once."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+class TokenizerUnusable(StartupError):
+    """The model directory holds no tokenizer that can be used here; the text names what is wrong."""
+
+
+class ChatTemplateMissing(Exception):
+    """The model says nothing about how messages become a prompt."""
+
+
+class ChatRefused(Exception):
+    """The model's chat template does not take these messages; the text is the template's own."""
+
+
+def keep_torch_out() -> None:
+    """Make every later `import torch` of this process fail, so that transformers goes without it.
+
+    For the bootstrap's process, before anything imports transformers; never in a process that also runs
+    a worker. Raises RuntimeError if torch is loaded already.
+    """
+    if sys.modules.get("torch") is not None:
+        raise RuntimeError("torch is loaded already: keep_torch_out has to come before every other import")
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ.setdefault(ADVISORY_SWITCH, "1")
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Immutable after construction, safe in threads."""
+
+    def __init__(self, reference: Any) -> None:
+        """`reference` is a transformers tokenizer with a `tokenizers` backend."""
+        self._reference = reference
+        self._backend = reference.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._added: dict[int, str] = {
+            id_: token.content for id_, token in reference.added_tokens_decoder.items()
+        }
+        self._byte_of = _byte_alphabet() if _is_byte_level(self._backend) else None
+        self._bytes: dict[int, bytes] = {}
+
+    @property
+    def codec(self) -> Codec:
+        """The engine below, for incremental decoding."""
+        codec: Codec = self._backend
+        return codec
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._reference.chat_template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The token ids of `text`; markup of special tokens in it becomes those tokens."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of `ids`, exactly as the model wrote it (no clean-up of spaces)."""
+        return self.codec.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """The prompt that the model's chat template makes of `messages`.
+
+        Raises ChatTemplateMissing, or ChatRefused if the template rejects the messages.
+        """
+        from jinja2 import TemplateError
+
+        if not self.has_chat_template:
+            raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
+        template = self._reference.get_chat_template()
+        named = [_named_for(template, message) for message in messages]
+        try:
+            text: str = self._reference.apply_chat_template(
+                named, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except TemplateError as error:
+            raise ChatRefused(f"the model's chat template refuses these messages: {error}") from None
+        return text
+
+    def token_bytes(self, id_: int) -> bytes:
+        """What one token stands for: the bytes whose sequence is the text; b"" for an unknown id."""
+        known = self._bytes.get(id_)
+        if known is None:
+            known = self._bytes[id_] = self._bytes_of(id_)  # at most one entry per vocabulary entry
+        return known
+
+    def piece(self, id_: int) -> str:
+        """The token as the vocabulary spells it; "" for an unknown id."""
+        return self._backend.id_to_token(id_) or ""
+
+    def _bytes_of(self, id_: int) -> bytes:
+        if (added := self._added.get(id_)) is not None:
+            return added.encode()
+        piece = self.piece(id_)
+        if self._byte_of is not None:
+            return bytes(self._byte_of[char] for char in piece if char in self._byte_of)
+        if fallback := BYTE_PIECE.fullmatch(piece):
+            return bytes((int(fallback[1], 16),))
+        return piece.replace("▁", " ").encode()
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """Load the tokenizer and chat template of a safetensors model directory.
+
+    Does not import torch in a process where `keep_torch_out` was called. Raises TokenizerUnusable.
+    """
+    from transformers import AutoTokenizer
+
+    quiet = logging.getLogger("transformers.tokenization_utils_base")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        reference = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise TokenizerUnusable(f"{model_dir}: no usable tokenizer: {error}") from error
+    finally:
+        quiet.setLevel(level)
+    if not reference.is_fast:
+        raise TokenizerUnusable(f"{model_dir}: the tokenizer has no tokenizer.json, which is needed here")
+    return Tokenizer(reference)
+
+
+def _named_for(template: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """OpenAI renamed `system` to `developer`; a template that never heard of it gets `system`."""
+    if message["role"] == "developer" and "developer" not in template:
+        return {**message, "role": "system"}
+    return message
+
+
+def _is_byte_level(backend: Any) -> bool:
+    if backend.decoder is None:
+        return False
+    state = json.loads(backend.decoder.__getstate__())
+    return any(step["type"] == "ByteLevel" for step in state.get("decoders", [state]))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Which byte does each letter of a byte-level vocabulary spell? Printable Latin-1 characters stand
+    for themselves, the other bytes for U+0100 onward, in order."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in plain}
+    others = (byte for byte in range(256) if byte not in set(plain))
+    return alphabet | {chr(0x100 + place): byte for place, byte in enumerate(others)}

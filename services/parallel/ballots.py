@@ -1,0 +1,43 @@
+"""Is what this rank brings to a collective fit to be sent?"""
+
+from collections.abc import Sequence
+
+from services.parallel.interface import (
+    BALLOT_WORDS_MAX,
+    COMMAND_BYTES_MAX,
+    INT64_MAX,
+    INT64_MIN,
+    BallotRefused,
+)
+
+
+class BallotShape:
+    """The length that the first ballot fixed."""
+
+    def __init__(self) -> None:
+        self.words: int | None = None
+
+    def check(self, ballot: Sequence[int]) -> None:
+        """Raises BallotRefused. The first ballot that passes fixes the length."""
+        if not 1 <= len(ballot) <= BALLOT_WORDS_MAX:
+            raise BallotRefused(f"a ballot of {len(ballot)} words; 1 to {BALLOT_WORDS_MAX} are possible")
+        if self.words is not None and len(ballot) != self.words:
+            raise BallotRefused(f"a ballot of {len(ballot)} words; the group's first had {self.words}")
+        for place, word in enumerate(ballot):
+            if not INT64_MIN <= word <= INT64_MAX:
+                raise BallotRefused(f"word {place} of the ballot is {word}: not a signed 64-bit number")
+        self.words = len(ballot)
+
+
+def check_commands(rank: int, commands: bytes | None) -> None:
+    """Raises BallotRefused if the leader brings nothing, another rank something, or it is too long."""
+    if (commands is None) == (rank == 0):
+        raise BallotRefused("the leader, and only the leader, brings commands")
+    if commands is not None and len(commands) > COMMAND_BYTES_MAX:
+        raise BallotRefused(f"{len(commands)} bytes of commands; at most {COMMAND_BYTES_MAX} in one turn")
+
+
+def check_rank(rank: int, size: int) -> None:
+    """Raises ValueError unless `rank` is one of a group of `size`."""
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"rank {rank} of {size}: ranks are 0 to size - 1, and a group has one at least")

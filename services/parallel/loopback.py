@@ -1,0 +1,120 @@
+"""How do many ranks agree within one process and one event loop, the same way in every run?
+
+For tests and simulations. The last rank to arrive completes a collective for all; a rank that leaves,
+is cancelled while it waits, or makes another call than the others ends the group, by name. There is no
+clock here, so that no wait has a time-out: a group in which a rank neither calls nor ends waits for
+`Loopback.lose`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from services.parallel.ballots import BallotShape, check_commands, check_rank
+from services.parallel.interface import GroupBroken
+
+Brought = TypeVar("Brought")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(slots=True)
+class _Collective:
+    """One call, as far as ranks have arrived in it."""
+
+    call: str
+    brought: dict[int, Any] = field(default_factory=dict)
+    waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+
+
+class Loopback:
+    """The meeting place of one group's ranks."""
+
+    def __init__(self, size: int) -> None:
+        check_rank(0, size)
+        self.size = size
+        self._number = 0
+        self._current: _Collective | None = None
+        self._broken: str | None = None
+
+    def groups(self) -> "list[LoopbackGroup]":
+        """Each rank's view, by rank."""
+        return [LoopbackGroup(self, rank) for rank in range(self.size)]
+
+    def lose(self, rank: int, why: str) -> None:
+        """A rank is gone: every waiting and every further call raises GroupBroken, which says so. Only
+        the first loss counts."""
+        check_rank(rank, self.size)
+        if self._broken is not None:
+            return
+        self._broken = f"rank {rank} {why} (collective {self._number})"
+        current, self._current = self._current, None
+        if current is not None:
+            for waiter in sorted(current.waiting):
+                if not current.waiting[waiter].done():
+                    current.waiting[waiter].set_exception(GroupBroken(self._broken))
+
+    async def meet(
+        self, rank: int, call: str, brought: Brought, combine: Callable[[Mapping[int, Brought]], Outcome]
+    ) -> Outcome:
+        """Bring something to the group's next collective, and wait for what all ranks' combine to.
+        `call` must be the same on every rank."""
+        if self._broken is None and self._current is None:
+            self._number += 1
+            self._current = _Collective(call)
+        current = self._current
+        if current is not None and current.call != call:
+            self.lose(rank, f"called {call} while others called {current.call}")
+        elif current is not None and rank in current.brought:
+            self.lose(rank, f"called {call} twice at a time")
+        if current is None or self._broken is not None:
+            raise GroupBroken(self._broken)
+        current.brought[rank] = brought
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        current.waiting[rank] = future
+        if len(current.brought) == self.size:
+            self._current = None
+            for waiter in sorted(current.waiting):
+                current.waiting[waiter].set_result(combine(current.brought))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._current is current:
+                self.lose(rank, "was cancelled while it waited")
+            raise
+
+
+class LoopbackGroup:
+    """`services.parallel.interface.RankGroup` of one rank of a `Loopback`."""
+
+    def __init__(self, meeting: Loopback, rank: int) -> None:
+        self._meeting = meeting
+        self._shape = BallotShape()
+        self._rank = rank
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._meeting.size
+
+    async def agree(self, ballot: Sequence[int]) -> list[int]:
+        self._shape.check(ballot)
+        return await self._meeting.meet(self._rank, f"agree on {len(ballot)} words", list(ballot), _least)
+
+    async def broadcast(self, commands: bytes | None) -> bytes:
+        check_commands(self._rank, commands)
+        return await self._meeting.meet(self._rank, "broadcast", commands, _leaders)
+
+    async def close(self) -> None:
+        self._meeting.lose(self._rank, "has left the group")
+
+
+def _least(ballots: Mapping[int, list[int]]) -> list[int]:
+    return [min(words) for words in zip(*ballots.values(), strict=True)]
+
+
+def _leaders(commands: Mapping[int, bytes | None]) -> bytes:
+    return commands[0] or b""

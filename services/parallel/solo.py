@@ -1,0 +1,35 @@
+"""What does agreement cost a worker of one rank? Nothing, but the same checks as in a larger one."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.parallel.ballots import BallotShape, check_commands
+from services.parallel.interface import GroupBroken
+
+
+class SoloGroup:
+    """`services.parallel.interface.RankGroup` of one rank."""
+
+    rank: Final = 0
+    size: Final = 1
+
+    def __init__(self) -> None:
+        self._shape = BallotShape()
+        self._closed = False
+
+    async def agree(self, ballot: Sequence[int]) -> list[int]:
+        self._check_open()
+        self._shape.check(ballot)
+        return list(ballot)
+
+    async def broadcast(self, commands: bytes | None) -> bytes:
+        self._check_open()
+        check_commands(self.rank, commands)
+        return commands or b""
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise GroupBroken("rank 0 has left the group")

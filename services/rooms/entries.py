@@ -1,0 +1,93 @@
+"""What does the registry write down about a worker, and what about a room?"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from services.rooms.errors import Cause
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself when it registers. It does not change during an incarnation."""
+
+    name: str
+    """One process at a time has it in the whole stack, whatever its side."""
+    side: Side
+    incarnation: Incarnation
+    address: str
+    """host:port of its gRPC server."""
+    model: str
+    """Fingerprint of configuration and weights."""
+    geometry: tuple[tuple[str, str], ...]
+    """(field, value) pairs that must be equal across the stack: dtype, page size, schema, …"""
+    tokens_max: int
+    """KV positions that its whole cache holds."""
+    rooms_max: int
+    topology: str = "tp1pp1"
+    pid: int = 0
+    """Of its process, for whoever started it on the same machine; 0: not told."""
+
+
+class WorkerState(Enum):
+    JOINING = "joining"
+    """Registered; no canary hand-over has passed through it yet."""
+    READY = "ready"
+    DRAINING = "draining"
+    SUSPECT = "suspect"
+    """A call to it broke; it gets no rooms until it renews its lease."""
+
+
+@dataclass(slots=True)
+class Worker:
+    facts: WorkerFacts
+    lease_until_ms: int
+    state: WorkerState = WorkerState.JOINING
+    proven: bool = False
+    """A canary hand-over has passed through it."""
+    rooms: set[RoomId] = field(default_factory=set)
+    tokens: int = 0
+    """KV positions its open rooms may come to need."""
+
+
+class RoomPhase(Enum):
+    """Where a room is, as the registry knows it."""
+
+    OPEN = "open"
+    STREAMING = "streaming"
+    """Its first token has left for the client."""
+    CLOSING = "closing"
+    """Its outcome is known; its workers have not all reported it retired."""
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a room's timeline."""
+
+    wall_ms: int
+    source: str
+    name: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class RoomEntry:
+    id: RoomId
+    request_id: str
+    prefill: WorkerFacts
+    decode: WorkerFacts
+    tokens: int
+    opened_ms: int
+    canary: bool = False
+    phase: RoomPhase = RoomPhase.OPEN
+    closing_ms: int = 0
+    cause: Cause | None = None
+    waiting_for: set[Side] = field(default_factory=lambda: set(Side))
+    """Sides that have not reported the room retired."""
+    events: list[Event] = field(default_factory=list)
+    events_dropped: int = 0
+
+    def worker(self, side: Side) -> WorkerFacts:
+        return self.prefill if side is Side.PREFILL else self.decode

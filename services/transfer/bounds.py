@@ -1,0 +1,94 @@
+"""Does every byte of a put stay inside both regions, and does a peer's endpoint make sense?
+
+Everything in an endpoint came from a peer: it is checked here, once, before a backend sees it.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from services.transfer.interface import Endpoint, OutOfRegion, Region, Run, TransferError
+
+ADDRESS_END: Final = 1 << 64
+REGIONS_MAX: Final = 16
+AGENT_CHARS_MAX: Final = 128
+METADATA_BYTES_MAX: Final = 1 << 20
+DEVICE: Final = re.compile(r"cpu|cuda:(\d{1,3})", re.ASCII)
+
+
+def check_region(region: Region) -> None:
+    """Raises TransferError if `region` cannot be a run of memory."""
+    if not region.name:
+        raise TransferError("a region has no name")
+    if region.length < 1:
+        raise TransferError(f"region {region.name!r} has {region.length} bytes")
+    if region.address < 1 or region.address + region.length > ADDRESS_END:
+        raise TransferError(
+            f"region {region.name!r} lies outside 64 bits: {region.address:#x} + {region.length}"
+        )
+    device_index(region)
+
+
+def device_index(region: Region) -> int | None:
+    """N of "cuda:N"; None is the main memory. Raises TransferError on any other word."""
+    found = DEVICE.fullmatch(region.device)
+    if found is None:
+        raise TransferError(
+            f'region {region.name!r}: device is "cpu" or "cuda:N", not {region.device[:32]!r}'
+        )
+    return None if found[1] is None else int(found[1])
+
+
+def check_endpoint(peer: Endpoint) -> None:
+    """Raises TransferError by the field that makes no sense."""
+    if not 1 <= peer.incarnation < ADDRESS_END:
+        raise TransferError(f"endpoint: incarnation {peer.incarnation} is not a positive 64-bit number")
+    if not peer.agent or len(peer.agent) > AGENT_CHARS_MAX or not peer.agent.isprintable():
+        raise TransferError(f"endpoint: agent name {peer.agent[:AGENT_CHARS_MAX]!r} is not usable")
+    if not 1 <= len(peer.metadata) <= METADATA_BYTES_MAX:
+        raise TransferError(f"endpoint {peer.agent}: {len(peer.metadata)} bytes of metadata")
+    if len(peer.regions) > REGIONS_MAX:
+        raise TransferError(
+            f"endpoint {peer.agent}: {len(peer.regions)} regions, at most {REGIONS_MAX} are taken"
+        )
+    if len({region.name for region in peer.regions}) != len(peer.regions):
+        raise TransferError(f"endpoint {peer.agent}: two regions of one name")
+    for region in peer.regions:
+        check_region(region)
+
+
+def region_named(name: str, regions: Iterable[Region], whose: str) -> Region:
+    """Raises TransferError if there is none of that name."""
+    for region in regions:
+        if region.name == name:
+            return region
+    raise TransferError(f"{whose} has no region {name!r}")
+
+
+def fitting(runs: Sequence[Run], source: Region, target: Region) -> list[Run]:
+    """`runs` with neighbours merged where both sides go on without a gap: few large descriptors win.
+
+    Raises OutOfRegion if one reaches outside `source` or `target` or has no bytes, TransferError if
+    there are none.
+    """
+    if not runs:
+        raise TransferError("a put of no runs")
+    merged: list[Run] = []
+    end_source = end_target = -1
+    for run in runs:
+        if (
+            run.length < 1
+            or not 0 <= run.source <= source.length - run.length
+            or not 0 <= run.target <= target.length - run.length
+        ):
+            raise OutOfRegion(
+                f"run {run.source} -> {run.target}, {run.length} bytes, does not lie in region "
+                f"{source.name!r}: {source.length} bytes here, {target.length} at the peer"
+            )
+        if run.source == end_source and run.target == end_target:
+            first = merged[-1]
+            merged[-1] = Run(first.source, first.target, first.length + run.length)
+        else:
+            merged.append(run)
+        end_source, end_target = run.source + run.length, run.target + run.length
+    return merged

@@ -1,0 +1,193 @@
+"""When do the bytes and notices of an in-process network land, and which of them never do?
+
+No clock and no thread: time is a count of steps, one per `poll` or `notices` of any endpoint, and the
+faults are drawn from the plan's seed. Bytes move between real addresses of this process at the moment
+they land, not when they are posted: a source that changes too early, or a target that is re-used too
+early, shows as it would on a real network.
+"""
+
+import ctypes
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.rooms.ids import Incarnation
+from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.transfer.inbox import Inbox
+from services.transfer.interface import Endpoint, PutState, Region, Run, TransferError
+
+UNDER_WAY_MAX: Final = 1 << 16
+"""Most puts, and most notices, under way in a fabric; past it a put is refused and a notice lost."""
+
+
+@dataclass(slots=True)
+class _Part:
+    due: int
+    """The step at which it lands."""
+    source: int | bytes
+    """An address; the bytes themselves once their process may have given the memory back."""
+    target: int
+    length: int
+
+
+@dataclass(slots=True)
+class Write:
+    """A put under way."""
+
+    sender: Incarnation
+    receiver: Incarnation
+    parts: list[_Part]
+    """What has not landed yet."""
+    fails_at: int | None
+    """The step at which it ends without reaching the peer."""
+    state: PutState = PutState.PENDING
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    due: int
+    sender: Incarnation
+    receiver: Incarnation
+    agent: str
+    payload: bytes
+
+
+@dataclass(slots=True)
+class _Port:
+    endpoint: Endpoint
+    inbox: Inbox
+    stalled: bool = False
+
+
+class MemoryFabric:
+    """The network between the endpoints of one process. Deterministic per plan and order of calls."""
+
+    def __init__(self, plan: FaultPlan = NO_FAULTS) -> None:
+        self._plan = plan
+        self._random = random.Random(plan.seed)  # noqa: S311 a schedule to be replayed, no secret
+        self._step = 0
+        self._ports: dict[Incarnation, _Port] = {}
+        self._writes: list[Write] = []
+        self._notices: list[_Notice] = []
+
+    # ---- what tests and simulations do to it
+
+    def stall(self, incarnation: Incarnation) -> None:
+        """That process stops: nothing lands in it or comes from it, and nothing is lost, until `resume`.
+        Raises KeyError if it is not attached."""
+        self._ports[incarnation].stalled = True
+
+    def resume(self, incarnation: Incarnation) -> None:
+        self._ports[incarnation].stalled = False
+
+    def kill(self, incarnation: Incarnation) -> None:
+        """That process dies: nothing lands in it or comes from it any more. Idempotent."""
+        for write in self._writes:
+            if write.sender == incarnation:
+                write.state = PutState.FAILED
+        self._notices = [notice for notice in self._notices if notice.sender != incarnation]
+        self._unplug(incarnation)
+
+    @property
+    def puts_under_way(self) -> int:
+        """0: no byte can land any more."""
+        return len(self._writes)
+
+    # ---- what endpoints do
+
+    def attach(self, endpoint: Endpoint, inbox: Inbox) -> None:
+        """Raises TransferError if that incarnation is attached already."""
+        if endpoint.incarnation in self._ports:
+            raise TransferError(f"incarnation {endpoint.incarnation:#x} is attached already")
+        self._ports[endpoint.incarnation] = _Port(endpoint, inbox)
+
+    def detach(self, incarnation: Incarnation) -> None:
+        """That endpoint closes. What it sent still lands, from copies; what is sent to it does not."""
+        for write in self._writes:
+            if write.sender == incarnation:
+                for part in write.parts:
+                    if isinstance(part.source, int):
+                        part.source = ctypes.string_at(part.source, part.length)
+        self._unplug(incarnation)
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        port = self._ports.get(endpoint.incarnation)
+        return port is not None and port.endpoint == endpoint
+
+    def post(
+        self,
+        sender: Incarnation,
+        receiver: Incarnation,
+        source: Region,
+        target: Region,
+        runs: Sequence[Run],
+    ) -> Write:
+        """Raises TransferError if too much is under way."""
+        if len(self._writes) >= UNDER_WAY_MAX:
+            raise TransferError(f"{UNDER_WAY_MAX} puts are under way")
+        held = self._random.random() < self._plan.hold_share
+        fails = self._random.random() < self._plan.fail_share
+        late = self._plan.hold_steps if held else 0
+        parts = [
+            _Part(self._due() + late, source.address + run.source, target.address + run.target, run.length)
+            for run in runs
+        ]
+        fails_at = self._random.choice(parts).due if fails else None
+        write = Write(sender, receiver, parts, fails_at)
+        if receiver in self._ports:
+            self._writes.append(write)
+        else:
+            write.state = PutState.FAILED
+        return write
+
+    def notify(self, sender: Endpoint, receiver: Incarnation, payload: bytes) -> None:
+        lost = self._random.random() < self._plan.lose_notice_share
+        twice = self._random.random() < self._plan.duplicate_notice_share
+        for _ in range(0 if lost else 2 if twice else 1):
+            if len(self._notices) < UNDER_WAY_MAX:
+                notice = _Notice(self._due(), sender.incarnation, receiver, sender.agent, payload)
+                self._notices.append(notice)
+
+    def step(self) -> None:
+        """One step passes: whatever is due lands."""
+        self._step += 1
+        for write in self._writes:
+            if not (self._stalled(write.receiver) or self._stalled(write.sender)):
+                self._land(write)
+        self._writes = [write for write in self._writes if write.state is PutState.PENDING]
+        waiting: list[_Notice] = []
+        for notice in self._notices:
+            port = self._ports.get(notice.receiver)
+            if port is None:
+                continue
+            if notice.due > self._step or port.stalled or self._stalled(notice.sender):
+                waiting.append(notice)
+            else:
+                port.inbox.arrived(notice.agent, [notice.payload])
+        self._notices = waiting
+
+    def _land(self, write: Write) -> None:
+        if write.fails_at is not None and write.fails_at <= self._step:
+            write.state = PutState.FAILED
+            return
+        for part in write.parts:
+            if part.due <= self._step:
+                ctypes.memmove(part.target, part.source, part.length)
+        write.parts = [part for part in write.parts if part.due > self._step]
+        if not write.parts:
+            write.state = PutState.DONE
+
+    def _due(self) -> int:
+        return self._step + 1 + self._random.randint(0, self._plan.delay_steps_max)
+
+    def _stalled(self, incarnation: Incarnation) -> bool:
+        port = self._ports.get(incarnation)
+        return port is not None and port.stalled
+
+    def _unplug(self, incarnation: Incarnation) -> None:
+        self._ports.pop(incarnation, None)
+        for write in self._writes:
+            if write.receiver == incarnation:
+                write.state = PutState.FAILED
+        self._writes = [write for write in self._writes if write.state is PutState.PENDING]

@@ -1,0 +1,125 @@
+"""How do puts and wake-ups travel between the endpoints of one process, in tests and simulations?
+
+Same interface, same bookkeeping and same answers as between processes; the network underneath is a
+`MemoryFabric`, which decides when bytes land, by its fault plan.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.rooms.ids import Incarnation
+from services.transfer.bounds import check_endpoint, check_region, fitting, region_named
+from services.transfer.fabric import MemoryFabric, Write
+from services.transfer.inbox import Inbox, check_notice
+from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
+from services.transfer.ledger import Ledger
+
+METADATA: Final = b"memory"
+
+
+class MemoryTransfer:
+    """`services.transfer.interface.Transfer` within a process. Regions are real addresses, which stay
+    mapped until `close` of this endpoint (or `kill` of its incarnation)."""
+
+    def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, agent_name: str | None = None) -> None:
+        self._fabric = fabric
+        self._name = agent_name or f"memory-{incarnation:016x}"
+        self._ledger: Ledger[Write] = Ledger(incarnation, self._name, lambda _: None)
+        self._inbox = Inbox()
+        self._regions: dict[str, Region] = {}
+        self._endpoint: Endpoint | None = None
+        self._closed = False
+
+    def register(self, region: Region) -> None:
+        self._check_open()
+        check_region(region)
+        if region.device != "cpu":
+            raise TransferError(f"region {region.name!r}: device {region.device} is not main memory")
+        if region.name in self._regions:
+            raise TransferError(f"region {region.name!r} is registered already")
+        if self._endpoint is not None:
+            raise TransferError(f"region {region.name!r} comes after the first endpoint()")
+        self._regions[region.name] = region
+
+    def endpoint(self) -> Endpoint:
+        self._check_open()
+        if self._endpoint is None:
+            endpoint = Endpoint(self._ledger.incarnation, self._name, METADATA, tuple(self._regions.values()))
+            self._fabric.attach(endpoint, self._inbox)
+            self._endpoint = endpoint
+        return self._endpoint
+
+    def connect(self, peer: Endpoint) -> None:
+        self._check_open()
+        check_endpoint(peer)
+        if peer.metadata != METADATA:
+            raise TransferError(f"endpoint {peer.agent}: its metadata is damaged, or not memory's")
+        if not self._ledger.lacks(peer):
+            return
+        if not self._fabric.reaches(peer):
+            raise TransferError(f"endpoint {peer.agent} cannot be reached")
+        self._ledger.add(peer)
+
+    def connected(self, peer: Incarnation) -> bool:
+        return self._ledger.usable(peer)
+
+    def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
+        self._check_open()
+        link = self._ledger.link(peer)
+        source = region_named(region, self._regions.values(), "this process")
+        target = region_named(region, link.endpoint.regions, f"peer {link.endpoint.agent}")
+        fitted = fitting(runs, source, target)
+        if link.broken:
+            raise TransferError(f"the connection to {link.endpoint.agent} broke")
+        write = self._fabric.post(self._ledger.incarnation, peer, source, target, fitted)
+        return self._ledger.post(peer, write)
+
+    def poll(self, put: PutId) -> PutState:
+        told = self._ledger.told_end(put)
+        if told is not None:
+            return told
+        write = self._ledger.write(put)
+        state = self._state(put, write)
+        if state is not PutState.PENDING:
+            self._ledger.end(put)
+        return state
+
+    def _state(self, put: PutId, write: Write) -> PutState:
+        if self._closed:
+            return PutState.PENDING
+        self._fabric.step()
+        if write.state is PutState.FAILED:
+            self._ledger.broke(put.peer)
+        return write.state
+
+    def pending(self, peer: Incarnation) -> int:
+        return self._ledger.pending(peer)
+
+    def notify(self, peer: Incarnation, payload: bytes) -> None:
+        self._check_open()
+        link = self._ledger.link(peer)
+        check_notice(payload)
+        if not link.broken:
+            self._fabric.notify(self.endpoint(), peer, payload)
+
+    def notices(self) -> list[tuple[str, bytes]]:
+        self._check_open()
+        self._fabric.step()
+        for put, write in self._ledger.abandoned():
+            if write.state is not PutState.PENDING:
+                self._ledger.end_abandoned(put, write.state)
+        return self._inbox.take()
+
+    def disconnect(self, peer: Incarnation) -> None:
+        self._ledger.leave(peer)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._ledger.leave_all()
+        self._fabric.detach(self._ledger.incarnation)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransferError("this endpoint is closed")

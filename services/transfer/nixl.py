@@ -1,0 +1,235 @@
+"""How do puts and wake-ups travel between processes, over NIXL's UCX backend?
+
+What was measured with nixl 1.5.1, and what follows from it:
+
+* Its progress thread spins a core per agent, so it is off: `poll` and `notices` drive progress, at about
+  1 µs each when nothing happens.
+* On one host, bytes move by cross-memory attach: posting copies, and returns when the copy is done
+  (0.4 ms for 4 MiB; the GIL is released meanwhile). Over TCP posting returns at once, and the write lands
+  only while the *target* makes progress.
+* Neither releasing a handle nor removing the remote agent stops a write: bytes landed after both. After
+  a removal the handle cannot be polled any more. So a handle is kept until the library says that its
+  write has ended, and the remote agent is removed only when no write toward it is left.
+* A peer that died shows as REMOTE_DISCONNECT: in poll, in post, in notify.
+* `add_remote_agent` takes 10-20 ms, and the first put some 10 ms more. `connect` pays the former; the
+  rest of the wire-up happens as both sides poll.
+* Loading damaged metadata fails, but leaves its agent name unusable for the life of the process. So
+  metadata travels with a digest and is checked before the library sees it, and the default agent name
+  is drawn from the incarnation, which is never used again.
+
+The bytes of `get_agent_metadata` are written and read by the library's own serialiser in C++, with
+explicit tags and lengths: no pickle. `get_serialized_descs` and `deserialize_descs` do pickle, and are
+never called: descriptors are built here, from the plain integers of `Endpoint.regions`.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from services.rooms.ids import Incarnation
+from services.runtime.logging import Log
+from services.transfer.bounds import check_endpoint, check_region, device_index, fitting, region_named
+from services.transfer.inbox import Inbox, check_notice
+from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
+from services.transfer.ledger import Ledger
+from services.transfer.nixl_library import Library, framed, unframed
+
+log = Log(__name__)
+
+
+@dataclass(slots=True)
+class _Write:
+    handle: Any
+    fate: PutState | None = None
+    """Known without asking the library. PENDING: it went wrong in a way that proves nothing."""
+
+
+class NixlTransfer:
+    """`services.transfer.interface.Transfer` between processes. Raises TransferError if nixl or its UCX
+    backend does not load."""
+
+    def __init__(self, incarnation: Incarnation, agent_name: str | None = None) -> None:
+        self._nixl = Library()
+        self._name = agent_name or f"baton-{incarnation:016x}"
+        self._ledger: Ledger[_Write] = Ledger(incarnation, self._name, self._forget)
+        self._inbox = Inbox()
+        self._regions: dict[str, Region] = {}
+        self._registrations: list[Any] = []
+        self._endpoint: Endpoint | None = None
+        self._agent: Any = self._nixl.new_agent(self._name)
+
+    def register(self, region: Region) -> None:
+        agent = self._open_agent()
+        check_region(region)
+        if region.name in self._regions:
+            raise TransferError(f"region {region.name!r} is registered already")
+        if self._endpoint is not None:
+            raise TransferError(f"region {region.name!r} comes after the first endpoint()")
+        kind, device = _memory(region)
+        with self._nixl.as_transfer_error(f"region {region.name!r} cannot be registered"):
+            registration = agent.register_memory([(region.address, region.length, device, "")], mem_type=kind)
+        self._registrations.append(registration)
+        self._regions[region.name] = region
+
+    def endpoint(self) -> Endpoint:
+        agent = self._open_agent()
+        if self._endpoint is None:
+            with self._nixl.as_transfer_error("the agent's metadata cannot be read"):
+                metadata = agent.get_agent_metadata()
+            regions = tuple(self._regions.values())
+            self._endpoint = Endpoint(self._ledger.incarnation, self._name, framed(metadata), regions)
+        return self._endpoint
+
+    def connect(self, peer: Endpoint) -> None:
+        agent = self._open_agent()
+        check_endpoint(peer)
+        metadata = unframed(peer)
+        if not self._ledger.lacks(peer):
+            return
+        with self._nixl.as_transfer_error(f"endpoint {peer.agent} cannot be connected"):
+            name = agent.add_remote_agent(metadata).decode(errors="replace")
+        if name != peer.agent:
+            self._remove(name)
+            raise TransferError(f"endpoint {peer.agent}: its metadata names another agent")
+        try:
+            agent.make_connection(name)
+        except self._nixl.errors as error:
+            self._remove(name)
+            raise TransferError(f"endpoint {name} cannot be reached: {error}") from error
+        self._ledger.add(peer)
+
+    def connected(self, peer: Incarnation) -> bool:
+        return self._ledger.usable(peer)
+
+    def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
+        agent = self._open_agent()
+        link = self._ledger.link(peer)
+        name = link.endpoint.agent
+        source = region_named(region, self._regions.values(), "this process")
+        target = region_named(region, link.endpoint.regions, f"peer {name}")
+        fitted = fitting(runs, source, target)
+        if link.broken:
+            raise TransferError(f"the connection to {name} broke")
+        source_kind, source_device = _memory(source)
+        target_kind, target_device = _memory(target)
+        sources = [(source.address + run.source, run.length, source_device) for run in fitted]
+        targets = [(target.address + run.target, run.length, target_device) for run in fitted]
+        with self._nixl.as_transfer_error(f"a put to {name} cannot be prepared"):
+            local = agent.get_xfer_descs(sources, mem_type=source_kind)
+            remote = agent.get_xfer_descs(targets, mem_type=target_kind)
+            write = _Write(agent.initialize_xfer("WRITE", local, remote, name))
+        self._post(agent, peer, write)
+        return self._ledger.post(peer, write)
+
+    def _post(self, agent: Any, peer: Incarnation, write: _Write) -> None:
+        """Raises TransferError if the library refused before it began; after that the write is a put
+        under way, whatever went wrong."""
+        try:
+            status = agent.transfer(write.handle)
+        except self._nixl.refusals as error:
+            self._release(write)
+            raise TransferError(f"a put cannot be posted: {error}") from error
+        except self._nixl.ends:
+            self._ledger.broke(peer)
+            write.fate = PutState.FAILED
+        except self._nixl.errors as error:
+            self._unproven(peer, write, error)
+        else:
+            write.fate = PutState.DONE if status == "DONE" else None
+
+    def poll(self, put: PutId) -> PutState:
+        told = self._ledger.told_end(put)
+        if told is not None:
+            return told
+        state = self._state(put, self._ledger.write(put))
+        if state is not PutState.PENDING:
+            self._release(self._ledger.end(put))
+        return state
+
+    def _state(self, put: PutId, write: _Write) -> PutState:
+        if write.fate is not None:
+            return write.fate
+        if self._agent is None:
+            return PutState.PENDING
+        try:
+            status = self._agent.check_xfer_state(write.handle)
+        except self._nixl.ends:
+            self._ledger.broke(put.peer)
+            return PutState.FAILED
+        except self._nixl.errors as error:
+            self._unproven(put.peer, write, error)
+            return PutState.PENDING
+        return PutState.DONE if status == "DONE" else PutState.PENDING
+
+    def _unproven(self, peer: Incarnation, write: _Write, error: Exception) -> None:
+        write.fate = PutState.PENDING
+        self._ledger.broke(peer)
+        log.error("a write went wrong in a way that does not prove its end", peer=peer, cause=str(error))
+
+    def pending(self, peer: Incarnation) -> int:
+        return self._ledger.pending(peer)
+
+    def notify(self, peer: Incarnation, payload: bytes) -> None:
+        agent = self._open_agent()
+        link = self._ledger.link(peer)
+        check_notice(payload)
+        if link.broken:
+            return
+        try:
+            agent.send_notif(link.endpoint.agent, payload)
+        except self._nixl.ends:
+            self._ledger.broke(peer)
+        except self._nixl.errors as error:
+            raise TransferError(f"a notice to {link.endpoint.agent} cannot be sent: {error}") from error
+
+    def notices(self) -> list[tuple[str, bytes]]:
+        agent = self._open_agent()
+        # A sender names itself, in any bytes: a batch with a name that is no UTF-8 is lost, as may happen.
+        with self._nixl.as_transfer_error("the agent makes no progress"), suppress(UnicodeDecodeError):
+            for name, payloads in agent.get_new_notifs().items():
+                self._inbox.arrived(name, payloads)
+        for put, write in self._ledger.abandoned():
+            state = self._state(put, write)
+            if state is not PutState.PENDING:
+                self._release(self._ledger.end_abandoned(put, state))
+        return self._inbox.take()
+
+    def disconnect(self, peer: Incarnation) -> None:
+        self._ledger.leave(peer)
+
+    def close(self) -> None:
+        if self._agent is None:
+            return
+        self._ledger.leave_all()
+        for write in self._ledger.under_way():
+            self._release(write)
+        for registration in self._registrations:
+            with suppress(*self._nixl.errors):
+                self._agent.deregister_memory(registration)
+        self._registrations.clear()
+        self._agent = None
+
+    def _open_agent(self) -> Any:
+        if self._agent is None:
+            raise TransferError("this endpoint is closed")
+        return self._agent
+
+    def _forget(self, peer: Endpoint) -> None:
+        self._remove(peer.agent)
+
+    def _remove(self, name: str) -> None:
+        if self._agent is not None:
+            with suppress(*self._nixl.errors):
+                self._agent.remove_remote_agent(name)
+
+    def _release(self, write: _Write) -> None:
+        handle, write.handle = write.handle, None
+        if handle is not None:
+            with suppress(*self._nixl.errors):
+                handle.release()
+
+
+def _memory(region: Region) -> tuple[str, int]:
+    index = device_index(region)
+    return ("DRAM", 0) if index is None else ("VRAM", index)

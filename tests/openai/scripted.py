@@ -1,0 +1,92 @@
+"""A backend that plays a script: what the HTTP API is tested against."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from services.openai.backend import Hangup, Limits, TokenBatch
+from services.rooms.request import FinishReason, Request, Token
+from tests.openai import tiny
+
+Step = TokenBatch | BaseException | asyncio.Event
+"""Tokens to deliver, something to raise, or something to wait for."""
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+LIMITS = Limits(context_tokens=512, prompt_tokens=400, sequence_tokens=450)
+
+
+def batch(ids: Sequence[int], finish: FinishReason | None = None, top: int | None = None) -> TokenBatch:
+    """Tokens with made-up log-probabilities; `top` alternatives each, if asked for."""
+    if top is None:
+        return TokenBatch(tuple(Token(id_) for id_ in ids), finish)
+    others = tuple((10 + place, -2.0 - place) for place in range(top))
+    return TokenBatch(tuple(Token(id_, -0.5, others) for id_ in ids), finish)
+
+
+def saying(text: str, *, finish: FinishReason = STOP, top: int | None = None) -> list[Step]:
+    """A token a batch; a STOP is the end-of-sequence token."""
+    output = tiny.ids(text)
+    if finish is STOP:
+        output.append(tiny.END_ID)
+    last = len(output) - 1
+    return [batch([id_], finish if place == last else None, top) for place, id_ in enumerate(output)]
+
+
+@dataclass
+class Stream:
+    request: Request
+    script: Sequence[Step]
+    cached_tokens: int = 0
+    hangups: list[Hangup] = field(default_factory=list)
+    ended: bool = False
+    """Read to its finish, or failed by itself."""
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    read: int = 0
+
+    async def __aiter__(self) -> AsyncIterator[TokenBatch]:
+        for step in self.script:
+            match step:
+                case asyncio.Event():
+                    await step.wait()
+                case TokenBatch():
+                    self.cached_tokens = 3
+                    self.read += 1
+                    self.ended = step.finish is not None
+                    yield step
+                case _:
+                    self.ended = True
+                    raise step
+            await asyncio.sleep(0)
+
+    async def hang_up(self, why: Hangup) -> None:
+        self.hangups.append(why)
+        self.hung_up.set()
+
+
+Script = Callable[[Request], Sequence[Step] | BaseException]
+
+
+@dataclass
+class ScriptedBackend:
+    """`script` says for each request what comes, or what `generate` raises."""
+
+    script: Script = field(default=lambda _: saying("Hello world"))
+    known_limits: Limits = LIMITS
+    streams: list[Stream] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
+
+    def limits(self) -> Limits:
+        return self.known_limits
+
+    async def generate(self, request: Request) -> Stream:
+        self.asked.append(request)
+        script = self.script(request)
+        if isinstance(script, BaseException):
+            raise script
+        stream = Stream(request, script)
+        self.streams.append(stream)
+        return stream
+
+    @property
+    def left_open(self) -> list[Stream]:
+        return [stream for stream in self.streams if not stream.ended and not stream.hangups]

@@ -1,0 +1,222 @@
+"""Do rooms move as the tables list, and only so?"""
+
+from itertools import product
+
+import pytest
+
+from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
+from services.rooms.evidence import (
+    Connected,
+    Evidence,
+    Failed,
+    Fenced,
+    Finished,
+    Granted,
+    Landed,
+    Proof,
+    Sealed,
+)
+from services.rooms.ids import Generation, RoomId
+from services.rooms.phases import LIVE, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
+from services.rooms.receiver import Receiver
+from services.rooms.room import Room
+from services.rooms.sender import Sender
+from tests.rooms.group import receiver, sender
+
+ROOM = RoomId(7)
+GEN = Generation(3)
+FIRST = Cause(Reason.TRANSFER_FAILED, "the first")
+SECOND = Cause(Reason.CANCELLED, "the second")
+TABLES: dict[type[Room], Moves] = {Sender: SENDER_MOVES, Receiver: RECEIVER_MOVES}
+WAY: dict[type[Room], list[list[Evidence]]] = {
+    Sender: [[Granted(GEN, (4,), 0)], [], [Sealed(GEN)]],
+    Receiver: [[Connected()], [], [Landed(GEN, 1), Sealed(GEN)]],
+}
+"""What lets a room go on from each of its live phases."""
+
+
+def room_in(kind: type[Room], phase: Phase, **fields: int) -> Room:
+    """A room that came to `phase` by itself: every evidence on the way was there."""
+    room: Room = sender(ROOM, 0, **fields) if kind is Sender else receiver(ROOM, 0, **fields)
+    for evidence in WAY[kind]:
+        if room.phase is phase or phase is Phase.FAILED:
+            break
+        if isinstance(room, Receiver) and room.phase is Phase.TRANSFERRING:
+            room.expose(GEN)
+        for each in evidence:
+            room.note(each)
+        room.settle(Vote.ADVANCE, 0)
+    if phase is Phase.FAILED:
+        room.note(Failed(FIRST))
+        room.settle(Vote.ABORT, 0)
+    if phase is Phase.RETIRED:
+        room.note(Finished())
+        room.settle(Vote.ADVANCE, 0)
+    assert room.phase is phase
+    return room
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "vote"), list(product(TABLES, Phase, [Vote.ABORT, Vote.ADVANCE])), ids=str
+)
+def test_moves_listed(kind: type[Room], phase: Phase, vote: Vote) -> None:
+    """What the table lists is done, what it does not list stops the process."""
+    room = room_in(kind, phase)
+    listed = TABLES[kind].get((phase, vote))
+    if listed is None:
+        with pytest.raises(IllegalMove):
+            room.settle(vote, 1, Reason.CANCELLED)
+        assert room.phase is phase
+        return
+    if phase is Phase.TRANSFERRING and vote is Vote.ADVANCE:
+        if isinstance(room, Receiver):
+            room.expose(GEN)
+            room.note(Landed(GEN, 1))
+        room.note(Sealed(GEN))
+    after, effect = listed
+    assert room.settle(vote, 1, Reason.CANCELLED) is effect
+    assert room.phase is after
+
+
+@pytest.mark.parametrize(("kind", "phase"), list(product(TABLES, Phase)), ids=str)
+def test_stay_changes_nothing(kind: type[Room], phase: Phase) -> None:
+    room = room_in(kind, phase)
+    assert room.settle(Vote.STAY, 1) is None
+    assert (room.phase, room.entered_ms) == (phase, 0)
+
+
+@pytest.mark.parametrize("moves", TABLES.values(), ids=["sender", "receiver"])
+def test_terminal_absorbs(moves: Moves) -> None:
+    """SUCCESS and FAILED are left for RETIRED alone, and RETIRED not at all."""
+    after = {phase: {to for (at, _), (to, _) in moves.items() if at is phase} for phase in Phase}
+    assert after[Phase.SUCCESS] == {Phase.SUCCESS, Phase.RETIRED}
+    assert after[Phase.FAILED] == {Phase.RETIRED}
+    assert after[Phase.RETIRED] == set()
+
+
+@pytest.mark.parametrize("moves", TABLES.values(), ids=["sender", "receiver"])
+def test_every_live_phase_can_fail_and_every_phase_can_end(moves: Moves) -> None:
+    for phase in LIVE:
+        assert moves[phase, Vote.ABORT] == (Phase.FAILED, Effect.FENCE)
+    releasing = {phase for (phase, _), (_, effect) in moves.items() if effect is Effect.RELEASE}
+    assert releasing == {Phase.SUCCESS, Phase.FAILED}
+
+
+@pytest.mark.parametrize(("kind", "phase"), list(product(TABLES, sorted(LIVE, key=str))), ids=str)
+def test_first_cause_wins(kind: type[Room], phase: Phase) -> None:
+    room = room_in(kind, phase)
+    room.note(Failed(FIRST))
+    room.note(Failed(SECOND))
+    room.settle(Vote.ABORT, 10_000, Reason.DEADLINE)
+    room.note(Failed(SECOND))
+    assert room.cause == FIRST
+
+
+def test_first_proof_wins() -> None:
+    room = room_in(Receiver, Phase.FAILED)
+    room.note(Fenced(Proof.DEAD))
+    room.note(Fenced(Proof.QUIET))
+    assert room.proof is Proof.DEAD
+
+
+@pytest.mark.parametrize(("kind", "phase"), list(product(TABLES, [*LIVE, Phase.SUCCESS])), ids=str)
+def test_deadline_everywhere_starts_on_entry_and_changes_the_vote_alone(
+    kind: type[Room], phase: Phase
+) -> None:
+    room = room_in(kind, phase, ms=40)
+    assert room.vote(39, has_capacity=False) is Vote.STAY
+    assert room.vote(40, has_capacity=False) is Vote.ABORT
+    assert room.phase is phase
+    assert room.cause is None
+    room.settle(Vote.ABORT, 40)
+    assert room.cause is not None
+    assert room.cause.reason is Reason.DEADLINE
+    assert phase.value in room.cause.text
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+def test_no_deadline_is_a_proof(kind: type[Room]) -> None:
+    """`proof-not-time`: a failed room stays however long it takes."""
+    room = room_in(kind, Phase.FAILED, ms=40)
+    assert room.vote(10**12, has_capacity=True) is Vote.STAY
+    room.note(Fenced(Proof.QUIET))
+    assert room.vote(10**12, has_capacity=True) is Vote.ADVANCE
+
+
+def test_progress_starts_the_deadline_anew_and_the_next_phase_has_its_own() -> None:
+    room = room_in(Sender, Phase.TRANSFERRING, ms=40)
+    room.progressed(30)
+    assert room.vote(69, has_capacity=False) is Vote.STAY
+    assert room.vote(70, has_capacity=False) is Vote.ABORT
+    room.note(Sealed(GEN))
+    room.settle(Vote.ADVANCE, 60)
+    assert room.deadline_ms == 100
+
+
+def test_a_seal_after_the_deadline_does_not_save_the_room() -> None:
+    """The vote is one thing or the other; whoever is late wishes the end, sealed or not."""
+    room = room_in(Sender, Phase.TRANSFERRING, ms=40)
+    room.note(Sealed(GEN))
+    assert room.vote(39, has_capacity=False) is Vote.ADVANCE
+    assert room.vote(40, has_capacity=False) is Vote.ABORT
+
+
+@pytest.mark.parametrize("phase", [Phase.SUCCESS, Phase.FAILED])
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+def test_a_room_that_a_running_step_uses_stays(kind: type[Room], phase: Phase) -> None:
+    room = room_in(kind, phase)
+    room.note(Finished())
+    room.note(Fenced(Proof.DEAD))
+    room.busy = True
+    assert room.vote(1, has_capacity=False) is Vote.STAY
+    room.busy = False
+    assert room.vote(1, has_capacity=False) is Vote.ADVANCE
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+def test_ending_early_in_success_is_agreed_first(kind: type[Room]) -> None:
+    room = room_in(kind, Phase.SUCCESS)
+    room.note(Failed(FIRST))
+    room.busy = True
+    assert room.vote(1, has_capacity=False) is Vote.ABORT
+    assert room.settle(Vote.ABORT, 1) is Effect.STOP
+    assert room.stopping
+    assert room.vote(2, has_capacity=False) is Vote.STAY
+    room.busy = False
+    assert room.vote(3, has_capacity=False) is Vote.ADVANCE
+    assert room.settle(Vote.ADVANCE, 3) is Effect.RELEASE
+    assert room.phase_ms[Phase.SUCCESS] == 3
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+def test_a_finished_room_does_not_ask_to_be_stopped(kind: type[Room]) -> None:
+    room = room_in(kind, Phase.SUCCESS)
+    room.note(Finished())
+    room.note(Failed(FIRST))
+    assert room.vote(10**9, has_capacity=False) is Vote.ADVANCE
+
+
+def test_a_retired_room_that_was_not_retired_is_a_bug() -> None:
+    with pytest.raises(LocalBug, match="after its RELEASE"):
+        room_in(Sender, Phase.RETIRED).vote(1, has_capacity=True)
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+def test_a_verdict_that_the_rank_never_wished_is_a_bug(kind: type[Room]) -> None:
+    """After the gate a missing seal is a bug, not a retry."""
+    room = room_in(kind, Phase.TRANSFERRING)
+    with pytest.raises(IllegalMove, match="said to be ready"):
+        room.settle(Vote.ADVANCE, 1)
+
+
+def test_an_abort_that_nobody_can_explain_is_a_bug() -> None:
+    with pytest.raises(IllegalMove, match="no rank said why"):
+        room_in(Sender, Phase.TRANSFERRING).settle(Vote.ABORT, 1)
+
+
+def test_time_is_kept_by_phase() -> None:
+    room = sender(ROOM, 0, now_ms=10)
+    room.note(Granted(GEN, (4,), 0))
+    room.settle(Vote.ADVANCE, 15)
+    room.settle(Vote.ADVANCE, 22)
+    assert room.phase_ms == {Phase.BOOTSTRAPPING: 5, Phase.WAITING_FOR_INPUT: 7}

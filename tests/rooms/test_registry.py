@@ -1,0 +1,384 @@
+"""Does the bootstrap know its workers, place rooms fairly, and keep every room until it is over?"""
+
+from dataclasses import replace
+
+import pytest
+
+from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
+from services.rooms.errors import (
+    Cause,
+    NameInUse,
+    NoCapacity,
+    NoSuchWorker,
+    Reason,
+    UnknownRoom,
+    UnknownWorker,
+    WorkerRefused,
+)
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+from services.rooms.registry import CLOSING_MS, DEPARTED_MAX, EVENTS_PER_ROOM_MAX, OPEN_MS_MAX, Registry
+
+LEASE_MS, KEPT, FAILED_KEPT = 1000, 3, 2
+GEOMETRY = (("schema", "1"), ("dtype", "bfloat16"), ("page_tokens", "16"))
+LOST = Cause(Reason.DECODE_LOST, "its process is gone")
+
+
+def facts(side: Side, number: int, *, tokens_max: int = 1000, rooms_max: int = 10) -> WorkerFacts:
+    return WorkerFacts(
+        name=f"{side.value}-{number}",
+        side=side,
+        incarnation=Incarnation(number + (100 if side is Side.DECODE else 0)),
+        address=f"127.0.0.1:{9000 + number}",
+        model="model",
+        geometry=GEOMETRY,
+        tokens_max=tokens_max,
+        rooms_max=rooms_max,
+        pid=1000 + number,
+    )
+
+
+def registry_of(*workers: WorkerFacts, first_room: int = 500) -> Registry:
+    registry = Registry("model", first_room, LEASE_MS, KEPT, FAILED_KEPT)
+    for each in workers:
+        registry.register(each, 0)
+        registry.proven(each.incarnation)
+    return registry
+
+
+def pair(registry: Registry, tokens: int = 10) -> tuple[Worker, Worker]:
+    return registry.place(tokens, tokens)
+
+
+def opened(registry: Registry, tokens: int = 10, now_ms: int = 0) -> RoomEntry:
+    return registry.open_room("request", pair(registry, tokens), tokens, now_ms)
+
+
+def over(registry: Registry, entry: RoomEntry, cause: Cause | None = None) -> None:
+    registry.end(entry.id, cause, 0)
+    for side in Side:
+        registry.side_retired(entry.id, side)
+
+
+P1, P2, D1, D2 = (
+    facts(Side.PREFILL, 1),
+    facts(Side.PREFILL, 2),
+    facts(Side.DECODE, 1),
+    facts(Side.DECODE, 2),
+)
+
+
+@pytest.fixture
+def stack() -> Registry:
+    return registry_of(P1, D1)
+
+
+# ---- workers
+
+
+def test_schema_agreed_another_model_is_refused_by_name(stack: Registry) -> None:
+    with pytest.raises(
+        WorkerRefused, match="model differs: this stack has model, the worker has other"
+    ) as caught:
+        stack.register(replace(P2, model="other"), 0)
+    assert caught.value.field == "model"
+
+
+@pytest.mark.parametrize(
+    ("geometry", "field", "text"),
+    [
+        ((*GEOMETRY[:2], ("page_tokens", "32")), "page_tokens", "this stack has 16, the worker has 32"),
+        (GEOMETRY[:2], "page_tokens", "this stack has 16, the worker has none"),
+        ((*GEOMETRY, ("rope", "yarn")), "rope", "this stack has none, the worker has yarn"),
+    ],
+)
+def test_schema_agreed_another_geometry_is_refused_by_field(
+    stack: Registry, geometry: tuple[tuple[str, str], ...], field: str, text: str
+) -> None:
+    with pytest.raises(WorkerRefused, match=text) as caught:
+        stack.register(replace(P2, geometry=geometry), 0)
+    assert caught.value.field == field
+    assert len(stack.workers()) == 2
+
+
+@pytest.mark.parametrize("side", Side)
+def test_a_name_is_held_once_in_the_whole_stack(stack: Registry, side: Side) -> None:
+    other = replace(P2, name=P1.name, side=side)
+    with pytest.raises(NameInUse, match=f"held by incarnation 1 for {LEASE_MS - 400} ms"):
+        stack.register(other, 400)
+    stack.leave(P1.incarnation, None)
+    stack.register(other, 400)
+    assert stack.worker(other.incarnation).facts == other
+
+
+def test_registering_again_renews_and_keeps_what_is_known(stack: Registry) -> None:
+    entry = opened(stack)
+    stack.register(P1, 900)
+    worker = stack.worker(P1.incarnation)
+    assert (worker.lease_until_ms, worker.rooms, worker.state) == (
+        900 + LEASE_MS,
+        {entry.id},
+        WorkerState.READY,
+    )
+
+
+def test_a_lease_ends_by_silence(stack: Registry) -> None:
+    stack.renew(P1.incarnation, 500)
+    assert stack.expired(LEASE_MS - 1) == []
+    assert stack.expired(LEASE_MS) == [D1.incarnation]
+    assert stack.expired(LEASE_MS + 500) == [P1.incarnation, D1.incarnation]
+
+
+def test_a_worker_that_left_must_register_again(stack: Registry) -> None:
+    stack.leave(D1.incarnation, None)
+    with pytest.raises(UnknownWorker):
+        stack.renew(D1.incarnation, 0)
+    with pytest.raises(UnknownWorker):
+        stack.drain(D1.incarnation)
+    stack.register(D1, 0)
+    assert stack.worker(D1.incarnation).state is WorkerState.JOINING
+
+
+def test_proof_not_time_a_lost_lease_declares_nobody_gone(stack: Registry) -> None:
+    stack.leave(D1.incarnation, None)
+    assert stack.departed() == []
+
+
+def test_a_names_next_holder_is_the_proof_that_the_last_is_gone(stack: Registry) -> None:
+    stack.leave(D1.incarnation, None)
+    stack.register(replace(D1, incarnation=Incarnation(7)), 0)
+    assert stack.departed() == [D1.incarnation]
+    with pytest.raises(UnknownWorker, match="declared gone: restart"):
+        stack.register(D1, 0)
+
+
+def test_exact_match_another_names_holder_proves_nothing(stack: Registry) -> None:
+    stack.leave(D1.incarnation, None)
+    stack.register(replace(D2, name=D1.name + "0"), 0)
+    stack.register(replace(P2, name=D1.name[:-1]), 0)
+    assert stack.departed() == []
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_an_exit_is_proof_for_the_process_that_exited_alone(stack: Registry, silent: bool) -> None:
+    stack.register(D2, 0)
+    if silent:
+        stack.leave(D1.incarnation, None)
+    assert stack.exited(D1.name, D1.pid) == [D1.incarnation]
+    assert stack.exited(D1.name, D1.pid + 7) == []
+    assert stack.exited(D1.name[:-1], D1.pid) == []
+    assert stack.exited(D1.name, 0) == []
+
+
+def test_an_exit_whose_process_id_was_never_told_names_nobody() -> None:
+    stack = registry_of(replace(D1, pid=0))
+    assert stack.exited(D1.name, 0) == []
+
+
+def test_leaving_by_proof_releases_its_side_and_by_silence_does_not() -> None:
+    stack = registry_of(P1, D1, D2)
+    entries = [opened(stack), opened(stack)]
+    assert [entry.decode for entry in entries] == [D1, D2]
+    assert stack.leave(D1.incarnation, "exit seen") == [entries[0]]
+    assert stack.leave(D2.incarnation, None) == [entries[1]]
+    assert entries[0].waiting_for == {Side.PREFILL}
+    assert entries[1].waiting_for == {Side.PREFILL, Side.DECODE}
+    assert stack.departed() == [D1.incarnation]
+
+
+def test_an_ended_room_whose_last_worker_is_proven_gone_is_over(stack: Registry) -> None:
+    entry = opened(stack)
+    stack.end(entry.id, LOST, 0)
+    stack.side_retired(entry.id, Side.PREFILL)
+    assert stack.leave(D1.incarnation, "exit seen") == []
+    assert (entry.phase, stack.open_count()) == (RoomPhase.RETIRED, 0)
+
+
+def test_what_is_remembered_of_the_departed_is_bounded(stack: Registry) -> None:
+    for number in range(1, DEPARTED_MAX + 3):
+        stack.leave(Incarnation(10_000 + number), "exit seen")
+    departed = stack.departed()
+    assert len(departed) == DEPARTED_MAX
+    assert departed[-1] == 10_000 + DEPARTED_MAX + 2
+
+
+def test_a_suspect_gets_no_rooms_until_it_renews(stack: Registry) -> None:
+    stack.suspect(D1.incarnation)
+    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+        pair(stack)
+    stack.renew(D1.incarnation, 10)
+    pair(stack)
+
+
+def test_an_unproven_suspect_is_to_be_proven_first(stack: Registry) -> None:
+    stack.register(D2, 0)
+    stack.suspect(D2.incarnation)
+    stack.renew(D2.incarnation, 10)
+    assert stack.worker(D2.incarnation).state is WorkerState.JOINING
+
+
+def test_draining_stays_draining(stack: Registry) -> None:
+    stack.drain(D1.incarnation)
+    stack.suspect(D1.incarnation)
+    stack.proven(D1.incarnation)
+    stack.renew(D1.incarnation, 10)
+    assert stack.worker(D1.incarnation).state is WorkerState.DRAINING
+    with pytest.raises(NoSuchWorker):
+        pair(stack)
+
+
+# ---- placing
+
+
+def test_the_least_loaded_pair_is_taken_by_share_of_its_cache() -> None:
+    small, large = replace(D1, tokens_max=100), replace(D2, tokens_max=1000)
+    stack = registry_of(P1, P2, small, large)
+    order = [opened(stack, tokens=30) for _ in range(4)]
+    assert [entry.decode.name for entry in order] == [small.name, large.name, large.name, large.name]
+    assert [entry.prefill.name for entry in order] == [P1.name, P2.name, P1.name, P2.name]
+
+
+def test_what_nobody_can_ever_hold_is_not_waited_for() -> None:
+    stack = registry_of(P1, replace(D1, tokens_max=100))
+    with pytest.raises(NoSuchWorker, match="no decode worker can hold 101 tokens: the largest holds 100"):
+        stack.place(10, 101)
+    with pytest.raises(NoSuchWorker, match="no prefill worker can hold 1001 tokens"):
+        stack.place(1001, 50)
+
+
+def test_no_worker_of_a_role_names_the_role() -> None:
+    with pytest.raises(NoSuchWorker, match="no prefill worker is ready"):
+        pair(registry_of(D1))
+    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+        pair(registry_of(P1))
+
+
+def test_bounded_admission_a_full_worker_is_worth_waiting_for() -> None:
+    stack = registry_of(P1, replace(D1, rooms_max=1))
+    entry = opened(stack)
+    with pytest.raises(NoCapacity, match="every decode worker"):
+        pair(stack)
+    stack.side_retired(entry.id, Side.DECODE)
+    pair(stack)
+
+
+def test_a_canary_is_placed_where_it_is_to_look(stack: Registry) -> None:
+    stack.register(D2, 0)
+    prefill, decode = stack.place(10, 10, only=[P1.incarnation, D2.incarnation])
+    assert (prefill.facts, decode.facts) == (P1, D2)
+    assert decode.state is WorkerState.JOINING
+
+
+# ---- rooms
+
+
+def test_room_unique_ids_are_never_used_again(stack: Registry) -> None:
+    seen: list[RoomId] = []
+    for _ in range(5):
+        entry = opened(stack)
+        seen.append(entry.id)
+        over(stack, entry)
+    assert seen == [500, 501, 502, 503, 504]
+
+
+def test_find_is_by_the_whole_request_id_newest_first(stack: Registry) -> None:
+    rooms = [stack.open_room(name, pair(stack), 10, 0).id for name in ("a", "ab", "a")]
+    assert [entry.id for entry in stack.find("a")] == [rooms[2], rooms[0]]
+
+
+def test_the_first_outcome_is_kept(stack: Registry) -> None:
+    entry = opened(stack)
+    assert stack.end(entry.id, LOST, 5)
+    assert not stack.end(entry.id, None, 6)
+    assert (entry.cause, entry.closing_ms, entry.phase) == (LOST, 5, RoomPhase.CLOSING)
+
+
+def test_a_room_is_over_when_it_ended_and_both_sides_gave_back(stack: Registry) -> None:
+    entry = opened(stack)
+    phases = [entry.phase]
+    for step in (
+        lambda: stack.streaming(entry.id),
+        lambda: stack.side_retired(entry.id, Side.PREFILL),
+        lambda: stack.side_retired(entry.id, Side.PREFILL),
+        lambda: stack.end(entry.id, None, 0),
+        lambda: stack.streaming(entry.id),
+        lambda: stack.side_retired(entry.id, Side.DECODE),
+    ):
+        step()
+        phases.append(entry.phase)
+    streaming, closing = [RoomPhase.STREAMING] * 3, [RoomPhase.CLOSING] * 2
+    assert phases == [RoomPhase.OPEN, *streaming, *closing, RoomPhase.RETIRED]
+    assert stack.open_count() == 0
+    assert stack.get(entry.id) is entry
+
+
+def test_zero_at_idle_load_is_taken_off_once(stack: Registry) -> None:
+    entry = opened(stack, tokens=30)
+    assert [worker.tokens for worker in stack.workers()] == [30, 30]
+    for _ in range(2):
+        stack.side_retired(entry.id, Side.DECODE)
+    assert stack.worker(D1.incarnation).tokens == 0
+    assert stack.worker(P1.incarnation).tokens == 30
+    over(stack, entry)
+    assert [(worker.tokens, worker.rooms) for worker in stack.workers()] == [(0, set()), (0, set())]
+
+
+def test_room_issued_news_of_unknown_rooms_creates_nothing(stack: Registry) -> None:
+    room = RoomId(1)
+    stack.side_retired(room, Side.DECODE)
+    stack.streaming(room)
+    stack.abandon(room)
+    assert not stack.end(room, LOST, 0)
+    assert not stack.record(room, Event(0, "decode-1", "failed"))
+    assert stack.open_count() == 0
+    with pytest.raises(UnknownRoom):
+        stack.get(room)
+
+
+def test_kept_rooms_are_bounded_and_failed_ones_are_kept_apart(stack: Registry) -> None:
+    failed = []
+    for number in range(6):
+        entry = opened(stack)
+        over(stack, entry, LOST if number % 2 else None)
+        failed += [entry.id] if number % 2 else []
+    assert [entry.id for entry in stack.rooms() if entry.cause] == failed[:-3:-1]
+    assert sum(entry.cause is None for entry in stack.rooms()) == KEPT
+
+
+@pytest.mark.parametrize("reason", [Reason.ANSWERED, Reason.CLIENT_GONE])
+def test_a_client_that_had_enough_is_no_failure(stack: Registry, reason: Reason) -> None:
+    entry = opened(stack)
+    over(stack, entry, Cause(reason, "enough"))
+    for _ in range(KEPT):
+        over(stack, opened(stack))
+    with pytest.raises(UnknownRoom):
+        stack.get(entry.id)
+
+
+def test_a_timeline_is_bounded_and_counts_what_it_dropped(stack: Registry) -> None:
+    entry = opened(stack)
+    for number in range(EVENTS_PER_ROOM_MAX + 2):
+        assert stack.record(entry.id, Event(number, "decode-1", "landed"))
+    assert (len(entry.events), entry.events_dropped) == (EVENTS_PER_ROOM_MAX, 2)
+
+
+def test_room_ends_an_ended_room_is_not_waited_for_for_ever(stack: Registry) -> None:
+    entry = opened(stack)
+    assert stack.overdue(10**9) == []
+    stack.end(entry.id, LOST, 100)
+    assert stack.overdue(100 + CLOSING_MS - 1) == []
+    assert stack.overdue(100 + CLOSING_MS) == [entry]
+    stack.abandon(entry.id)
+    assert (entry.phase, stack.open_count()) == (RoomPhase.RETIRED, 0)
+    assert [worker.tokens for worker in stack.workers()] == [0, 0]
+
+
+def test_room_ends_a_room_that_nobody_ends_comes_to_light(stack: Registry) -> None:
+    entry = opened(stack, now_ms=100)
+    for side in Side:
+        stack.side_retired(entry.id, side)
+    assert stack.unended(100 + OPEN_MS_MAX - 1) == []
+    assert stack.unended(100 + OPEN_MS_MAX) == [entry]
+    stack.end(entry.id, Cause(Reason.DEADLINE, "nobody ended it"), 200)
+    assert stack.unended(10**12) == []
+    assert stack.open_count() == 0

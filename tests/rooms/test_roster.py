@@ -1,0 +1,214 @@
+"""Does the roster hold what was opened, forget what was retired, and remember what it must?"""
+
+import pytest
+
+from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
+from services.rooms.evidence import Connected, Failed, Finished
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase, Vote
+from services.rooms.receiver import Receiver
+from services.rooms.roster import TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster
+from tests.rooms.group import receiver
+
+GONE = Cause(Reason.CLIENT_GONE, "hung up")
+PLENTY = Capacity(pages=1000, slots=1000)
+
+
+def opened(roster: Roster[Receiver], room: int, *, needed: int = 1, now_ms: int = 0) -> Receiver:
+    name = RoomId(room)
+    return roster.open(name, lambda place: receiver(name, place, needed=needed, now_ms=now_ms), now_ms)
+
+
+def waiting(roster: Roster[Receiver], room: int, needed: int) -> Receiver:
+    held = opened(roster, room, needed=needed)
+    held.note(Connected())
+    held.settle(Vote.ADVANCE, 0)
+    return held
+
+
+def test_the_lowest_free_place_is_taken() -> None:
+    roster = Roster[Receiver](3)
+    assert [opened(roster, room).place for room in (7, 8, 9)] == [0, 1, 2]
+    roster.retire(RoomId(8), 0)
+    assert opened(roster, 10).place == 1
+
+
+def test_a_full_roster_refuses_and_keeps_the_remembered_cancel() -> None:
+    roster = Roster[Receiver](1)
+    opened(roster, 7)
+    roster.cancel(RoomId(8), GONE, 0)
+    assert not roster.can_open()
+    with pytest.raises(RosterFull):
+        opened(roster, 8)
+    roster.retire(RoomId(7), 0)
+    assert opened(roster, 8).cause == GONE
+
+
+def test_room_unique_an_id_is_never_used_twice() -> None:
+    roster = Roster[Receiver](2)
+    opened(roster, 7)
+    with pytest.raises(RoomExists):
+        opened(roster, 7)
+    roster.retire(RoomId(7), 0)
+    with pytest.raises(RoomExists):
+        opened(roster, 7)
+    assert roster.can_open()
+
+
+def test_a_room_that_could_not_be_made_takes_no_place() -> None:
+    roster = Roster[Receiver](1)
+
+    def fails(place: int) -> Receiver:
+        raise ValueError("bad request")
+
+    with pytest.raises(ValueError, match="bad request"):
+        roster.open(RoomId(7), fails, 0)
+    assert opened(roster, 7).place == 0
+
+
+def test_a_room_made_under_another_name_is_a_bug() -> None:
+    roster = Roster[Receiver](1)
+    with pytest.raises(LocalBug):
+        roster.open(RoomId(7), lambda place: receiver(RoomId(8), place), 0)
+
+
+def test_unknown_has_one_meaning() -> None:
+    roster = Roster[Receiver](1)
+    opened(roster, 7)
+    roster.retire(RoomId(7), 0)
+    for room in (7, 8):
+        with pytest.raises(UnknownRoom, match=f"room {room} is not known here"):
+            roster.get(RoomId(room))
+
+
+def test_terminal_creates_nothing_late_news_is_counted_and_dropped() -> None:
+    roster = Roster[Receiver](2)
+    opened(roster, 7)
+    roster.retire(RoomId(7), 0)
+    for room in (7, 8):
+        assert not roster.note(RoomId(room), Failed(GONE))
+        assert not roster.note(RoomId(room), Finished())
+    assert roster.dropped == {"Failed": 2, "Finished": 2}
+    assert len(roster) == 0
+    assert opened(roster, 8).cause is None
+
+
+def test_cancel_remembered() -> None:
+    roster = Roster[Receiver](1)
+    assert not roster.cancel(RoomId(7), GONE, 0)
+    assert len(roster) == 0
+    room = opened(roster, 7)
+    assert room.cause == GONE
+    assert roster.votes(0, PLENTY) == [Vote.ABORT]
+
+
+def test_cancel_remembered_keeps_the_first_cause_and_expires() -> None:
+    roster = Roster[Receiver](2)
+    roster.cancel(RoomId(7), GONE, 0)
+    roster.cancel(RoomId(7), Cause(Reason.CANCELLED, "later"), 5)
+    roster.cancel(RoomId(8), GONE, 0)
+    assert opened(roster, 7, now_ms=TOMBSTONE_MS - 1).cause == GONE
+    assert opened(roster, 8, now_ms=TOMBSTONE_MS).cause is None
+
+
+def test_a_cancel_of_a_retired_room_leaves_it_retired() -> None:
+    roster = Roster[Receiver](1)
+    opened(roster, 7)
+    roster.retire(RoomId(7), 0)
+    assert not roster.cancel(RoomId(7), GONE, 0)
+    assert roster.retired(RoomId(7))
+    with pytest.raises(RoomExists):
+        opened(roster, 7)
+
+
+def test_exact_match_a_cancel_ends_one_room() -> None:
+    roster = Roster[Receiver](3)
+    rooms = [opened(roster, room) for room in (1, 12, 121)]
+    assert roster.cancel(RoomId(12), GONE, 0)
+    assert [room.cause for room in rooms] == [None, GONE, None]
+
+
+def test_tombstones_are_bounded_and_the_oldest_go_first() -> None:
+    roster = Roster[Receiver](1)
+    for room in range(1, TOMBSTONES_MAX + 3):
+        roster.cancel(RoomId(room), GONE, 0)
+    assert opened(roster, 1).cause is None
+    roster.retire(RoomId(1), 0)
+    assert opened(roster, TOMBSTONES_MAX + 2).cause == GONE
+
+
+def test_retire_is_idempotent_and_the_only_way_out() -> None:
+    roster = Roster[Receiver](1)
+    opened(roster, 7)
+    assert RoomId(7) in roster
+    assert roster.retire(RoomId(7), 0)
+    assert not roster.retire(RoomId(7), 0)
+    assert not roster.retire(RoomId(8), 0)
+    assert not roster.retired(RoomId(8))
+    assert roster.can_open()
+    assert (len(roster), list(roster)) == (0, [])
+
+
+def test_no_starvation_capacity_goes_in_the_order_of_opening() -> None:
+    roster = Roster[Receiver](4)
+    for room, needed in ((1, 3), (2, 4), (3, 1)):
+        waiting(roster, room, needed)
+    assert roster.votes(1, Capacity(8, 3))[:3] == [Vote.ADVANCE] * 3
+    assert roster.votes(1, Capacity(8, 2))[:3] == [Vote.ADVANCE, Vote.ADVANCE, Vote.STAY]
+    assert roster.votes(1, Capacity(6, 3))[:3] == [Vote.ADVANCE, Vote.STAY, Vote.STAY]
+    assert roster.votes(1, Capacity(2, 3))[:3] == [Vote.STAY] * 3
+
+
+def test_no_starvation_the_order_is_of_opening_and_not_of_places() -> None:
+    roster = Roster[Receiver](2)
+    waiting(roster, 1, 1)
+    waiting(roster, 2, 2)
+    roster.retire(RoomId(1), 0)
+    waiting(roster, 3, 1)
+    assert roster.get(RoomId(3)).place == 0
+    assert roster.votes(1, Capacity(1, 2)) == [Vote.STAY, Vote.STAY]
+    assert roster.votes(1, Capacity(2, 2)) == [Vote.STAY, Vote.ADVANCE]
+
+
+def test_no_starvation_a_failure_waits_for_no_capacity_and_holds_none() -> None:
+    roster = Roster[Receiver](3)
+    waiting(roster, 1, 100)
+    waiting(roster, 2, 1)
+    roster.cancel(RoomId(1), GONE, 0)
+    assert roster.votes(1, Capacity(1, 1)) == [Vote.ABORT, Vote.ADVANCE, Vote.STAY]
+
+
+def test_a_place_that_is_empty_votes_to_stay() -> None:
+    assert Roster[Receiver](2).votes(10**9, PLENTY) == [Vote.STAY, Vote.STAY]
+
+
+def test_the_digest_tells_who_sits_where_and_in_which_phase() -> None:
+    def roster_of(*rooms: int) -> Roster[Receiver]:
+        roster = Roster[Receiver](4)
+        for room in rooms:
+            opened(roster, room)
+        return roster
+
+    moved = roster_of(7, 8)
+    moved.get(RoomId(8)).note(Connected())
+    moved.get(RoomId(8)).settle(Vote.ADVANCE, 0)
+    digests = [each.digest() for each in (roster_of(), roster_of(7), roster_of(8), roster_of(8, 7), moved)]
+    digests.append(roster_of(7, 8).digest())
+    assert len(set(digests)) == len(digests)
+    assert roster_of(7, 8).digest() == digests[-1]
+    assert all(0 <= digest < 2**62 for digest in digests)
+
+
+def test_the_census_names_every_phase() -> None:
+    roster = Roster[Receiver](2)
+    opened(roster, 7)
+    assert roster.census() == dict.fromkeys(Phase, 0) | {Phase.BOOTSTRAPPING: 1}
+
+
+def test_tombstones_expire_in_the_order_they_were_made() -> None:
+    roster = Roster[Receiver](1)
+    for room, now_ms in enumerate([0, 10, 10, 20], start=1):
+        roster.cancel(RoomId(room), GONE, now_ms)
+    assert opened(roster, 4, now_ms=TOMBSTONE_MS + 10).cause == GONE
+    roster.retire(RoomId(4), TOMBSTONE_MS + 10)
+    assert opened(roster, 3, now_ms=TOMBSTONE_MS + 10).cause is None
