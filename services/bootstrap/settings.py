@@ -20,6 +20,9 @@ class BootstrapSettings(ServiceSettings):
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
     max_queue: int = setting(1024, "Most requests waiting for a pair of workers; more get a 429.", POSITIVE)
     queue_timeout_ms: int = setting(60_000, "Longest wait of a request for a pair of workers.", DURATION_MS)
+    request_timeout_ms: int = setting(
+        600_000, "Longest that one request may take once it has its workers.", DURATION_MS
+    )
     lease_ms: int = setting(3_000, "A worker that is silent for this long is taken for lost.", DURATION_MS)
     rooms_kept: int = setting(1024, "Finished rooms whose timelines are kept.", POSITIVE)
     failed_rooms_kept: int = setting(4096, "Failed rooms whose timelines are kept.", POSITIVE)
