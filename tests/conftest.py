@@ -1,6 +1,10 @@
 """Options that several kinds of tests share."""
 
+from pathlib import Path
+
 import pytest
+
+from services.runtime.model_files import DEMO, prepare, resolve
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -13,3 +17,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rewrite(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be regenerated instead of compared."""
     return bool(request.config.getoption("--rewrite"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect, and so count in the summary, the tests of a GPU where there is none."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if item not in on_gpu]
+
+
+@pytest.fixture(scope="session")
+def demo_model_dir() -> Path:
+    """The demo model, converted once and kept in the user's cache, as `baton serve` does it."""
+    return prepare(resolve(DEMO), print)

@@ -17,6 +17,7 @@ from services.bootstrap.settings import BootstrapSettings
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.model import ServedModel, load_served_model
+from services.openai.tokenizer import keep_torch_out
 from services.rooms.registry import Registry
 from services.runtime import serve
 from services.runtime.clock import SystemClock
@@ -36,6 +37,7 @@ ROOM_ID_BITS = 62
 
 def run(settings: BootstrapSettings) -> int:
     """Run the bootstrap until it is told to stop. Returns the exit code."""
+    keep_torch_out()
     return serve.run(partial(_main, settings))
 
 

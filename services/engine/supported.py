@@ -18,7 +18,7 @@ ROPE_BY_LENGTH: Final = ("dynamic", "longrope")
 """Position codes whose frequencies depend on the longest sequence of the batch."""
 WITHOUT_EFFECT: Final = frozenset(
     {"scaling", "dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
-    | {"output_attentions", "output_hidden_states", "return_dict", "deterministic"}
+    | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 )
 """Options of an attention call that are heeded (scaling) or change nothing when tokens are drawn."""
 OPTION_NAMES: Final = {

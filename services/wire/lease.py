@@ -21,6 +21,8 @@ log = Log(__name__)
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 2.0
+UNREACHABLE_TRIES = 5
+"""About three seconds."""
 
 
 class LeaseKeeper:
@@ -40,6 +42,8 @@ class LeaseKeeper:
         self._on_renewal = on_renewal
         self._departed: set[int] = set()
         self._lease_ms = 3_000
+        self._failures = 0
+        """Calls in a row that did not succeed."""
         self.problem: str | None = "not registered yet"
         """Why the worker holds no lease, or None while it does."""
 
@@ -51,6 +55,7 @@ class LeaseKeeper:
                 if self.problem is not None:
                     await self._register()
                 await self._renew()
+                self._failures = 0
                 pause_s = RETRY_MIN_S
                 await asyncio.sleep(self._lease_ms / 3000)
             except RemoteError as error:
@@ -83,8 +88,11 @@ class LeaseKeeper:
             self._on_departed(fresh)
 
     def _note_problem(self, error: RemoteError) -> None:
+        self._failures += 1
         text = f"refused by the bootstrap: {error}" if error.kind else f"bootstrap unreachable: {error}"
-        if text != self.problem:
+        # A bootstrap that is being restarted, or that stops before its workers do, is no news yet.
+        told = self._failures == (1 if error.kind else UNREACHABLE_TRIES)
+        if told or (error.kind and text != self.problem):
             log.warning("no lease", cause=text)
         self.problem = text
 

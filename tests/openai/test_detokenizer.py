@@ -27,9 +27,7 @@ def pieces(reference: Any, prompt: list[int], output: list[int], skip: bool = Tr
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.integers(0, 419), max_size=80), st.booleans(), st.lists(st.integers(3, 60), max_size=3)
-)
+@given(st.lists(st.integers(0, 419), max_size=80), st.booleans(), st.lists(st.integers(3, 60), max_size=3))
 def test_any_byte_level_tokens(output: list[int], skip: bool, prompt: list[int]) -> None:
     """Invalid bytes, half characters and special tokens included: equal to decoding all at once."""
     reference = tiny.byte_level()
@@ -64,7 +62,9 @@ def test_any_tokens_of_the_demo_tokenizer(demo_tokenizer: Any, output: list[int]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(["the", " the", " fox", "a", "b", "é", " é", "你", "😀", "ß", ".", " ", "\n"])))
+@given(
+    st.lists(st.sampled_from(["the", " the", " fox", "a", "b", "é", " é", "你", "😀", "ß", ".", " ", "\n"]))
+)
 def test_byte_fallback_text_continues_the_prompt(words: list[str]) -> None:
     """The decoder drops the first space of what it is given; an output's first space must survive."""
     reference = tiny.byte_fallback()

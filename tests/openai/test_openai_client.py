@@ -163,9 +163,7 @@ async def test_a_stop_string_hangs_up_and_ends_as_a_stop(
     backend.script = lambda _: [*saying("one two END three", finish=LENGTH)[:-1], never]
     reply = await client.chat.completions.create(model=tiny.MODEL, messages=HELLO, stop=["END"])
     assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("one two ", "stop")
-    stream = await client.chat.completions.create(
-        model=tiny.MODEL, messages=HELLO, stop=["END"], stream=True
-    )
+    stream = await client.chat.completions.create(model=tiny.MODEL, messages=HELLO, stop=["END"], stream=True)
     chunks = [chunk.choices[0] async for chunk in stream]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "one two "
     assert chunks[-1].finish_reason == "stop"
@@ -181,9 +179,7 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
     assert told.value.code == "model_not_found"
 
 
-async def test_errors_have_their_own_exceptions(
-    client: openai.AsyncOpenAI, backend: ScriptedBackend
-) -> None:
+async def test_errors_have_their_own_exceptions(client: openai.AsyncOpenAI, backend: ScriptedBackend) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await client.chat.completions.create(model=tiny.MODEL, messages=[])
     assert (bad.value.param, bad.value.type) == ("messages", "invalid_request_error")
@@ -248,7 +244,12 @@ async def test_everything_asked_for_reaches_the_backend(
         },
     )
     (asked,) = backend.asked
-    assert (asked.max_tokens, asked.min_tokens, asked.stop_token_ids, asked.ignore_eos) == (9, 2, (9, 8), True)
+    assert (asked.max_tokens, asked.min_tokens, asked.stop_token_ids, asked.ignore_eos) == (
+        9,
+        2,
+        (9, 8),
+        True,
+    )
     sampling = asked.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.05)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, -0.2)

@@ -1,0 +1,121 @@
+"""Is greedy output in float32 the reference library's, token for token, however the work is cut up?"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from services.engine.engine import Row, load_engine
+from services.rooms.request import Sampling
+from tests.engine import tiny
+from tests.engine.conftest import MakeEngine
+from tests.engine.worker import Worker, hand_over
+from tests.oracle import reference_greedy
+
+LENGTHS = (1, 2, 7, 15, 16, 17, 33, 64, 100)
+OUTPUT_TOKENS = 24
+
+
+def random_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    numbers = random.Random(11)
+    return [[numbers.randrange(tiny.VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64], ids="chunk{}".format)
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_packed_chunked_prefill_and_paged_decode_equal_generate(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, architecture: str, chunk: int
+) -> None:
+    """All prompts share every step; those whose prompt is done decode while the others still prefill."""
+    worker = Worker(tiny_engine(architecture), seed=chunk)
+    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()]
+    outputs = worker.run(tenants, chunk)
+    assert outputs == reference_greedy(tiny_dir(architecture), random_prompts(), OUTPUT_TOKENS)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 5, 64], ids="page{}".format)
+def test_page_sizes_do_not_matter(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, page_tokens: int
+) -> None:
+    worker = Worker(tiny_engine("llama-gqa-untied", page_tokens))
+    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()]
+    outputs = worker.run(tenants, chunk=20)
+    assert outputs == reference_greedy(tiny_dir("llama-gqa-untied"), random_prompts(), OUTPUT_TOKENS)
+
+
+@pytest.mark.parametrize("architecture", ["llama-gqa-untied", "gemma-one-kv-head"])
+def test_copied_pages_continue_in_another_engine(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, architecture: str
+) -> None:
+    """Prefill here, copy the bytes, decode there: one request after the other, then all in a batch."""
+    prompts = random_prompts()
+    expected = reference_greedy(tiny_dir(architecture), prompts, OUTPUT_TOKENS)
+    prefill = Worker(tiny_engine(architecture), seed=1)
+    decode = Worker(tiny_engine(architecture, which=1), seed=2)
+    assert prefill.engine is not decode.engine
+
+    arrived = []
+    for prompt in prompts:
+        tenant = prefill.admit(prompt, OUTPUT_TOKENS)
+        while not tenant.sequence.output:
+            prefill.step([tenant], chunk=10)
+        arrived.append(hand_over(tenant, prefill, decode))
+        prefill.release(tenant)
+    assert decode.run(arrived, chunk=1) == expected
+
+
+def test_pages_that_were_released_and_spoilt_serve_the_next_tenant(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
+) -> None:
+    worker = Worker(tiny_engine("llama-gqa-untied"))
+    expected = reference_greedy(tiny_dir("llama-gqa-untied"), random_prompts(), OUTPUT_TOKENS)
+    for prompt, want in zip(random_prompts(), expected, strict=True):
+        tenant = worker.admit(prompt, OUTPUT_TOKENS)
+        assert worker.run([tenant], chunk=64) == [want]
+        worker.release(tenant)
+
+
+def test_a_sequence_that_was_cut_off_is_taken_up_with_its_output_as_prefix(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
+) -> None:
+    """A retry on another pair: prompt and output so far are computed anew, and the stream goes on."""
+    worker = Worker(tiny_engine("llama-gqa-untied"))
+    (prompt,) = random_prompts((40,))
+    (expected,) = reference_greedy(tiny_dir("llama-gqa-untied"), [prompt], OUTPUT_TOKENS)
+    tenant = worker.admit(prompt, OUTPUT_TOKENS)
+    tenant.sequence.output.extend(expected[:9])
+    assert worker.run([tenant], chunk=30) == [expected]
+
+
+def test_the_demo_model_answers_and_equals_the_reference(demo_model_dir: Path) -> None:
+    engine = load_engine(demo_model_dir, dtype="float32", device="cpu", kv_cache_memory=2**27, threads=1)
+    tokenizer = AutoTokenizer.from_pretrained(demo_model_dir)
+    texts = ("The capital of France is", "1, 2, 3, 5, 8,", "def add(a, b):", "今日は", "🎉🎈")
+    prompts = [list(tokenizer(text)["input_ids"]) for text in texts]
+    worker = Worker(engine)
+    outputs = worker.run([worker.admit(prompt, 10) for prompt in prompts], chunk=5)
+    assert tokenizer.decode(outputs[0]).lstrip().startswith("Paris")
+    assert outputs == reference_greedy(demo_model_dir, prompts, 10)
+
+
+def test_bfloat16_is_near_float32(tiny_dir: Callable[[str], Path]) -> None:
+    """The narrow format's first-token log-probabilities are those of float32, but for rounding."""
+    likely = []
+    for dtype in ("float32", "bfloat16"):
+        engine = load_engine(
+            tiny_dir("llama-gqa-untied"), dtype=dtype, device="cpu", kv_cache_memory=2**20, threads=1
+        )
+        assert engine.layout.dtype == dtype
+        likely.append(first_logprobs(Worker(engine), random_prompts((30,))[0]))
+    difference = max(abs(likely[0][token] - likely[1][token]) for token in set(likely[0]) & set(likely[1]))
+    assert 0 < difference < 0.5
+
+
+def first_logprobs(worker: Worker, prompt: list[int]) -> dict[int, float]:
+    tenant = worker.admit(prompt, 1, Sampling(temperature=0.0, top_logprobs=20))
+    worker.grow(tenant, len(prompt))
+    (token,) = worker.engine.step([Row(tenant.sequence, 0, len(prompt), tenant.pages, sample=True)])
+    assert token is not None
+    return dict(token.top)

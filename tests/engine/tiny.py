@@ -1,0 +1,71 @@
+"""Models of several architectures, small and random, with every trait that our attention must get right."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+VOCABULARY: Final = 131
+CONTEXT: Final = 512
+_SHAPE: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
+    "llama-gqa-untied": LlamaConfig(**_SHAPE, tie_word_embeddings=False),
+    "llama-mha-tied": LlamaConfig(**{**_SHAPE, "num_key_value_heads": 6}, tie_word_embeddings=True),
+    "qwen2-biased": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "qwen3-query-key-norm": Qwen3Config(**_SHAPE, tie_word_embeddings=False),
+    "qwen3-moe": Qwen3MoeConfig(**_SHAPE, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
+    "mistral-no-window": MistralConfig(**_SHAPE, sliding_window=None),
+    "mistral-window-beyond-context": MistralConfig(**_SHAPE, sliding_window=CONTEXT),
+    "gemma-one-kv-head": GemmaConfig(**{**_SHAPE, "num_key_value_heads": 1, "head_dim": 32}),
+    "granite-own-scaling": GraniteConfig(**_SHAPE, attention_multiplier=0.4),
+    "gpt2-learned-positions": GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=48,
+        n_layer=3,
+        n_head=4,
+        n_positions=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+}
+
+
+@cache
+def saved(name: str, root: Path) -> Path:
+    """The model of that architecture, saved below `root`."""
+    return save(ARCHITECTURES[name], root / name)
+
+
+def save(config: PreTrainedConfig, directory: Path) -> Path:
+    """A random model of `config` in `directory`, always the same."""
+    torch.manual_seed(7)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    return directory

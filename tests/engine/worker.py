@@ -1,0 +1,95 @@
+"""A worker reduced to what the engine sees: it hands out pages, packs rows and appends tokens."""
+
+import random
+from collections import abc
+from dataclasses import dataclass, field
+from itertools import count
+
+import torch
+
+from services.engine.engine import Engine, Row, Sequence
+from services.rooms.request import Request, Sampling
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(eq=False)
+class Tenant:
+    """A sequence and what this worker keeps for it."""
+
+    sequence: Sequence
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return self.sequence.request.finish_reason(self.sequence.output) is not None
+
+
+class Worker:
+    """Over an engine whose free pages all hold NaN, and which hands pages out in a shuffled order."""
+
+    def __init__(self, engine: Engine, seed: int = 0) -> None:
+        self.engine = engine
+        self._numbers = count()
+        self._free = list(range(engine.cache.pages))
+        random.Random(seed).shuffle(self._free)
+        engine.cache.tensor.fill_(float("nan"))
+
+    def admit(self, prompt: abc.Sequence[int], max_tokens: int, sampling: Sampling = GREEDY) -> Tenant:
+        request = Request(f"request-{next(self._numbers)}", tuple(prompt), max_tokens, sampling=sampling)
+        return Tenant(Sequence(request, []))
+
+    def release(self, tenant: Tenant) -> None:
+        """Give the pages back, spoilt."""
+        for page in tenant.pages:
+            self.engine.cache.tensor[page] = float("nan")
+        self._free += tenant.pages
+        tenant.pages = []
+
+    def grow(self, tenant: Tenant, tokens: int) -> None:
+        while len(tenant.pages) < self.engine.layout.pages_for(tokens):
+            tenant.pages.append(self._free.pop())
+
+    def step(self, tenants: abc.Sequence[Tenant], chunk: int) -> None:
+        """One step of all that are not done: the next chunk of a prompt, or the next token."""
+        rows, taking = [], []
+        for tenant in tenants:
+            if tenant.done:
+                continue
+            known = tenant.sequence.length
+            stop = min(tenant.computed + chunk, known)
+            self.grow(tenant, stop)
+            rows.append(Row(tenant.sequence, tenant.computed, stop, tenant.pages, sample=stop == known))
+            taking.append(tenant)
+        for tenant, row, token in zip(taking, rows, self.engine.step(rows), strict=True):
+            tenant.computed = row.stop
+            assert (token is not None) == row.sample
+            if token is not None:
+                tenant.sequence.output.append(token.id)
+
+    def run(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[list[int]]:
+        """Step until all are done. Returns their outputs."""
+        while not all(tenant.done for tenant in tenants):
+            self.step(tenants, chunk)
+        return [tenant.sequence.output for tenant in tenants]
+
+
+def hand_over(tenant: Tenant, source: Worker, target: Worker) -> Tenant:
+    """What a transfer does: the pages' bytes, by their place in memory, into other pages elsewhere.
+
+    What the sender's last page holds behind the prompt does not count, and is spoilt on arrival.
+    """
+    there = Tenant(Sequence(tenant.sequence.request, list(tenant.sequence.output)), tenant.computed)
+    target.grow(there, tenant.computed)
+    for mine, yours in zip(tenant.pages, there.pages, strict=True):
+        memory_of(target.engine)[yours] = memory_of(source.engine)[mine]
+    used = tenant.computed % target.engine.layout.page_tokens
+    if used:
+        target.engine.cache.tensor[there.pages[-1], :, :, :, used:] = float("nan")
+    return there
+
+
+def memory_of(engine: Engine) -> torch.Tensor:
+    """[pages, page_bytes] bytes."""
+    return engine.cache.tensor.view(torch.uint8).view(engine.cache.pages, engine.layout.page_bytes)

@@ -1,0 +1,324 @@
+"""Whatever is wrong with a request is said in OpenAI's shape, names the field, and enters nothing."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from services.openai.app import create_app
+from services.openai.api_settings import ApiSettings
+from services.openai.backend import Limits
+from tests.openai import tiny
+from tests.openai.scripted import LIMITS, ScriptedBackend
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "hi"}
+VOCABULARY = tiny.model().vocabulary
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": tiny.MODEL, "messages": [USER], **fields}
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": tiny.MODEL, "prompt": "hi", **fields}
+
+
+def check(reply: httpx.Response, status: int, param: str | None, code: str | None = None) -> str:
+    """The reply is this error, in the shape. Returns its message."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-request-id"]
+    body = reply.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["param"] == param, body
+    if code is not None:
+        assert body["error"]["code"] == code
+    message: str = body["error"]["message"]
+    assert message
+    return message
+
+
+CHAT_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"messages": []}, "messages", None),
+    ({"messages": None}, "messages", "missing_required_parameter"),
+    ({"model": None}, "model", "missing_required_parameter"),
+    ({"model": 5}, "model", "invalid_type"),
+    ({"messages": "hi"}, "messages", "invalid_type"),
+    ({"messages": ["hi"]}, "messages[0]", "invalid_type"),
+    ({"messages": [USER, {"role": "wizard", "content": "hi"}]}, "messages[1].role", "invalid_value"),
+    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "invalid_type"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+    ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content", None),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content",
+        None,
+    ),
+    ({"messages": [{**USER, "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls", None),
+    ({"messages": [{**USER, "colour": "red"}]}, "messages[0].colour", "unknown_parameter"),
+    ({"messages": [{"role": "user", "content": "REFUSE"}]}, "messages", None),
+    ({"messages": [{"role": "user", "content": "long " * 600}]}, "messages", "context_length_exceeded"),
+    ({"max_tokens": 0}, "max_tokens", None),
+    ({"max_tokens": -1}, "max_tokens", None),
+    ({"max_tokens": 10**9}, "max_tokens", "context_length_exceeded"),
+    ({"max_tokens": 10**30}, "max_tokens", "context_length_exceeded"),
+    ({"max_tokens": "5"}, "max_tokens", "invalid_type"),
+    ({"max_tokens": 5.5}, "max_tokens", "invalid_type"),
+    ({"max_tokens": True}, "max_tokens", "invalid_type"),
+    ({"max_completion_tokens": 10**9}, "max_completion_tokens", "context_length_exceeded"),
+    ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens", None),
+    ({"min_tokens": -1}, "min_tokens", None),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", None),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", None),
+    ({"top_logprobs": -1, "logprobs": True}, "top_logprobs", None),
+    ({"top_logprobs": 2}, "top_logprobs", None),
+    ({"logprobs": 1}, "logprobs", "invalid_type"),
+    ({"temperature": -0.1}, "temperature", None),
+    ({"temperature": 2.1}, "temperature", None),
+    ({"temperature": "hot"}, "temperature", "invalid_type"),
+    ({"top_p": 0}, "top_p", None),
+    ({"top_p": 1.1}, "top_p", None),
+    ({"top_k": -2}, "top_k", None),
+    ({"min_p": 1.5}, "min_p", None),
+    ({"repetition_penalty": 0}, "repetition_penalty", None),
+    ({"presence_penalty": 3}, "presence_penalty", None),
+    ({"frequency_penalty": -3}, "frequency_penalty", None),
+    ({"seed": 2**64}, "seed", None),
+    ({"stop": ["a"] * 17}, "stop", None),
+    ({"stop": ""}, "stop[0]", None),
+    ({"stop": ["a", 5]}, "stop[1]", "invalid_type"),
+    ({"stop": ["a" * 2000]}, "stop[0]", None),
+    ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids[0]", None),
+    ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]", None),
+    ({"stop_token_ids": list(range(65))}, "stop_token_ids", None),
+    ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias", None),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", None),
+    ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
+    ({"stream": "yes"}, "stream", "invalid_type"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", None),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", None),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
+    ({"n": 2}, "n", "unsupported_value"),
+    ({"n": True}, "n", "unsupported_value"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+    ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+    ({"temprature": 1}, "temprature", "unknown_parameter"),
+    ({"prompt": "hi"}, "prompt", "unknown_parameter"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"), CHAT_FAULTS, ids=lambda value: json.dumps(value)[:60].replace("/", " ")
+)
+async def test_chat(
+    http: httpx.AsyncClient,
+    backend: ScriptedBackend,
+    fields: dict[str, Any],
+    param: str,
+    code: str | None,
+) -> None:
+    message = check(await http.post(CHAT, json=chat(**fields)), 400, param, code)
+    assert param.partition("[")[0].partition(".")[0] in message or param == "messages"
+    assert backend.asked == []
+
+
+COMPLETION_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"prompt": None}, "prompt", "missing_required_parameter"),
+    ({"prompt": ""}, "prompt", None),
+    ({"prompt": []}, "prompt", None),
+    ({"prompt": [[]]}, "prompt", None),
+    ({"prompt": ["hi", ""]}, "prompt[1]", None),
+    ({"prompt": 5}, "prompt", "invalid_type"),
+    ({"prompt": ["hi", 5]}, "prompt", "invalid_type"),
+    ({"prompt": [1, -1]}, "prompt", "invalid_type"),
+    ({"prompt": [1.5]}, "prompt", "invalid_type"),
+    ({"prompt": [True]}, "prompt", "invalid_type"),
+    ({"prompt": ["x"] * 65}, "prompt", None),
+    ({"prompt": [1, VOCABULARY]}, "prompt[1]", None),
+    ({"prompt": [[1], [2, VOCABULARY]]}, "prompt[1][1]", None),
+    ({"prompt": [1] * 512}, "prompt", "context_length_exceeded"),
+    ({"prompt": [1] * 401}, "prompt", "context_length_exceeded"),
+    ({"prompt": [1] * 400, "max_tokens": 52}, "max_tokens", "context_length_exceeded"),
+    ({"echo": True}, "echo", "unsupported_value"),
+    ({"suffix": "end"}, "suffix", "unsupported_value"),
+    ({"best_of": 3}, "best_of", "unsupported_value"),
+    ({"logprobs": 21}, "logprobs", None),
+    ({"logprobs": True}, "logprobs", "invalid_type"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"), COMPLETION_FAULTS, ids=lambda value: json.dumps(value)[:60]
+)
+async def test_completions(
+    http: httpx.AsyncClient,
+    backend: ScriptedBackend,
+    fields: dict[str, Any],
+    param: str,
+    code: str | None,
+) -> None:
+    check(await http.post(COMPLETIONS, json=completion(**fields)), 400, param, code)
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b'{"model": NaN}', "invalid_json"),
+        (b'{"temperature": Infinity}', "invalid_json"),
+        (b'{"model": "tiny"} trailing', "invalid_json"),
+        (b'{"model": "\\ud800"}', "invalid_json"),
+        (b'{"model": "\xff"}', "invalid_utf8"),
+        (b"[" * 100_000, "invalid_json"),
+        (b'[{"model": "tiny"}]', "invalid_type"),
+        (b'"text"', "invalid_type"),
+        (b"1" * 5000, "invalid_json"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_not_a_json_object(http: httpx.AsyncClient, path: str, raw: bytes, code: str) -> None:
+    reply = await http.post(path, content=raw, headers={"content-type": "application/json"})
+    check(reply, 400, None, code)
+
+
+async def test_a_number_beyond_floats(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    raw = json.dumps(chat()).replace("{", '{"temperature": 1e999, ', 1)
+    reply = await http.post(CHAT, content=raw, headers={"content-type": "application/json"})
+    check(reply, 400, "temperature")
+    assert backend.asked == []
+
+
+async def test_content_type(http: httpx.AsyncClient) -> None:
+    for headers in ({"content-type": "text/plain"}, {}):
+        reply = await http.post(CHAT, content=json.dumps(chat()), headers=headers)
+        check(reply, 415, None, "unsupported_media_type")
+    headers = {"content-type": "application/json; charset=utf-8"}
+    assert (await http.post(CHAT, content=json.dumps(chat()), headers=headers)).status_code == 200
+
+
+async def test_unknown_model_path_and_method(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    assert "gpt" in check(await http.post(CHAT, json=chat(model="gpt")), 404, "model", "model_not_found")
+    check(await http.get("/v1/models/gpt"), 404, "model", "model_not_found")
+    check(await http.post("/tokenize", json={"model": "gpt", "prompt": "x"}), 404, "model")
+    check(await http.post("/v1/embeddings", json={}), 404, None, "not_found")
+    check(await http.get(CHAT), 405, None, "method_not_allowed")
+    check(await http.post("/v1/models", json={}), 405, None, "method_not_allowed")
+    assert backend.asked == []
+
+
+async def test_request_id(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    reply = await http.post(CHAT, json=chat(), headers={"X-Request-Id": "my-id.7"})
+    assert (reply.status_code, reply.headers["x-request-id"]) == (200, "my-id.7")
+    assert backend.asked[0].request_id == "my-id.7"
+    assert reply.json()["id"] == "chatcmpl-my-id.7"
+    check(await http.post(CHAT, json=chat(), headers={"X-Request-Id": "a b"}), 400, "X-Request-Id")
+    check(await http.post(CHAT, json=chat(), headers={"X-Request-Id": "a" * 129}), 400, "X-Request-Id")
+    assert len(backend.asked) == 1
+
+
+async def test_a_large_body_over_a_socket(url: str, backend: ScriptedBackend) -> None:
+    """Ten megabytes, with and without a length said beforehand: the client can read its 413."""
+    body = json.dumps(completion(prompt="x" * 10 * 2**20)).encode()
+    headers = {"content-type": "application/json"}
+
+    async def in_chunks() -> Any:
+        for start in range(0, len(body), 2**16):
+            yield body[start : start + 2**16]
+
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        check(await client.post(COMPLETIONS, content=body, headers=headers), 413, None, "request_too_large")
+        reply = await client.post(COMPLETIONS, content=in_chunks(), headers=headers)
+        check(reply, 413, None, "request_too_large")
+    assert backend.asked == []
+
+
+async def test_a_large_body_announced_is_refused_before_it_is_sent(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 10485760\r\nExpect: 100-continue\r\n\r\n"
+    )
+    assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+    writer.close()
+
+
+@pytest.fixture
+def hasty(backend: ScriptedBackend) -> FastAPI:
+    from prometheus_client import CollectorRegistry
+
+    settings = ApiSettings(body_timeout_s=0.05)
+    return create_app(backend, tiny.model(), CollectorRegistry(), settings)
+
+
+async def test_a_body_that_does_not_come(hasty: FastAPI, backend: ScriptedBackend) -> None:
+    async def never() -> Any:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(hasty), base_url="http://test") as client:
+        reply = await client.post(CHAT, content=never(), headers={"content-type": "application/json"})
+    check(reply, 408, None, "request_timeout")
+    assert backend.asked == []
+
+
+async def test_one_bad_prompt_of_several_keeps_all_out(
+    http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    check(await http.post(COMPLETIONS, json=completion(prompt=[[1], [1] * 500])), 400, "prompt[1]")
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "prompt", "most"),
+    [
+        (LIMITS, 100, 351),  # the decode cache: 450 positions, the last token needs none
+        (Limits(512, 0, 0), 100, 412),  # no worker known: the context
+        (Limits(512, 10_000, 10_000), 511, 1),
+    ],
+)
+async def test_the_most_tokens_that_fit(
+    http: httpx.AsyncClient, backend: ScriptedBackend, limits: Limits, prompt: int, most: int
+) -> None:
+    backend.known_limits = limits
+    body = completion(prompt=[1] * prompt, max_tokens=most)
+    assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+    body["max_tokens"] += 1
+    check(await http.post(COMPLETIONS, json=body), 400, "max_tokens", "context_length_exceeded")
+    assert [request.max_tokens for request in backend.asked] == [most]
+
+
+async def test_harmless_fields_are_taken(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    harmless = chat(
+        user="u",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        parallel_tool_calls=True,
+        safety_identifier="x",
+        n=1,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        max_tokens=None,
+        stop=None,
+        logit_bias=None,
+    )
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    earlier = {"role": "assistant", "content": "ok", "refusal": None, "tool_calls": None, "annotations": []}
+    harmless["messages"] = [{"role": "developer", "content": parts}, earlier, USER]
+    assert (await http.post(CHAT, json=harmless)).status_code == 200
+    text = tiny.model().tokenizer.decode(backend.asked[0].prompt, skip_special_tokens=False)
+    assert text.startswith("<|start|>system\none two<|end|>\n<|start|>assistant\nok<|end|>\n")

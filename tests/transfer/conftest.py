@@ -1,0 +1,41 @@
+"""Every backend under the same tests."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from services.rooms.ids import Incarnation
+from services.transfer.fabric import MemoryFabric
+from services.transfer.interface import Transfer
+from services.transfer.memory import MemoryTransfer
+from services.transfer.nixl import NixlTransfer
+from tests.transfer.bench import Bench, MakeTransfer
+
+
+def over_memory() -> MakeTransfer:
+    fabric = MemoryFabric()
+
+    def make(incarnation: Incarnation, agent: str | None) -> Transfer:
+        return MemoryTransfer(fabric, incarnation, agent)
+
+    return make
+
+
+def over_nixl() -> MakeTransfer:
+    def make(incarnation: Incarnation, agent: str | None) -> Transfer:
+        return NixlTransfer(incarnation, agent)
+
+    return make
+
+
+BACKENDS = {"memory": over_memory, "nixl": over_nixl}
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(BACKENDS[request.param]())
+    raise_exceptions = logging.raiseExceptions
+    yield bench
+    bench.close()
+    assert logging.raiseExceptions == raise_exceptions
