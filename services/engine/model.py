@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
@@ -124,7 +125,7 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
             f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot load "
             f"it with an attention of ours: {_first_line(error)}"
         ) from error
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
     missing = sorted(told["missing_keys"])
     if missing:

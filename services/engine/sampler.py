@@ -72,9 +72,9 @@ def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tens
 def _kth_largest(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
     """[rows, 1]: each row's k-th largest score; -inf where k is the vocabulary (nothing is cut)."""
     vocabulary = scores.shape[1]
-    cut = [k for k in top_k if k < vocabulary]
-    largest = scores.topk(max(cut)).values
-    places = torch.tensor([[min(k, max(cut)) - 1] for k in top_k], device=scores.device)
+    width = max(k for k in top_k if k < vocabulary)
+    largest = scores.topk(width).values
+    places = torch.tensor([[min(k, width) - 1] for k in top_k], device=scores.device)
     floors = largest.gather(1, places)
     uncut = torch.tensor([[k == vocabulary] for k in top_k], device=scores.device)
     return floors.masked_fill(uncut, float("-inf"))

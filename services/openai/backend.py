@@ -82,4 +82,4 @@ class Backend(Protocol):
 
     async def generate(self, request: Request) -> TokenStream:
         """Admit the request and open its room. Raises Overloaded or NoWorker. Iterating the stream
-        raises RoomFailed when the room fails."""
+        raises RoomFailed when the room fails. Cancelled while it waits, it leaves nothing behind."""

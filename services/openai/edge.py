@@ -25,7 +25,7 @@ REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 HEADER: Final = "X-Request-Id"
 CLIENT_GONE: Final = 499
 
-log = Log("openai.edge")
+log = Log(__name__)
 
 
 class Edge:

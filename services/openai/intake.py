@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.openai.backend import Limits
-from services.openai.errors import invalid, too_long, unknown_model
+from services.openai.errors import ApiError, invalid, too_long, unknown_model
 from services.openai.model import ServedModel
 from services.openai.schemas import (
     COMPLETION_TOKENS_DEFAULT,
@@ -103,9 +103,7 @@ def check_ids(ids: Sequence[int], param: str, vocabulary: int) -> None:
     """Raise ApiError that names the first id which the model does not have."""
     if ids and max(ids) >= vocabulary:
         place = next(place for place, each in enumerate(ids) if each >= vocabulary)
-        raise invalid(
-            f"{param}[{place}]", f"Token id {ids[place]} is not in the vocabulary of {vocabulary} tokens."
-        )
+        raise _not_a_token(f"{param}[{place}]", ids[place], vocabulary)
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
@@ -118,7 +116,7 @@ def _sampling(body: GenerationRequest, asked: Asked, vocabulary: int) -> Samplin
     bias = {int(key): value for key, value in body.logit_bias.items()}
     for id_ in bias:
         if id_ >= vocabulary:
-            raise invalid("logit_bias", f"Token id {id_} is not in the vocabulary of {vocabulary} tokens.")
+            raise _not_a_token("logit_bias", id_, vocabulary)
     seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
     return Sampling(
         temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
@@ -173,3 +171,7 @@ def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
                 f"{limits.sequence_tokens}.",
             )
     return room
+
+
+def _not_a_token(param: str, id_: int, vocabulary: int) -> ApiError:
+    return invalid(param, f"'{param}': token id {id_} is not in the vocabulary of {vocabulary} tokens.")

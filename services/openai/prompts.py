@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from services.openai.errors import invalid
+from services.openai.backend import Overloaded
+from services.openai.errors import from_backend, invalid
 from services.openai.schemas import Message
 from services.openai.tokenizer import ChatRefused, ChatTemplateMissing, Tokenizer
 
@@ -13,6 +14,9 @@ INLINE_CHARS_MAX: Final = 4096
 """Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""
 THREADS: Final = 2
 """Tokenising releases the interpreter lock; more threads would only take cores from the event loop."""
+WAITING_MAX: Final = 64
+"""Long texts that are being tokenised or wait for it."""
+RETRY_AFTER_S: Final = 1
 
 T = TypeVar("T")
 
@@ -22,6 +26,7 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._waiting = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenise")
 
     async def of_messages(
@@ -67,7 +72,13 @@ class Prompts:
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size <= INLINE_CHARS_MAX:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        if self._waiting >= WAITING_MAX:
+            raise from_backend(Overloaded("too many long prompts are waiting to be tokenised", RETRY_AFTER_S))
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
 
 
 def _plain(message: Message) -> dict[str, Any]:

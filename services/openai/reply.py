@@ -21,7 +21,7 @@ from services.openai.rendering import Collected, Rendering
 from services.openai.sse import DONE, EventStream, events
 from services.runtime.logging import Log
 
-log = Log("openai.reply")
+log = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True)

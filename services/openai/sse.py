@@ -16,6 +16,8 @@ HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 
+encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class EventStream:
     """The events of one response. May be written to from several tasks."""
@@ -42,4 +44,4 @@ class EventStream:
 
 def events(chunks: Iterable[dict[str, Any]]) -> bytes:
     """Chunks as events. ASCII only, because some clients split lines at U+2028 and its like."""
-    return b"".join(b"data: %b\n\n" % json.dumps(chunk, separators=(",", ":")).encode() for chunk in chunks)
+    return b"".join(b"data: %b\n\n" % encode(chunk).encode() for chunk in chunks)

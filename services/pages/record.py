@@ -104,7 +104,7 @@ def read_slot(slot: memoryview, room: int, generation: int) -> MetadataRecord | 
     does not hold what a record must.
     """
     sealed_room, sealed_generation, check = _SEAL.unpack_from(slot, SEAL_OFFSET)
-    if check == 0 or check != _check(sealed_room, sealed_generation):
+    if check != _check(sealed_room, sealed_generation):
         return None
     if (sealed_room, sealed_generation) != (room, generation):
         raise RecordForeign(
@@ -144,7 +144,7 @@ def _read_record(body: bytes, room: int, generation: int) -> MetadataRecord:
 
 
 def _check(room: int, generation: int) -> int:
-    """A 64-bit mix of both numbers, never 0."""
+    """A 64-bit mix of both numbers, never 0: a blank seal does not hold."""
     value = (room * 0x9E3779B97F4A7C15 + generation * 0xC2B2AE3D27D4EB4F + 1) & 0xFFFFFFFFFFFFFFFF
     value ^= value >> 31
     value = (value * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

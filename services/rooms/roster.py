@@ -183,7 +183,6 @@ class Roster(Generic[R]):
 
     def _bury(self, room: RoomId, grave: Tombstone) -> None:
         self._tombstones[room] = grave
-        self._tombstones.move_to_end(room)
         while len(self._tombstones) > TOMBSTONES_MAX:
             self._tombstones.popitem(last=False)
 

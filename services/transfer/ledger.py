@@ -131,6 +131,10 @@ class Ledger(Generic[Write]):
         leaving = {peer for peer, link in self._links.items() if link.leaving}
         return [(put, write) for put, write in self._writes.items() if put.peer in leaving] if leaving else []
 
+    def known(self) -> list[Endpoint]:
+        """Every peer whose connection the backend still holds."""
+        return [link.endpoint for link in self._links.values()]
+
     def under_way(self) -> list[Write]:
         return list(self._writes.values())
 

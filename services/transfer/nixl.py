@@ -25,7 +25,7 @@ never called: descriptors are built here, from the plain integers of `Endpoint.r
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from services.rooms.ids import Incarnation
 from services.runtime.logging import Log
@@ -36,6 +36,10 @@ from services.transfer.ledger import Ledger
 from services.transfer.nixl_library import Library, framed, unframed
 
 log = Log(__name__)
+
+CLOSING_ROUNDS: Final = 64
+"""Progress made before the agent goes, so that connections wind up: UCX aborts the whole process when its
+worker goes while something is still queued to a peer that died. (One round was enough.)"""
 
 
 @dataclass(slots=True)
@@ -201,14 +205,19 @@ class NixlTransfer:
     def close(self) -> None:
         if self._agent is None:
             return
-        self._ledger.leave_all()
         for write in self._ledger.under_way():
             self._release(write)
+        for peer in self._ledger.known():
+            self._remove(peer.agent)
+        with suppress(*self._nixl.errors, UnicodeDecodeError):
+            for _ in range(CLOSING_ROUNDS):
+                self._agent.get_new_notifs()
         for registration in self._registrations:
             with suppress(*self._nixl.errors):
                 self._agent.deregister_memory(registration)
         self._registrations.clear()
         self._agent = None
+        self._ledger.leave_all()
 
     def _open_agent(self) -> Any:
         if self._agent is None:

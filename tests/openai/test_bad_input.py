@@ -8,8 +8,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.openai.app import create_app
 from services.openai.api_settings import ApiSettings
+from services.openai.app import create_app
 from services.openai.backend import Limits
 from tests.openai import tiny
 from tests.openai.scripted import LIMITS, ScriptedBackend
@@ -317,7 +317,13 @@ async def test_harmless_fields_are_taken(http: httpx.AsyncClient, backend: Scrip
         logit_bias=None,
     )
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    earlier = {"role": "assistant", "content": "ok", "refusal": None, "tool_calls": None, "annotations": []}
+    earlier: dict[str, Any] = {
+        "role": "assistant",
+        "content": "ok",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+    }
     harmless["messages"] = [{"role": "developer", "content": parts}, earlier, USER]
     assert (await http.post(CHAT, json=harmless)).status_code == 200
     text = tiny.model().tokenizer.decode(backend.asked[0].prompt, skip_special_tokens=False)

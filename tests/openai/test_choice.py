@@ -1,5 +1,6 @@
 """One choice's text, tokens and end, however its tokens are batched."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def run(
     choice = Choice(0, request, body, tiny.model().tokenizer)
     bounds = sorted({0, len(output), *(cut % (len(output) + 1) for cut in cuts)})
     deltas: list[Delta] = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         deltas.append(choice.take(batch(output[start:end], finish if end == len(output) else None)))
         if deltas[-1].finish is not None:
             break

@@ -197,11 +197,15 @@ async def test_a_failure_in_mid_stream_is_raised_by_the_client(
 
     backend.script = script
     stream = await client.chat.completions.create(model=tiny.MODEL, messages=HELLO, stream=True)
-    text = ""
-    with pytest.raises(openai.APIError, match="the decode worker died") as told:
+    texts: list[str] = []
+
+    async def read() -> None:
         async for chunk in stream:
-            text += chunk.choices[0].delta.content or ""
-    assert text == "The fox"
+            texts.append(chunk.choices[0].delta.content or "")  # noqa: PERF401 - kept when it raises
+
+    with pytest.raises(openai.APIError, match="the decode worker died") as told:
+        await read()
+    assert "".join(texts) == "The fox"
     assert told.value.code == "decode_lost"
 
 
@@ -231,7 +235,7 @@ async def test_everything_asked_for_reaches_the_backend(
         presence_penalty=0.1,
         frequency_penalty=-0.2,
         seed=-1,
-        logit_bias={"7": -100, "5": 1.5},
+        logit_bias={"7": -100, "5": 2},
         user="someone",
         store=False,
         extra_body={
@@ -255,7 +259,7 @@ async def test_everything_asked_for_reaches_the_backend(
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, -0.2)
     assert sampling.repetition_penalty == 1.1
     assert sampling.seed == 2**64 - 1
-    assert sampling.logit_bias == ((5, 1.5), (7, -100.0))
+    assert sampling.logit_bias == ((5, 2.0), (7, -100.0))
 
 
 async def test_seeds_are_drawn_where_none_is_given(

@@ -10,7 +10,8 @@ from services.openai.model import ServedModel
 from services.openai.tokenizer import Tokenizer as BatonTokenizer
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['content'] == 'REFUSE' %}{{ raise_exception('no such thing') }}{% endif %}"
+    "{% for m in messages %}"
+    "{% if m['content'] == 'REFUSE' %}{{ raise_exception('no such thing') }}{% endif %}"
     "<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )

@@ -2,6 +2,7 @@
 
 import math
 import struct
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,15 @@ def test_a_record_under_anothers_seal_is_corrupt() -> None:
     slot[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = seal_bytes(8, 4)
     with pytest.raises(RecordCorrupt, match="header names"):
         read(slot, 8, 4)
+
+
+def test_a_record_that_counts_more_than_it_can_hold_is_corrupt() -> None:
+    """Written by a peer that checks nothing, its own checksum right."""
+    slot = slot_of(SAMPLE)
+    slot[44:48] = struct.pack("<I", ALTERNATIVES_MAX + 1)
+    slot[216:220] = struct.pack("<I", zlib.crc32(slot[:216]))
+    with pytest.raises(RecordCorrupt, match="21 alternatives"):
+        read(slot)
 
 
 @pytest.mark.parametrize(

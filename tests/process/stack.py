@@ -56,7 +56,7 @@ class Service:
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(text)
-            if family.type == "gauge"
+            if family.type == "gauge" and not family.name.endswith("_created")
             for sample in family.samples
         }
 

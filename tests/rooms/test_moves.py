@@ -143,6 +143,13 @@ def test_no_deadline_is_a_proof(kind: type[Room]) -> None:
     assert room.vote(10**12, has_capacity=True) is Vote.ADVANCE
 
 
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+def test_free_capacity_moves_a_room_that_waits_for_it_and_no_other(kind: type[Room]) -> None:
+    for phase in LIVE:
+        vote = room_in(kind, phase).vote(1, has_capacity=True)
+        assert (vote is Vote.ADVANCE) == (phase is Phase.WAITING_FOR_INPUT)
+
+
 def test_progress_starts_the_deadline_anew_and_the_next_phase_has_its_own() -> None:
     room = room_in(Sender, Phase.TRANSFERRING, ms=40)
     room.progressed(30)

@@ -199,10 +199,31 @@ def test_the_digest_tells_who_sits_where_and_in_which_phase() -> None:
     assert all(0 <= digest < 2**62 for digest in digests)
 
 
+def test_divergence_detected_when_one_rank_alone_is_stopping_a_room() -> None:
+    digests = []
+    for verdict in (Vote.STAY, Vote.ABORT):
+        roster = Roster[Receiver](1)
+        room = opened(roster, 7)
+        room.phase = Phase.SUCCESS
+        room.settle(verdict, 0, Reason.ENGINE_FAILED)
+        digests.append(roster.digest())
+    assert digests[0] != digests[1]
+
+
 def test_the_census_names_every_phase() -> None:
     roster = Roster[Receiver](2)
     opened(roster, 7)
     assert roster.census() == dict.fromkeys(Phase, 0) | {Phase.BOOTSTRAPPING: 1}
+
+
+def test_a_remembered_cancel_is_used_up_when_its_room_opens() -> None:
+    """What is remembered later of that room does not keep older tombstones from expiring."""
+    roster = Roster[Receiver](1)
+    roster.cancel(RoomId(7), GONE, 0)
+    opened(roster, 7)
+    roster.cancel(RoomId(8), GONE, 10)
+    roster.retire(RoomId(7), 500)
+    assert opened(roster, 8, now_ms=TOMBSTONE_MS + 10).cause is None
 
 
 def test_tombstones_expire_in_the_order_they_were_made() -> None:

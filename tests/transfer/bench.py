@@ -55,10 +55,10 @@ class Bench:
     def fresh(self) -> Incarnation:
         return Incarnation(next(self._incarnations))
 
-    def node(self, agent: str | None = None) -> Node:
+    def node(self, agent: str | None = None, kv_bytes: int = KV_BYTES) -> Node:
         """An endpoint with the regions "kv" and "slots", zeroed."""
         incarnation = self.fresh()
-        memory = {"kv": HostMemory(KV_BYTES), "slots": HostMemory(SLOTS_BYTES)}
+        memory = {"kv": HostMemory(kv_bytes), "slots": HostMemory(SLOTS_BYTES)}
         node = Node(incarnation, self._make(incarnation, agent), memory)
         for name, held in memory.items():
             node.transfer.register(Region(name, held.address, held.length))

@@ -293,15 +293,14 @@ def test_a_run_outside_a_region_posts_nothing(bench: Bench, run: Run) -> None:
     assert receiver.read("kv") == bytes(KV_BYTES)
 
 
-def test_the_peers_region_bounds_a_run_too(bench: Bench) -> None:
-    sender, receiver = bench.node(), bench.node()
-    kv, slots = receiver.transfer.endpoint().regions
-    smaller = replace(receiver.transfer.endpoint(), regions=(replace(kv, length=128), slots))
-    if sender.transfer.endpoint().metadata == smaller.metadata:
-        pytest.skip("this backend knows its peers' endpoints and takes no other")
-    sender.transfer.connect(smaller)
+@pytest.mark.parametrize("smaller", ["source", "target"])
+def test_the_smaller_of_both_regions_bounds_a_run(bench: Bench, smaller: str) -> None:
+    sender = bench.node(kv_bytes=4096 if smaller == "source" else 8192)
+    receiver = bench.node(kv_bytes=4096 if smaller == "target" else 8192)
+    sender.transfer.connect(receiver.transfer.endpoint())
     with pytest.raises(OutOfRegion):
-        sender.transfer.put(receiver.incarnation, "kv", [Run(0, 100, 64)])
+        sender.transfer.put(receiver.incarnation, "kv", [Run(4000, 4000, 200)])
+    assert bench.send(sender, receiver, "kv", [Run(4000, 4000, 96)]) is PutState.DONE
 
 
 def test_a_put_of_no_runs_is_refused(bench: Bench) -> None:

@@ -1,0 +1,129 @@
+"""Are models that would be computed wrongly refused by name, and is what is missing said in one line?"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from safetensors.torch import load_file, save_file
+
+from services.engine.engine import load_engine
+from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
+from services.engine.model import DeviceNotFound, find_device, load_model
+from services.engine.supported import UnsupportedModel, refuse_by_configuration
+from services.runtime.model_facts import ModelUnreadable
+from tests.engine import tiny
+
+WINDOW = {"sliding_window": 64, "max_position_embeddings": 512}
+
+BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
+    ("MistralConfig", WINDOW, "sliding-window attention"),
+    ("Qwen2Config", {**WINDOW, "use_sliding_window": True, "max_window_layers": 0}, "sliding-window"),
+    ("Gemma2Config", WINDOW, "soft cap on attention logits, sliding-window attention"),
+    ("Gemma3TextConfig", WINDOW, "sliding-window attention"),
+    ("GptOssConfig", WINDOW, "sliding-window attention"),
+    ("DeepseekV3Config", {}, r"multi-head latent attention \(MLA\)"),
+    ("T5Config", {}, "an encoder"),
+    ("Qwen3NextConfig", {}, "linear-attention layers"),
+    ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "convolution layers"),
+    ("Llama4TextConfig", {}, "attention in chunks"),
+    ("LlavaConfig", {}, "more than text"),
+    ("FalconConfig", {"alibi": True}, "ALiBi"),
+    (
+        "LlamaConfig",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "depend on the longest sequence",
+    ),
+    ("LlamaConfig", {"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "needs"), BY_CONFIGURATION, ids=lambda each: str(each)[:24])
+def test_refused_by_configuration(kind: str, options: dict[str, Any], needs: str) -> None:
+    config = getattr(transformers, kind)(**options)
+    with pytest.raises(UnsupportedModel, match=f"the model mine .*cannot be served: it needs .*{needs}"):
+        refuse_by_configuration("mine", config)
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_supported_models_are_not_refused(architecture: str) -> None:
+    refuse_by_configuration("mine", tiny.ARCHITECTURES[architecture])
+
+
+def test_sinks_are_seen_when_the_configuration_is_silent(tmp_path: Path) -> None:
+    """gpt-oss without windows: only the call of its attention tells of the sinks."""
+    config = transformers.GptOssConfig(
+        **{**tiny._SHAPE, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": None},
+        layer_types=["full_attention"] * 3,
+    )
+    with pytest.raises(UnsupportedModel, match="attention sinks"):
+        load_model(tiny.save(config, tmp_path / "sinks"), "float32", "cpu")
+
+
+def test_layers_without_attention_are_seen(tmp_path: Path) -> None:
+    """A state-space model has no attention to replace."""
+    config = transformers.MambaConfig(
+        vocab_size=131, hidden_size=32, state_size=4, num_hidden_layers=2, max_position_embeddings=64
+    )
+    with pytest.raises(UnsupportedModel, match=r"cannot be served"):
+        load_model(tiny.save(config, tmp_path / "mamba"), "float32", "cpu")
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "nonesuch", "vocab_size": 9, "max_position_embeddings": 9})
+    )
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"does not know its configuration.*nonesuch"):
+        load_model(tmp_path, "float32", "cpu")
+
+
+@pytest.fixture
+def llama(tiny_dir: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(tiny_dir("llama-gqa-untied"), tmp_path / "llama"))
+
+
+def test_weights_that_are_missing_are_not_made_up(llama: Path) -> None:
+    weights = load_file(llama / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelUnreadable, match=r"lack 1 of .*model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(llama, "float32", "cpu")
+
+
+def test_weights_that_are_cut_short(llama: Path) -> None:
+    file = llama / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelUnreadable, match="cannot be loaded"):
+        load_model(llama, "float32", "cpu")
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "mps", "nonsense"])
+def test_devices_that_are_not_there(device: str) -> None:
+    with pytest.raises(DeviceNotFound, match=f"--device {device}"):
+        find_device(device)
+
+
+def test_memory_for_less_than_a_page(llama: Path) -> None:
+    with pytest.raises(NotEnoughMemory, match=r"--kv-cache-memory 1000 holds no page.* 12288 bytes \(768 a"):
+        load_engine(llama, dtype="float32", device="cpu", page_tokens=16, kv_cache_memory=1000, threads=1)
+
+
+def test_more_memory_than_the_machine_has(llama: Path) -> None:
+    with pytest.raises(NotEnoughMemory, match=r"asks for \d+ bytes on cpu, but \d+ are available"):
+        load_engine(llama, dtype="float32", device="cpu", kv_cache_memory=2**50, threads=1)
+
+
+def test_the_cache_is_as_large_as_it_says_and_aligned(llama: Path) -> None:
+    engine = load_engine(llama, dtype="float32", device="cpu", kv_cache_memory=100_000, threads=1)
+    cache: PagedKvCache = engine.cache
+    assert cache.pages == 100_000 // engine.layout.page_bytes == 8
+    assert cache.nbytes == 8 * engine.layout.page_bytes
+    assert cache.tokens == 8 * 16
+    assert cache.address % 4096 == 0
+    assert cache.tensor.data_ptr() == cache.address
+    assert cache.tensor[3].data_ptr() - cache.address == 3 * engine.layout.page_bytes

@@ -1,0 +1,249 @@
+"""Are tokens drawn as each option asks, and the same whatever else is in the batch?
+
+Distributions are compared with the reference library's own processors. Seeds are fixed: a draw is a
+function of its seed, so these tests have one outcome.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence as Sequenced
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from services.engine.draws import uniform
+from services.engine.rows import Sequence
+from services.engine.sampler import NotANumber, sample
+from services.rooms.request import Request, Sampling
+
+VOCABULARY = 40
+DRAWS = 20_000
+GREEDY = Sampling(temperature=0.0)
+
+
+def logits(rows: int = 1, vocabulary: int = VOCABULARY, seed: int = 3) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def sequence(
+    sampling: Sampling, prompt: Sequenced[int] = (1,), output: Sequenced[int] = (), **more: Any
+) -> Sequence:
+    return Sequence(Request("mine", tuple(prompt), 1000, sampling=sampling, **more), list(output))
+
+
+def frequencies(scores: torch.Tensor, sampling: Sampling) -> Counter[int]:
+    """How often each token comes, over many seeds."""
+    asked = [sequence(replace(sampling, seed=seed)) for seed in range(DRAWS)]
+    return Counter(token.id for token in sample(scores.expand(DRAWS, -1), asked))
+
+
+def assert_drawn_from(found: Counter[int], probabilities: torch.Tensor) -> None:
+    """Pearson's statistic within six standard deviations of what chance alone gives; nothing impossible."""
+    possible = {token for token in range(len(probabilities)) if probabilities[token] > 0}
+    assert set(found) <= possible
+    likely = [token for token in possible if probabilities[token] * DRAWS >= 5]
+    expected = {token: float(probabilities[token]) * DRAWS for token in likely}
+    statistic = sum((found[token] - expected[token]) ** 2 / expected[token] for token in likely)
+    assert statistic < len(likely) + 6 * math.sqrt(2 * len(likely))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "processors"),
+    [
+        (Sampling(), []),
+        (Sampling(temperature=0.4), [TemperatureLogitsWarper(0.4)]),
+        (Sampling(temperature=1.9), [TemperatureLogitsWarper(1.9)]),
+        (Sampling(top_k=1), [TopKLogitsWarper(1)]),
+        (Sampling(top_k=7), [TopKLogitsWarper(7)]),
+        (Sampling(top_k=10**6), []),
+        (Sampling(top_p=0.7), [TopPLogitsWarper(0.7)]),
+        (Sampling(top_p=0.01), [TopPLogitsWarper(0.01)]),
+        (Sampling(min_p=0.2), [MinPLogitsWarper(0.2)]),
+        (
+            Sampling(temperature=1.3, top_k=12, top_p=0.8, min_p=0.1),
+            [
+                TemperatureLogitsWarper(1.3),
+                TopKLogitsWarper(12),
+                TopPLogitsWarper(0.8),
+                MinPLogitsWarper(0.1),
+            ],
+        ),
+    ],
+    ids=lambda each: str(each).removeprefix("Sampling")[:48] if isinstance(each, Sampling) else "",
+)
+def test_distribution_is_the_reference_librarys(sampling: Sampling, processors: list[Any]) -> None:
+    scores = logits()
+    expected = LogitsProcessorList(processors)(torch.tensor([[1]]), scores.clone()).softmax(dim=-1)[0]
+    assert_drawn_from(frequencies(scores, sampling), expected)
+
+
+def test_nucleus_of_a_flat_distribution_is_wider_than_the_first_look() -> None:
+    """A larger vocabulary and nearly equal scores: the 256 likeliest do not reach top_p."""
+    scores = logits(vocabulary=700) * 0.01
+    expected = TopPLogitsWarper(0.5)(torch.tensor([[1]]), scores.clone()).softmax(dim=-1)[0]
+    possible = set(expected.nonzero().flatten().tolist())
+    assert len(possible) > 300
+    found = set(frequencies(scores, Sampling(top_p=0.5)))
+    assert found <= possible
+    assert len(found) > 0.99 * len(possible)
+
+
+def test_a_vanishing_temperature_is_greedy() -> None:
+    scores = logits(50)
+    asked = [sequence(Sampling(temperature=1e-38, seed=seed)) for seed in range(50)]
+    assert [token.id for token in sample(scores, asked)] == scores.argmax(dim=-1).tolist()
+
+
+def test_greedy() -> None:
+    scores = logits(8)
+    assert [token.id for token in sample(scores, [sequence(GREEDY)] * 8)] == scores.argmax(dim=-1).tolist()
+
+
+def test_a_draw_depends_on_its_own_request_alone() -> None:
+    """Alone, in a batch of other kinds, and on a later attempt: the same tokens."""
+    scores = logits(6)
+    asked = [
+        sequence(Sampling(seed=5)),
+        sequence(GREEDY),
+        sequence(Sampling(seed=5, top_k=3), output=[4]),
+        sequence(Sampling(seed=6, top_p=0.5, temperature=2.0), output=[4, 9]),
+        sequence(Sampling(seed=7, min_p=0.3, repetition_penalty=1.5)),
+        sequence(Sampling(seed=8, top_logprobs=3, frequency_penalty=0.5), output=[2, 2]),
+    ]
+    together = [token.id for token in sample(scores, asked)]
+    alone = [sample(scores[row : row + 1], [each])[0].id for row, each in enumerate(asked)]
+    backwards = [token.id for token in sample(scores.flip(0), asked[::-1])][::-1]
+    assert together == alone == backwards
+
+
+def test_seed_and_position_both_matter() -> None:
+    scores = logits() * 0.1
+    by_seed = {sample(scores, [sequence(Sampling(seed=seed))])[0].id for seed in range(64)}
+    by_position = {sample(scores, [sequence(Sampling(), output=[1] * place)])[0].id for place in range(64)}
+    assert len(by_seed) > 20
+    assert len(by_position) > 20
+
+
+def best(scores: torch.Tensor, sampling: Sampling, **more: Any) -> int:
+    return sample(scores, [sequence(sampling, **more)])[0].id
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
+def test_repetition_penalty_is_the_reference_librarys(penalty: float) -> None:
+    """Over prompt and output, once a token however often it came."""
+    for seed in range(40):
+        scores, prompt, output = logits(seed=seed), [1, 2, 3, 1], [7, 7, int(logits(seed=seed).argmax())]
+        expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), scores.clone())
+        asked = Sampling(temperature=0.0, repetition_penalty=penalty)
+        assert best(scores, asked, prompt=prompt, output=output) == int(expected.argmax())
+
+
+def test_presence_and_frequency_penalties_count_output_only() -> None:
+    for seed in range(40):
+        scores = logits(seed=seed)
+        order = scores[0].argsort(descending=True).tolist()
+        prompt, output = order[:2], [order[0], order[1], order[1], order[2]]
+        counts = Counter(output)
+        expected = [
+            value - counts[token] * 0.7 - (0.4 if counts[token] else 0.0)
+            for token, value in enumerate(scores[0].tolist())
+        ]
+        asked = Sampling(temperature=0.0, presence_penalty=0.4, frequency_penalty=0.7)
+        assert best(scores, asked, prompt=prompt, output=output) == expected.index(max(expected))
+        assert best(scores, asked, prompt=prompt) == order[0]
+
+
+def test_logit_bias_brings_and_bans() -> None:
+    scores = logits()
+    first, second, *_, last = scores[0].argsort(descending=True).tolist()
+    assert best(scores, Sampling(temperature=0.0, logit_bias=((last, 100.0),))) == last
+    assert best(scores, Sampling(temperature=0.0, logit_bias=((first, -100.0),))) == second
+    assert best(scores, Sampling(temperature=0.0, logit_bias=((VOCABULARY + 5, 100.0),))) == first
+
+
+def test_ending_ids_wait_for_min_tokens_whatever_the_bias() -> None:
+    scores = logits()
+    first, second, third, *_ = scores[0].argsort(descending=True).tolist()
+    biased = Sampling(temperature=0.0, logit_bias=((first, 100.0),))
+    ends = {"min_tokens": 3, "eos_token_ids": (first,), "stop_token_ids": (second, VOCABULARY + 1)}
+    assert best(scores, biased, output=[1, 1], **ends) == third
+    assert best(scores, biased, output=[1, 1, 1], **ends) == first
+    assert best(scores, biased, output=[1, 1], ignore_eos=True, **ends) == first
+
+
+def test_logprobs_are_the_models_own() -> None:
+    """Neither penalty nor bias nor temperature shows in them; the chosen token's own comes first."""
+    scores = logits(3)
+    expected = scores.double().log_softmax(dim=-1)
+    bias = ((5, 50.0),)
+    asked = [
+        sequence(Sampling(temperature=0.0, logit_bias=bias, top_logprobs=4, repetition_penalty=2.0)),
+        sequence(GREEDY),
+        sequence(Sampling(temperature=0.3, top_logprobs=0)),
+    ]
+    first, second, third = sample(scores, asked)
+    assert first.id == 5
+    assert first.logprob == pytest.approx(expected[0, 5].item(), abs=1e-5)
+    order = expected[0].argsort(descending=True)[:4].tolist()
+    assert [token for token, _ in first.top] == order
+    assert [logprob for _, logprob in first.top] == pytest.approx(expected[0, order].tolist(), abs=1e-5)
+    assert all(above[1] >= below[1] for above, below in pairwise(first.top))
+    assert (second.logprob, second.top) == (None, ())
+    assert third.logprob == pytest.approx(expected[2, third.id].item(), abs=1e-5)
+    assert third.top == ()
+
+
+def test_the_given_logits_are_not_changed() -> None:
+    scores = logits(2)
+    before = scores.clone()
+    busy = Sampling(top_k=3, top_p=0.5, presence_penalty=1.0, logit_bias=((1, 5.0),), top_logprobs=2)
+    sample(scores, [sequence(busy, output=[1, 2]), sequence(GREEDY)])
+    assert torch.equal(scores, before)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
+def test_logits_that_are_not_numbers_are_an_error(sampling: Sampling) -> None:
+    scores = logits(2)
+    scores[1, 4] = float("nan")
+    with pytest.raises(NotANumber):
+        sample(scores, [sequence(sampling)] * 2)
+
+
+def test_nobody_samples() -> None:
+    assert sample(torch.empty(0, VOCABULARY), []) == []
+
+
+@pytest.mark.parametrize("along", ["seeds", "positions"])
+def test_numbers_are_even_over_seeds_and_positions(along: str) -> None:
+    """In a hundred cells, and for neighbouring pairs in a grid of ten by ten."""
+    numbers = [uniform(place, 0) if along == "seeds" else uniform(0, place) for place in range(DRAWS)]
+    assert min(numbers) >= 0
+    assert max(numbers) < 1
+    even = torch.full((100,), 0.01)
+    assert_drawn_from(Counter(int(number * 100) for number in numbers), even)
+    assert_drawn_from(Counter(int(a * 10) * 10 + int(b * 10) for a, b in pairwise([*numbers, 0.5])), even)
+
+
+def test_numbers_are_not_shared_between_neighbouring_seeds() -> None:
+    """Seed s at position i + 1 is not seed s + 1 at position i."""
+    numbers = {uniform(seed, place) for seed in range(200) for place in range(200)}
+    assert len(numbers) == 200 * 200
+
+
+def test_numbers_stay_what_they_are() -> None:
+    """Workers of different versions continue each other's sequences: a change here breaks them."""
+    assert [uniform(*pair) for pair in GOLDEN] == list(GOLDEN.values())
+
+
+GOLDEN = {(0, 0): 0.7012121095215251, (1, 0): 0.9435642308648544, (2**64 - 1, 4095): 0.8442366324399446}

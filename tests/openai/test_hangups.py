@@ -1,0 +1,175 @@
+"""A client that goes away takes its request with it, at whatever point it goes."""
+
+import asyncio
+import random
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.types import Message
+
+from services.openai.api_settings import ApiSettings
+from services.openai.app import create_app
+from services.openai.backend import Hangup
+from services.rooms.request import Request
+from services.runtime.http_server import serve_http
+from services.runtime.listen import bind_port
+from tests.openai import tiny
+from tests.openai.scripted import LENGTH, ScriptedBackend, Step, batch, saying
+from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, completion
+
+WAIT_S = 20
+"""How long a test waits for what must come, before it says that it never came."""
+
+
+async def hung_up(backend: ScriptedBackend, streams: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while len(backend.streams) < streams:
+            await asyncio.sleep(0.001)
+        for stream in backend.streams:
+            await stream.hung_up.wait()
+    assert all(set(stream.hangups) == {Hangup.CLIENT_GONE} for stream in backend.streams)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_before_the_first_token(url: str, backend: ScriptedBackend, stream: bool) -> None:
+    backend.script = lambda _: [asyncio.Event()]
+    async with httpx.AsyncClient(base_url=url) as client:
+        request = asyncio.create_task(client.post(CHAT, json=chat(stream=stream)))
+        async with asyncio.timeout(WAIT_S):
+            while not backend.streams:
+                await asyncio.sleep(0.001)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    await hung_up(backend, 1)
+
+
+async def test_in_the_middle_of_a_stream(url: str, backend: ScriptedBackend) -> None:
+    backend.script = lambda _: [batch(tiny.ids("The")), asyncio.Event()]
+    async with (
+        httpx.AsyncClient(base_url=url) as client,
+        client.stream("POST", CHAT, json=chat(stream=True)) as reply,
+    ):
+        async for line in reply.aiter_lines():
+            if "The" in line:
+                break
+    await hung_up(backend, 1)
+
+
+async def test_in_the_middle_of_a_whole_reply(url: str, backend: ScriptedBackend) -> None:
+    backend.script = lambda _: [*saying("The quick", finish=LENGTH)[:-1], asyncio.Event()]
+    async with httpx.AsyncClient(base_url=url) as client:
+        request = asyncio.create_task(client.post(CHAT, json=chat()))
+        async with asyncio.timeout(WAIT_S):
+            while not backend.streams or backend.streams[0].read == 0:
+                await asyncio.sleep(0.001)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    await hung_up(backend, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_all_prompts_of_a_request(url: str, backend: ScriptedBackend, stream: bool) -> None:
+    backend.script = lambda _: [asyncio.Event()]
+    async with httpx.AsyncClient(base_url=url) as client:
+        body = completion(prompt=[[5], [6], [7]], stream=stream)
+        request = asyncio.create_task(client.post(COMPLETIONS, json=body))
+        async with asyncio.timeout(WAIT_S):
+            while len(backend.streams) < 3:
+                await asyncio.sleep(0.001)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    await hung_up(backend, 3)
+
+
+async def test_at_random_points(url: str, backend: ScriptedBackend) -> None:
+    """Sixty clients, two thirds of them cut off after a random number of bytes: the others get all of
+    their text, and every stream is ended."""
+    text = "The quick brown fox jumps over the lazy dog. " * 3
+
+    def script(request: Request) -> list[Step]:
+        return saying(text, finish=LENGTH)
+
+    backend.script = script
+    chances = random.Random(7)
+
+    async def client_at(place: int) -> str | None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        body = httpx.Request("POST", url, json=chat(stream=place % 2 == 0)).content
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        if place % 3 == 0:
+            received = (await reader.read(-1)).decode()
+            writer.close()
+            return received
+        size = chances.randrange(0, 2500)
+        received_bytes = 0
+        while received_bytes < size and (chunk := await reader.read(size - received_bytes)):
+            received_bytes += len(chunk)
+        writer.transport.abort()
+        return None
+
+    async with asyncio.timeout(WAIT_S):
+        replies = await asyncio.gather(*(client_at(place) for place in range(60)))
+        while backend.left_open:
+            await asyncio.sleep(0.001)
+    for place, reply in enumerate(replies):
+        if reply is not None:
+            assert reply.startswith("HTTP/1.1 200")
+            assert ("[DONE]" if place % 2 == 0 else '"finish_reason":"length"') in reply
+    assert backend.left_open == []
+
+
+async def test_a_client_that_stops_reading(backend: ScriptedBackend) -> None:
+    """What is sent to it fills the buffers and then waits; after a while it counts as gone."""
+    endless: list[Step] = [batch(tiny.ids("The fox "), top=20) for _ in range(20_000)]
+    backend.script = lambda _: endless
+    app = create_app(backend, tiny.model(), CollectorRegistry(), ApiSettings(stalled_client_s=0.1))
+    server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), graceful_timeout_s=1)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+    asked = chat(stream=True, logprobs=True, top_logprobs=20)
+    body = httpx.Request("POST", "http://x", json=asked).content
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    await hung_up(backend, 1)
+    writer.transport.abort()
+    await server.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cancelled_task_hangs_up(app: FastAPI, backend: ScriptedBackend, stream: bool) -> None:
+    """The server itself gives up on the request: nothing is left behind either."""
+    backend.script = lambda _: [batch(tiny.ids("The")), asyncio.Event()]
+    body = httpx.Request("POST", "http://x", json=chat(stream=stream)).content
+    sent: list[Message] = []
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "raw_path": CHAT.encode(),
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("test", 80),
+    }
+    task = asyncio.create_task(app(scope, receive, send))
+    async with asyncio.timeout(WAIT_S):
+        while not backend.streams or backend.streams[0].read == 0:
+            await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert backend.streams[0].hangups == [Hangup.CLIENT_GONE]

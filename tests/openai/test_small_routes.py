@@ -1,0 +1,159 @@
+"""/tokenize, /detokenize, /version, added routes, and what is counted."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI, Query
+from prometheus_client import CollectorRegistry
+
+from services.openai import prompts
+from services.openai.app import create_app
+from tests.openai import tiny
+from tests.openai.scripted import LENGTH, ScriptedBackend, batch
+from tests.openai.test_bad_input import CHAT, chat, check
+
+
+async def test_tokenize_a_prompt(http: httpx.AsyncClient) -> None:
+    reply = (await http.post("/tokenize", json={"prompt": "The fox", "return_token_strs": True})).json()
+    ids = tiny.ids("The fox")
+    pieces = tiny.byte_level().convert_ids_to_tokens(ids)
+    assert reply == {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": pieces}
+
+
+async def test_tokenize_messages(http: httpx.AsyncClient) -> None:
+    body: dict[str, Any] = {"model": tiny.MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    reply = (await http.post("/tokenize", json=body)).json()
+    assert reply["tokens"] == tiny.ids("<|start|>user\nhi<|end|>\n<|start|>assistant\n")
+    assert reply["token_strs"] is None
+    reply = (await http.post("/tokenize", json={**body, "add_generation_prompt": False})).json()
+    assert reply["tokens"] == tiny.ids("<|start|>user\nhi<|end|>\n")
+
+
+async def test_tokenize_takes_one_of_both(http: httpx.AsyncClient) -> None:
+    both = {"prompt": "x", "messages": [{"role": "user", "content": "hi"}]}
+    check(await http.post("/tokenize", json=both), 400, "prompt")
+    check(await http.post("/tokenize", json={}), 400, "prompt", "missing_required_parameter")
+
+
+async def test_detokenize(http: httpx.AsyncClient) -> None:
+    text = "<|start|>The fox 😀"
+    assert (await http.post("/detokenize", json={"tokens": tiny.ids(text)})).json() == {"prompt": text}
+    check(await http.post("/detokenize", json={"tokens": [1, 10**6]}), 400, "tokens[1]")
+
+
+async def test_long_texts_are_tokenised_beside_the_event_loop(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    threads: list[str] = []
+    encode = tiny.model().tokenizer.encode
+
+    def watched(self: object, text: str, *, add_special_tokens: bool) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr("services.openai.tokenizer.Tokenizer.encode", watched)
+    long = "a" * (prompts.INLINE_CHARS_MAX + 1)
+    for text in ("short", long):
+        reply = await http.post("/tokenize", json={"prompt": text})
+        assert reply.json()["count"] > 0
+    assert threads[0] == threading.main_thread().name
+    assert threads[1].startswith("tokenise")
+
+
+async def test_long_texts_that_wait_are_bounded(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    may_go_on = threading.Event()
+
+    def slow(*_: object, **__: object) -> list[int]:
+        may_go_on.wait(20)
+        return [1]
+
+    monkeypatch.setattr("services.openai.tokenizer.Tokenizer.encode", slow)
+    body = {"prompt": "a" * (prompts.INLINE_CHARS_MAX + 1)}
+    posts = [asyncio.create_task(http.post("/tokenize", json=body)) for _ in range(prompts.WAITING_MAX + 3)]
+    done: set[asyncio.Task[httpx.Response]] = set()
+    async with asyncio.timeout(20):
+        while len(done) < 3:
+            done = {post for post in posts if post.done()}
+            await asyncio.sleep(0.001)
+    assert len(done) == 3
+    for post in done:
+        check(post.result(), 429, None, "overloaded")
+    may_go_on.set()
+    statuses = [reply.status_code for reply in await asyncio.gather(*posts)]
+    assert sorted(statuses) == [200] * prompts.WAITING_MAX + [429] * 3
+
+
+async def test_version(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/version")).json().keys() == {"version"}
+
+
+async def test_added_routes_get_ids_errors_and_counting(backend: ScriptedBackend) -> None:
+    router = APIRouter()
+
+    @router.get("/extra/{name}")
+    async def extra(name: str, size: int = Query(1, ge=1)) -> dict[str, int]:
+        return {name: 10 // (size - 7)}
+
+    registry = CollectorRegistry()
+    app = create_app(backend, tiny.model(), registry, routers=[router])
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        reply = await client.get("/extra/x?size=2", headers={"X-Request-Id": "e1"})
+        assert (reply.json(), reply.headers["x-request-id"]) == ({"x": -2}, "e1")
+        check(await client.get("/extra/x?size=0"), 400, "size")
+        check(await client.get("/extra/x?size=7"), 500, None, "internal_error")
+    for status in ("200", "400", "500"):
+        assert requests(registry, "/extra/{name}", status) == 1
+
+
+async def test_requests_and_latencies_are_counted(
+    http: httpx.AsyncClient, backend: ScriptedBackend, registry: CollectorRegistry
+) -> None:
+    backend.script = lambda _: [batch(tiny.ids("a")), batch(tiny.ids("bc")), batch(tiny.ids("d"), LENGTH)]
+    for stream in (False, True):
+        assert (await http.post(CHAT, json=chat(stream=stream))).status_code == 200
+    await http.post(CHAT, json={})
+    await http.get("/nowhere")
+    assert requests(registry, CHAT, "200") == 2
+    assert requests(registry, CHAT, "400") == 1
+    assert requests(registry, "none", "404") == 1
+    after_first = 2 * (len(tiny.ids("bc")) + len(tiny.ids("d")))
+    assert registry.get_sample_value("baton_time_to_first_token_seconds_count") == 2
+    assert registry.get_sample_value("baton_inter_token_latency_seconds_count") == after_first
+
+
+async def test_a_client_gone_before_the_answer_is_counted_as_499(
+    url: str, backend: ScriptedBackend, registry: CollectorRegistry
+) -> None:
+    backend.script = lambda _: [asyncio.Event()]
+    async with httpx.AsyncClient(base_url=url) as client:
+        request = asyncio.create_task(client.post(CHAT, json=chat()))
+        async with asyncio.timeout(20):
+            while not backend.streams:
+                await asyncio.sleep(0.001)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+            while requests(registry, CHAT, "499") is None:
+                await asyncio.sleep(0.001)
+    assert requests(registry, CHAT, "499") == 1
+
+
+def requests(registry: CollectorRegistry, route: str, status: str) -> float | None:
+    return registry.get_sample_value("baton_http_requests_total", {"route": route, "status": status})
+
+
+def test_every_path_is_in_the_openapi_document(app: FastAPI) -> None:
+    assert set(app.openapi()["paths"]) >= {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/version",
+    }

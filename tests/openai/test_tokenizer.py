@@ -1,0 +1,102 @@
+"""The served tokenizer is the reference library's, in a process without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.openai.tokenizer import (
+    ChatRefused,
+    ChatTemplateMissing,
+    Tokenizer,
+    TokenizerUnusable,
+    load_tokenizer,
+)
+from tests.openai import tiny
+from tests.openai.test_detokenizer import REAL
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("text", [*REAL, "", "<|end|> markup", " "])
+@pytest.mark.parametrize("kind", [tiny.byte_level, tiny.byte_fallback])
+@pytest.mark.parametrize("special", [True, False])
+def test_encodes_as_the_reference_does(kind: Any, text: str, special: bool) -> None:
+    expected = kind()(text, add_special_tokens=special).input_ids
+    assert Tokenizer(kind()).encode(text, add_special_tokens=special) == expected
+
+
+@pytest.mark.parametrize("text", REAL)
+def test_bytes_of_tokens_join_to_the_text(demo_tokenizer: Any, text: str) -> None:
+    for reference in (tiny.byte_level(), demo_tokenizer):
+        tokenizer = Tokenizer(reference)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+
+
+def test_bytes_of_byte_fallback_tokens() -> None:
+    tokenizer = Tokenizer(tiny.byte_fallback())
+    ids = tokenizer.encode("Hello é😀", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == " Hello é😀"
+    assert tokenizer.token_bytes(0) == b"<|end|>"
+    assert tokenizer.token_bytes(10**6) == b""
+
+
+def test_chat_is_rendered_by_the_models_template(demo_tokenizer: Any) -> None:
+    tokenizer = Tokenizer(demo_tokenizer)
+    text = tokenizer.render_chat(HELLO, add_generation_prompt=True)
+    assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    expected = demo_tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=False)
+    assert tokenizer.encode(text, add_special_tokens=False) == expected
+
+
+def test_a_template_may_refuse() -> None:
+    with pytest.raises(ChatRefused, match="no such thing"):
+        Tokenizer(tiny.byte_level()).render_chat(
+            [{"role": "user", "content": "REFUSE"}], add_generation_prompt=True
+        )
+
+
+def test_no_template() -> None:
+    with pytest.raises(ChatTemplateMissing):
+        Tokenizer(tiny.byte_fallback()).render_chat(HELLO, add_generation_prompt=True)
+
+
+def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerUnusable, match=str(tmp_path)):
+        load_tokenizer(tmp_path)
+
+
+def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
+    """In a process of its own: load, render, encode, build the application; no torch, no output."""
+    tiny.byte_level().save_pretrained(tmp_path)
+    program = f"""
+import sys
+from pathlib import Path
+import services.openai.app, services.openai.model
+from services.openai.tokenizer import keep_torch_out, load_tokenizer
+keep_torch_out()
+tokenizer = load_tokenizer(Path({str(tmp_path)!r}))
+text = tokenizer.render_chat([{{"role": "user", "content": "hi"}}], add_generation_prompt=True)
+ids = tokenizer.encode(text, add_special_tokens=False)
+assert tokenizer.decode(ids, skip_special_tokens=False) == text
+assert sys.modules["torch"] is None
+assert not [name for name in sys.modules if name.startswith("torch.")]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_torch_that_is_there_already_is_not_hidden() -> None:
+    program = """
+import sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+from services.openai.tokenizer import keep_torch_out
+try:
+    keep_torch_out()
+except RuntimeError:
+    sys.exit(7)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 7

@@ -1,0 +1,223 @@
+"""What do puts over NIXL do when they cross processes that stop, stall, die and come back?
+
+`default` is whatever UCX picks on this machine, cross-memory attach as a rule; `tcp` is what pods without
+a fabric have, where a write lands only while its target makes progress.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from services.transfer.interface import PutId, PutState, Run, TransferError
+from tests.transfer.puppet import Puppet
+
+MIB = 1 << 20
+SENDER, RECEIVER = 0xA, 0xB
+PATIENCE_S = 30.0
+
+MakePuppet = Callable[..., Puppet]
+
+
+@pytest.fixture(params=["default", "tcp"])
+def puppets(request: pytest.FixtureRequest) -> Iterator[MakePuppet]:
+    environment = {"UCX_TLS": "tcp"} if request.param == "tcp" else {}
+    yield from _puppets(environment)
+
+
+@pytest.fixture
+def tcp_puppets() -> Iterator[MakePuppet]:
+    yield from _puppets({"UCX_TLS": "tcp"})
+
+
+def _puppets(environment: dict[str, str]) -> Iterator[MakePuppet]:
+    made: list[Puppet] = []
+
+    def make(incarnation: int, length: int = MIB, agent: str | None = None) -> Puppet:
+        made.append(Puppet(incarnation, agent, length, environment))
+        return made[-1]
+
+    yield make
+    for puppet in made:
+        puppet.kill()
+
+
+def pair(make: MakePuppet, length: int = MIB) -> tuple[Puppet, Puppet]:
+    """A sender connected to a receiver, and the connection in use."""
+    sender, receiver = make(SENDER, length), make(RECEIVER, length)
+    sender.ask("connect", receiver.endpoint())
+    assert finish(sender, put(sender, receiver, 64)) is PutState.DONE
+    return sender, receiver
+
+
+def put(sender: Puppet, receiver: Puppet, length: int) -> PutId:
+    posted: PutId = sender.ask("put", receiver.incarnation, "kv", [Run(0, 0, length)])
+    return posted
+
+
+def finish(sender: Puppet, posted: PutId) -> PutState:
+    give_up = time.monotonic() + PATIENCE_S
+    while True:
+        state: PutState = sender.ask("poll", posted)
+        if state is not PutState.PENDING:
+            return state
+        assert time.monotonic() < give_up, "the put does not end"
+
+
+def until(done: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.001)
+
+
+def test_bytes_and_notices_cross_processes_without_a_word_on_stderr(
+    puppets: MakePuppet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sender, receiver = pair(puppets, 4 * MIB)
+    sender.ask("fill", 5)
+    assert finish(sender, put(sender, receiver, 4 * MIB)) is PutState.DONE
+    assert receiver.ask("count", 5) == 4 * MIB
+    sender.ask("notify", receiver.incarnation, b"\x00wake\xff")
+    until(lambda: bool(receiver.ask("taken")))
+    assert receiver.ask("taken") == [(sender.endpoint().agent, b"\x00wake\xff")]
+    assert sender.end() == 0
+    assert receiver.end() == 0
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_a_frozen_target_gets_its_bytes_in_the_end(puppets: MakePuppet) -> None:
+    sender, receiver = pair(puppets, 4 * MIB)
+    sender.ask("fill", 5)
+    receiver.freeze()
+    posted = put(sender, receiver, 4 * MIB)
+    sender.ask("notify", receiver.incarnation, b"wake")
+    receiver.thaw()
+    assert finish(sender, posted) is PutState.DONE
+    assert receiver.ask("count", 5) == 4 * MIB
+    until(lambda: bool(receiver.ask("taken")))
+
+
+def test_over_tcp_an_abandoned_put_stays_pending_and_lands_late(tcp_puppets: MakePuppet) -> None:
+    sender, receiver = pair(tcp_puppets, 64 * MIB)
+    sender.ask("fill", 5)
+    receiver.ask("drive", False)
+    posted = put(sender, receiver, 64 * MIB)
+    for _ in range(1000):
+        assert sender.ask("poll", posted) is PutState.PENDING
+    sender.ask("disconnect", receiver.incarnation)
+    assert not sender.ask("connected", receiver.incarnation)
+    for _ in range(1000):
+        assert sender.ask("poll", posted) is PutState.PENDING
+    assert sender.ask("pending", receiver.incarnation) == 1
+    assert receiver.ask("count", 5) < 64 * MIB
+    receiver.ask("drive", True)
+    assert finish(sender, posted) is PutState.DONE
+    assert receiver.ask("count", 5) == 64 * MIB
+    assert sender.ask("pending", receiver.incarnation) == 0
+    sender.ask("connect", receiver.endpoint())
+    assert finish(sender, put(sender, receiver, 64)) is PutState.DONE
+    assert sender.end() == 0
+
+
+def test_over_tcp_a_put_under_way_to_a_peer_that_dies_fails(tcp_puppets: MakePuppet) -> None:
+    sender, receiver = pair(tcp_puppets, 64 * MIB)
+    receiver.ask("drive", False)
+    posted = put(sender, receiver, 64 * MIB)
+    assert sender.ask("poll", posted) is PutState.PENDING
+    receiver.kill()
+    assert finish(sender, posted) is PutState.FAILED
+    assert sender.ask("pending", receiver.incarnation) == 0
+    assert not sender.ask("connected", receiver.incarnation)
+    assert sender.end() == 0
+
+
+@pytest.mark.parametrize("length", [64, 4 * MIB, 256 * MIB], ids="{} bytes".format)
+def test_a_peer_that_dies_while_it_is_written_to_ends_the_put(puppets: MakePuppet, length: int) -> None:
+    sender, receiver = pair(puppets, length)
+    sender.begin("put", receiver.incarnation, "kv", [Run(0, 0, length)])
+    receiver.kill()
+    # The kill races with the write: it may have been done, or ended, or not been posted at all.
+    try:
+        posted: PutId = sender.answer()
+    except TransferError:
+        pass
+    else:
+        finish(sender, posted)
+    assert sender.ask("pending", receiver.incarnation) == 0
+    assert sender.end() == 0
+
+
+def test_everything_toward_a_dead_peer_fails_at_once_and_closing_is_clean(
+    puppets: MakePuppet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sender, receiver = pair(puppets)
+    receiver.kill()
+    sender.ask("notify", receiver.incarnation, b"lost")
+    assert finish(sender, put(sender, receiver, 64 * 1024)) is PutState.FAILED
+    with pytest.raises(TransferError, match="broke"):
+        put(sender, receiver, 64)
+    sender.ask("notify", receiver.incarnation, b"lost")
+    assert not sender.ask("connected", receiver.incarnation)
+    sender.ask("disconnect", receiver.incarnation)
+    # UCX aborts a process that closes with a notice still queued to a dead peer, unless it winds up first.
+    assert sender.end() == 0
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_closing_with_an_unseen_put_to_a_dead_peer_is_clean(puppets: MakePuppet) -> None:
+    sender, receiver = pair(puppets)
+    sender.ask("drive", False)
+    receiver.kill()
+    sender.ask("notify", receiver.incarnation, b"lost")
+    put(sender, receiver, 64 * 1024)
+    assert sender.end() == 0
+
+
+def test_connecting_to_a_process_that_died_never_hangs(puppets: MakePuppet) -> None:
+    sender, receiver = puppets(SENDER), puppets(RECEIVER)
+    endpoint = receiver.endpoint()
+    receiver.kill()
+    try:
+        sender.ask("connect", endpoint)
+        posted = put(sender, receiver, 64)
+    except TransferError:
+        pass
+    else:
+        assert finish(sender, posted) is PutState.FAILED
+    assert sender.ask("pending", receiver.incarnation) == 0
+    assert sender.end() == 0
+
+
+def test_a_receiver_outlives_its_senders(puppets: MakePuppet) -> None:
+    sender, receiver = pair(puppets, 4 * MIB)
+    receiver.ask("connect", sender.endpoint())
+    sender.begin("put", receiver.incarnation, "kv", [Run(0, 0, 4 * MIB)])
+    sender.kill()
+    receiver.ask("notify", sender.incarnation, b"lost")
+    second = puppets(0xC, 4 * MIB)
+    second.ask("connect", receiver.endpoint())
+    second.ask("fill", 9)
+    assert finish(second, put(second, receiver, 4 * MIB)) is PutState.DONE
+    assert receiver.ask("count", 9) == 4 * MIB
+    assert receiver.end() == 0
+
+
+def test_a_restarted_process_under_the_same_agent_name_is_served(puppets: MakePuppet) -> None:
+    sender, old = puppets(SENDER), puppets(RECEIVER, agent="decode-0")
+    sender.ask("connect", old.endpoint())
+    assert finish(sender, put(sender, old, 64)) is PutState.DONE
+    old.kill()
+    new = puppets(0xC, agent="decode-0")
+    with pytest.raises(TransferError, match="disconnect it first"):
+        sender.ask("connect", new.endpoint())
+    sender.ask("disconnect", old.incarnation)
+    sender.ask("connect", new.endpoint())
+    sender.ask("fill", 6)
+    assert finish(sender, put(sender, new, MIB)) is PutState.DONE
+    assert new.ask("count", 6) == MIB
+    sender.ask("notify", new.incarnation, b"hello")
+    until(lambda: bool(new.ask("taken")))
+    assert new.end() == 0
