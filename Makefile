@@ -43,8 +43,8 @@ check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@$(BIN)/python proto/generate.py --check
 
 verify: $(STAMP) ## the fast proofs: stories and the pure core
-	@echo "verify: stories, rooms, pages"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stories tests/rooms tests/pages $(ARGS)
+	@echo "verify: stories, rooms, pages, the field defects"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stories tests/rooms tests/pages tests/defects $(ARGS)
 
 proto: $(STAMP) ## generate the gRPC code from proto/
 	@echo "proto: services/wire/baton"

@@ -8,6 +8,7 @@ step, and serves all layers.
 from collections import abc
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -90,30 +91,21 @@ def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device
     last = {each: begins[place + 1] - 1 for place, each in enumerate(order)}
     keep = [last[each] for each, row in enumerate(rows) if row.sample]
 
-    tables: list[tuple[int, int, list[int]]] = []
-    first = 0
-    for end in groups_of_similar_length(lengths[:single_count]):
-        tables.append((first, end, _table(laid[first:end], lengths[first], size)))
-        first = end
-    tables.extend(
-        (place, place + 1, _table([laid[place]], lengths[place], size))
-        for place in range(single_count, len(laid))
-        if laid[place].start > 0
-    )
-
-    packed = torch.tensor([*tokens, *positions, *homes, *keep, *chain(*(table for _, _, table in tables))])
-    sizes = [len(tokens)] * 3 + [len(keep)] + [len(table) for _, _, table in tables]
-    ids, where, pages, kept, *page_tables = torch.split(packed.to(device), sizes)
+    reads = _reads(laid, single_count, lengths, size)
+    packed = torch.tensor([*tokens, *positions, *homes, *keep, *chain(*(read.table for read in reads))])
+    sizes = [len(tokens)] * 3 + [len(keep)] + [len(read.table) for read in reads]
+    ids, where, pages, kept, *tables = torch.split(packed.to(device), sizes)
 
     singles, prefixed = [], []
-    for (first, end, _), table in zip(tables, page_tables, strict=True):
-        begin, finish = begins[first], begins[end]
-        if end <= single_count:
-            mask = _single_mask(where[begin:finish], lengths[first] * size, cache)
-            singles.append(_group(begin, finish, table.view(end - first, -1), mask, cache))
+    for read, table in zip(reads, tables, strict=True):
+        begin, end = begins[read.first], begins[read.end]
+        width = lengths[read.first] * size if read.end <= single_count else laid[read.first].stop
+        mask = _mask(where[begin:end], width, cache)
+        if read.end <= single_count:
+            pages_of_rows, mask = table.view(read.end - read.first, -1), mask[:, None, None]
+            singles.append(_group(begin, end, pages_of_rows, mask, cache))
         else:
-            mask = _prefix_mask(where[begin:finish], laid[first].stop, cache)
-            prefixed.append(_group(begin, finish, table.view(1, -1), mask, cache))
+            prefixed.append(_group(begin, end, table[None], mask, cache))
     wholes = [
         Whole(begins[place], begins[place + 1])
         for place in range(single_count, len(laid))
@@ -128,6 +120,28 @@ def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device
         wholes=tuple(wholes),
         keep=kept,
     )
+
+
+class _Read(NamedTuple):
+    """The rows [first, end) of the laid-out step read together, from these pages, equally many a row."""
+
+    first: int
+    end: int
+    table: list[int]
+
+
+def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size: int) -> list[_Read]:
+    reads: list[_Read] = []
+    first = 0
+    for end in groups_of_similar_length(lengths[:single_count]):
+        reads.append(_Read(first, end, _table(laid[first:end], lengths[first], size)))
+        first = end
+    reads.extend(
+        _Read(place, place + 1, _table([laid[place]], lengths[place], size))
+        for place in range(single_count, len(laid))
+        if laid[place].start > 0
+    )
+    return reads
 
 
 def _table(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
@@ -161,16 +175,7 @@ def _group(begin: int, end: int, table: torch.Tensor, mask: torch.Tensor, cache:
     )
 
 
-def _single_mask(positions: torch.Tensor, width: int, cache: PagedKvCache) -> torch.Tensor:
+def _mask(positions: torch.Tensor, width: int, cache: PagedKvCache) -> torch.Tensor:
+    """[positions, width]: 0 up to each position, -inf behind it."""
     hidden = torch.arange(width, device=positions.device) > positions[:, None]
-    return _additive(hidden, cache).view(-1, 1, 1, width)
-
-
-def _prefix_mask(positions: torch.Tensor, stop: int, cache: PagedKvCache) -> torch.Tensor:
-    return _additive(torch.arange(stop, device=positions.device) > positions[:, None], cache)
-
-
-def _additive(hidden: torch.Tensor, cache: PagedKvCache) -> torch.Tensor:
-    return torch.zeros(hidden.shape, dtype=cache.tensor.dtype, device=hidden.device).masked_fill_(
-        hidden, float("-inf")
-    )
+    return cache.tensor.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))

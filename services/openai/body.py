@@ -11,9 +11,7 @@ from services.openai.errors import ApiError, invalid
 from services.openai.hangup import ClientGone
 from services.openai.unsupported import without_ignored
 
-DISCARDED_BYTES_MAX: Final = 64 * 2**20
-"""How much of a too large body is read and dropped, so that a client that first writes all of it gets to
-read the answer instead of a broken connection."""
+LENGTH_DIGITS_MAX: Final = 18
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -57,23 +55,16 @@ def parse(raw: bytes, shape: type[M]) -> M:
 
 
 async def _read(request: Request, limit: int) -> bytes:
+    """Refuses as soon as it is known to be too much; the server below drops what still comes in, so that
+    a client that first writes all of it gets to read the answer."""
     declared = request.headers.get("content-length", "")
-    too_large = declared.isdecimal() and int(declared) > limit
-    if too_large and request.headers.get("expect", "").lower() == "100-continue":
-        raise _too_large(limit)  # nothing was sent yet, and now it need not be
-    raw = bytearray()
-    discarded = 0
-    async for chunk in request.stream():
-        if too_large or len(raw) + len(chunk) > limit:
-            too_large = True
-            discarded += len(chunk) + len(raw)
-            raw.clear()
-            if discarded > DISCARDED_BYTES_MAX:
-                break
-        else:
-            raw += chunk
-    if too_large:
+    if declared.isdecimal() and (len(declared) > LENGTH_DIGITS_MAX or int(declared) > limit):
         raise _too_large(limit)
+    raw = bytearray()
+    async for chunk in request.stream():
+        if len(raw) + len(chunk) > limit:
+            raise _too_large(limit)
+        raw += chunk
     return bytes(raw)
 
 

@@ -19,6 +19,7 @@ from services.rooms.phases import Vote
 
 HEADER: Final = 6
 _REASONS: Final = tuple(Reason)
+_VOTES: Final = tuple(Vote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,12 @@ class Ballot:
     """Of its ABORTs, by place."""
 
     def encode(self) -> list[int]:
-        header = [self.turn, ~self.turn, self.digest, ~self.digest, self.may_compute, self.may_leave]
-        votes = [self._word(place, vote) for place, vote in enumerate(self.votes)]
-        return [int(word) for word in header] + votes
-
-    def _word(self, place: int, vote: Vote) -> int:
-        if vote is Vote.ABORT and place in self.reasons:
-            return -1 - _REASONS.index(self.reasons[place])
-        return int(vote)
+        may = (int(self.may_compute), int(self.may_leave))
+        words = [self.turn, ~self.turn, self.digest, ~self.digest, *may, *map(int, self.votes)]
+        for place, reason in self.reasons.items():
+            if self.votes[place] is Vote.ABORT:
+                words[HEADER + place] = -1 - _REASONS.index(reason)
+        return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,8 @@ def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:
             f" this rank {mine.digest:#x}"
         )
     words = agreed[HEADER:]
-    return Verdict(
-        compute=bool(compute),
-        leave=bool(leave),
-        votes=tuple(Vote(max(word, Vote.ABORT)) for word in words),
-        reasons={place: _REASONS[-1 - word] for place, word in enumerate(words) if word < 0},
-    )
+    reasons = {}
+    if min(words, default=0) < 0:
+        reasons = {place: _REASONS[-1 - word] for place, word in enumerate(words) if word < 0}
+        words = [max(word, Vote.ABORT) for word in words]
+    return Verdict(bool(compute), bool(leave), tuple(map(_VOTES.__getitem__, words)), reasons)

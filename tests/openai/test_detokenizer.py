@@ -74,6 +74,12 @@ def test_byte_fallback_text_continues_the_prompt(words: list[str]) -> None:
     assert "".join(pieces(reference, prompt, output)) == "".join(words)
 
 
+def test_tokens_without_text_do_not_eat_the_space_behind_them() -> None:
+    reference = tiny.byte_fallback()
+    output = reference.convert_tokens_to_ids(["▁Hello", "<|start|>", "<|start|>", "▁the"])
+    assert pieces(reference, [], output) == ["Hello", "", "", " the", ""]
+
+
 def test_an_emoji_split_over_tokens_goes_out_whole() -> None:
     reference = tiny.byte_fallback()
     output = [reference.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "😀".encode()]

@@ -1,5 +1,6 @@
 """The served tokenizer is the reference library's, in a process without torch."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.openai.model import load_served_model
 from services.openai.tokenizer import (
     ChatRefused,
     ChatTemplateMissing,
@@ -14,6 +16,7 @@ from services.openai.tokenizer import (
     TokenizerUnusable,
     load_tokenizer,
 )
+from services.runtime.model_facts import read_model
 from tests.openai import tiny
 from tests.openai.test_detokenizer import REAL
 
@@ -69,6 +72,20 @@ def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def test_a_served_model_is_read_from_its_directory(tmp_path: Path) -> None:
+    tiny.byte_level().save_pretrained(tmp_path)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 448,
+        "max_position_embeddings": 512,
+        "eos_token_id": 5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_served_model(tmp_path, read_model(tmp_path, "mine"))
+    assert (model.name, model.vocabulary, set(model.eos_token_ids)) == ("mine", 448, {5, tiny.END_ID})
+    assert model.tokenizer.encode("The fox", add_special_tokens=False) == tiny.ids("The fox")
+
+
 def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
     """In a process of its own: load, render, encode, build the application; no torch, no output."""
     tiny.byte_level().save_pretrained(tmp_path)
@@ -76,6 +93,7 @@ def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import services.openai.app, services.openai.model
+from services.openai.model import load_served_model
 from services.openai.tokenizer import keep_torch_out, load_tokenizer
 keep_torch_out()
 tokenizer = load_tokenizer(Path({str(tmp_path)!r}))
@@ -93,6 +111,7 @@ def test_torch_that_is_there_already_is_not_hidden() -> None:
     program = """
 import sys, types
 sys.modules["torch"] = types.ModuleType("torch")
+from services.openai.model import load_served_model
 from services.openai.tokenizer import keep_torch_out
 try:
     keep_torch_out()

@@ -20,6 +20,6 @@ def stack(demo_model_dir: Path) -> Iterator[Stack]:
 @pytest.fixture
 def idle_stack(stack: Stack) -> Iterator[Stack]:
     """The shared stack; afterwards every gauge is back where it was (`zero-at-idle`)."""
-    start = stack.gauges()
+    start = stack.idle_gauges()
     yield stack
     stack.wait_idle(start)

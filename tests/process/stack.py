@@ -127,15 +127,23 @@ class Stack:
             time.sleep(POLL_S)
         raise AssertionError(f"not ready: {answer}\n" + self.tails())
 
-    def gauges(self) -> dict[str, dict[Sample, float]]:
-        return {name: service.gauges() for name, service in self.services.items()}
+    def idle_gauges(self) -> dict[str, dict[Sample, float]]:
+        """Every gauge, once no service holds a room."""
+        deadline = time.monotonic() + IDLE_S
+        while time.monotonic() < deadline:
+            now = self._gauges()
+            samples = [item for gauges in now.values() for item in gauges.items()]
+            if not any(value for (name, _), value in samples if name == "baton_rooms"):
+                return now
+            time.sleep(POLL_S)
+        raise AssertionError("rooms are held\n" + self.tails())
 
     def wait_idle(self, start: Mapping[str, Mapping[Sample, float]]) -> None:
-        """Until every gauge is back where it was at `start`; says which are not."""
+        """Until every gauge is back where it was at `start` (`zero-at-idle`); says which are not."""
         deadline = time.monotonic() + IDLE_S
         different: list[str] = []
         while time.monotonic() < deadline:
-            now = self.gauges()
+            now = self._gauges()
             different = [
                 f"{name} {sample}: {now[name].get(sample)} (was {value})"
                 for name, samples in start.items()
@@ -146,6 +154,9 @@ class Stack:
                 return
             time.sleep(POLL_S)
         raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
+
+    def _gauges(self) -> dict[str, dict[Sample, float]]:
+        return {name: service.gauges() for name, service in self.services.items()}
 
     def tails(self) -> str:
         return "\n".join(f"---- {name}\n{service.tail()}" for name, service in self.services.items())

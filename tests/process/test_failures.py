@@ -54,7 +54,7 @@ def events_until_end(stack: Stack, on_event: Any, **more: Any) -> list[dict[str,
 def test_a_killed_worker_ends_its_rooms_with_the_cause_and_a_restarted_one_serves(
     breakable: Stack, side: str
 ) -> None:
-    start = breakable.gauges()
+    start = breakable.idle_gauges()
     victim = f"{side}-0"
 
     def kill(count: int) -> None:
@@ -80,7 +80,7 @@ def test_a_killed_worker_ends_its_rooms_with_the_cause_and_a_restarted_one_serve
 
 
 def test_prefill_killed_while_it_computes_is_a_clear_503(breakable: Stack) -> None:
-    start = breakable.gauges()
+    start = breakable.idle_gauges()
     prefill = breakable.services["prefill-0"]
     body = {"model": model_of(breakable), "prompt": [7] * 4000, "max_tokens": 4, "temperature": 0}
     with httpx.Client(timeout=ANSWER_S) as client:
@@ -109,7 +109,7 @@ def _waiting(prefill: Any) -> float:
 
 
 def test_a_stopped_decode_worker_loses_its_lease_and_comes_back(breakable: Stack) -> None:
-    start = breakable.gauges()
+    start = breakable.idle_gauges()
     decode = breakable.services["decode-0"]
 
     def stop(count: int) -> None:
@@ -126,7 +126,7 @@ def test_a_stopped_decode_worker_loses_its_lease_and_comes_back(breakable: Stack
 
 
 def test_the_bootstrap_restarts_and_workers_find_it_again(breakable: Stack) -> None:
-    start = breakable.gauges()
+    start = breakable.idle_gauges()
     breakable.services["bootstrap"].kill()
     breakable.restart("bootstrap")
     breakable.wait_ready()
@@ -135,7 +135,7 @@ def test_the_bootstrap_restarts_and_workers_find_it_again(breakable: Stack) -> N
 
 
 def test_a_worker_that_does_not_fit_is_refused_by_field_and_keeps_running(breakable: Stack) -> None:
-    start = breakable.gauges()
+    start = breakable.idle_gauges()
     odd = breakable.start_worker("decode", "decode-odd", page_tokens="32")
     try:
         problems: list[str] = []

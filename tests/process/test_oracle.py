@@ -97,7 +97,7 @@ def chunked(request: pytest.FixtureRequest, demo_model_dir: Path) -> Iterator[St
 async def test_greedy_output_equals_the_reference(
     chunked: Stack, prompts: list[list[int]], expected: list[list[int]], at_a_time: int
 ) -> None:
-    start = chunked.gauges()
+    start = chunked.idle_gauges()
     outputs = await complete_all(chunked.url, prompts, at_a_time)
     wrong = [
         f"prompt {index} ({len(prompts[index])} tokens): {output} expected {want}"

@@ -7,37 +7,44 @@ ends of the pipe are the test's own.
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from services.rooms.ids import Incarnation
 from services.transfer.host_memory import HostMemory
 from services.transfer.interface import Endpoint, Region
 
-ANSWER_S = 60.0
+ANSWER_S: Final = 60.0
 """How long a child may take before a test gives up on it."""
-IDLE_S = 0.0005
+IDLE_S: Final = 0.0005
+
+FORKS: Final = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.transfer.preloaded"])
 
 
 class Puppet:
     """A process with one endpoint and one region, "kv"."""
 
     def __init__(
-        self,
-        incarnation: int,
-        agent: str | None = None,
-        length: int = 4096,
-        environment: Mapping[str, str] = {},
+        self, incarnation: int, agent: str | None, length: int, environment: Mapping[str, str], output: Path
     ) -> None:
+        """`length`: bytes of "kv". `output`: where what it says on stdout and stderr goes."""
         self.incarnation = Incarnation(incarnation)
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(
-            target=_live, args=(theirs, self.incarnation, agent, length, dict(environment)), daemon=True
+        self._output = output
+        self._pipe, theirs = FORKS.Pipe()
+        self._process = FORKS.Process(
+            target=_live,
+            args=(theirs, self.incarnation, agent, length, dict(environment), output),
+            daemon=True,
         )
         self._process.start()
         theirs.close()
+
+    def said(self) -> str:
+        """What the process wrote to stdout and stderr."""
+        return self._output.read_text() if self._output.exists() else ""
 
     def begin(self, what: str, *arguments: object) -> None:
         """Ask without waiting for the answer."""
@@ -83,9 +90,17 @@ class Puppet:
 
 
 def _live(
-    pipe: Connection, incarnation: Incarnation, agent: str | None, length: int, environment: dict[str, str]
+    pipe: Connection,
+    incarnation: Incarnation,
+    agent: str | None,
+    length: int,
+    environment: dict[str, str],
+    output: Path,
 ) -> None:
     os.environ.update(environment)
+    with output.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     from services.transfer.nixl import NixlTransfer
 
     memory = HostMemory(length)
@@ -101,7 +116,7 @@ def _live(
     def fill(byte: int) -> None:
         memory.view[:] = bytes([byte]) * length
 
-    own = {
+    own: dict[str, Callable[..., Any]] = {
         "drive": drive,
         "fill": fill,
         "count": lambda byte: bytes(memory.view).count(byte),

@@ -6,6 +6,8 @@ a fabric have, where a write lands only while its target makes progress.
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -20,26 +22,27 @@ MakePuppet = Callable[..., Puppet]
 
 
 @pytest.fixture(params=["default", "tcp"])
-def puppets(request: pytest.FixtureRequest) -> Iterator[MakePuppet]:
-    environment = {"UCX_TLS": "tcp"} if request.param == "tcp" else {}
-    yield from _puppets(environment)
+def puppets(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakePuppet]:
+    yield from _puppets({"UCX_TLS": "tcp"} if request.param == "tcp" else {}, tmp_path)
 
 
 @pytest.fixture
-def tcp_puppets() -> Iterator[MakePuppet]:
-    yield from _puppets({"UCX_TLS": "tcp"})
+def tcp_puppets(tmp_path: Path) -> Iterator[MakePuppet]:
+    yield from _puppets({"UCX_TLS": "tcp"}, tmp_path)
 
 
-def _puppets(environment: dict[str, str]) -> Iterator[MakePuppet]:
+def _puppets(environment: dict[str, str], folder: Path) -> Iterator[MakePuppet]:
     made: list[Puppet] = []
 
     def make(incarnation: int, length: int = MIB, agent: str | None = None) -> Puppet:
-        made.append(Puppet(incarnation, agent, length, environment))
+        made.append(Puppet(incarnation, agent, length, environment, folder / f"{len(made)}.txt"))
         return made[-1]
 
     yield make
     for puppet in made:
         puppet.kill()
+    # Whatever dies: it is told by exceptions and states, not by a library on stderr.
+    assert [puppet.said() for puppet in made] == [""] * len(made)
 
 
 def pair(make: MakePuppet, length: int = MIB) -> tuple[Puppet, Puppet]:
@@ -71,9 +74,7 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_bytes_and_notices_cross_processes_without_a_word_on_stderr(
-    puppets: MakePuppet, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bytes_and_notices_cross_processes(puppets: MakePuppet) -> None:
     sender, receiver = pair(puppets, 4 * MIB)
     sender.ask("fill", 5)
     assert finish(sender, put(sender, receiver, 4 * MIB)) is PutState.DONE
@@ -83,8 +84,6 @@ def test_bytes_and_notices_cross_processes_without_a_word_on_stderr(
     assert receiver.ask("taken") == [(sender.endpoint().agent, b"\x00wake\xff")]
     assert sender.end() == 0
     assert receiver.end() == 0
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
 
 
 def test_a_frozen_target_gets_its_bytes_in_the_end(puppets: MakePuppet) -> None:
@@ -149,13 +148,16 @@ def test_a_peer_that_dies_while_it_is_written_to_ends_the_put(puppets: MakePuppe
     assert sender.end() == 0
 
 
-def test_everything_toward_a_dead_peer_fails_at_once_and_closing_is_clean(
-    puppets: MakePuppet, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_everything_toward_a_dead_peer_fails_and_closing_is_clean(puppets: MakePuppet) -> None:
     sender, receiver = pair(puppets)
     receiver.kill()
     sender.ask("notify", receiver.incarnation, b"lost")
-    assert finish(sender, put(sender, receiver, 64 * 1024)) is PutState.FAILED
+    try:
+        posted = put(sender, receiver, 64 * 1024)
+    except TransferError:
+        pass  # the notice met the closed connection first
+    else:
+        assert finish(sender, posted) is PutState.FAILED
     with pytest.raises(TransferError, match="broke"):
         put(sender, receiver, 64)
     sender.ask("notify", receiver.incarnation, b"lost")
@@ -163,8 +165,6 @@ def test_everything_toward_a_dead_peer_fails_at_once_and_closing_is_clean(
     sender.ask("disconnect", receiver.incarnation)
     # UCX aborts a process that closes with a notice still queued to a dead peer, unless it winds up first.
     assert sender.end() == 0
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
 
 
 def test_closing_with_an_unseen_put_to_a_dead_peer_is_clean(puppets: MakePuppet) -> None:
@@ -172,7 +172,8 @@ def test_closing_with_an_unseen_put_to_a_dead_peer_is_clean(puppets: MakePuppet)
     sender.ask("drive", False)
     receiver.kill()
     sender.ask("notify", receiver.incarnation, b"lost")
-    put(sender, receiver, 64 * 1024)
+    with suppress(TransferError):
+        put(sender, receiver, 64 * 1024)
     assert sender.end() == 0
 
 

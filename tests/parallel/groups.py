@@ -1,0 +1,59 @@
+"""How does one test drive a whole group, whichever backend it has?"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from services.parallel.gloo import GlooGroup
+from services.parallel.interface import RankGroup
+from services.parallel.loopback import Loopback
+from services.parallel.solo import SoloGroup
+
+GROUP_TIMEOUT_S = 20.0
+
+MakeGroups = Callable[[int], Awaitable[list[RankGroup]]]
+
+
+class Script(Protocol):
+    """What one rank does."""
+
+    async def __call__(self, group: RankGroup) -> object: ...
+
+
+async def solo_groups(size: int) -> list[RankGroup]:
+    assert size == 1
+    return [SoloGroup()]
+
+
+async def loopback_groups(size: int) -> list[RankGroup]:
+    return list(Loopback(size).groups())
+
+
+async def gloo_groups(size: int) -> list[RankGroup]:
+    """All ranks in this process, each with its own sockets and thread."""
+    port = free_port()
+    joins = (GlooGroup.join(rank, size, "127.0.0.1", port, GROUP_TIMEOUT_S) for rank in range(size))
+    return list(await asyncio.gather(*joins))
+
+
+async def play(groups: list[RankGroup], script: Script) -> list[object]:
+    """Every rank's outcome, by rank; an exception is an outcome too."""
+    return await asyncio.gather(*(script(group) for group in groups), return_exceptions=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+BACKENDS: dict[str, tuple[MakeGroups, int]] = {
+    "solo-1": (solo_groups, 1),
+    "loopback-1": (loopback_groups, 1),
+    "loopback-2": (loopback_groups, 2),
+    "loopback-3": (loopback_groups, 3),
+    "gloo-1": (gloo_groups, 1),
+    "gloo-2": (gloo_groups, 2),
+    "gloo-3": (gloo_groups, 3),
+}

