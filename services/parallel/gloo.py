@@ -28,6 +28,7 @@ FRAME_BYTES: Final = 1024
 LENGTH_BYTES: Final = 8
 
 SOURCE_PLACE: Final = re.compile(r"^\[[^\]]*\] ")
+ADVICE: Final = " This is typically caused by"
 
 Outcome = TypeVar("Outcome")
 
@@ -92,8 +93,7 @@ class GlooGroup:
         if first:
             least, most = await self._run(lambda group: _least(group, [len(words), -len(words)]))
             if least != -most:
-                self._broken = f"turn {self._turn}: ranks brought ballots of {least} to {-most} words"
-                raise GroupBroken(self._broken)
+                raise self._break(f"turn {self._turn}: ranks brought ballots of {least} to {-most} words")
         return await self._run(lambda group: _least(group, words))
 
     async def broadcast(self, commands: bytes | None) -> bytes:
@@ -110,19 +110,32 @@ class GlooGroup:
     async def _run(self, collective: Callable[[ProcessGroup], Outcome]) -> Outcome:
         if self._broken is not None or self._group is None:
             raise GroupBroken(self._broken)
-        loop = asyncio.get_running_loop()
+        attempt = self._thread.submit(_attempt, collective, self._group)
         try:
-            return await loop.run_in_executor(self._thread, collective, self._group)
-        except RuntimeError as error:
-            self._broken = (
-                f"turn {self._turn}: rank {self._rank} waited for its group, at most {self._timeout_s:g} s: "
-                f"{_first_line(error)}"
-            )
-            raise GroupBroken(self._broken) from error
+            outcome, problem = await asyncio.wrap_future(attempt)
         except asyncio.CancelledError:
             # The collective goes on without its caller: this rank no longer knows what was agreed.
-            self._broken = f"turn {self._turn}: rank {self._rank} was cancelled while it waited"
+            self._break(f"turn {self._turn}: rank {self._rank} was cancelled while it waited")
             raise
+        if problem is not None:
+            waited = f"rank {self._rank} waited for its group, at most {self._timeout_s:g} s"
+            raise self._break(f"turn {self._turn}: {waited}: {problem}")
+        return outcome[0]
+
+    def _break(self, why: str) -> GroupBroken:
+        """Let go of the connections as well, so that the other ranks learn it at once."""
+        self._broken, self._group = why, None
+        return GroupBroken(why)
+
+
+def _attempt(
+    collective: Callable[[ProcessGroup], Outcome], group: ProcessGroup
+) -> tuple[list[Outcome], str | None]:
+    """The outcome, or what went wrong: as text, since an exception's frames would hold the group."""
+    try:
+        return [collective(group)], None
+    except RuntimeError as error:
+        return [], _first_line(error)
 
 
 def _rendezvous(rank: int, size: int, host: str, port: int, timeout_s: float) -> ProcessGroup:
@@ -189,5 +202,5 @@ def _bytes_tensor(data: bytes) -> torch.Tensor:
 
 
 def _first_line(error: Exception) -> str:
-    """Without the place in torch's sources that leads it, and the C++ stack that may follow."""
-    return SOURCE_PLACE.sub("", str(error).partition("\n")[0])
+    """Without the place in torch's sources before it, and the advice and C++ stack after it."""
+    return SOURCE_PLACE.sub("", str(error).partition("\n")[0]).partition(ADVICE)[0]

@@ -117,16 +117,11 @@ class Registry:
         ends its rooms but proves nothing. Returns its open rooms: the caller ends them. A process that is
         gone holds nothing, so no report of its rooms is waited for."""
         worker = self._workers.pop(incarnation, None)
+        entries = [] if worker is None else [self._open[room] for room in sorted(worker.rooms)]
         if proof is not None:
             self._depart(incarnation, proof)
         elif worker is not None:
             _remember(self._silent, incarnation, worker.facts, DEPARTED_MAX)
-        if worker is None:
-            return []
-        entries = [self._open[room] for room in sorted(worker.rooms)]
-        if proof is not None:
-            for entry in entries:
-                self.side_retired(entry.id, worker.facts.side)
         return [entry for entry in entries if entry.phase is not RoomPhase.RETIRED]
 
     def exited(self, name: str, pid: int) -> list[Incarnation]:
@@ -297,8 +292,13 @@ class Registry:
                 self._depart(gone, "replaced")
 
     def _depart(self, incarnation: Incarnation, proof: str) -> None:
+        """A process that is gone holds nothing: no report of its rooms is waited for any more."""
         self._silent.pop(incarnation, None)
         _remember(self._departed, incarnation, proof, DEPARTED_MAX)
+        for entry in list(self._open.values()):
+            for side in Side:
+                if entry.worker(side).incarnation == incarnation:
+                    self.side_retired(entry.id, side)
 
 
 K = TypeVar("K")

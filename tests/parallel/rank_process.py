@@ -14,13 +14,18 @@ from services.parallel.interface import GroupBroken
 TURNS = 3
 
 
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
 async def live(rank: int, size: int, port: int, timeout_s: float, behaviour: str) -> None:
     try:
         group = await GlooGroup.join(rank, size, "127.0.0.1", port, timeout_s)
         for turn in range(TURNS):
             heard = await group.broadcast(b"turn %d" % turn if rank == 0 else None)
             agreed = await group.agree([turn, rank, -rank])
-            print(heard.decode(), *agreed, flush=True)
+            say(heard.decode(), *agreed)
         if behaviour == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if behaviour == "freeze":
@@ -29,7 +34,7 @@ async def live(rank: int, size: int, port: int, timeout_s: float, behaviour: str
             await group.agree([0, 0, 0])
         await group.close()
     except GroupBroken as error:
-        print("broken:", error, flush=True)
+        say("broken:", error)
 
 
 rank, size, port = map(int, sys.argv[1:4])

@@ -104,7 +104,7 @@ async def test_the_event_loop_goes_on_while_a_rank_waits() -> None:
     await second.close()
 
 
-async def test_a_cancelled_wait_breaks_the_group_for_its_rank() -> None:
+async def test_a_cancelled_wait_breaks_the_group_for_all_ranks() -> None:
     first, second = await gloo_groups(2)
     waits = asyncio.create_task(first.agree([1]))
     await asyncio.sleep(0.01)
@@ -113,7 +113,9 @@ async def test_a_cancelled_wait_breaks_the_group_for_its_rank() -> None:
         await waits
     with pytest.raises(GroupBroken, match="turn 1: rank 0 was cancelled"):
         await first.agree([1])
-    await second.agree([0])
+    with pytest.raises(GroupBroken, match="rank 1 waited"):
+        for _ in range(2):
+            await second.agree([0])
     await first.close()
     await second.close()
 

@@ -52,9 +52,9 @@ async def test_a_rank_that_makes_another_call_is_named() -> None:
 async def test_two_calls_at_a_time_of_one_rank_break_the_group() -> None:
     first, _ = Loopback(2).groups()
     waits = await started(first)
-    with pytest.raises(GroupBroken, match="rank 0 .* twice"):
+    with pytest.raises(GroupBroken, match=r"rank 0 .* twice"):
         await first.agree([0])
-    with pytest.raises(GroupBroken, match="rank 0 .* twice"):
+    with pytest.raises(GroupBroken, match=r"rank 0 .* twice"):
         await waits
 
 

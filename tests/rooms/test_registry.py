@@ -194,6 +194,21 @@ def test_an_ended_room_whose_last_worker_is_proven_gone_is_over(stack: Registry)
     assert (entry.phase, stack.open_count()) == (RoomPhase.RETIRED, 0)
 
 
+@pytest.mark.parametrize("by", ["its next holder", "an exit seen"])
+def test_a_silent_workers_rooms_are_released_by_the_proof_that_comes_later(stack: Registry, by: str) -> None:
+    entry = opened(stack)
+    stack.leave(D1.incarnation, None)
+    stack.end(entry.id, LOST, 0)
+    stack.side_retired(entry.id, Side.PREFILL)
+    assert entry.phase is RoomPhase.CLOSING
+    if by == "its next holder":
+        stack.register(replace(D1, incarnation=Incarnation(999)), 1)
+    else:
+        for gone in stack.exited(D1.name, D1.pid):
+            stack.leave(gone, "exited")
+    assert entry.phase is RoomPhase.RETIRED
+
+
 def test_what_is_remembered_of_the_departed_is_bounded(stack: Registry) -> None:
     for number in range(1, DEPARTED_MAX + 3):
         stack.leave(Incarnation(10_000 + number), "exit seen")
