@@ -104,6 +104,8 @@ add_command(app, "version", {}, _version, "Print the version.")
 
 def main() -> None:
     """The console script."""
+    # Errors of gRPC's core come to us as exceptions; its own lines on stderr would say them twice.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()
 
 

@@ -43,9 +43,16 @@ def run(settings: DecodeSettings) -> int:
 
 
 async def _main(settings: DecodeSettings, threads: int, shutdown: asyncio.Event) -> int:
+    host = WorkerHost(settings, Incarnation(secrets.randbits(63) | 1))
+    try:
+        return await _serve(settings, threads, host, shutdown)
+    finally:
+        await host.close()
+
+
+async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutdown: asyncio.Event) -> int:
     clock, registry = SystemClock(), CollectorRegistry()
-    incarnation = Incarnation(secrets.randbits(63) | 1)
-    host = WorkerHost(settings, incarnation)
+    incarnation = host.incarnation
     progress = TurnProgress(clock)
     await host.start_pages(registry, progress.stuck_ms)
 

@@ -2,8 +2,8 @@
 
 What was measured with nixl 1.5.1, and what follows from it:
 
-* Its progress thread spins a core per agent, so it is off: `poll` and `notices` drive progress, at about
-  1 µs each when nothing happens.
+* Its progress thread spins a core per agent, so it is off: `poll` and `notices` drive progress, at 3-5 µs
+  each when nothing happens.
 * On one host, bytes move by cross-memory attach: posting copies, and returns when the copy is done
   (0.4 ms for 4 MiB; the GIL is released meanwhile). Over TCP posting returns at once, and the write lands
   only while the *target* makes progress.
@@ -11,8 +11,8 @@ What was measured with nixl 1.5.1, and what follows from it:
   a removal the handle cannot be polled any more. So a handle is kept until the library says that its
   write has ended, and the remote agent is removed only when no write toward it is left.
 * A peer that died shows as REMOTE_DISCONNECT: in poll, in post, in notify.
-* `add_remote_agent` takes 10-20 ms, and the first put some 10 ms more. `connect` pays the former; the
-  rest of the wire-up happens as both sides poll.
+* `add_remote_agent` takes 10-25 ms, which `connect` pays; the first put takes 10-45 ms more, less the
+  oftener the target polls. There is nothing else to warm up: a caller that minds puts a few bytes first.
 * Loading damaged metadata fails, but leaves its agent name unusable for the life of the process. So
   metadata travels with a digest and is checked before the library sees it, and the default agent name
   is drawn from the incarnation, which is never used again.
@@ -51,7 +51,7 @@ class _Write:
 
 class NixlTransfer:
     """`services.transfer.interface.Transfer` between processes. Raises TransferError if nixl or its UCX
-    backend does not load."""
+    backend does not load. To be closed before the process ends: see CLOSING_ROUNDS."""
 
     def __init__(self, incarnation: Incarnation, agent_name: str | None = None) -> None:
         self._nixl = Library()

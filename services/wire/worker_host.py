@@ -112,10 +112,13 @@ class WorkerHost:
             for task in (turns, stopping, *helpers):
                 task.cancel()
             await asyncio.gather(turns, stopping, *helpers, return_exceptions=True)
-            await self.server.stop(STOP_GRACE_S)
-            await self.channels.close()
-            if self._pages is not None:
-                await self._pages.stop()
+
+    async def close(self) -> None:
+        """Break what streams are left, and end the servers."""
+        await self.server.stop(STOP_GRACE_S)
+        await self.channels.close()
+        if self._pages is not None:
+            await self._pages.stop()
 
     async def _drain(self, role: Role, lease: LeaseKeeper, turns: asyncio.Task[None]) -> None:
         """Take no more rooms, finish those that started, say goodbye."""

@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -113,19 +112,8 @@ async def test_a_cancelled_wait_breaks_the_group_for_all_ranks() -> None:
         await waits
     with pytest.raises(GroupBroken, match="turn 1: rank 0 was cancelled"):
         await first.agree([1])
-    with pytest.raises(GroupBroken, match="rank 1 waited"):
-        for _ in range(2):
-            await second.agree([0])
+    # Because the connections went with it, not by a time-out.
+    with pytest.raises(GroupBroken, match=r"rank 1 waited.*(closed|reset) by peer"):
+        await second.agree([0])
     await first.close()
     await second.close()
-
-
-async def test_an_idle_group_uses_no_processor_time() -> None:
-    groups = await gloo_groups(2)
-    await asyncio.gather(*(group.agree([0]) for group in groups))
-    before = time.process_time()
-    await asyncio.sleep(1)
-    # A spinning thread would use all of the second; a waiting one, next to nothing.
-    assert time.process_time() - before < 0.5
-    for group in groups:
-        await group.close()
