@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test check verify proto clean help
+.PHONY: install run test check verify proto bench clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -45,6 +45,11 @@ check: $(STAMP) ## lint, formatting, types, import layers, generated code
 verify: $(STAMP) ## the fast proofs: stories and the pure core
 	@echo "verify: stories, rooms, pages, the field defects"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stories tests/rooms tests/pages tests/defects $(ARGS)
+
+bench: $(STAMP) ## measure parts beside their limits, as JSON
+	@$(BIN)/baton bench transfer
+	@$(BIN)/baton bench step
+	@$(BIN)/baton bench step --batch 8
 
 proto: $(STAMP) ## generate the gRPC code from proto/
 	@echo "proto: services/wire/baton"

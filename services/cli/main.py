@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.bootstrap.settings import BootstrapSettings
+from services.cli.bench import bench
 from services.cli.chat_settings import ChatSettings
 from services.cli.options import Flags, add_command
 from services.cli.serve_settings import ServeSettings, passed_on
@@ -99,6 +100,7 @@ add_command(
     "Talk to a running server: one question, or a conversation.",
     {"question": QUESTION},
 )
+app.add_typer(bench)
 add_command(app, "version", {}, _version, "Print the version.")
 
 

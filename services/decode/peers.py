@@ -23,7 +23,7 @@ from services.transfer.interface import Endpoint
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import UNARY_S, Channels
 from services.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
-from services.wire.errors import remote_error
+from services.wire.errors import NotConnected, RemoteError, remote_error
 from services.wire.mailbox import Mailbox
 
 log = Log(__name__)
@@ -129,16 +129,30 @@ class Peers:
         return None
 
     async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
+        remote = await self._try_grant(peer, request)
+        if remote is not None and remote.kind == NotConnected.__name__:
+            # The sender's way to our memory broke: make it anew, once (`reconnect`).
+            if await self._try_connect(peer) is None:
+                remote = await self._try_grant(peer, request)
+            else:
+                self._connected.discard(Incarnation(peer.incarnation))
+        if remote is None:
+            return
+        # Refused: the sender does not hold the room (any more). Unanswered: it may have the grant, so that
+        # the room's memory goes into quarantine until the close is answered.
+        reason = Reason.PREFILL_LOST if remote.unreachable else Reason.REFUSED
+        text = f"prefill worker {peer.name} did not take the destination: {remote}"
+        self._cancel(RoomId(request.room), Cause(reason, text))
+
+    async def _try_grant(
+        self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest
+    ) -> RemoteError | None:
         try:
             stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
             await stub.Grant(request, timeout=UNARY_S)
         except grpc.aio.AioRpcError as error:
-            remote = remote_error(error)
-            # Refused: the sender does not hold the room (any more). Unanswered: it may have the grant,
-            # so that the room's memory goes into quarantine until the close is answered.
-            reason = Reason.PREFILL_LOST if remote.unreachable else Reason.REFUSED
-            text = f"prefill worker {peer.name} did not take the destination: {remote}"
-            self._cancel(RoomId(request.room), Cause(reason, text))
+            return remote_error(error)
+        return None
 
     async def _close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
         request = inference_pb2.CloseRequest(

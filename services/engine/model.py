@@ -54,6 +54,10 @@ class Model:
         logits: torch.Tensor = answer.logits[0]
         return logits
 
+    def weights(self) -> list[torch.Tensor]:
+        """Every weight once, tied ones too."""
+        return [each.data for each in self._module.parameters()]
+
 
 def load_model(directory: Path, dtype: str, device: str) -> Model:
     """Load the model in `directory` straight in `dtype` ("auto", "bfloat16" or "float32") on `device`

@@ -238,7 +238,7 @@ class PrefillWork:
         sender = self.roster.get(room)
         if receiver != sender.peer:
             raise PeerFault(f"room {room}: the registry named another receiver")
-        if receiver not in self._plans:
+        if receiver not in self._plans or not self._transfer.connected(receiver):
             raise NotConnected(f"room {room}: connect first")
         expected = sender.pages_needed - wire.prefix_tokens // self._layout.page_tokens
         if len(grant.pages) != expected:

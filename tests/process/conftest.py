@@ -23,3 +23,10 @@ def idle_stack(stack: Stack) -> Iterator[Stack]:
     start = stack.idle_gauges()
     yield stack
     stack.wait_idle(start)
+
+
+@pytest.fixture(scope="module")
+def stack_small(demo_model_dir: Path) -> Iterator[Stack]:
+    """Caches that hold 5,824 tokens: less than the model's context."""
+    with running_stack(str(demo_model_dir), dtype="float32", kv_cache_memory="256MiB") as running:
+        yield running

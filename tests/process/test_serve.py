@@ -1,0 +1,66 @@
+"""Does `baton serve` bring up a real stack, keep it and take it down?"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.process.stack import READY_S, STOP_S, free_port
+
+
+def _said(log: Path, words: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_S
+    while words not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def _ask(url: str) -> str:
+    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) -> None:
+    log, port = tmp_path / "serve.log", free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "services.cli.main", "serve", "--port", str(port)]
+    command += ["--model", str(demo_model_dir), "--kv-cache-memory", "128MiB"]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ)
+    children: list[psutil.Process] = []
+    try:
+        _said(log, "Ready:", process)
+        assert "Paris" in _ask(url)
+
+        children = psutil.Process(process.pid).children(recursive=True)
+        decode = next(child for child in children if "decode" in child.cmdline())
+        decode.kill()
+        _said(log, "restart", process)
+        deadline = time.monotonic() + READY_S
+        while httpx.get(f"{url}/ready").status_code == 200 and time.monotonic() < deadline:
+            time.sleep(0.02)  # the exit is still being reported
+        while httpx.get(f"{url}/ready").status_code != 200 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "Paris" in _ask(url)
+
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_S) == 0, log.read_text()
+        gone, alive = psutil.wait_procs(children, timeout=STOP_S)
+        assert len(gone) >= 3
+        assert not alive
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(STOP_S)
