@@ -28,7 +28,8 @@ def generate(into: Path) -> list[Path]:
     # The plug-ins of mypy-protobuf lie beside the interpreter.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", *outs, *protos]
-    subprocess.run(command, check=True, env=os.environ | {"PATH": path}, timeout=120, capture_output=True)
+    environ = os.environ | {"PATH": path}
+    subprocess.run(command, check=True, env=environ, timeout=120, capture_output=True)  # noqa: S603
     written = sorted(each for each in into.rglob("*_pb2*") if each.suffix in {".py", ".pyi"})
     for each in written:
         text = _IMPORT.sub(r"\1 services.wire.baton.v1", each.read_text())
@@ -44,10 +45,10 @@ def stale() -> list[Path]:
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch)
         names = set(generate(fresh))
-        extra = {path.relative_to(TARGET) for path in (TARGET / "baton").rglob("*.py*") if path.suffix != ".pyc"}
+        committed = (path for path in (TARGET / "baton").rglob("*.py*") if path.suffix != ".pyc")
         return sorted(
             name
-            for name in names | extra
+            for name in names | {path.relative_to(TARGET) for path in committed}
             if not (fresh / name).exists()
             or not (TARGET / name).exists()
             or (fresh / name).read_text() != (TARGET / name).read_text()
@@ -55,7 +56,9 @@ def stale() -> list[Path]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     if not parser.parse_args().check:
         generate(TARGET)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
@@ -38,7 +39,13 @@ class Model:
         self._module = module
         probe = Probe()
         where = torch.arange(2, device=device)[None]
-        logits = self.logits(torch.zeros_like(where), where, where[0, 1:], probe)
+        try:
+            logits = self.logits(torch.zeros_like(where), where, where[0, 1:], probe)
+        except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
+            raise UnsupportedModel(
+                f"the model {facts.name} ({module.config.model_type}) cannot be served: its definition does "
+                f"not run over pages: {_first_line(error)}"
+            ) from error
         self.geometry: Geometry = probe.verdict(facts.name, module.config)
         self.vocab_size: int = logits.shape[1]
 
@@ -105,7 +112,7 @@ def find_device(device: str) -> torch.device:
 def _configuration(directory: Path, name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModel(
             f"the model {name} cannot be served: the transformers library does not know its configuration: "
             f"{_first_line(error)}"

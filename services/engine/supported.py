@@ -52,7 +52,7 @@ def refuse_by_configuration(name: str, config: Any) -> None:
         if "sliding_attention" in layers and not _window_is_active(config):
             layers.discard("sliding_attention")
         found += [OTHER_LAYERS.get(kind, f"layers of type {kind}") for kind in sorted(layers)]
-    _refuse(name, _told(config, "model_type"), dict.fromkeys(found))
+    _refuse(name, _told(config, "model_type"), found)
 
 
 class Probe:
@@ -60,7 +60,7 @@ class Probe:
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[torch.Size, torch.Size, torch.Size]] = {}
-        self._needs: dict[str, None] = {}
+        self._needs: list[str] = []
 
     def __call__(
         self,
@@ -72,38 +72,36 @@ class Probe:
     ) -> torch.Tensor:
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int) or layer in self._calls:
-            self._needs["attention that is not once per numbered layer"] = None
+            self._needs.append("attention that is not once per numbered layer")
         else:
             self._calls[layer] = (query.shape, key.shape, value.shape)
         if getattr(module, "is_causal", True) is False:
-            self._needs[OPTION_NAMES["is_causal"]] = None
+            self._needs.append(OPTION_NAMES["is_causal"])
         for option, asked in options.items():
             if option in WITHOUT_EFFECT or asked is None or (option == "is_causal" and asked is True):
                 continue
             if option == "sliding_window" and not _window_is_active(getattr(module, "config", None)):
                 continue
-            self._needs[OPTION_NAMES.get(option, f"the attention option {option}")] = None
+            self._needs.append(OPTION_NAMES.get(option, f"the attention option {option}"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     def verdict(self, name: str, config: Any) -> Geometry:
         """What was seen in a forward pass. Raises UnsupportedModel."""
         layers = int(config.num_hidden_layers)
         if sorted(self._calls) != list(range(layers)):
-            self._needs[f"attention of another kind (in {layers - len(self._calls)} of {layers} layers)"] = (
-                None
-            )
+            self._needs.append("layers without the library's common attention")
         if len(set(self._calls.values())) > 1:
-            self._needs["layers with keys and values of differing shapes"] = None
+            self._needs.append("layers of differing shapes")
         for query, key, value in self._calls.values():
             if key != value or query[3] != key[3] or query[1] % key[1]:
-                self._needs["keys and values of differing shapes"] = None
+                self._needs.append("keys and values of differing shapes")
         _refuse(name, _told(config, "model_type"), self._needs)
         query, key, _ = self._calls[0]
         return Geometry(layers, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
 
 
 def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
-    listed = ", ".join(needs)
+    listed = ", ".join(dict.fromkeys(needs))
     if listed:
         raise UnsupportedModel(f"the model {name} ({model_type}) cannot be served: it needs {listed}")
 

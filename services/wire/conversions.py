@@ -4,13 +4,28 @@ Reading checks what the type system cannot: enums that are set, numbers in range
 not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
+from math import isfinite
+
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.rooms.errors import Cause, Reason, Refusal
-from services.rooms.ids import Incarnation
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Event, RoomEntry, WorkerFacts
-from services.rooms.request import FinishReason, Request, Sampling, Token
+from services.rooms.request import (
+    LOGIT_BIAS_MAX,
+    STOP_TOKEN_IDS_MAX,
+    TOP_LOGPROBS_MAX,
+    FinishReason,
+    Request,
+    Sampling,
+    Token,
+)
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
+
+
+TEXT_CHARS_MAX = 1024
+"""Longest text of a cause; the rest is cut."""
+REQUEST_ID_CHARS_MAX = 256
 
 
 class Malformed(Refusal):
@@ -51,15 +66,19 @@ def request_to_wire(request: Request) -> inference_pb2.InferenceRequest:
 
 
 def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
+    """Raises Malformed by the field that makes no sense."""
     if not wire.prompt:
         raise Malformed("request.prompt is empty")
     if wire.max_tokens < 1:
         raise Malformed("request.max_tokens must be at least 1")
     if wire.min_tokens > wire.max_tokens:
         raise Malformed("request.min_tokens is larger than request.max_tokens")
+    if len(wire.stop_token_ids) > STOP_TOKEN_IDS_MAX:
+        raise Malformed(f"request.stop_token_ids has more than {STOP_TOKEN_IDS_MAX} ids")
     sampling = wire.sampling
+    _check_sampling(sampling)
     return Request(
-        request_id=wire.request_id,
+        request_id=request_id_from_wire(wire.request_id),
         prompt=tuple(wire.prompt),
         max_tokens=wire.max_tokens,
         min_tokens=wire.min_tokens,
@@ -79,6 +98,45 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
             top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
         ),
     )
+
+
+def _check_sampling(sampling: inference_pb2.Sampling) -> None:
+    """A number that no draw can use would fail everyone's step, not only its own request's."""
+    ranges = (
+        ("temperature", sampling.temperature >= 0, "at least 0"),
+        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", 0 <= sampling.min_p <= 1, "from 0 to 1"),
+        ("repetition_penalty", sampling.repetition_penalty > 0, "above 0"),
+        ("presence_penalty", True, ""),
+        ("frequency_penalty", True, ""),
+    )
+    for name, holds, allowed in ranges:
+        if not isfinite(getattr(sampling, name)):
+            raise Malformed(f"request.sampling.{name} is not a finite number")
+        if not holds:
+            raise Malformed(f"request.sampling.{name} must be {allowed}")
+    if len(sampling.logit_bias) > LOGIT_BIAS_MAX or not all(map(isfinite, sampling.logit_bias.values())):
+        raise Malformed(f"request.sampling.logit_bias takes up to {LOGIT_BIAS_MAX} finite numbers")
+    if sampling.top_logprobs > TOP_LOGPROBS_MAX:
+        raise Malformed(f"request.sampling.top_logprobs must be at most {TOP_LOGPROBS_MAX}")
+
+
+def request_id_from_wire(request_id: str) -> str:
+    if len(request_id) > REQUEST_ID_CHARS_MAX:
+        raise Malformed(f"request_id has more than {REQUEST_ID_CHARS_MAX} characters")
+    return request_id
+
+
+def room_from_wire(room: int) -> RoomId:
+    if room < 1:
+        raise Malformed("room is not set")
+    return RoomId(room)
+
+
+def check_peer(peer: rooms_pb2.Peer, field: str) -> None:
+    """Raises Malformed for a peer that cannot be found again."""
+    if not (peer.name and peer.incarnation and peer.address):
+        raise Malformed(f"{field} needs a name, an incarnation and an address")
 
 
 def token_to_wire(token: Token) -> inference_pb2.Token:
@@ -108,7 +166,7 @@ def cause_to_wire(cause: Cause) -> rooms_pb2.Cause:
 
 def cause_from_wire(wire: rooms_pb2.Cause) -> Cause:
     try:
-        return Cause(Reason(wire.reason), wire.text)
+        return Cause(Reason(wire.reason), wire.text[:TEXT_CHARS_MAX])
     except ValueError as error:
         raise Malformed(f"cause.reason has the unknown value {wire.reason!r}") from error
 
@@ -150,8 +208,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
     side = next((side for side, value in _SIDES.items() if value == wire.side), None)
     if side is None:
         raise Malformed("side is not set")
-    if not (wire.worker.name and wire.worker.incarnation and wire.worker.address):
-        raise Malformed("worker needs a name, an incarnation and an address")
+    check_peer(wire.worker, "worker")
     if not (wire.tokens_max and wire.rooms_max):
         raise Malformed("tokens_max and rooms_max must be at least 1")
     layout = layout_from_wire(wire.layout)

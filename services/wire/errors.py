@@ -10,7 +10,7 @@ from typing import Final
 
 import grpc
 
-from services.pages.errors import LayoutMismatch, PagesError
+from services.pages.errors import LayoutMismatch, Truncated
 from services.rooms.errors import (
     LocalBug,
     NameInUse,
@@ -25,6 +25,7 @@ from services.rooms.errors import (
     WorkerRefused,
 )
 from services.wire.conversions import Malformed
+from services.wire.mailbox import CommandTooLong, MailboxFull
 
 KIND_KEY: Final = "baton-error"
 FIELD_KEY: Final = "baton-field"
@@ -49,6 +50,8 @@ STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (NameInUse, grpc.StatusCode.ALREADY_EXISTS),
     (RosterFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (NoCapacity, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (MailboxFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (CommandTooLong, grpc.StatusCode.INVALID_ARGUMENT),
     (NoSuchWorker, grpc.StatusCode.UNAVAILABLE),
     (Draining, grpc.StatusCode.UNAVAILABLE),
     (WorkerRefused, grpc.StatusCode.FAILED_PRECONDITION),
@@ -57,7 +60,8 @@ STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (NotConnected, grpc.StatusCode.FAILED_PRECONDITION),
     (Malformed, grpc.StatusCode.INVALID_ARGUMENT),
     (PeerFault, grpc.StatusCode.INVALID_ARGUMENT),
-    (PagesError, grpc.StatusCode.INVALID_ARGUMENT),
+    (Truncated, grpc.StatusCode.INVALID_ARGUMENT),
+    (Refusal, grpc.StatusCode.INVALID_ARGUMENT),
     (TimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (LocalBug, grpc.StatusCode.INTERNAL),
 )
@@ -90,7 +94,7 @@ async def errors_as_status(context: grpc.aio.ServicerContext) -> AsyncIterator[N
                 trailing = [(KIND_KEY, type(error).__name__)]
                 if isinstance(error, WorkerRefused | LayoutMismatch):
                     trailing.append((FIELD_KEY, error.field))
-                await context.abort(code, str(error), tuple(trailing))
+                await context.abort(code, str(error) or type(error).__name__, tuple(trailing))
         raise
 
 

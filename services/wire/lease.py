@@ -23,6 +23,8 @@ RETRY_MIN_S = 0.2
 RETRY_MAX_S = 2.0
 UNREACHABLE_TRIES = 5
 """About three seconds."""
+LEASE_MS_MIN = 100
+"""Below it renewing would be all that the worker does."""
 
 
 class LeaseKeeper:
@@ -44,6 +46,9 @@ class LeaseKeeper:
         self._lease_ms = 3_000
         self._failures = 0
         """Calls in a row that did not succeed."""
+        self._refusal: tuple[str, str] | None = None
+        """Kind and field of the refusal that was told last."""
+        self._draining = False
         self.problem: str | None = "not registered yet"
         """Why the worker holds no lease, or None while it does."""
 
@@ -56,6 +61,7 @@ class LeaseKeeper:
                     await self._register()
                 await self._renew()
                 self._failures = 0
+                self._refusal = None
                 pause_s = RETRY_MIN_S
                 await asyncio.sleep(self._lease_ms / 3000)
             except RemoteError as error:
@@ -64,7 +70,9 @@ class LeaseKeeper:
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
 
     async def drain(self) -> None:
-        """Ask for no more rooms. Best effort: an unreachable bootstrap sends none."""
+        """Ask for no more rooms. Best effort: an unreachable bootstrap sends none, and one that comes back
+        is asked again."""
+        self._draining = True
         await self._call(self._stub.Drain, workers_pb2.DrainRequest(incarnation=self._incarnation))
 
     async def leave(self) -> None:
@@ -73,14 +81,16 @@ class LeaseKeeper:
 
     async def _register(self) -> None:
         reply = await _typed(self._stub.Register(self._registration, timeout=UNARY_S))
-        self._lease_ms = reply.lease_ms
+        self._lease_ms = max(reply.lease_ms, LEASE_MS_MIN)
         self.problem = None
         log.info("registered at the bootstrap", lease_ms=reply.lease_ms)
+        if self._draining:
+            await self.drain()
 
     async def _renew(self) -> None:
         request = workers_pb2.RenewRequest(incarnation=self._incarnation)
         reply = await _typed(self._stub.Renew(request, timeout=max(self._lease_ms / 3000, 0.5)))
-        self._lease_ms = reply.lease_ms
+        self._lease_ms = max(reply.lease_ms, LEASE_MS_MIN)
         self._on_renewal()
         fresh = [Incarnation(each) for each in reply.departed if each not in self._departed]
         self._departed = set(reply.departed)
@@ -91,9 +101,10 @@ class LeaseKeeper:
         self._failures += 1
         text = f"refused by the bootstrap: {error}" if error.kind else f"bootstrap unreachable: {error}"
         # A bootstrap that is being restarted, or that stops before its workers do, is no news yet.
-        told = self._failures == (1 if error.kind else UNREACHABLE_TRIES)
-        if told or (error.kind and text != self.problem):
+        refusal = (error.kind, error.field) if error.kind else None
+        if self._failures == UNREACHABLE_TRIES if refusal is None else refusal != self._refusal:
             log.warning("no lease", cause=text)
+        self._refusal = refusal or self._refusal
         self.problem = text
 
     async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable, request: object) -> None:

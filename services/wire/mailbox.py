@@ -8,49 +8,78 @@ leader when it applies it.
 import asyncio
 from collections import deque
 
+from services.rooms.errors import Refusal
 from services.wire.baton.v1 import group_pb2
 
 COMMANDS_MAX = 16_384
-"""Far above what the bounded rooms and leases of a worker can produce; reaching it is refused loudly."""
+"""Most commands that wait, for those who ask: far above what a worker's rooms and leases can produce. What
+follows from something accepted (a cancel, a departed peer) may wait beside as many again."""
+
+TAKEN_BYTES_MAX = 8 << 20
+"""Most bytes that a turn takes and broadcasts; the rest waits for the next turn. Also the longest command."""
+
+FRAME_BYTES = 8
+"""What a command in a list takes beside itself, at most."""
 
 
-class MailboxFull(Exception):
+class MailboxFull(Refusal):
     """More commands are waiting than the worker can ever need."""
+
+
+class CommandTooLong(Refusal):
+    """One command that no turn can take."""
 
 
 class Mailbox:
     """Used from one event loop, by the leader."""
 
     def __init__(self) -> None:
-        self._waiting: list[group_pb2.Command] = []
-        self._answers: list[asyncio.Future[None] | None] = []
+        self._waiting: deque[tuple[group_pb2.Command, asyncio.Future[None] | None]] = deque()
         self._asked: deque[asyncio.Future[None] | None] = deque()
         self.news = asyncio.Event()
 
+    @property
+    def empty(self) -> bool:
+        """No command waits to be taken."""
+        return not self._waiting
+
     def put(self, command: group_pb2.Command) -> None:
-        """Enter a command whose fate nobody waits for."""
-        self._enter(command, None)
+        """Enter a command whose fate nobody waits for. Raises MailboxFull at twice COMMANDS_MAX."""
+        self._enter(command, None, 2 * COMMANDS_MAX)
 
     async def ask(self, command: group_pb2.Command, timeout_s: float) -> None:
         """Enter a command and wait until it was applied. Raises what applying it raised, TimeoutError
-        when it was not applied in time."""
+        when it was not applied in time (it may be later), MailboxFull and CommandTooLong when it was not
+        entered."""
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._enter(command, answer)
-        async with asyncio.timeout(timeout_s):
-            await answer
+        self._enter(command, answer, COMMANDS_MAX)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await answer
+        except TimeoutError as error:
+            what = command.WhichOneof("what")
+            raise TimeoutError(f"no turn of this worker took the {what} in {timeout_s:g} s") from error
 
     def wake(self) -> None:
         """Something other than a command wants a turn."""
         self.news.set()
 
     def take(self) -> bytes:
-        """All waiting commands, serialised for the group. Their answers are awaited in the same order."""
+        """The waiting commands, oldest first and as many as a turn carries, serialised for the group. Their
+        answers are awaited in the same order."""
         self.news.clear()
         if not self._waiting:
             return b""
-        commands = group_pb2.Commands(commands=self._waiting)
-        self._asked.extend(self._answers)
-        self._waiting, self._answers = [], []
+        commands, length = group_pb2.Commands(), 0
+        while self._waiting:
+            command, answer = self._waiting[0]
+            length += command.ByteSize() + FRAME_BYTES
+            if length > TAKEN_BYTES_MAX:
+                self.news.set()
+                break
+            commands.commands.append(command)
+            self._asked.append(answer)
+            self._waiting.popleft()
         return commands.SerializeToString()
 
     def answer(self, error: Exception | None) -> None:
@@ -73,9 +102,13 @@ class Mailbox:
         except TimeoutError:
             return
 
-    def _enter(self, command: group_pb2.Command, answer: asyncio.Future[None] | None) -> None:
-        if len(self._waiting) >= COMMANDS_MAX:
-            raise MailboxFull(f"{COMMANDS_MAX} commands are waiting")
-        self._waiting.append(command)
-        self._answers.append(answer)
+    def _enter(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:
+        if len(self._waiting) >= limit:
+            raise MailboxFull(f"{len(self._waiting)} commands wait for this worker's turn: try again later")
+        if command.ByteSize() + FRAME_BYTES > TAKEN_BYTES_MAX:
+            raise CommandTooLong(
+                f"the {command.WhichOneof('what')} takes {command.ByteSize()} bytes, at most"
+                f" {TAKEN_BYTES_MAX - FRAME_BYTES} are taken"
+            )
+        self._waiting.append((command, answer))
         self.news.set()

@@ -12,6 +12,7 @@ from services.rooms.ids import Incarnation, RoomId
 from services.runtime.logging import Log
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from services.wire.channel import UNARY_S
+from services.wire.errors import remote_error
 
 log = Log(__name__)
 
@@ -19,6 +20,7 @@ LINES_MAX = 8192
 BATCH_MAX = 1024
 PAUSE_S = 0.02
 RETRY_S = 0.5
+DETAIL_CHARS_MAX = 512
 
 
 class Reporter:
@@ -30,7 +32,9 @@ class Reporter:
         self._source = source
         self._waiting: list[rooms_pb2.RoomReport] = []
         self._wake = asyncio.Event()
+        self._sending = asyncio.Lock()
         self.dropped = 0
+        """Lines that were lost, since start."""
 
     def note(self, room: RoomId, wall_ms: int, name: str, detail: str = "") -> None:
         if len(self._waiting) >= LINES_MAX:
@@ -49,21 +53,27 @@ class Reporter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send what waits. A bootstrap that cannot be reached gets it later."""
-        self._wake.clear()
-        while self._waiting:
-            batch = self._waiting[:BATCH_MAX]
-            request = rooms_pb2.ReportRoomsRequest(incarnation=self._incarnation, reports=batch)
-            try:
-                await self._stub.ReportRooms(request, timeout=UNARY_S)
-            except grpc.aio.AioRpcError as error:
-                log.debug("reports kept for later", cause=error.details())
-                await asyncio.sleep(RETRY_S)
-                self._wake.set()
-                return
-            del self._waiting[: len(batch)]
+        """Send what waits. A bootstrap that cannot be reached gets it later; what it refuses is lost."""
+        async with self._sending:
+            self._wake.clear()
+            while self._waiting:
+                batch = self._waiting[:BATCH_MAX]
+                request = rooms_pb2.ReportRoomsRequest(incarnation=self._incarnation, reports=batch)
+                try:
+                    await self._stub.ReportRooms(request, timeout=UNARY_S)
+                except grpc.aio.AioRpcError as error:
+                    remote = remote_error(error)
+                    if remote.unreachable:
+                        log.debug("reports kept for later", cause=str(remote))
+                        self._wake.set()
+                        await asyncio.sleep(RETRY_S)
+                        return
+                    self.dropped += len(batch)
+                    log.warning("reports refused", reports=len(batch), cause=str(remote))
+                del self._waiting[: len(batch)]
 
     def _add(self, room: RoomId, wall_ms: int, name: str, detail: str, *, retired: bool) -> None:
+        detail = detail[:DETAIL_CHARS_MAX]
         event = rooms_pb2.RoomEvent(wall_ms=wall_ms, source=self._source, name=name, detail=detail)
         self._waiting.append(rooms_pb2.RoomReport(room=room, event=event, retired=retired))
         self._wake.set()

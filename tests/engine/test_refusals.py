@@ -56,7 +56,7 @@ def test_supported_models_are_not_refused(architecture: str) -> None:
 def test_sinks_are_seen_when_the_configuration_is_silent(tmp_path: Path) -> None:
     """gpt-oss without windows: only the call of its attention tells of the sinks."""
     config = transformers.GptOssConfig(
-        **{**tiny._SHAPE, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": None},
+        **{**tiny.SHAPE, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": None},
         layer_types=["full_attention"] * 3,
     )
     with pytest.raises(UnsupportedModel, match="attention sinks"):
@@ -70,6 +70,21 @@ def test_layers_without_attention_are_seen(tmp_path: Path) -> None:
     )
     with pytest.raises(UnsupportedModel, match=r"cannot be served"):
         load_model(tiny.save(config, tmp_path / "mamba"), "float32", "cpu")
+
+
+def test_attention_to_later_tokens_is_seen(tmp_path: Path) -> None:
+    """An encoder under the name of a language model."""
+    shape = {**tiny.SHAPE, "num_attention_heads": 4, "pad_token_id": 0}
+    config = transformers.BertConfig(**shape, is_decoder=False)
+    with pytest.raises(UnsupportedModel, match="attention to later tokens"):
+        load_model(tiny.save(config, tmp_path / "bert"), "float32", "cpu")
+
+
+def test_a_configuration_of_wrong_types(llama: Path) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "num_hidden_layers": "three"}))
+    with pytest.raises(UnsupportedModel, match="does not know its configuration"):
+        load_model(llama, "float32", "cpu")
 
 
 def test_unknown_architecture(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from transformers import (
 
 VOCABULARY: Final = 131
 CONTEXT: Final = 512
-_SHAPE: Final[dict[str, Any]] = {
+SHAPE: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -36,15 +36,15 @@ _SHAPE: Final[dict[str, Any]] = {
 }
 
 ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
-    "llama-gqa-untied": LlamaConfig(**_SHAPE, tie_word_embeddings=False),
-    "llama-mha-tied": LlamaConfig(**{**_SHAPE, "num_key_value_heads": 6}, tie_word_embeddings=True),
-    "qwen2-biased": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-    "qwen3-query-key-norm": Qwen3Config(**_SHAPE, tie_word_embeddings=False),
-    "qwen3-moe": Qwen3MoeConfig(**_SHAPE, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
-    "mistral-no-window": MistralConfig(**_SHAPE, sliding_window=None),
-    "mistral-window-beyond-context": MistralConfig(**_SHAPE, sliding_window=CONTEXT),
-    "gemma-one-kv-head": GemmaConfig(**{**_SHAPE, "num_key_value_heads": 1, "head_dim": 32}),
-    "granite-own-scaling": GraniteConfig(**_SHAPE, attention_multiplier=0.4),
+    "llama-gqa-untied": LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    "llama-mha-tied": LlamaConfig(**{**SHAPE, "num_key_value_heads": 6}, tie_word_embeddings=True),
+    "qwen2-biased": Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "qwen3-query-key-norm": Qwen3Config(**SHAPE, tie_word_embeddings=False),
+    "qwen3-moe": Qwen3MoeConfig(**SHAPE, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
+    "mistral-no-window": MistralConfig(**SHAPE, sliding_window=None),
+    "mistral-window-beyond-context": MistralConfig(**SHAPE, sliding_window=CONTEXT),
+    "gemma-one-kv-head": GemmaConfig(**{**SHAPE, "num_key_value_heads": 1, "head_dim": 32}),
+    "granite-own-scaling": GraniteConfig(**SHAPE, attention_multiplier=0.4),
     "gpt2-learned-positions": GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=48,

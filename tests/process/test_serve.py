@@ -46,7 +46,7 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
         children = psutil.Process(process.pid).children(recursive=True)
         decode = next(child for child in children if "decode" in child.cmdline())
         decode.kill()
-        _said(log, "restart", process)
+        _said(log, "starting it again", process)
         deadline = time.monotonic() + READY_S
         while httpx.get(f"{url}/ready").status_code == 200 and time.monotonic() < deadline:
             time.sleep(0.02)  # the exit is still being reported

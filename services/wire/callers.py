@@ -1,0 +1,62 @@
+"""How does the caller of a room's stream hear of its room, and the room of its caller?
+
+A call that opens a room enters a command and then reads from a queue of its own, which the leader's turn
+fills. A call that ends early, for whatever reason, cancels its room: nothing goes on that nobody hears.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
+from services.rooms.ids import RoomId
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.channel import UNARY_S
+from services.wire.conversions import cause_to_wire
+from services.wire.mailbox import Mailbox
+
+Reply = TypeVar("Reply")
+
+
+class Callers(Generic[Reply]):
+    """Calls whose rooms have not been opened yet: at most one a room. Used from one event loop."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._waiting: dict[RoomId, asyncio.Queue[Reply]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, room: RoomId) -> asyncio.Queue[Reply] | None:
+        """The room was opened: where its replies go from now on. None on a rank that nobody called."""
+        return self._waiting.pop(room, None)
+
+    @asynccontextmanager
+    async def calling(
+        self, room: RoomId, command: group_pb2.Command, replies_max: int
+    ) -> AsyncIterator[asyncio.Queue[Reply]]:
+        """Open `room` by `command`; the queue holds its first reply by then. `replies_max`: more than its
+        stream can ever carry.
+
+        Raises RoomExists while another call is opening it, and what opening it raised. Left by any other
+        exception, a cancellation included, it cancels the room.
+        """
+        if room in self._waiting:
+            raise RoomExists(f"room {room} is being opened by another call")
+        replies: asyncio.Queue[Reply] = asyncio.Queue(replies_max)
+        self._waiting[room] = replies
+        try:
+            await self._mailbox.ask(command, UNARY_S)
+            yield replies
+        except (Refusal, PeerFault):
+            raise  # it was not opened
+        except BaseException:
+            cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
+            cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
+            self._mailbox.put(group_pb2.Command(cancel=cancel))
+            raise
+        finally:
+            if self._waiting.get(room) is replies:
+                del self._waiting[room]

@@ -1,0 +1,32 @@
+"""Which requests can this worker's model compute at all?
+
+One row that the model cannot compute fails the step of everyone in it, so it is refused before it enters
+(`malformed-is-contained`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.rooms.request import Request
+from services.wire.conversions import Malformed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBounds:
+    vocabulary: int
+    """Token ids lie in [0, vocabulary)."""
+    context_tokens: int
+    """Prompt plus output."""
+
+    def check(self, request: Request) -> None:
+        """Raises Malformed, naming the field but no token."""
+        if not self.knows(request.prompt):
+            raise Malformed(f"request.prompt has an id outside the vocabulary of {self.vocabulary} tokens")
+        if request.tokens_max > self.context_tokens:
+            raise Malformed(
+                f"request may grow to {request.tokens_max} tokens: the model's context holds"
+                f" {self.context_tokens}"
+            )
+
+    def knows(self, tokens: Iterable[int]) -> bool:
+        return all(0 <= token < self.vocabulary for token in tokens)
