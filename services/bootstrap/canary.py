@@ -5,11 +5,13 @@ canary also pays the first use of everything: connections, registered memory, ke
 """
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 from services.bootstrap.follower import RoomBackend
 from services.bootstrap.rooms import Rooms
 from services.openai.backend import Hangup, RoomFailed
+from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.registry import Worker, WorkerState
 from services.rooms.request import Request, Sampling
@@ -30,6 +32,8 @@ class Canary:
     def __init__(self, rooms: Rooms, backend: RoomBackend) -> None:
         self._rooms = rooms
         self._backend = backend
+        self._tries: Counter[Incarnation] = Counter()
+        """Of the workers that are there: who failed often comes last, and keeps nobody from joining."""
         self.problem: str | None = None
         """Why the last canary failed; None after one that passed."""
 
@@ -46,15 +50,27 @@ class Canary:
                 await asyncio.sleep(RETRY_S)
 
     def _pair(self) -> tuple[Worker, Worker] | None:
-        """A joining worker and a partner for it: a ready one if there is one."""
+        """The joining worker tried least, and a partner for it: a ready one if there is one."""
         workers = [w for w in self._rooms.registry.workers() if w.state in _USABLE]
-        joining = next((worker for worker in workers if worker.state is WorkerState.JOINING), None)
-        if joining is None:
+        self._tries = Counter({w.facts.incarnation: self._tries[w.facts.incarnation] for w in workers})
+        pairs = [
+            (joining, partner)
+            for joining in workers
+            for partner in workers
+            if joining.state is WorkerState.JOINING and partner.facts.side is not joining.facts.side
+        ]
+        if not pairs:
             return None
-        others = [worker for worker in workers if worker.facts.side is not joining.facts.side]
-        if not others:
-            return None
-        partner = min(others, key=lambda worker: worker.state is not WorkerState.READY)
+        joining, partner = min(
+            pairs,
+            key=lambda pair: (
+                self._tries[pair[0].facts.incarnation],
+                pair[1].state is not WorkerState.READY,
+                self._tries[pair[1].facts.incarnation],
+            ),
+        )
+        for worker in (joining, partner):
+            self._tries[worker.facts.incarnation] += 1
         return (joining, partner) if joining.facts.side is Side.PREFILL else (partner, joining)
 
     async def _try(self, pair: tuple[Worker, Worker]) -> str | None:

@@ -25,6 +25,7 @@ from services.rooms.errors import Cause, NoSuchWorker, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry
 from services.rooms.request import FinishReason, Request, Token
+from services.runtime.logging import Log
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.conversions import (
@@ -41,6 +42,8 @@ LINGER_S: Final = 10.0
 """How long the streams of an ended room are read on for their outcomes before they are cut."""
 
 RETRY_AFTER_S: Final = 1
+
+log = Log(__name__)
 
 
 class RoomStream:
@@ -59,6 +62,7 @@ class RoomStream:
         self._out: asyncio.Queue[TokenBatch | RoomFailed] = asyncio.Queue(request.max_tokens + 1)
         self._next = 0
         self._over = False
+        """The reader has got, or given up, all it will ever get."""
         self._accepted = asyncio.Event()
         self._holding: set[Side] = set()
         """Sides that may hold the room, and so will report it retired."""
@@ -79,7 +83,7 @@ class RoomStream:
     async def hang_up(self, why: Hangup) -> None:
         if self._over:
             return
-        self._over = True
+        self._end()
         match why:
             case Hangup.STOP_STRING:
                 self._rooms.stop(self._entry.id)
@@ -96,14 +100,24 @@ class RoomStream:
             for reader in sides:
                 reader.cancel()
             await asyncio.gather(*sides, return_exceptions=True)
+            self._fail_if_open(sides)
             for side in set(Side) - self._holding:
                 self._rooms.side_retired(self._entry.id, side)
+
+    def _fail_if_open(self, sides: list[asyncio.Task[None]]) -> None:
+        """Whatever ended the streams: nobody waits for a room that nobody follows any more."""
+        for reader in sides:
+            if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
+                log.error("a room's stream could not be followed", room=self._entry.id, error=error)
+        self.fail(Cause(Reason.BOOTSTRAP_LOST, "the bootstrap could not follow the room to its end"))
 
     async def _until_over(self, sides: list[asyncio.Task[None]]) -> None:
         """Until both streams have ended; once the room is over they get LINGER_S for that."""
         running = set(sides)
         while running and not self._over:
-            _, running = await asyncio.wait(running, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            done, running = await asyncio.wait(running, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            if any(reader.cancelled() or reader.exception() is not None for reader in done):
+                return
         if running:
             await asyncio.wait(running, timeout=LINGER_S)
 
@@ -131,6 +145,8 @@ class RoomStream:
                         self._offer(0, (token_from_wire(first.token),), finish_from_wire(first.finish))
                     case "outcome":
                         outcome.came(outcome_from_wire(reply.outcome))
+                        if not self._accepted.is_set():
+                            raise Malformed("an outcome before the room was accepted")
                         return
 
     async def _read_decode(self) -> None:
@@ -175,8 +191,13 @@ class RoomStream:
             self._rooms.registry.streaming(self._entry.id)
             self._rooms.tell(self._entry.id, "first token passed on")
         self._next += len(fresh)
+        if self._next > self._request.max_tokens:
+            self.fail(
+                Cause(LOST[Side.DECODE], f"decode worker {self._entry.decode.name} drew on")
+            )
+            return
         if finish is not None:
-            self._over = True
+            self._end()
             self._rooms.answered(self._entry.id)
         self._out.put_nowait(TokenBatch(fresh, finish))
 
@@ -188,8 +209,12 @@ class RoomStream:
 
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
-            self._over = True
+            self._end()
             self._out.put_nowait(RoomFailed(cause.text, cause.reason.value))
+
+    def _end(self) -> None:
+        self._over = True
+        self._accepted.set()  # a decode side that was not called yet need not be
 
     def broken(self, side: Side, error: grpc.aio.AioRpcError) -> Cause:
         """What a broken stream says of its room. A worker that cannot be reached gets no rooms until it
@@ -220,6 +245,8 @@ class _ended_with_outcome:  # noqa: N801 - reads as what it is: a context
     def came(self, cause: Cause | None) -> None:
         self._came = True
         self._stream.note_outcome(self._side, cause)
+        if cause is None and self._side is Side.DECODE:
+            cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is not None:
             self._stream.fail(cause)
 

@@ -23,6 +23,8 @@ from services.rooms.registry import Registry, RoomEntry, WorkerState
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000
+ID_CHARS_MAX: Final = 20
+"""Decimal digits of 64 bits."""
 
 
 def admin_router(
@@ -61,10 +63,10 @@ def admin_router(
     @router.get("/rooms/{room}")
     async def room(room: str) -> JSONResponse:
         try:
-            entry = registry.get(RoomId(int(room)))
-        except (UnknownRoom, ValueError):
+            entry = registry.get(_id(room))
+        except UnknownRoom:
             error = {
-                "message": f"room {room!r} is not known",
+                "message": f"room {room[:ID_CHARS_MAX]!r} is not known",
                 "type": "not_found",
                 "param": "id",
                 "code": None,
@@ -73,6 +75,13 @@ def admin_router(
         return JSONResponse(_room(entry, events=True))
 
     return router
+
+
+def _id(text: str) -> RoomId:
+    """Raises UnknownRoom for what cannot be a room's id, exactly as it was told."""
+    if len(text) > ID_CHARS_MAX or not (text.isascii() and text.isdigit()):
+        raise UnknownRoom("not a room id")
+    return RoomId(int(text))
 
 
 def _missing(registry: Registry) -> list[str]:

@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import grpc
@@ -80,6 +81,7 @@ class Rooms:
     def renew(self, incarnation: Incarnation) -> None:
         self.registry.renew(incarnation, self._clock.now_ms())
         self._metrics.lease_renewed()
+        self._wake_queue()
 
     def proven(self, incarnation: Incarnation) -> None:
         """A canary hand-over passed: the worker may have rooms."""
@@ -160,16 +162,18 @@ class Rooms:
         if self.registry.record(room, event):
             self._wake_watchers(room)
 
-    def answered(self, room: RoomId) -> None:
-        """The client has all that it asked for."""
-        if self.registry.end(room, None, self._clock.now_ms()):
-            self.tell(room, "answered")
+    def answered(self, room: RoomId) -> bool:
+        """The client has all that it asked for. False when the room had ended before."""
         self._on_end.pop(room, None)
+        ended = self.registry.end(room, None, self._clock.now_ms())
+        if ended:
+            self.tell(room, "answered")
+        return ended
 
     def stop(self, room: RoomId) -> None:
         """The client has all that it asked for, and the workers do not know it: stop them."""
-        self.answered(room)
-        self._cancel_sides(room, Cause(Reason.ANSWERED, "a stop string was reached"))
+        if self.answered(room):
+            self._cancel_sides(room, Cause(Reason.ANSWERED, "a stop string was reached"))
 
     def fail(self, room: RoomId, cause: Cause) -> None:
         """End a room with its first cause, tell both sides, and whoever follows it. Idempotent."""
@@ -202,7 +206,7 @@ class Rooms:
         return len(self._queue)
 
     async def keep_time(self) -> None:
-        """Expire leases and overdue rooms until cancelled."""
+        """Expire leases and overdue rooms, and look at the queue again, until cancelled."""
         while True:
             now_ms = self._clock.now_ms()
             for incarnation in self.registry.expired(now_ms):
@@ -214,6 +218,8 @@ class Rooms:
                 self.tell(entry.id, "filed", f"not reported retired by {sides}")
                 self.registry.abandon(entry.id)
                 self._wake_watchers(entry.id)
+            self._wake_queue()
+            self._drop_channels()
             await asyncio.sleep(TICK_S)
 
     async def finish(self) -> None:
@@ -249,6 +255,14 @@ class Rooms:
             except Refusal as error:
                 head.opened.set_exception(error)
             self._queue.popleft()
+
+    def _drop_channels(self) -> None:
+        """Close the ways to addresses where no worker is any more and no open room has one."""
+        needed = {worker.facts.address for worker in self.registry.workers()}
+        for address in set(self._channels.addresses()) - needed:
+            open_rooms = islice(self.registry.rooms(), self.registry.open_count())
+            if not any(address in (each.prefill.address, each.decode.address) for each in open_rooms):
+                self.spawn(self._channels.drop(address))
 
     def _wake_watchers(self, room: RoomId) -> None:
         for changed in self._watchers.get(room, ()):

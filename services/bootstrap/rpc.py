@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -10,6 +11,7 @@ import grpc
 from services.bootstrap.rooms import QueueFull, Rooms
 from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import (
@@ -18,6 +20,7 @@ from services.wire.conversions import (
     event_to_wire,
     outcome_from_wire,
     peer_to_wire,
+    request_id_from_wire,
     room_to_wire,
     worker_from_wire,
 )
@@ -25,6 +28,9 @@ from services.wire.errors import errors_as_status
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 10_000
+WATCH_S: Final = 1.0
+"""How long a watcher waits for news before it looks by itself."""
+WHY_CHARS_MAX: Final = 256
 
 
 class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
@@ -50,8 +56,9 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
         self, request: workers_pb2.DrainRequest, context: grpc.aio.ServicerContext
     ) -> workers_pb2.DrainReply:
         async with errors_as_status(context):
-            self._rooms.registry.drain(Incarnation(request.incarnation))
-        return workers_pb2.DrainReply()
+            worker = self._rooms.registry.worker(Incarnation(request.incarnation))
+            self._rooms.registry.drain(worker.facts.incarnation)
+            return workers_pb2.DrainReply(rooms=len(worker.rooms))
 
     async def Leave(
         self, request: workers_pb2.LeaveRequest, context: grpc.aio.ServicerContext
@@ -79,7 +86,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             if not 1 <= request.prompt_tokens <= request.tokens:
                 raise Malformed("tokens must be at least prompt_tokens, which must be at least 1")
             try:
-                entry = await self._rooms.admit(request.request_id, request.prompt_tokens, request.tokens)
+                request_id = request_id_from_wire(request.request_id)
+                entry = await self._rooms.admit(request_id, request.prompt_tokens, request.tokens)
             except (QueueFull, TimeoutError) as error:
                 raise NoCapacity(str(error) or "no pair of workers had space in time") from error
         return rooms_pb2.OpenRoomReply(
@@ -102,7 +110,9 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
                         yield event_to_wire(event)
                     if entry.phase is RoomPhase.RETIRED and told == len(entry.events):
                         return
-                    await changed.wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(WATCH_S):
+                            await changed.wait()
             finally:
                 self._rooms.unwatch(room, changed)
 
@@ -119,7 +129,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
     ) -> rooms_pb2.CancelRoomReply:
         async with errors_as_status(context):
             entry = self._rooms.registry.get(RoomId(request.room))
-            self._rooms.fail(entry.id, Cause(Reason.CANCELLED, request.why or "cancelled"))
+            self._rooms.fail(entry.id, Cause(Reason.CANCELLED, request.why[:WHY_CHARS_MAX] or "cancelled"))
         return rooms_pb2.CancelRoomReply()
 
     async def GetRoom(
@@ -144,6 +154,9 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             entry = self._rooms.registry.get(RoomId(report.room))
         except UnknownRoom:
             return
+        sides = [side for side in Side if entry.worker(side).incarnation == reporter]
+        if reporter and not sides:
+            return
         if report.HasField("event"):
             self._rooms.record(entry.id, event_from_wire(report.event))
         if report.HasField("outcome") and reporter == 0:
@@ -153,6 +166,5 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             else:
                 self._rooms.fail(entry.id, cause)
         if report.retired:
-            for facts in (entry.prefill, entry.decode):
-                if facts.incarnation == reporter:
-                    self._rooms.side_retired(entry.id, facts.side)
+            for side in sides:
+                self._rooms.side_retired(entry.id, side)

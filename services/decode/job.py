@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from services.engine.engine import Sequence
+from services.pages.record import MetadataRecord
 from services.rooms.receiver import Receiver
 from services.rooms.request import Request
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
@@ -25,6 +26,8 @@ class Job:
     """Where the caller of StreamRoom reads, on the leader."""
     sequence: Sequence = field(init=False)
     pages: tuple[int, ...] = ()
+    record: MetadataRecord | None = None
+    """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
     finished: bool = False
     """The sequence has ended by itself."""
 

@@ -8,7 +8,8 @@ proof, a deadline that passes is not.
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import grpc
 
@@ -28,9 +29,16 @@ from services.wire.mailbox import Mailbox
 
 log = Log(__name__)
 
-CLOSE_CALL_S = 6.0
-CLOSE_PAUSE_MIN_S = 0.05
-CLOSE_PAUSE_MAX_S = 2.0
+CLOSE_CALL_S: Final = 6.0
+CLOSE_PAUSE_MIN_S: Final = 0.05
+CLOSE_PAUSE_MAX_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Connecting:
+    rooms: list[RoomId]
+    """Which wait for it."""
+    task: asyncio.Task[None]
 
 
 class Peers:
@@ -50,7 +58,9 @@ class Peers:
         self._layout = layout
         self._connect_timeout_s = connect_timeout_s
         self._connected: set[Incarnation] = set()
-        self._connecting: dict[Incarnation, list[RoomId]] = {}
+        self._addresses: dict[Incarnation, str] = {}
+        """Of every peer that was called, until it is gone."""
+        self._connecting: dict[Incarnation, _Connecting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: dict[RoomId, asyncio.Task[None]] = {}
 
@@ -61,10 +71,10 @@ class Peers:
         if incarnation in self._connected:
             return True
         if incarnation in self._connecting:
-            self._connecting[incarnation].append(room)
+            self._connecting[incarnation].rooms.append(room)
             return False
-        self._connecting[incarnation] = [room]
-        self._spawn(self._connect(peer))
+        self._addresses[incarnation] = peer.address
+        self._connecting[incarnation] = _Connecting([room], self._spawn(self._connect(peer)))
         return False
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
@@ -84,8 +94,14 @@ class Peers:
             task.cancel()
 
     def forget(self, peer: Incarnation) -> None:
-        """Its process is gone."""
+        """Its process is gone: who waited for it was told by the same news."""
+        connecting = self._connecting.pop(peer, None)
+        if connecting is not None:
+            connecting.task.cancel()
         self._connected.discard(peer)
+        address = self._addresses.pop(peer, None)
+        if address is not None and address not in self._addresses.values():
+            self._spawn(self._channels.drop(address))
 
     @property
     def closing(self) -> int:
@@ -100,7 +116,9 @@ class Peers:
     async def _connect(self, peer: rooms_pb2.Peer) -> None:
         incarnation = Incarnation(peer.incarnation)
         problem = await self._try_connect(peer)
-        rooms = self._connecting.pop(incarnation)
+        connecting = self._connecting.pop(incarnation, None)
+        if connecting is None:
+            return  # it departed meanwhile
         if problem is None:
             self._connected.add(incarnation)
             self._mailbox.put(group_pb2.Command(connected=incarnation))
@@ -108,7 +126,7 @@ class Peers:
             return
         log.warning("not connected", worker=peer.name, cause=problem)
         text = f"decode cannot connect to prefill worker {peer.name}: {problem}"
-        for room in rooms:
+        for room in connecting.rooms:
             self._cancel(room, Cause(Reason.CONNECT_FAILED, text))
 
     async def _try_connect(self, peer: rooms_pb2.Peer) -> str | None:

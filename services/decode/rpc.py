@@ -1,17 +1,15 @@
 """What may be asked of a decode worker? Each method parses, asks the turn loop, renders. No policy here."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
 
-from services.decode.job import Replies, replies_max
+from services.decode.job import replies_max
 from services.decode.turn import DecodeWork
-from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
+from services.rooms.ids import Incarnation
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import UNARY_S, check_incarnation
-from services.wire.conversions import cause_to_wire, request_from_wire
+from services.wire.conversions import request_from_wire, room_from_wire
 from services.wire.errors import Draining, errors_as_status
 from services.wire.mailbox import Mailbox
 
@@ -27,25 +25,15 @@ class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
     ) -> AsyncIterator[inference_pb2.StreamRoomReply]:
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
-            parsed = request_from_wire(request.request)
             if self._work.draining:
                 raise Draining("this decode worker is draining")
-            room, replies = RoomId(request.room), Replies(replies_max(parsed))
-            self._work.listen(room, replies)
-            try:
-                await self._mailbox.ask(group_pb2.Command(stream=request), UNARY_S)
+            command, most = group_pb2.Command(stream=request), replies_max(request_from_wire(request.request))
+            async with self._work.callers.calling(room_from_wire(request.room), command, most) as replies:
                 over = False
                 while not over:
                     reply = await replies.get()
                     yield reply
                     over = reply.HasField("outcome")
-            except (asyncio.CancelledError, GeneratorExit, TimeoutError):
-                cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the stream of decode")
-                cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
-                self._mailbox.put(group_pb2.Command(cancel=cancel))
-                raise
-            finally:
-                self._work.unlisten(room)
 
     async def Cancel(
         self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext

@@ -5,13 +5,15 @@ rank), *waiting* (admitted, no space in the batch) and *running*. They follow fr
 their order; there are no lists beside the roster that could disagree with it.
 """
 
+from typing import Final
+
 from services.decode.batch import next_batch
-from services.decode.job import Job, Replies
+from services.decode.job import Job
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import Peers
 from services.engine.engine import Row
 from services.engine.stepper import StepFailed, Stepper
-from services.pages.errors import PagesError, RecordCorrupt, RecordForeign
+from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.record import MetadataRecord, read_slot
@@ -25,23 +27,24 @@ from services.rooms.request import Token
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.clock import Clock
-from services.runtime.logging import Log
 from services.transfer.interface import Transfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from services.wire.callers import Callers
 from services.wire.conversions import (
     cause_from_wire,
+    check_peer,
     finish_to_wire,
     outcome_to_wire,
     request_from_wire,
+    room_from_wire,
     token_to_wire,
 )
 from services.wire.mailbox import Mailbox
+from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter
 
-log = Log(__name__)
-
-HEARTBEAT_S = 1.0
-POLL_S = 0.001
+HEARTBEAT_S: Final = 1.0
+POLL_S: Final = 0.001
 
 
 class DecodeWork:
@@ -55,6 +58,7 @@ class DecodeWork:
         incarnation: Incarnation,
         holdings: Holdings,
         layout: KvLayout,
+        bounds: ModelBounds,
         stepper: Stepper,
         transfer: Transfer,
         peers: Peers,
@@ -70,6 +74,7 @@ class DecodeWork:
         self._incarnation = incarnation
         self._holdings = holdings
         self._layout = layout
+        self._bounds = bounds
         self._stepper = stepper
         self._transfer = transfer
         self._peers = peers
@@ -80,17 +85,8 @@ class DecodeWork:
         self._deadlines = deadlines
         self._max_running = max_running
         self._jobs: dict[RoomId, Job] = {}
-        self._listeners: dict[RoomId, Replies] = {}
+        self.callers: Callers[inference_pb2.StreamRoomReply] = Callers(mailbox)
         self._step: list[Job] = []
-
-    # ---- what the handlers of the leader call
-
-    def listen(self, room: RoomId, replies: Replies) -> None:
-        """Send the room's replies there, from when it is opened on."""
-        self._listeners[room] = replies
-
-    def unlisten(self, room: RoomId) -> None:
-        self._listeners.pop(room, None)
 
     # ---- Work
 
@@ -101,7 +97,7 @@ class DecodeWork:
         for command in group_pb2.Commands.FromString(commands).commands:
             try:
                 self._apply(command)
-            except (Refusal, PeerFault, PagesError) as error:
+            except (Refusal, PeerFault) as error:
                 self._mailbox.answer(error)
             else:
                 self._mailbox.answer(None)
@@ -121,7 +117,7 @@ class DecodeWork:
         return self._stepper.free
 
     def may_leave(self) -> bool:
-        return self.draining and not self._jobs
+        return self.draining and not self._jobs and self._mailbox.empty
 
     def perform(self, room: Room, effect: Effect) -> None:
         job = self._jobs[room.id]
@@ -187,13 +183,14 @@ class DecodeWork:
                 raise PeerFault(f"{other} is not a command for a decode worker")
 
     def _open(self, wire: inference_pb2.StreamRoomRequest) -> None:
-        request = request_from_wire(wire.request)
+        room, request = room_from_wire(wire.room), request_from_wire(wire.request)
+        check_peer(wire.prefill, "prefill")
+        self._bounds.check(request)
         needed = self._layout.pages_for(request.tokens_max)
         if needed > len(self._holdings.pages):
             raise Refusal(
                 f"request may grow to {request.tokens_max} tokens: the cache of this worker never holds it"
             )
-        room = RoomId(wire.room)
         now_ms = self._clock.now_ms()
         expected = self._layout.pages_for(len(request.prompt))
 
@@ -213,7 +210,7 @@ class DecodeWork:
         receiver = self.roster.open(room, make, now_ms)
         peer = rooms_pb2.Peer()
         peer.CopyFrom(wire.prefill)
-        job = Job(receiver, request, peer, self._listeners.pop(room, None))
+        job = Job(receiver, request, peer, self.callers.take(room))
         self._jobs[room] = job
         self._reply(job, inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted()))
         self._tell(job, "accepted", f"{needed} pages needed")
@@ -260,6 +257,7 @@ class DecodeWork:
         except (RecordCorrupt, RecordForeign, PeerFault) as error:
             receiver.note(Failed(Cause(Reason.RECORD_CORRUPT, f"decode: {error}")))
             return True
+        job.record = record
         job.sequence.output[:] = [record.first_token]
         receiver.note(Sealed(generation))
         self._tell(job, "landed", f"{record.pages} pages, generation {generation}")
@@ -272,6 +270,8 @@ class DecodeWork:
                 f"record of room {record.room} says {record.prompt_tokens} tokens in {record.pages} pages,"
                 f" expected {want[0]} in {want[1]}"
             )
+        if not self._bounds.knows([record.first_token]):
+            raise RecordCorrupt(f"record of room {record.room} names a token that the model does not have")
 
     def _see_step(self) -> bool:
         try:
@@ -318,18 +318,13 @@ class DecodeWork:
 
     def _admit(self, job: Job) -> None:
         """The pages are ours for good. The first token came in the record."""
-        record = self._record_of(job)
+        record = job.record
+        if record is None:
+            raise AssertionError(f"room {job.receiver.id} was admitted without its record")
         self._holdings.commit(job.receiver.id)
         self._metrics.admitted(sum(job.receiver.phase_ms.values()) / 1000)
         self._tell(job, "admitted")
         self._emit(job, Token(record.first_token, record.first_logprob, record.alternatives))
-
-    def _record_of(self, job: Job) -> MetadataRecord:
-        holding = self._holdings.get(job.receiver.id)
-        record = read_slot(self._holdings.slots.view(holding.slot), job.receiver.id, holding.slot.generation)
-        if record is None:
-            raise AssertionError(f"room {job.receiver.id} was admitted without its record")
-        return record
 
     def _emit(self, job: Job, token: Token) -> None:
         """Send the token that was just appended to the output; end the room with its last one."""

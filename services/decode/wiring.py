@@ -30,6 +30,7 @@ from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire
+from services.wire.model_bounds import ModelBounds
 from services.wire.worker_host import Role, WorkerHost
 
 DECODING_MS = 3_600_000
@@ -73,6 +74,7 @@ async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutd
         incarnation=incarnation,
         holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view)),
         layout=engine.layout,
+        bounds=ModelBounds(engine.model.vocab_size, engine.model.facts.context_length),
         stepper=stepper,
         transfer=transfer,
         peers=peers,

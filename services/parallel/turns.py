@@ -10,6 +10,7 @@ starts only when every rank's engine is free.
 
 import asyncio
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any, Protocol
 
 from services.parallel.interface import RankGroup
@@ -73,32 +74,47 @@ class TurnProgress:
         return self._clock.now_ms() - self._ended_ms
 
 
+class Lap(Enum):
+    """What a turn was like."""
+
+    BUSY = "busy"
+    """Something was seen, moved or started: the next turn may have more."""
+    IDLE = "idle"
+    LAST = "last"
+    """All ranks agreed to leave."""
+
+
 async def run_turns(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> None:
     """Turn until all ranks agree to leave."""
-    leave = False
-    while not leave:
-        is_leader = group.rank == 0
-        work.apply(await group.broadcast(work.take_commands() if is_leader else None))
-        news = work.see()
-        now_ms = clock.now_ms()
-        votes = work.roster.votes(now_ms, work.capacity())
-        digest = work.roster.digest()
-        reasons = work.roster.reasons(now_ms)
-        ballot = Ballot(progress.turn, digest, work.may_compute(), work.may_leave(), votes, reasons)
-        agreed, agreement_s = await _timed_agree(group, ballot)
-        verdict = read_verdict(ballot, agreed)
-        moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
-        for room, effect in moves:
-            work.perform(room, effect)
-        started = verdict.compute and work.compute()
-        work.record(agreement_s)
-        progress.ended()
-        leave = verdict.leave
-        if not (leave or news or moves or started):
+    while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
+        if lap is Lap.IDLE:
             await work.rest()
         else:
             # Let the RPC handlers run between two busy turns.
             await asyncio.sleep(0)
+
+
+async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> Lap:
+    """One turn. Raises GroupBroken, and what only a bug raises: the worker ends."""
+    is_leader = group.rank == 0
+    work.apply(await group.broadcast(work.take_commands() if is_leader else None))
+    news = work.see()
+    now_ms = clock.now_ms()
+    votes = work.roster.votes(now_ms, work.capacity())
+    digest = work.roster.digest()
+    reasons = work.roster.reasons(now_ms)
+    ballot = Ballot(progress.turn, digest, work.may_compute(), work.may_leave(), votes, reasons)
+    agreed, agreement_s = await _timed_agree(group, ballot)
+    verdict = read_verdict(ballot, agreed)
+    moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
+    for room, effect in moves:
+        work.perform(room, effect)
+    started = verdict.compute and work.compute()
+    work.record(agreement_s)
+    progress.ended()
+    if verdict.leave:
+        return Lap.LAST
+    return Lap.BUSY if news or moves or started else Lap.IDLE
 
 
 async def _timed_agree(group: RankGroup, ballot: Ballot) -> tuple[Sequence[int], float]:

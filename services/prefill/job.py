@@ -28,7 +28,7 @@ class Job:
     """Leading prompt tokens whose KV is in the pages."""
     first: Token | None = None
     push: Push | None = None
-    closers: list[asyncio.Future[None]] = field(default_factory=list)
+    closers: set[asyncio.Future[None]] = field(default_factory=set)
     """Who waits for the proof that this room is quiet."""
 
     def __post_init__(self) -> None:

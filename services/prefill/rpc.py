@@ -1,20 +1,19 @@
 """What may be asked of a prefill worker? Each method parses, asks the turn loop, renders. No policy here."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
 
 from services.pages.layout import KvLayout
 from services.pages.record import SCHEMA_HASH
-from services.prefill.job import REPLIES_MAX, Replies
+from services.prefill.job import REPLIES_MAX
 from services.prefill.turn import PrefillWork
-from services.rooms.errors import Cause, Reason, WorkerRefused
+from services.rooms.errors import WorkerRefused
 from services.rooms.ids import Incarnation, RoomId
 from services.transfer.interface import Endpoint, Region, TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import UNARY_S, check_incarnation
-from services.wire.conversions import cause_to_wire, layout_from_wire, layout_to_wire, request_from_wire
+from services.wire.conversions import layout_from_wire, layout_to_wire, room_from_wire
 from services.wire.errors import Draining, NotConnected, errors_as_status
 from services.wire.mailbox import Mailbox
 
@@ -33,25 +32,15 @@ class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
     ) -> AsyncIterator[inference_pb2.RunRoomReply]:
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
-            request_from_wire(request.request)
             if self._work.draining:
                 raise Draining("this prefill worker is draining")
-            room, replies = RoomId(request.room), Replies(REPLIES_MAX)
-            self._work.listen(room, replies)
-            try:
-                await self._mailbox.ask(group_pb2.Command(run=request), UNARY_S)
+            room, command = room_from_wire(request.room), group_pb2.Command(run=request)
+            async with self._work.callers.calling(room, command, REPLIES_MAX) as replies:
                 over = False
                 while not over:
                     reply = await replies.get()
                     yield reply
                     over = reply.HasField("outcome")
-            except (asyncio.CancelledError, GeneratorExit, TimeoutError):
-                cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the stream of prefill")
-                cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
-                self._mailbox.put(group_pb2.Command(cancel=cancel))
-                raise
-            finally:
-                self._work.unlisten(room)
 
     async def Cancel(
         self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext

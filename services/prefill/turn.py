@@ -7,16 +7,17 @@ of its prompt is computed; there are no lists beside the roster that could disag
 
 import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 from services.engine.engine import Row
 from services.engine.stepper import StepFailed, Stepper
-from services.pages.errors import PagesError, Truncated
+from services.pages.errors import Truncated
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.plan import TransferPlan, plan_transfer
 from services.pages.record import MetadataRecord
 from services.prefill.batch import Part, next_parts
-from services.prefill.job import Job, Replies
+from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.push import Push, Stage
 from services.rooms.deadlines import Deadlines
@@ -30,23 +31,27 @@ from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
-from services.transfer.interface import Endpoint, Transfer
+from services.transfer.interface import Endpoint, Transfer, TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.callers import Callers
 from services.wire.conversions import (
     cause_from_wire,
+    check_peer,
     finish_to_wire,
     outcome_to_wire,
     request_from_wire,
+    room_from_wire,
     token_to_wire,
 )
 from services.wire.errors import NotConnected
 from services.wire.mailbox import Mailbox
+from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter
 
 log = Log(__name__)
 
-HEARTBEAT_S = 1.0
-POLL_S = 0.001
+HEARTBEAT_S: Final = 1.0
+POLL_S: Final = 0.001
 
 
 class PrefillWork:
@@ -59,6 +64,7 @@ class PrefillWork:
         places: int,
         holdings: Holdings,
         layout: KvLayout,
+        bounds: ModelBounds,
         stepper: Stepper,
         transfer: Transfer,
         mailbox: Mailbox,
@@ -73,6 +79,7 @@ class PrefillWork:
         self.draining = False
         self._holdings = holdings
         self._layout = layout
+        self._bounds = bounds
         self._stepper = stepper
         self._transfer = transfer
         self._mailbox = mailbox
@@ -83,18 +90,11 @@ class PrefillWork:
         self._chunk_tokens = chunk_tokens
         self._window_bytes = window_bytes
         self._jobs: dict[RoomId, Job] = {}
-        self._listeners: dict[RoomId, Replies] = {}
+        self.callers: Callers[inference_pb2.RunRoomReply] = Callers(mailbox)
         self._plans: dict[Incarnation, TransferPlan] = {}
         self._step: list[Part] = []
 
     # ---- what the handlers of the leader call
-
-    def listen(self, room: RoomId, replies: Replies) -> None:
-        """Send the room's replies there, from when it is opened on."""
-        self._listeners[room] = replies
-
-    def unlisten(self, room: RoomId) -> None:
-        self._listeners.pop(room, None)
 
     def connect(self, peer: Endpoint, layout: KvLayout) -> None:
         """Learn a decode worker. Raises LayoutMismatch by the differing field, TransferError."""
@@ -109,9 +109,14 @@ class PrefillWork:
         if job is None:
             return
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        job.closers.append(closed)
-        async with asyncio.timeout(timeout_s):
-            await closed
+        job.closers.add(closed)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await closed
+        except TimeoutError as error:
+            raise TimeoutError(f"room {room} is not proven quiet after {timeout_s:g} s") from error
+        finally:
+            job.closers.discard(closed)
 
     # ---- Work
 
@@ -122,7 +127,7 @@ class PrefillWork:
         for command in group_pb2.Commands.FromString(commands).commands:
             try:
                 self._apply(command)
-            except (Refusal, PeerFault, PagesError) as error:
+            except (Refusal, PeerFault, Truncated) as error:
                 self._mailbox.answer(error)
             else:
                 self._mailbox.answer(None)
@@ -144,7 +149,7 @@ class PrefillWork:
         return self._stepper.free
 
     def may_leave(self) -> bool:
-        return self.draining and not self._jobs
+        return self.draining and not self._jobs and self._mailbox.empty
 
     def perform(self, room: Room, effect: Effect) -> None:
         job = self._jobs[room.id]
@@ -212,11 +217,12 @@ class PrefillWork:
                 raise PeerFault(f"{other} is not a command for a prefill worker")
 
     def _open(self, wire: inference_pb2.RunRoomRequest) -> None:
-        request = request_from_wire(wire.request)
+        room, request = room_from_wire(wire.room), request_from_wire(wire.request)
+        check_peer(wire.decode, "decode")
+        self._bounds.check(request)
         pages = self._layout.pages_for(len(request.prompt))
         if pages > len(self._holdings.pages):
             raise Refusal(f"prompt has {len(request.prompt)} tokens: the cache of this worker never holds it")
-        room = RoomId(wire.room)
         now_ms = self._clock.now_ms()
 
         def make(place: int) -> Sender:
@@ -224,7 +230,7 @@ class PrefillWork:
             return Sender(room, request.request_id, peer, place, pages, self._deadlines, now_ms)
 
         sender = self.roster.open(room, make, now_ms)
-        job = Job(sender, request, wire.decode.name, self._listeners.pop(room, None))
+        job = Job(sender, request, wire.decode.name, self.callers.take(room))
         self._jobs[room] = job
         self._reply(job, inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted()))
         self._tell(job, "accepted", f"{len(request.prompt)} prompt tokens, {pages} pages")
@@ -240,14 +246,24 @@ class PrefillWork:
             raise PeerFault(f"room {room}: the registry named another receiver")
         if receiver not in self._plans or not self._transfer.connected(receiver):
             raise NotConnected(f"room {room}: connect first")
+        if wire.prefix_tokens % self._layout.page_tokens:
+            raise PeerFault(f"room {room}: a prefix of {wire.prefix_tokens} tokens does not end with a page")
         expected = sender.pages_needed - wire.prefix_tokens // self._layout.page_tokens
         if len(grant.pages) != expected:
             raise Truncated(f"room {room}: {len(grant.pages)} pages granted, {expected} to be sent")
         sender.note(grant)
 
     def _close(self, wire: inference_pb2.CloseRequest) -> None:
+        """The answer to a close is a proof, so it is for the room's own receiver and tenancy alone."""
+        room = room_from_wire(wire.room)
+        if room in self.roster:
+            sender = self.roster.get(room)
+            if sender.peer != wire.receiver:
+                raise PeerFault(f"room {room}: the registry named another receiver")
+            if sender.grant is not None and sender.grant.generation != wire.generation:
+                raise PeerFault(f"room {room}: generation {wire.generation} was not granted")
         cause = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
-        self.roster.cancel(RoomId(wire.room), cause, self._clock.now_ms())
+        self.roster.cancel(room, cause, self._clock.now_ms())
 
     def _depart(self, peer: Incarnation) -> None:
         """A decode process is known to be gone: nothing can land in it any more."""
@@ -323,12 +339,19 @@ class PrefillWork:
             sender.progressed(self._clock.now_ms())
         if push.stage is Stage.SEALED:
             sender.note(Sealed(sender.grant.generation))
-            self._transfer.notify(sender.peer, sender.id.to_bytes(8, "little"))
+            self._wake(sender)
             self._metrics.sealed((self._clock.now_ms() - sender.entered_ms) / 1000)
             self._tell(
                 job, "sealed", f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
             )
         return moved
+
+    def _wake(self, sender: Sender) -> None:
+        """A notice is never the truth: one that cannot be sent is like one that was lost."""
+        try:
+            self._transfer.notify(sender.peer, sender.id.to_bytes(8, "little"))
+        except TransferError as error:
+            log.debug("notice not sent", room=sender.id, cause=str(error))
 
     def _see_quiet(self, job: Job) -> bool:
         if job.push is None:

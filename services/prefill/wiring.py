@@ -29,6 +29,7 @@ from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire
+from services.wire.model_bounds import ModelBounds
 from services.wire.worker_host import Role, WorkerHost
 
 
@@ -65,6 +66,7 @@ async def _serve(settings: PrefillSettings, threads: int, host: WorkerHost, shut
         places=settings.max_rooms,
         holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view)),
         layout=engine.layout,
+        bounds=ModelBounds(engine.model.vocab_size, engine.model.facts.context_length),
         stepper=stepper,
         transfer=transfer,
         mailbox=host.mailbox,

@@ -35,11 +35,10 @@ class WorkerMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._dropped = Gauge(
-            "baton_rooms_unknown_news",
-            "News about rooms not held here, dropped since start.",
-            registry=registry,
+        self._dropped = Counter(
+            "baton_rooms_unknown_news_total", "News about rooms not held here, dropped.", registry=registry
         )
+        self._dropped_seen = 0
         self._agreement = Histogram(
             "baton_agreement_seconds",
             "Time of a turn's agreement.",
@@ -55,10 +54,12 @@ class WorkerMetrics:
                 self._failed.labels(reason.value)
 
     def record_rooms(self, census: Mapping[Phase, int], dropped: int) -> None:
+        """`dropped`: news about unknown rooms, since start."""
         for phase in Phase:
             if phase is not Phase.RETIRED:
                 self._rooms.labels(phase.value).set(census[phase])
-        self._dropped.set(dropped)
+        self._dropped.inc(dropped - self._dropped_seen)
+        self._dropped_seen = dropped
 
     def record_memory(self, pages: Mapping[PageState, int], slots: Mapping[PageState, int]) -> None:
         for state in PageState:

@@ -100,7 +100,12 @@ class Channels:
             self._open[address] = open_channel(address)
         return self._open[address]
 
+    def addresses(self) -> list[str]:
+        """Of the channels that are open."""
+        return list(self._open)
+
     async def drop(self, address: str) -> None:
+        """Close a channel. Calls that are under way on it are cancelled."""
         channel = self._open.pop(address, None)
         if channel is not None:
             await channel.close()

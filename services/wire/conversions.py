@@ -22,7 +22,6 @@ from services.rooms.request import (
 )
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 
-
 TEXT_CHARS_MAX = 1024
 """Longest text of a cause; the rest is cut."""
 REQUEST_ID_CHARS_MAX = 256

@@ -69,11 +69,13 @@ class LeaseKeeper:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
 
-    async def drain(self) -> None:
-        """Ask for no more rooms. Best effort: an unreachable bootstrap sends none, and one that comes back
-        is asked again."""
+    async def drain(self) -> int:
+        """Ask for no more rooms. Returns how many of those that were opened here the bootstrap still waits
+        for; 0 when it cannot be reached, since then none will come. One that comes back is asked again."""
         self._draining = True
-        await self._call(self._stub.Drain, workers_pb2.DrainRequest(incarnation=self._incarnation))
+        request = workers_pb2.DrainRequest(incarnation=self._incarnation)
+        reply = await self._call(self._stub.Drain, request)
+        return 0 if reply is None else int(reply.rooms)
 
     async def leave(self) -> None:
         """The last word before exit. Best effort."""
@@ -107,11 +109,12 @@ class LeaseKeeper:
         self._refusal = refusal or self._refusal
         self.problem = text
 
-    async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable, request: object) -> None:
+    async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable, request: object) -> Any | None:
         try:
-            await _typed(method(request, timeout=1.0))
+            return await _typed(method(request, timeout=1.0))
         except RemoteError as error:
             log.info("bootstrap not told", cause=str(error))
+            return None
 
 
 async def _typed(call: grpc.aio.UnaryUnaryCall) -> Any:

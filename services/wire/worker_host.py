@@ -28,6 +28,7 @@ log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
 FLUSH_S: Final = 2.0
+DRAIN_ASK_S: Final = 0.1
 STUCK_MS: Final = 60_000
 """Turns are short and idle ones end every second: a silence this long means that the loop hangs."""
 
@@ -83,7 +84,10 @@ class WorkerHost:
         log.info("listening", worker=self._settings.name, grpc_port=self.port, metrics_port=self._pages.port)
 
     async def serve(self, role: Role, shutdown: asyncio.Event) -> int:
-        """Serve until `shutdown` is set and all rooms have ended. Returns the exit code."""
+        """Serve until `shutdown` is set and all rooms have ended. Returns the exit code.
+
+        Raises what ended the turns or a helper; the streams of all rooms break then, at once.
+        """
         registration = workers_pb2.RegisterRequest()
         registration.CopyFrom(role.registration)
         registration.worker.CopyFrom(
@@ -108,6 +112,9 @@ class WorkerHost:
             _raise_if_failed(turns, *helpers)
             await self._drain(role, lease, turns)
             return 0 if turns.done() else 1
+        except Exception:
+            await self.server.stop(0)
+            raise
         finally:
             for task in (turns, stopping, *helpers):
                 task.cancel()
@@ -121,19 +128,28 @@ class WorkerHost:
             await self._pages.stop()
 
     async def _drain(self, role: Role, lease: LeaseKeeper, turns: asyncio.Task[None]) -> None:
-        """Take no more rooms, finish those that started, say goodbye."""
+        """Ask for no more rooms, serve those that were opened here, say goodbye (`drain-keeps-promises`).
+
+        A room that was opened before the bootstrap knew may still be on its way: rooms are refused only
+        once there are none of these.
+        """
         log.info("draining")
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._settings.drain_timeout_ms / 1000
+        while await lease.drain() and loop.time() < ends and not turns.done():
+            await asyncio.wait({turns}, timeout=DRAIN_ASK_S)
         role.start_draining()
-        await lease.drain()
         self.mailbox.wake()
-        await asyncio.wait({turns}, timeout=self._settings.drain_timeout_ms / 1000)
+        await asyncio.wait({turns}, timeout=max(ends - loop.time(), 0))
         _raise_if_failed(turns)
-        if not turns.done():
-            log.warning("rooms were cut off: the drain timeout passed")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self.reporter.flush()
-        await lease.leave()
+        if turns.done():
+            await lease.leave()
+        else:
+            # No goodbye: peers take it for the proof that nothing of this process is written any more.
+            log.warning("rooms were cut off: the drain timeout passed")
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:

@@ -217,12 +217,19 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 class DrainReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ROOMS_FIELD_NUMBER: _builtins.int
+    rooms: _builtins.int
+    """Rooms that were opened on the worker and that it has not reported retired. It serves these, also
+    those that have not reached it yet, and asks again until there are none.
+    """
     def __init__(
         self,
+        *,
+        rooms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rooms", b"rooms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,243 @@
+"""A prefill worker's turns, one at a time, beside a receiver's memory in the same process."""
+
+import asyncio
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from services.engine.stepper import Stepper
+from services.pages.holdings import Holdings
+from services.pages.pool import PagePool, PageState
+from services.pages.record import SLOT_BYTES, MetadataRecord, read_slot
+from services.pages.slots import SlotPool
+from services.parallel.solo import SoloGroup
+from services.parallel.turns import Lap, TurnProgress, take_turn
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.turn import PrefillWork
+from services.rooms.deadlines import Deadlines
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.request import Request
+from services.runtime.clock import ManualClock
+from services.transfer.fabric import MemoryFabric
+from services.transfer.host_memory import HostMemory
+from services.transfer.interface import Region
+from services.transfer.memory import MemoryTransfer
+from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from services.wire.conversions import cause_to_wire, request_to_wire
+from services.wire.mailbox import Mailbox
+from services.wire.model_bounds import ModelBounds
+from services.wire.reporter import Reporter
+from tests.prefill import toy
+from tests.wire.servers import until
+
+PREFILL, DECODE = Incarnation(11), Incarnation(22)
+PAGES = 16
+PLACES = 4
+DEADLINE_MS = 1_000
+BOUNDS = ModelBounds(toy.VOCABULARY, toy.CONTEXT)
+
+
+def deadlines(ms: int = DEADLINE_MS) -> Deadlines:
+    return Deadlines(ms, ms, ms, ms, ms)
+
+
+def silent_reporter(name: str, incarnation: Incarnation) -> Reporter:
+    """One whose bootstrap is never called: its task does not run."""
+    return Reporter(grpc.aio.insecure_channel("127.0.0.1:1"), incarnation, name)
+
+
+class Receiver:
+    """What the decode worker has: memory, and an endpoint."""
+
+    def __init__(self, fabric: MemoryFabric, incarnation: Incarnation = DECODE) -> None:
+        self.kv = HostMemory(PAGES * toy.LAYOUT.page_bytes)
+        self.slots = HostMemory(PLACES * SLOT_BYTES)
+        self.transfer = MemoryTransfer(fabric, incarnation)
+        self.transfer.register(Region("kv", self.kv.address, self.kv.length))
+        self.transfer.register(Region("slots", self.slots.address, self.slots.length))
+        self.endpoint = self.transfer.endpoint()
+
+    def page(self, page: int) -> bytes:
+        return toy.read(self.kv.address + page * toy.LAYOUT.page_bytes, toy.LAYOUT.page_bytes)
+
+    def record(self, slot: int, room: int, generation: int) -> MetadataRecord | None:
+        return read_slot(self.slots.view[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES], room, generation)
+
+
+class PrefillBench:
+    def __init__(
+        self,
+        fabric: MemoryFabric,
+        *,
+        pages: int = PAGES,
+        chunk_tokens: int = 8,
+        window_bytes: int = toy.LAYOUT.page_bytes,
+    ) -> None:
+        self.clock = ManualClock(now_ms=1_000)
+        self.engine = toy.ToyEngine(pages)
+        self.transfer = MemoryTransfer(fabric, PREFILL)
+        slots = HostMemory(PLACES * SLOT_BYTES)
+        self.transfer.register(Region("kv", self.engine.memory.address, self.engine.memory.length))
+        self.transfer.register(Region("slots", slots.address, slots.length))
+        self.mailbox = Mailbox()
+        self.stepper = Stepper(self.engine, self.mailbox.wake)
+        self.holdings = Holdings(PagePool(pages), SlotPool(slots.view))
+        self.registry = CollectorRegistry()
+        self.reporter = silent_reporter("prefill-0", PREFILL)
+        self.work = PrefillWork(
+            places=PLACES,
+            holdings=self.holdings,
+            layout=toy.LAYOUT,
+            bounds=BOUNDS,
+            stepper=self.stepper,
+            transfer=self.transfer,
+            mailbox=self.mailbox,
+            reporter=self.reporter,
+            metrics=PrefillMetrics(self.registry),
+            clock=self.clock,
+            deadlines=deadlines(),
+            chunk_tokens=chunk_tokens,
+            window_bytes=window_bytes,
+        )
+        self._progress = TurnProgress(self.clock)
+        self._group = SoloGroup()
+
+    # ---- what comes from outside
+
+    async def enter(self, command: group_pb2.Command) -> None:
+        """A command and its turn. Raises what applying it raised."""
+        asked = asyncio.ensure_future(self.mailbox.ask(command, 20))
+        await asyncio.sleep(0)
+        await self.turn()
+        await asked
+
+    async def run(self, request: Request, room: int | None = None) -> "Caller":
+        """RunRoom, as its handler does it, up to the first turn."""
+        name = RoomId(room if room is not None else int(request.request_id))
+        caller = Caller(self, name, request)
+        caller.task = asyncio.ensure_future(caller.listen())
+        await asyncio.sleep(0)
+        await self.turn()
+        await until(lambda: bool(caller.replies) or caller.task.done())
+        if caller.task.done():
+            await caller.task
+        return caller
+
+    async def grant(
+        self, room: int, pages: tuple[int, ...], *, slot: int = 0, generation: int = 5, prefix: int = 0
+    ) -> None:
+        wire = inference_pb2.GrantRequest(
+            room=room,
+            incarnation=PREFILL,
+            receiver=DECODE,
+            generation=generation,
+            pages=pages,
+            slot=slot,
+            prefix_tokens=prefix,
+        )
+        await self.enter(group_pb2.Command(grant=wire))
+
+    async def cancel(self, room: int) -> None:
+        cause = cause_to_wire(Cause(Reason.CANCELLED, "no longer wanted"))
+        await self.enter(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=room, cause=cause)))
+
+    def closing(self, room: int, *, generation: int = 5, receiver: int = DECODE) -> "asyncio.Future[None]":
+        """Close, as its handler does it: done when the room is proven quiet."""
+
+        async def close() -> None:
+            wire = inference_pb2.CloseRequest(
+                room=room, incarnation=PREFILL, receiver=receiver, generation=generation
+            )
+            await self.mailbox.ask(group_pb2.Command(close=wire), 20)
+            await self.work.quiet(RoomId(room), 20)
+
+        return asyncio.ensure_future(close())
+
+    # ---- time
+
+    async def turn(self) -> Lap:
+        lap = await take_turn(self.work, self._group, self.clock, self._progress)
+        await asyncio.sleep(0)
+        return lap
+
+    async def turns(self, count: int) -> None:
+        for _ in range(count):
+            await self.turn()
+
+    async def step_end(self) -> None:
+        running = self.stepper._running
+        assert running is not None, "no step is running"
+        await asyncio.wait([running], timeout=20)
+        assert running.done()
+
+    # ---- what is left
+
+    def gauge(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(name, labels)
+        assert value is not None, name
+        return value
+
+    def assert_empty(self) -> None:
+        work: Any = self.work
+        assert len(work.roster) == 0
+        assert not work._jobs
+        assert not work._step
+        assert len(work.callers) == 0
+        assert len(self.holdings) == 0
+        assert self.holdings.pages.free == len(self.holdings.pages)
+        assert self.holdings.slots.free == len(self.holdings.slots)
+        assert_gauges_at_rest(self.registry)
+
+    def told(self, room: int) -> list[str]:
+        """Names of the room's timeline lines, in order."""
+        waiting: Any = self.reporter
+        return [each.event.name for each in waiting._waiting if each.room == room]
+
+    def close(self) -> None:
+        self.engine.go()
+        self.stepper.close()
+        self.transfer.close()
+
+
+class Caller:
+    """Whoever called RunRoom."""
+
+    def __init__(self, bench: PrefillBench, room: RoomId, request: Request) -> None:
+        self._bench, self._room, self._request = bench, room, request
+        self.replies: list[inference_pb2.RunRoomReply] = []
+        self.task: asyncio.Future[None]
+
+    async def listen(self) -> None:
+        wire = inference_pb2.RunRoomRequest(
+            room=self._room,
+            incarnation=PREFILL,
+            decode=rooms_pb2.Peer(name="decode-0", incarnation=DECODE, address="127.0.0.1:1"),
+            request=request_to_wire(self._request),
+        )
+        async with self._bench.work.callers.calling(
+            self._room, group_pb2.Command(run=wire), 4
+        ) as replies:
+            while not (self.replies and self.replies[-1].HasField("outcome")):
+                self.replies.append(await replies.get())
+
+    @property
+    def heard(self) -> list[str | None]:
+        return [reply.WhichOneof("what") for reply in self.replies]
+
+    async def outcome(self) -> str:
+        """Why the room ended: a `Reason`, or "" when it was handed over."""
+        await until(lambda: self.task.done())
+        await self.task
+        outcome = self.replies[-1].outcome
+        return outcome.cause.reason if outcome.HasField("cause") else ""
+
+
+def assert_gauges_at_rest(registry: CollectorRegistry) -> None:
+    """Every gauge is 0, but for free pages and slots."""
+    for family in registry.collect():
+        if family.type == "gauge":
+            for sample in family.samples:
+                if sample.labels.get("state") != PageState.FREE.value:
+                    assert sample.value == 0, sample

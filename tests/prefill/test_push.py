@@ -1,0 +1,159 @@
+"""In which order do pages, record and seal leave, and when is a push quiet?"""
+
+from collections.abc import Sequence
+
+import pytest
+
+from services.pages.plan import plan_transfer
+from services.pages.record import SLOT_BYTES, MetadataRecord
+from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
+from services.rooms.evidence import Granted
+from services.rooms.ids import Generation, Incarnation
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.transfer.host_memory import HostMemory
+from services.transfer.interface import PutId, Region, Run
+from services.transfer.memory import MemoryTransfer
+from tests.prefill import toy
+from tests.prefill.bench import DECODE, PAGES, PLACES, PREFILL, Receiver
+
+PAGE = toy.LAYOUT.page_bytes
+RECORD = MetadataRecord(room=9, generation=5, prompt_tokens=16, cached_tokens=0, pages=4, first_token=3)
+
+
+class Watched(MemoryTransfer):
+    """Notes what is posted, and how much was under way by then."""
+
+    def __init__(self, fabric: MemoryFabric, incarnation: Incarnation) -> None:
+        super().__init__(fabric, incarnation)
+        self.posted: list[tuple[str, int, int]] = []
+
+    def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
+        self.posted.append((region, sum(run.length for run in runs), self.pending(peer)))
+        return super().put(peer, region, runs)
+
+
+class Bench:
+    def __init__(self, plan: FaultPlan, grant: Granted, source: Sequence[int], window_bytes: int) -> None:
+        self.fabric = MemoryFabric(plan)
+        self.receiver = Receiver(self.fabric)
+        self.kv = HostMemory(PAGES * PAGE)
+        self.slots = HostMemory(PLACES * SLOT_BYTES)
+        for page in range(PAGES):
+            self.kv.view[page * PAGE : (page + 1) * PAGE] = bytes([page + 1]) * PAGE
+        self.transfer = Watched(self.fabric, PREFILL)
+        self.transfer.register(Region("kv", self.kv.address, self.kv.length))
+        self.transfer.register(Region("slots", self.slots.address, self.slots.length))
+        self.transfer.connect(self.receiver.endpoint)
+        self.counted: list[int] = []
+        self.push = Push(
+            self.transfer,
+            DECODE,
+            plan_transfer(toy.LAYOUT, toy.LAYOUT),
+            source,
+            grant,
+            window_bytes,
+            self.slots.view[SLOT_BYTES : 2 * SLOT_BYTES],
+            1,
+        )
+
+    def advance(self, most: int = 500) -> None:
+        for _ in range(most):
+            self.push.advance(self.counted.append)
+            if self.push.stage is Stage.SEALED or self.push.failure is not None:
+                return
+
+    def record(self) -> MetadataRecord | None:
+        return self.receiver.record(2, 9, 5)
+
+
+GRANT = Granted(Generation(5), (7, 3, 4, 5), 2)
+SOURCE = (1, 2, 3, 8)
+
+
+def bench(plan: FaultPlan = NO_FAULTS, window_bytes: int = PAGE) -> Bench:
+    return Bench(plan, GRANT, SOURCE, window_bytes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_page_is_there_before_the_record_and_the_record_before_the_seal(seed: int) -> None:
+    at = bench(FaultPlan(seed, delay_steps_max=9, hold_share=0.3, hold_steps=20))
+    at.push.ready(4)
+    at.push.conclude(RECORD)
+    for _ in range(500):
+        at.push.advance(at.counted.append)
+        if at.record() is not None:
+            break
+        assert at.push.stage is not Stage.SEALED
+    assert at.record() == RECORD
+    assert [at.receiver.page(page) for page in GRANT.pages] == [bytes([page + 1]) * PAGE for page in SOURCE]
+    at.advance()
+    assert at.push.stage is Stage.SEALED
+    assert sum(at.counted) == 4 * PAGE
+    regions = [region for region, _, _ in at.transfer.posted]
+    assert regions == ["kv"] * 4 + ["slots"] * 2
+    assert [pending for _, _, pending in at.transfer.posted[4:]] == [0, 0]
+
+
+def test_no_more_windows_are_under_way_than_may_and_none_is_larger() -> None:
+    at = bench(FaultPlan(delay_steps_max=30), window_bytes=PAGE // 2)
+    at.push.ready(4)
+    for _ in range(400):
+        at.push.advance(at.counted.append)
+    assert [length for _, length, _ in at.transfer.posted] == [PAGE // 2] * 8
+    assert max(pending for _, _, pending in at.transfer.posted) == WINDOWS_IN_FLIGHT_MAX - 1
+    assert at.push.stage is Stage.PAGES, "nothing was concluded"
+
+
+def test_neighbouring_pages_leave_as_one_run_and_nothing_leaves_before_it_is_ready() -> None:
+    at = bench(window_bytes=8 * PAGE)
+    at.push.ready(1)
+    at.push.conclude(RECORD)
+    at.advance(20)
+    assert [length for _, length, _ in at.transfer.posted] == [PAGE]
+    at.push.ready(4)
+    at.advance()
+    assert [length for _, length, _ in at.transfer.posted][:2] == [PAGE, 3 * PAGE]
+    assert at.push.stage is Stage.SEALED
+
+
+def test_a_failed_write_fails_the_push_and_it_is_quiet_only_when_the_others_have_ended() -> None:
+    at = bench(FaultPlan(seed=1, fail_share=1.0, delay_steps_max=5))
+    at.push.ready(4)
+    at.push.conclude(RECORD)
+    at.advance()
+    assert at.push.failure == "a write ended without reaching the decode worker"
+    while not at.push.drain(at.counted.append):
+        assert at.transfer.pending(DECODE) > 0
+    assert at.transfer.pending(DECODE) == 0
+    assert at.record() is None
+
+
+def test_a_drained_push_posts_nothing_more_and_waits_for_what_it_posted() -> None:
+    at = bench(FaultPlan(hold_share=1.0, hold_steps=50))
+    at.push.ready(4)
+    at.push.conclude(RECORD)
+    at.push.advance(at.counted.append)
+    assert at.push.under_way
+    laps = 0
+    while not at.push.drain(at.counted.append):
+        laps += 1
+        assert laps < 500
+    assert laps > 10, "the write was held"
+    assert len(at.transfer.posted) == 1
+    assert not at.push.under_way
+
+
+def test_a_destination_outside_the_peers_memory_fails_the_push() -> None:
+    at = Bench(FaultPlan(), Granted(Generation(5), (PAGES,), 0), (1,), PAGE)
+    at.push.ready(1)
+    at.advance()
+    assert at.push.failure is not None
+    assert "does not lie in region 'kv'" in at.push.failure
+
+
+def test_a_room_with_no_page_to_send_still_gets_its_record() -> None:
+    at = Bench(FaultPlan(), Granted(Generation(5), (), 2, prefix_tokens=16), (), PAGE)
+    at.push.conclude(RECORD)
+    at.advance()
+    assert at.record() == RECORD

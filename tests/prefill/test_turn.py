@@ -1,0 +1,359 @@
+"""What does a prefill worker do in its turns, whatever comes when?"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.pages.errors import Truncated
+from services.parallel.turns import Lap
+from services.rooms.errors import PeerFault, Refusal, RoomExists, UnknownRoom
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase
+from services.rooms.request import Request
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.conversions import Malformed
+from services.wire.errors import NotConnected
+from tests.prefill import toy
+from tests.prefill.bench import DEADLINE_MS, DECODE, PAGES, PrefillBench, Receiver
+
+PROMPT = tuple(range(100, 110))
+GRANTED = (9, 2, 3)
+
+
+class Pair:
+    def __init__(self, plan: FaultPlan = NO_FAULTS, **more: int) -> None:
+        self.fabric = MemoryFabric(plan)
+        self.receiver = Receiver(self.fabric)
+        self.bench = PrefillBench(self.fabric, **more)
+        self.bench.work.connect(self.receiver.endpoint, toy.LAYOUT)
+
+    @property
+    def transfer_quiet(self) -> bool:
+        return self.bench.transfer.pending(DECODE) == 0 and self.fabric.puts_under_way == 0
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    made = Pair()
+    yield made
+    made.bench.close()
+
+
+@pytest.fixture
+async def slow() -> AsyncIterator[Pair]:
+    """Every write is held for long."""
+    made = Pair(FaultPlan(hold_share=1.0, hold_steps=100))
+    yield made
+    made.bench.close()
+
+
+async def settle(bench: PrefillBench) -> None:
+    """Turns, steps awaited, until every room has retired."""
+    for _ in range(500):
+        if not len(bench.work.roster):
+            return
+        if not bench.stepper.free:
+            await bench.step_end()
+        await bench.turn()
+    raise AssertionError(f"rooms are left: {bench.work.roster.census()}")
+
+
+async def test_a_room_is_computed_in_chunks_pushed_sealed_reported_and_forgotten(pair: Pair) -> None:
+    bench, request = pair.bench, toy.request("1", PROMPT)
+    caller = await bench.run(request)
+    assert bench.gauge("baton_prefill_bootstrap_queue_requests") == 1
+    assert bench.engine.steps == 0, "there is no destination yet"
+    await bench.grant(1, GRANTED, slot=1)
+    await settle(bench)
+    assert await caller.outcome() == ""
+    assert caller.heard == ["accepted", "first_token", "outcome"]
+    assert caller.replies[1].first_token.token.token == toy.answer(request)[0]
+    record = pair.receiver.record(1, 1, 5)
+    assert record is not None
+    assert (record.first_token, record.prompt_tokens, record.pages) == (toy.answer(request)[0], 10, 3)
+    whole = toy.read(bench.engine.memory.address, 3 * toy.LAYOUT.page_bytes)
+    assert b"".join(map(pair.receiver.page, GRANTED)) == whole
+    assert bench.gauge("baton_kv_transfer_bytes_total") == 3 * toy.LAYOUT.page_bytes
+    assert bench.engine.steps == 2
+    assert bench.told(1) == [
+        "accepted",
+        "destination known",
+        "computing",
+        "first token",
+        "sealed",
+        "retired",
+    ]
+    bench.assert_empty()
+
+
+async def test_the_first_chunk_leaves_while_the_second_is_computed(pair: Pair) -> None:
+    bench = pair.bench
+    bench.engine.hold()
+    bench.engine.go(1)
+    await bench.run(toy.request("1", PROMPT))
+    await bench.grant(1, GRANTED)
+    await compute(bench, 8)
+    await bench.turns(8)
+    assert not bench.stepper.free, "the second chunk is being computed"
+    assert pair.receiver.page(GRANTED[0]) != bytes(toy.LAYOUT.page_bytes)
+    assert pair.receiver.page(GRANTED[2]) == bytes(toy.LAYOUT.page_bytes)
+    bench.engine.go()
+    await settle(bench)
+
+
+async def test_pages_that_the_receiver_holds_are_not_sent_and_a_full_hit_sends_none(pair: Pair) -> None:
+    bench = pair.bench
+    await bench.run(toy.request("1", PROMPT))
+    await bench.run(toy.request("2", PROMPT[:8]))
+    await bench.grant(1, GRANTED[1:], prefix=4)
+    await bench.grant(2, (), prefix=8, slot=1)
+    await settle(bench)
+    assert bench.gauge("baton_kv_transfer_bytes_total") == 2 * toy.LAYOUT.page_bytes
+    assert pair.receiver.page(GRANTED[0]) == bytes(toy.LAYOUT.page_bytes)
+    assert pair.receiver.record(1, 2, 5) is not None
+    bench.assert_empty()
+
+
+async def test_a_grant_that_does_not_fit_is_refused_and_ends_nothing(pair: Pair) -> None:
+    bench = pair.bench
+    with pytest.raises(UnknownRoom):
+        await bench.grant(1, GRANTED)
+    caller = await bench.run(toy.request("1", PROMPT))
+    with pytest.raises(Truncated, match="2 pages granted, 3"):
+        await bench.grant(1, GRANTED[:2])
+    with pytest.raises(PeerFault, match="does not end with a page"):
+        await bench.grant(1, GRANTED, prefix=3)
+    with pytest.raises(PeerFault, match="named another receiver"):
+        await bench.enter(group_pb2.Command(grant=inference_pb2.GrantRequest(room=1, receiver=99)))
+    await bench.grant(1, GRANTED)
+    with pytest.raises(PeerFault, match="second, different"):
+        await bench.grant(1, GRANTED, generation=6)
+    await settle(bench)
+    assert await caller.outcome() == ""
+    bench.assert_empty()
+
+
+async def test_without_a_connection_the_receiver_is_told_to_connect(pair: Pair) -> None:
+    bench = pair.bench
+    bench.transfer.disconnect(DECODE)
+    await bench.run(toy.request("1", PROMPT))
+    with pytest.raises(NotConnected):
+        await bench.grant(1, GRANTED)
+    bench.work.connect(pair.receiver.endpoint, toy.LAYOUT)
+    await bench.grant(1, GRANTED)
+    await settle(bench)
+    assert pair.receiver.record(0, 1, 5) is not None
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (toy.request("1", (1, toy.VOCABULARY)), "outside the vocabulary"),
+        (toy.request("1", (1,), toy.CONTEXT + 1), "context"),
+        (toy.request("1", range(100)), "never holds it"),
+        (toy.request("1", ()), "prompt is empty"),
+    ],
+)
+async def test_what_can_never_be_computed_is_refused_at_the_door(
+    pair: Pair, request_: Request, says: str
+) -> None:
+    with pytest.raises(Refusal, match=says):
+        await pair.bench.run(request_)
+    pair.bench.assert_empty()
+
+
+async def test_a_room_id_is_used_once(pair: Pair) -> None:
+    bench = pair.bench
+    caller = await bench.run(toy.request("1", PROMPT))
+    with pytest.raises(RoomExists):
+        await bench.run(toy.request("1", PROMPT))
+    await bench.grant(1, GRANTED)
+    await settle(bench)
+    assert await caller.outcome() == "", "the second call took nothing from the first"
+    with pytest.raises(RoomExists):
+        await bench.run(toy.request("1", PROMPT))
+    with pytest.raises(Malformed):
+        await bench.run(toy.request("0", PROMPT))
+    bench.assert_empty()
+
+
+async def compute(bench: PrefillBench, tokens: int) -> None:
+    """Turns until so many tokens of room 1 are computed."""
+    job = bench.work._jobs[RoomId(1)]
+    while job.computed < tokens:
+        if not bench.stepper.free:
+            await bench.step_end()
+        await bench.turn()
+
+
+PHASES = {
+    "bootstrapping": Phase.BOOTSTRAPPING,
+    "waiting": Phase.WAITING_FOR_INPUT,
+    "computing": Phase.TRANSFERRING,
+    "pushing": Phase.TRANSFERRING,
+}
+
+
+async def reach(bench: PrefillBench, phase: str) -> None:
+    """Room 1, open, on its way to `phase`."""
+    if phase == "bootstrapping":
+        return
+    if phase == "waiting":
+        await bench.run(toy.request("2", range(4 * (PAGES - 1))), room=2)
+        await bench.grant(2, tuple(range(PAGES - 1)), slot=3)
+        bench.engine.hold()
+        await bench.turns(2)
+    await bench.grant(1, GRANTED)
+    if phase == "computing":
+        bench.engine.hold()
+    await bench.turns(2)
+    if phase == "pushing":
+        await compute(bench, len(PROMPT))
+        await bench.turn()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_cancel_in_any_phase_gives_everything_back(slow: Pair, phase: str) -> None:
+    bench = slow.bench
+    caller = await bench.run(toy.request("1", PROMPT))
+    await reach(bench, phase)
+    assert bench.work.roster.get(RoomId(1)).phase is PHASES[phase]
+    await bench.cancel(1)
+    assert await caller.outcome() == "cancelled"
+    if phase == "pushing":
+        assert RoomId(1) in bench.work.roster, "its writes have not ended"
+    if phase == "computing":
+        await bench.turns(5)
+        assert RoomId(1) in bench.work.roster, "a step still writes its pages"
+    if phase == "waiting":
+        await bench.cancel(2)
+    bench.engine.go()
+    await settle(bench)
+    assert slow.transfer_quiet
+    bench.assert_empty()
+
+
+async def test_a_cancel_that_comes_before_its_room_is_honoured(pair: Pair) -> None:
+    await pair.bench.cancel(1)
+    caller = await pair.bench.run(toy.request("1", PROMPT))
+    assert await caller.outcome() == "cancelled"
+    await settle(pair.bench)
+    pair.bench.assert_empty()
+
+
+async def test_a_caller_that_leaves_cancels_its_room(pair: Pair) -> None:
+    caller = await pair.bench.run(toy.request("1", PROMPT))
+    caller.task.cancel()
+    await settle(pair.bench)
+    pair.bench.assert_empty()
+
+
+async def test_close_is_answered_only_when_every_write_has_ended(slow: Pair) -> None:
+    bench = slow.bench
+    await bench.run(toy.request("1", PROMPT))
+    await reach(bench, "pushing")
+    closed = bench.closing(1)
+    for _ in range(400):
+        if closed.done():
+            break
+        assert slow.fabric.puts_under_way > 0 or RoomId(1) in bench.work.roster
+        await bench.turn()
+    await closed
+    assert slow.transfer_quiet
+    assert slow.receiver.record(0, 1, 5) is None
+    bench.assert_empty()
+
+
+async def test_close_of_an_unknown_room_is_answered_and_keeps_it_out(pair: Pair) -> None:
+    closed = pair.bench.closing(1)
+    await pair.bench.turns(2)
+    await closed
+    caller = await pair.bench.run(toy.request("1", PROMPT))
+    assert await caller.outcome() == "receiver_closed"
+    await settle(pair.bench)
+
+
+@pytest.mark.parametrize("wrong", [{"generation": 6}, {"receiver": 23}])
+async def test_nobody_elses_close_is_answered(pair: Pair, wrong: dict[str, int]) -> None:
+    bench = pair.bench
+    caller = await bench.run(toy.request("1", PROMPT))
+    await bench.grant(1, GRANTED)
+    closed = bench.closing(1, **wrong)
+    await bench.turns(2)
+    with pytest.raises(PeerFault):
+        await closed
+    await settle(bench)
+    assert await caller.outcome() == ""
+
+
+async def test_a_wait_for_quiet_that_is_given_up_leaves_nothing_behind(pair: Pair) -> None:
+    await pair.bench.run(toy.request("1", PROMPT))
+    with pytest.raises(TimeoutError, match="not proven quiet"):
+        await pair.bench.work.quiet(RoomId(1), 0.001)
+    (job,) = pair.bench.work._jobs.values()
+    assert not job.closers
+
+
+async def test_a_failed_step_fails_its_rooms_and_the_next_one_serves(pair: Pair) -> None:
+    bench = pair.bench
+    bench.engine.fail_next = ValueError("out of memory")
+    caller = await bench.run(toy.request("1", PROMPT))
+    await bench.grant(1, GRANTED)
+    await settle(bench)
+    assert await caller.outcome() == "engine_failed"
+    assert "out of memory" in caller.replies[-1].outcome.cause.text
+    again = await bench.run(toy.request("2", PROMPT))
+    await bench.grant(2, GRANTED)
+    await settle(bench)
+    assert await again.outcome() == ""
+    bench.assert_empty()
+
+
+async def test_a_departed_receiver_ends_its_rooms_and_is_forgotten(slow: Pair) -> None:
+    bench = slow.bench
+    caller = await bench.run(toy.request("1", PROMPT))
+    await reach(bench, "pushing")
+    slow.fabric.kill(DECODE)
+    await bench.enter(group_pb2.Command(departed=DECODE))
+    assert await caller.outcome() == "decode_lost"
+    await settle(bench)
+    assert not bench.transfer.connected(DECODE)
+    bench.assert_empty()
+
+
+async def test_a_write_that_fails_ends_its_room_alone() -> None:
+    pair = Pair(FaultPlan(seed=3, fail_share=1.0))
+    caller = await pair.bench.run(toy.request("1", PROMPT))
+    await pair.bench.grant(1, GRANTED)
+    await settle(pair.bench)
+    assert await caller.outcome() == "transfer_failed"
+    pair.bench.assert_empty()
+    pair.bench.close()
+
+
+async def test_a_room_that_gets_no_destination_ends_at_its_deadline(pair: Pair) -> None:
+    caller = await pair.bench.run(toy.request("1", PROMPT))
+    pair.bench.clock.advance(DEADLINE_MS - 1)
+    await pair.bench.turn()
+    assert caller.heard == ["accepted"]
+    pair.bench.clock.advance(1)
+    await settle(pair.bench)
+    assert await caller.outcome() == "deadline"
+    assert "no destination" in caller.replies[-1].outcome.cause.text
+    pair.bench.assert_empty()
+
+
+async def test_a_draining_worker_leaves_when_it_holds_nothing_and_nothing_waits(pair: Pair) -> None:
+    bench = pair.bench
+    await bench.run(toy.request("1", PROMPT))
+    bench.work.draining = True
+    assert await bench.turn() is not Lap.LAST
+    await bench.grant(1, GRANTED)
+    await settle(bench)
+    bench.mailbox.put(group_pb2.Command(departed=DECODE))
+    assert not bench.work.may_leave(), "a command waits"
+    while await bench.turn() is not Lap.LAST:
+        pass
+    bench.assert_empty()

@@ -1,0 +1,41 @@
+"""Real gRPC servers within the test's own event loop, and a way to wait that cannot hang."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+
+from services.wire.channel import Server, open_channel
+
+PATIENCE_S = 20.0
+"""Far above what anything here takes: reaching it is a failure, not a measurement."""
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the event loop run until `holds`. TimeoutError if it never does."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
+    """A server with the services that `add` adds; its address."""
+    server = Server()
+    add(server.grpc)
+    address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
+    await server.start(())
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    channel = open_channel(address)
+    try:
+        yield channel
+    finally:
+        await channel.close()
