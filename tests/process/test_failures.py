@@ -2,7 +2,10 @@
 
 import json
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,22 +82,29 @@ def test_a_killed_worker_ends_its_rooms_with_the_cause_and_a_restarted_one_serve
     breakable.wait_idle(start)
 
 
+@contextmanager
+def long_prompt_in_prefill(stack: Stack) -> Iterator[list[httpx.Response]]:
+    """While the body runs, prefill computes a long prompt; its reply is in the list afterwards."""
+    prefill = stack.services["prefill-0"]
+    before = prefill.total("baton_prefill_tokens_total")
+    body = {"model": model_of(stack), "prompt": [7] * 4000, "max_tokens": 4, "temperature": 0}
+    replies: list[httpx.Response] = []
+
+    def ask() -> None:
+        replies.append(httpx.post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    while prefill.total("baton_prefill_tokens_total") == before:
+        assert asker.is_alive(), replies[0].text
+    yield replies
+    asker.join(ANSWER_S)
+
+
 def test_prefill_killed_while_it_computes_is_a_clear_503(breakable: Stack) -> None:
     start = breakable.idle_gauges()
-    prefill = breakable.services["prefill-0"]
-    body = {"model": model_of(breakable), "prompt": [7] * 4000, "max_tokens": 4, "temperature": 0}
-    with httpx.Client(timeout=ANSWER_S) as client:
-        import threading
-
-        replies: list[httpx.Response] = []
-        asker = threading.Thread(
-            target=lambda: replies.append(client.post(f"{breakable.url}/v1/completions", json=body))
-        )
-        asker.start()
-        while prefill.total("baton_prefill_tokens_total") == 0 or _waiting(prefill) == 0:
-            assert asker.is_alive(), replies[0].text
-        prefill.kill()
-        asker.join(ANSWER_S)
+    with long_prompt_in_prefill(breakable) as replies:
+        breakable.services["prefill-0"].kill()
     assert replies[0].status_code == 503, replies[0].text
     assert "prefill-0" in replies[0].json()["error"]["message"]
     breakable.restart("prefill-0")
@@ -103,9 +113,22 @@ def test_prefill_killed_while_it_computes_is_a_clear_503(breakable: Stack) -> No
     breakable.wait_idle(start)
 
 
-def _waiting(prefill: Any) -> float:
-    value: float = prefill.metrics()["baton_prefill_waiting_queue_requests", ()]
-    return value
+def test_a_stopped_prefill_leaves_its_destination_in_quarantine_until_it_is_quiet(breakable: Stack) -> None:
+    """Silence proves nothing: the pages it may still write to belong to nobody else meanwhile."""
+    start = breakable.idle_gauges()
+    prefill, decode = breakable.services["prefill-0"], breakable.services["decode-0"]
+    with long_prompt_in_prefill(breakable) as replies:
+        prefill.process.send_signal(signal.SIGSTOP)
+    assert replies[0].status_code == 503, replies[0].text
+    assert "lease" in replies[0].json()["error"]["message"]
+    quarantined = ("baton_kv_pages", (("state", "quarantined"),))
+    deadline = time.monotonic() + ANSWER_S
+    while decode.gauges()[quarantined] != 4000 // 16:
+        assert time.monotonic() < deadline, decode.gauges()
+    prefill.process.send_signal(signal.SIGCONT)
+    breakable.wait_ready()
+    assert complete(breakable).status_code == 200
+    breakable.wait_idle(start)
 
 
 def test_a_stopped_decode_worker_loses_its_lease_and_comes_back(breakable: Stack) -> None:
