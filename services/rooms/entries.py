@@ -83,6 +83,8 @@ class RoomEntry:
     canary: bool = False
     phase: RoomPhase = RoomPhase.OPEN
     closing_ms: int = 0
+    untold_ms: int | None = None
+    """When it was first seen that both workers are done with a room that nobody has ended."""
     cause: Cause | None = None
     waiting_for: set[Side] = field(default_factory=lambda: set(Side))
     """Sides that have not reported the room retired."""

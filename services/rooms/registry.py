@@ -32,6 +32,8 @@ CLOSING_MS = 60_000
 OPEN_MS_MAX = 4 * 3_600_000
 """How long a room may be open. Above every phase's deadline on the workers: it ends rooms whose opener
 is gone (`room-ends`)."""
+UNTOLD_MS = 10_000
+"""How long a room that both workers gave back waits for its opener to say how it ended."""
 NOT_FAILURES = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
 """Reasons for which an ended room is not kept among the failed ones."""
 
@@ -220,12 +222,18 @@ class Registry:
         self._file_if_retired(entry)
 
     def unended(self, now_ms: int) -> list[RoomEntry]:
-        """Rooms that were open for OPEN_MS_MAX: `end` them, and cancel them on their workers."""
-        return [
-            entry
-            for entry in self._open.values()
-            if entry.phase is not RoomPhase.CLOSING and now_ms >= entry.opened_ms + OPEN_MS_MAX
-        ]
+        """Rooms whose opener is gone: open for OPEN_MS_MAX, or given back by both workers UNTOLD_MS ago.
+        `end` them, and cancel them on their workers."""
+        late = []
+        for entry in self._open.values():
+            if entry.phase is RoomPhase.CLOSING:
+                continue
+            if not entry.waiting_for and entry.untold_ms is None:
+                entry.untold_ms = now_ms
+            untold = entry.untold_ms is not None and now_ms >= entry.untold_ms + UNTOLD_MS
+            if untold or now_ms >= entry.opened_ms + OPEN_MS_MAX:
+                late.append(entry)
+        return late
 
     def overdue(self, now_ms: int) -> list[RoomEntry]:
         """Ended rooms whose workers did not report in time: `abandon` them."""

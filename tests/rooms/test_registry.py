@@ -17,7 +17,14 @@ from services.rooms.errors import (
 )
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
-from services.rooms.registry import CLOSING_MS, DEPARTED_MAX, EVENTS_PER_ROOM_MAX, OPEN_MS_MAX, Registry
+from services.rooms.registry import (
+    CLOSING_MS,
+    DEPARTED_MAX,
+    EVENTS_PER_ROOM_MAX,
+    OPEN_MS_MAX,
+    UNTOLD_MS,
+    Registry,
+)
 
 LEASE_MS, KEPT, FAILED_KEPT = 1000, 3, 2
 GEOMETRY = (("schema", "1"), ("dtype", "bfloat16"), ("page_tokens", "16"))
@@ -397,3 +404,17 @@ def test_room_ends_a_room_that_nobody_ends_comes_to_light(stack: Registry) -> No
     stack.end(entry.id, Cause(Reason.DEADLINE, "nobody ended it"), 200)
     assert stack.unended(10**12) == []
     assert stack.open_count() == 0
+
+
+def test_room_ends_a_room_that_both_workers_gave_back_waits_for_its_opener_and_no_longer(
+    stack: Registry,
+) -> None:
+    entry = opened(stack)
+    stack.side_retired(entry.id, Side.PREFILL)
+    assert stack.unended(5) == []
+    stack.side_retired(entry.id, Side.DECODE)
+    assert stack.unended(10) == []
+    assert stack.unended(10 + UNTOLD_MS - 1) == []
+    assert stack.unended(10 + UNTOLD_MS) == [entry]
+    stack.end(entry.id, LOST, 10 + UNTOLD_MS)
+    assert stack.unended(10 + 2 * UNTOLD_MS) == []
