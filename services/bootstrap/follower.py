@@ -8,6 +8,7 @@ other side hears of it at once.
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import grpc
@@ -134,7 +135,7 @@ class RoomStream:
             ),
             timeout=self._timeout_s,
         )
-        async with _ended_with_outcome(self, Side.PREFILL) as outcome:
+        async with _ended_with_outcome(self, Side.PREFILL) as outcome, _cut_off(call):
             async for reply in call:
                 match reply.WhichOneof("what"):
                     case "accepted":
@@ -147,7 +148,6 @@ class RoomStream:
                         outcome.came(outcome_from_wire(reply.outcome))
                         if not self._accepted.is_set():
                             raise Malformed("an outcome before the room was accepted")
-                        return
 
     async def _read_decode(self) -> None:
         await self._accepted.wait()
@@ -165,7 +165,7 @@ class RoomStream:
             ),
             timeout=self._timeout_s,
         )
-        async with _ended_with_outcome(self, Side.DECODE) as outcome:
+        async with _ended_with_outcome(self, Side.DECODE) as outcome, _cut_off(call):
             async for reply in call:
                 match reply.WhichOneof("what"):
                     case "tokens":
@@ -173,7 +173,6 @@ class RoomStream:
                         self._offer(reply.tokens.first, tokens, finish_from_wire(reply.tokens.finish))
                     case "outcome":
                         outcome.came(outcome_from_wire(reply.outcome))
-                        return
 
     # ---- merging
 
@@ -192,9 +191,7 @@ class RoomStream:
             self._rooms.tell(self._entry.id, "first token passed on")
         self._next += len(fresh)
         if self._next > self._request.max_tokens:
-            self.fail(
-                Cause(LOST[Side.DECODE], f"decode worker {self._entry.decode.name} drew on")
-            )
+            self.fail(Cause(LOST[Side.DECODE], f"decode worker {self._entry.decode.name} drew on"))
             return
         if finish is not None:
             self._end()
@@ -265,6 +262,16 @@ class _ended_with_outcome:  # noqa: N801 - reads as what it is: a context
         if error is None and not self._came:
             self._stream.fail(Cause(LOST[self._side], f"{self._side.value} worker ended without an outcome"))
         return False
+
+
+@asynccontextmanager
+async def _cut_off(call: grpc.aio.UnaryStreamCall) -> AsyncIterator[None]:
+    """A reader that is cancelled ends its call, too: grpc alone leaves some running, so that the worker
+    never hears of it."""
+    try:
+        yield
+    finally:
+        call.cancel()
 
 
 class RoomBackend:

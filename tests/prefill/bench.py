@@ -216,9 +216,7 @@ class Caller:
             decode=rooms_pb2.Peer(name="decode-0", incarnation=DECODE, address="127.0.0.1:1"),
             request=request_to_wire(self._request),
         )
-        async with self._bench.work.callers.calling(
-            self._room, group_pb2.Command(run=wire), 4
-        ) as replies:
+        async with self._bench.work.callers.calling(self._room, group_pb2.Command(run=wire), 4) as replies:
             while not (self.replies and self.replies[-1].HasField("outcome")):
                 self.replies.append(await replies.get())
 

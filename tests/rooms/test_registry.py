@@ -213,7 +213,7 @@ def test_a_silent_workers_rooms_are_released_by_the_proof_that_comes_later(stack
     else:
         for gone in stack.exited(D1.name, D1.pid):
             stack.leave(gone, "exited")
-    assert entry.phase is RoomPhase.RETIRED
+    assert stack.get(entry.id).phase is RoomPhase.RETIRED
 
 
 def test_what_is_remembered_of_the_departed_is_bounded(stack: Registry) -> None:
