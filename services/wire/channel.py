@@ -31,6 +31,8 @@ _CHANNEL: Final = (
     *_KEEPALIVE,
     *_LIMITS,
     ("grpc.enable_retries", 0),
+    # What another channel to this address has lived through (an earlier process, a back-off) is not ours.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

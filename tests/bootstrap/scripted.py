@@ -1,0 +1,210 @@
+"""A bootstrap without HTTP, beside workers that play scripts over real gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from services.bootstrap.follower import RoomBackend, RoomStream
+from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from services.bootstrap.rooms import Rooms
+from services.openai.backend import RoomFailed
+from services.rooms.errors import Cause
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
+from services.rooms.request import FinishReason, Request, Sampling, Token
+from services.runtime.clock import ManualClock
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from services.wire.channel import Channels
+from services.wire.conversions import finish_to_wire, outcome_to_wire, token_to_wire
+from services.wire.errors import errors_as_status
+from tests.wire.servers import serving, until
+
+LEASE_MS = 3_000
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+Step = Any
+"""A reply to send, an exception to raise, an event to wait for, or None: end without another word."""
+
+
+def accepted(side: Side) -> Step:
+    reply = inference_pb2.RunRoomReply if side is Side.PREFILL else inference_pb2.StreamRoomReply
+    return reply(accepted=inference_pb2.Accepted())
+
+
+def first(token: int, finish: FinishReason | None = None) -> Step:
+    told = inference_pb2.FirstToken(token=token_to_wire(Token(token)), finish=finish_to_wire(finish))
+    return inference_pb2.RunRoomReply(first_token=told)
+
+
+def tokens(start: int, ids: Sequence[int], finish: FinishReason | None = None) -> Step:
+    told = inference_pb2.Tokens(
+        first=start, tokens=[token_to_wire(Token(each)) for each in ids], finish=finish_to_wire(finish)
+    )
+    return inference_pb2.StreamRoomReply(tokens=told)
+
+
+def ended(side: Side, cause: Cause | None = None) -> Step:
+    reply = inference_pb2.RunRoomReply if side is Side.PREFILL else inference_pb2.StreamRoomReply
+    return reply(outcome=outcome_to_wire(cause))
+
+
+@dataclass
+class Worker:
+    """Plays `script` for every room, until the room is cancelled."""
+
+    name: str
+    side: Side
+    incarnation: Incarnation
+    script: Sequence[Step] = ()
+    address: str = ""
+    rooms_max: int = 2
+    pid: int = 0
+    called: list[int] = field(default_factory=list)
+    cancels: dict[int, str] = field(default_factory=dict)
+    """Rooms to reasons."""
+    cut: list[int] = field(default_factory=list)
+    """Rooms whose streams the caller ended."""
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def facts(self) -> WorkerFacts:
+        return WorkerFacts(
+            self.name,
+            self.side,
+            self.incarnation,
+            self.address,
+            "model",
+            (("dtype", "float32"),),
+            tokens_max=1_000,
+            rooms_max=self.rooms_max,
+            pid=self.pid,
+        )
+
+    async def play(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.called.append(request.room)
+        try:
+            async with errors_as_status(context):
+                for step in self.script:
+                    match step:
+                        case asyncio.Event():
+                            await step.wait()
+                        case Exception():
+                            raise step
+                        case None:
+                            return
+                        case _:
+                            yield step
+                            if step.HasField("outcome"):
+                                return
+                await self.cancelled.wait()
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cut.append(request.room)
+            raise
+
+    async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.cancels[request.room] = request.cause.reason
+        return inference_pb2.CancelReply()
+
+
+class PrefillWorker(Worker, inference_pb2_grpc.PrefillServiceServicer):
+    RunRoom = Worker.play
+
+    def add(self, server: grpc.aio.Server) -> None:
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
+
+
+class DecodeWorker(Worker, inference_pb2_grpc.DecodeServiceServicer):
+    StreamRoom = Worker.play
+
+    def add(self, server: grpc.aio.Server) -> None:
+        inference_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+
+
+def asked(max_tokens: int = 3) -> Request:
+    return Request("request-1", (1, 2, 3), max_tokens, sampling=Sampling(temperature=0.0))
+
+
+class House:
+    """Registry, rooms and backend; `prefill` and `decode` are registered and proven."""
+
+    def __init__(self, *, max_queue: int = 4, queue_timeout_ms: int = 60_000) -> None:
+        self.clock = ManualClock(now_ms=1_000)
+        self.registry = Registry("model", first_room=1, lease_ms=LEASE_MS, kept=50, failed_kept=50)
+        self.channels = Channels()
+        self.metrics = CollectorRegistry()
+        self.rooms = Rooms(
+            self.registry,
+            self.clock,
+            self.channels,
+            BootstrapMetrics(self.metrics),
+            max_queue,
+            queue_timeout_ms,
+        )
+        self.metrics.register(RegistryCollector(self.registry, self.rooms.queued))
+        self.backend = RoomBackend(self.rooms, self.channels, 500, 20.0)
+        self.prefill = PrefillWorker("prefill-0", Side.PREFILL, Incarnation(11), pid=111)
+        self.decode = DecodeWorker("decode-0", Side.DECODE, Incarnation(22), pid=222)
+
+    def join(self, worker: Worker, *, proven: bool = True) -> None:
+        self.rooms.register(worker.facts)
+        if proven:
+            self.rooms.proven(worker.incarnation)
+
+    def entry(self, room: int = 1) -> RoomEntry:
+        return self.registry.get(RoomId(room))
+
+    def retired(self, room: int = 1) -> None:
+        """Both workers report the room retired."""
+        for side in Side:
+            self.rooms.side_retired(RoomId(room), side)
+
+    def events(self, room: int = 1) -> list[str]:
+        return [event.name for event in self.entry(room).events]
+
+    async def at_rest(self) -> None:
+        """Every room is filed, and nothing of them is left."""
+        await until(lambda: not self.rooms._tasks)
+        assert self.registry.open_count() == 0
+        assert self.rooms.queued() == 0
+        assert not self.rooms._on_end
+        assert not self.rooms._watchers
+        assert all(not worker.rooms and worker.tokens == 0 for worker in self.registry.workers())
+
+
+async def read(stream: RoomStream) -> tuple[list[int], str]:
+    """All tokens, and how it ended: a finish, or the reason of a failure."""
+    drawn: list[int] = []
+    async with asyncio.timeout(20):
+        try:
+            async for batch in stream:
+                drawn += [token.id for token in batch.tokens]
+                if batch.finish is not None:
+                    return drawn, batch.finish.value
+        except RoomFailed as error:
+            return drawn, error.reason
+    raise AssertionError("the stream ended without a finish")
+
+
+@asynccontextmanager
+async def house(**more: int) -> AsyncIterator[House]:
+    made = House(**more)
+    async with AsyncExitStack() as stack:
+        for worker in (made.prefill, made.decode):
+            worker.address = await stack.enter_async_context(serving(worker.add))
+            made.join(worker)
+        try:
+            yield made
+        finally:
+            for task in list(made.rooms._tasks):
+                task.cancel()
+            await made.rooms.finish()
+            await made.channels.close()
+
+
+__all__ = ["House", "RoomPhase", "house"]

@@ -1,0 +1,77 @@
+"""Does a worker get rooms only after a hand-over has passed through it?"""
+
+import asyncio
+
+from services.bootstrap.canary import OUTPUT_TOKENS, Canary
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.rooms.registry import WorkerState
+from tests.bootstrap.scripted import (
+    LENGTH,
+    DecodeWorker,
+    House,
+    PrefillWorker,
+    accepted,
+    ended,
+    first,
+    house,
+    tokens,
+)
+from tests.wire.servers import serving, until
+
+P, D = Side.PREFILL, Side.DECODE
+GOOD_PREFILL = [accepted(P), first(7), ended(P)]
+GOOD_DECODE = [accepted(D), tokens(0, [7]), tokens(1, [8], LENGTH), ended(D)]
+
+
+def state(at: House, incarnation: int) -> WorkerState:
+    return at.registry.worker(Incarnation(incarnation)).state
+
+
+async def test_a_hand_over_of_a_few_tokens_makes_both_ready() -> None:
+    assert OUTPUT_TOKENS == 2
+    async with house() as at:
+        for name, old in (("prefill", at.prefill), ("decode", at.decode)):
+            at.rooms.lose(old.incarnation, "again", proof="left")
+            old.name, old.incarnation = f"{name}-1", Incarnation(old.incarnation + 100)
+            at.join(old, proven=False)
+        at.prefill.script, at.decode.script = GOOD_PREFILL, GOOD_DECODE
+        canary = Canary(at.rooms, at.backend)
+        task = asyncio.ensure_future(canary.run())
+        await until(lambda: state(at, 111) is state(at, 122) is WorkerState.READY)
+        assert canary.problem is None
+        assert at.entry(1).canary
+        at.retired(1)
+        await at.at_rest()
+        task.cancel()
+
+
+async def test_a_worker_that_fails_its_canary_says_why_and_keeps_nobody_else_out() -> None:
+    async with house() as at:
+        at.decode.script = GOOD_DECODE
+        bad = PrefillWorker("prefill-bad", P, Incarnation(31), script=[accepted(P), None])
+        good = PrefillWorker("prefill-good", P, Incarnation(32), script=GOOD_PREFILL)
+        async with serving(bad.add) as bad_address, serving(good.add) as good_address:
+            bad.address, good.address = bad_address, good_address
+            at.join(bad, proven=False)
+            at.join(good, proven=False)
+            canary = Canary(at.rooms, at.backend)
+            task = asyncio.ensure_future(canary.run())
+            await until(lambda: state(at, 32) is WorkerState.READY)
+            assert state(at, 31) is not WorkerState.READY
+            assert bad.called, "it was tried"
+            task.cancel()
+
+
+async def test_a_pair_that_brings_too_few_tokens_is_not_ready() -> None:
+    async with house() as at:
+        at.prefill.script = [accepted(P), first(7, LENGTH), ended(P)]
+        at.decode.script = GOOD_DECODE
+        late = DecodeWorker("decode-1", D, Incarnation(41), script=GOOD_DECODE, address=at.decode.address)
+        at.join(late, proven=False)
+        canary = Canary(at.rooms, at.backend)
+        task = asyncio.ensure_future(canary.run())
+        await until(lambda: canary.problem is not None)
+        assert canary.problem == "prefill-0 and decode-1: 1 tokens came, 2 were asked for"
+        assert state(at, 41) is WorkerState.JOINING
+        task.cancel()

@@ -1,0 +1,221 @@
+"""How do two workers' streams become one, and how does whatever goes wrong end both?"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.bootstrap import follower
+from services.openai.backend import Hangup, NoWorker, Overloaded
+from services.rooms.errors import Cause, Reason, RosterFull
+from services.rooms.phases import Side
+from services.rooms.registry import RoomPhase, WorkerState
+from tests.bootstrap.scripted import LENGTH, STOP, House, accepted, asked, ended, first, house, read, tokens
+from tests.wire.servers import until
+
+P, D = Side.PREFILL, Side.DECODE
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[House]:
+    async with house() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that had to be cut off after the room's end would be waited for longer than a test may."""
+    monkeypatch.setattr(follower, "LINGER_S", 1_000.0)
+
+
+async def test_the_first_token_comes_from_prefill_and_does_not_wait_for_decode(at: House) -> None:
+    go = asyncio.Event()
+    at.prefill.script = [accepted(P), first(7), ended(P)]
+    at.decode.script = [accepted(D), go, tokens(0, [7]), tokens(1, [8]), tokens(2, [9], LENGTH), ended(D)]
+    stream = await at.backend.generate(asked())
+    batches = stream.__aiter__()
+    assert [token.id for token in (await anext(batches)).tokens] == [7]
+    assert at.entry().phase is RoomPhase.STREAMING
+    go.set()
+    assert await read(stream) == ([8, 9], "length"), "decode's copy of the first token is not passed on twice"
+    await until(lambda: not at.rooms._tasks)
+    assert at.prefill.cancels == {}
+    assert at.decode.cancels == {}
+    assert at.entry().cause is None
+    at.retired()
+    await at.at_rest()
+
+
+async def test_decode_may_be_first_and_bring_several_tokens_at_once(at: House) -> None:
+    late = asyncio.Event()
+    at.prefill.script = [accepted(P), late, first(7), ended(P)]
+    at.decode.script = [accepted(D), tokens(0, [7, 8]), tokens(1, [8, 9], STOP), ended(D)]
+    assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "stop")
+    late.set()
+    at.retired()
+    await at.at_rest()
+
+
+async def test_an_answer_of_one_token_is_over_with_prefills(at: House) -> None:
+    at.prefill.script = [accepted(P), first(7, LENGTH), ended(P)]
+    at.decode.script = [accepted(D), tokens(0, [7], LENGTH), ended(D)]
+    assert await read(await at.backend.generate(asked(1))) == ([7], "length")
+    at.retired()
+    await at.at_rest()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "reason"),
+    [
+        ([None], [], "prefill_lost"),
+        ([accepted(P), first(7), None], [accepted(D)], "prefill_lost"),
+        ([accepted(P), first(7), ended(P)], [accepted(D), tokens(0, [7]), None], "decode_lost"),
+        ([accepted(P), first(7), ended(P)], [accepted(D), tokens(2, [9])], "decode_lost"),
+        ([accepted(P), first(7), ended(P)], [accepted(D), tokens(0, [7, 8, 9, 10])], "decode_lost"),
+        ([accepted(P), first(7), ended(P)], [accepted(D), tokens(0, [7]), ended(D)], "decode_lost"),
+        ([ended(P)], [], "prefill_lost"),
+        ([RuntimeError("a bug")], [], "prefill_lost"),
+        ([accepted(P), ended(P, Cause(Reason.ENGINE_FAILED, "NaN"))], [accepted(D)], "engine_failed"),
+        ([accepted(P)], [accepted(D), ended(D, Cause(Reason.RECORD_CORRUPT, "torn"))], "record_corrupt"),
+        ([accepted(P)], [RosterFull("all places are taken")], "refused"),
+    ],
+    ids=[
+        "prefill ends at once",
+        "prefill ends without an outcome",
+        "decode ends without an outcome",
+        "a gap",
+        "too many tokens",
+        "decode ends too early",
+        "an outcome before it was accepted",
+        "prefill raises",
+        "prefill's outcome",
+        "decode's outcome",
+        "decode refuses",
+    ],
+)
+async def test_whatever_ends_one_stream_ends_the_room_and_the_other_side(
+    at: House, prefill: list[object], decode: list[object], reason: str
+) -> None:
+    at.prefill.script, at.decode.script = prefill, decode
+    _, how = await read(await at.backend.generate(asked()))
+    assert how == reason
+    cause = at.entry().cause
+    assert cause is not None
+    assert cause.reason.value == reason
+    assert "failed" in at.events()
+    at.prefill.cancelled.set()
+    at.decode.cancelled.set()
+    if decode:
+        await until(lambda: at.prefill.cancels.get(1) == reason)
+    if at.registry.open_count():
+        at.retired()
+    await at.at_rest()
+
+
+async def test_a_refused_room_is_held_by_nobody_and_filed_at_once(at: House) -> None:
+    at.prefill.script = [RosterFull("all places are taken")]
+    assert await read(await at.backend.generate(asked())) == ([], "refused")
+    cause = at.entry().cause
+    assert cause is not None
+    assert "prefill worker prefill-0: all places are taken" in cause.text
+    await at.at_rest()
+    assert at.decode.called == []
+
+
+async def test_a_worker_that_cannot_be_reached_gets_no_rooms_until_it_renews(at: House) -> None:
+    at.prefill.address = "127.0.0.1:1"
+    at.rooms.lose(at.prefill.incarnation, "moved", proof="left")
+    at.prefill.incarnation = type(at.prefill.incarnation)(12)
+    at.join(at.prefill)
+    assert await read(await at.backend.generate(asked())) == ([], "prefill_lost")
+    assert at.registry.worker(at.prefill.incarnation).state is WorkerState.SUSPECT
+    with pytest.raises(NoWorker, match="prefill"):
+        await at.backend.generate(asked())
+    at.rooms.renew(at.prefill.incarnation)
+    assert at.registry.worker(at.prefill.incarnation).state is WorkerState.READY
+    at.retired()
+
+
+@pytest.mark.parametrize("when", ["before accepted", "while computing", "while streaming"])
+async def test_a_client_that_hangs_up_stops_both_sides(at: House, when: str) -> None:
+    at.prefill.script = [accepted(P), first(7)]
+    at.decode.script = [accepted(D), tokens(0, [7])]
+    if when == "before accepted":
+        at.prefill.script = []
+    stream = await at.backend.generate(asked())
+    if when == "before accepted":
+        await until(lambda: at.prefill.called == [1])
+    else:
+        await until(lambda: at.decode.called == [1])
+    if when == "while streaming":
+        await anext(stream.__aiter__())
+    await stream.hang_up(Hangup.CLIENT_GONE)
+    await stream.hang_up(Hangup.CLIENT_GONE)
+    await until(lambda: at.prefill.cancels.get(1) == at.decode.cancels.get(1) == "client_gone")
+    at.prefill.cancelled.set()
+    at.decode.cancelled.set()
+    if when == "before accepted":
+        await until(lambda: not at.rooms._tasks)
+        assert at.decode.called == [], "decode was not called any more"
+        assert at.entry().waiting_for == {P}
+    at.retired()
+    await at.at_rest()
+
+
+async def test_a_stop_string_answers_the_room_and_stops_both_sides(at: House) -> None:
+    at.prefill.script = [accepted(P), first(7), ended(P)]
+    at.decode.script = [accepted(D), tokens(0, [7])]
+    stream = await at.backend.generate(asked())
+    await anext(stream.__aiter__())
+    await stream.hang_up(Hangup.STOP_STRING)
+    assert at.entry().cause is None
+    await until(lambda: at.decode.cancels.get(1) == "answered")
+    at.decode.cancelled.set()
+    at.retired()
+    await at.at_rest()
+
+
+@pytest.mark.parametrize("side", list(Side))
+async def test_a_lost_worker_ends_its_rooms_with_the_cause_and_tells_the_other(at: House, side: Side) -> None:
+    at.prefill.script = [accepted(P), first(7)]
+    at.decode.script = [accepted(D), tokens(0, [7])]
+    stream = await at.backend.generate(asked())
+    await until(lambda: at.decode.called == [1])
+    lost, other = (at.prefill, at.decode) if side is P else (at.decode, at.prefill)
+    at.rooms.exited(lost.name, lost.pid)
+    drawn, reason = await read(stream)
+    assert reason == f"{side.value}_lost"
+    assert drawn in ([], [7])
+    await until(lambda: other.cancels.get(1) == f"{side.value}_lost")
+    assert at.entry().waiting_for == {other.side}, "a process that is gone reports nothing"
+    at.retired()
+    other.cancelled.set()
+    lost.cancelled.set()
+    await at.at_rest()
+
+
+async def test_a_bug_in_following_ends_the_stream(at: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    at.prefill.script = [accepted(P), first(7)]
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr("services.bootstrap.follower.token_from_wire", broken)
+    assert await read(await at.backend.generate(asked())) == ([], "bootstrap_lost")
+    at.retired()
+    await at.at_rest()
+
+
+async def test_without_workers_or_space_the_client_is_told_which() -> None:
+    async with house(max_queue=1, queue_timeout_ms=1) as at:
+        at.prefill.script = [accepted(P)]
+        for _ in range(at.prefill.rooms_max):
+            await at.backend.generate(asked())
+        with pytest.raises(Overloaded) as error:
+            await at.backend.generate(asked())
+        assert error.value.retry_after_s >= 1
+        at.rooms.lose(at.decode.incarnation, "gone", proof="left")
+        for room in (1, 2):
+            at.retired(room)
+        with pytest.raises(NoWorker, match="decode"):
+            await at.backend.generate(asked())

@@ -1,0 +1,76 @@
+"""What does the bootstrap show to people and to their machines?"""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from services.bootstrap.http import admin_router
+from services.rooms.ids import RoomId
+from tests.bootstrap.scripted import House, house
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[House]:
+    async with house() as made:
+        yield made
+
+
+def client(at: House, problem: str | None = None) -> httpx.AsyncClient:
+    app = FastAPI()
+    app.include_router(admin_router(at.registry, at.metrics, lambda: problem))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bootstrap")
+
+
+async def test_ready_names_the_side_that_is_missing_and_why(at: House) -> None:
+    async with client(at, "prefill-1 and decode-0: no answer") as http:
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/ready")).json()["problems"] == []
+        at.rooms.lose(at.prefill.incarnation, "gone", proof="left")
+        reply = await http.get("/ready")
+    assert reply.status_code == 503
+    assert reply.json()["problems"] == [
+        "no prefill worker is ready",
+        "canary: prefill-1 and decode-0: no answer",
+    ]
+    assert [worker["name"] for worker in reply.json()["workers"]] == ["decode-0"]
+
+
+async def test_a_rooms_page_is_its_timeline_with_its_id_as_text(at: House) -> None:
+    entry = await at.rooms.admit("request-1", 3, 5)
+    at.rooms.tell(entry.id, "looked at", "closely")
+    async with client(at) as http:
+        page = (await http.get(f"/rooms/{entry.id}")).json()
+        listed = (await http.get("/rooms", params={"request_id": "request-1"})).json()["rooms"]
+        none = (await http.get("/rooms", params={"request_id": "request"})).json()["rooms"]
+    assert page["id"] == str(entry.id)
+    assert [event["name"] for event in page["events"]] == ["opened", "looked at"]
+    assert [room["id"] for room in listed] == [str(entry.id)]
+    assert none == []
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "x", "1_0", "+1", " 1", "9" * 5000, "١", "1.0", "0x1"])
+async def test_what_is_no_rooms_id_is_not_found_in_few_words(at: House, text: str) -> None:
+    await at.rooms.admit("request-1", 3, 5)
+    async with client(at) as http:
+        reply = await http.get(f"/rooms/{text}")
+    assert reply.status_code == 404
+    assert "is not known" in reply.json()["error"]["message"]
+    assert len(reply.text) < 200
+
+
+async def test_gauges_follow_the_registry_back_to_zero(at: House) -> None:
+    async def gauge(name: str) -> float:
+        async with client(at) as http:
+            lines = (await http.get("/metrics")).text.splitlines()
+        return float(next(line for line in lines if line.startswith(name)).split()[-1])
+
+    await at.rooms.admit("request-1", 3, 5)
+    assert await gauge('baton_rooms{phase="open"}') == 1
+    assert await gauge('baton_workers{side="decode",state="ready"}') == 1
+    at.rooms.answered(RoomId(1))
+    assert await gauge('baton_rooms{phase="closing"}') == 1
+    at.retired(1)
+    assert await gauge('baton_rooms{phase="open"}') == await gauge('baton_rooms{phase="closing"}') == 0
+    assert await gauge("baton_admission_queue_requests") == 0

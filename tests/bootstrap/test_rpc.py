@@ -1,0 +1,228 @@
+"""What do workers and other routers get from the bootstrap over real gRPC?"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from services.bootstrap import rpc
+from services.bootstrap.rpc import RoomService, WorkerRegistry
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.registry import RoomPhase
+from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from services.wire.conversions import outcome_to_wire
+from services.wire.errors import RemoteError, remote_error
+from tests.bootstrap.scripted import House, house
+from tests.wire.servers import channel_to, serving, until
+
+
+class Client:
+    """Both services of one bootstrap; errors as RemoteError."""
+
+    def __init__(self, at: House, channel: grpc.aio.Channel) -> None:
+        self.at = at
+        self.rooms = rooms_pb2_grpc.RoomServiceStub(channel)
+        self.workers = workers_pb2_grpc.WorkerRegistryStub(channel)
+
+    async def call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=20)
+        except grpc.aio.AioRpcError as error:
+            raise remote_error(error) from error
+
+    async def open(self, name: str = "request-1") -> int:
+        reply = await self.call(
+            self.rooms.OpenRoom, rooms_pb2.OpenRoomRequest(request_id=name, prompt_tokens=3, tokens=5)
+        )
+        return int(reply.room)
+
+    async def report(self, reporter: int, *reports: rooms_pb2.RoomReport) -> None:
+        await self.call(
+            self.rooms.ReportRooms, rooms_pb2.ReportRoomsRequest(incarnation=reporter, reports=reports)
+        )
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with house() as at:
+
+        def add(server: grpc.aio.Server) -> None:
+            rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(at.rooms), server)
+            workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(at.rooms), server)
+
+        async with serving(add) as address, channel_to(address) as channel:
+            yield Client(at, channel)
+
+
+async def test_a_room_is_opened_reported_and_filed(client: Client) -> None:
+    room = await client.open()
+    shown = await client.call(client.rooms.GetRoom, rooms_pb2.GetRoomRequest(room=room))
+    assert (shown.request_id, shown.prefill.name, shown.decode.name) == ("request-1", "prefill-0", "decode-0")
+    assert shown.phase == "open"
+    await client.report(0, rooms_pb2.RoomReport(room=room, outcome=outcome_to_wire(None)))
+    for worker in (client.at.prefill, client.at.decode):
+        event = rooms_pb2.RoomEvent(source=worker.name, name="retired")
+        await client.report(worker.incarnation, rooms_pb2.RoomReport(room=room, event=event, retired=True))
+    shown = await client.call(client.rooms.GetRoom, rooms_pb2.GetRoomRequest(room=room))
+    assert shown.phase == "retired"
+    assert not shown.HasField("cause")
+    assert [event.name for event in shown.events] == ["opened", "answered", "retired", "retired"]
+    await client.at.at_rest()
+
+
+async def test_a_worker_that_is_not_the_rooms_is_not_believed(client: Client) -> None:
+    room = await client.open()
+    outcome = outcome_to_wire(Cause(Reason.ENGINE_FAILED, "made up"))
+    event = rooms_pb2.RoomEvent(source="x", name="made up")
+    for reporter in (99, client.at.prefill.incarnation):
+        told = event if reporter == 99 else None
+        await client.report(
+            reporter, rooms_pb2.RoomReport(room=room, event=told, outcome=outcome, retired=reporter == 99)
+        )
+    await client.report(99, rooms_pb2.RoomReport(room=12345, retired=True))
+    entry = client.at.entry(room)
+    assert entry.phase is RoomPhase.OPEN
+    assert len(entry.waiting_for) == 2
+    assert "made up" not in client.at.events(room)
+
+
+async def test_watching_tells_what_was_and_what_comes_until_the_room_is_retired(client: Client) -> None:
+    room = await client.open()
+    call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
+    events = call.__aiter__()
+    assert (await anext(events)).name == "opened"
+    client.at.rooms.tell(RoomId(room), "looked at")
+    assert (await anext(events)).name == "looked at"
+    client.at.rooms.answered(RoomId(room))
+    client.at.retired(room)
+    assert [event.name async for event in events] == ["answered"]
+    await until(lambda: not client.at.rooms._watchers)
+
+
+async def test_a_watcher_that_nobody_woke_looks_by_itself(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "WATCH_S", 0.01)
+    room = await client.open()
+    call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
+    events = call.__aiter__()
+    assert (await anext(events)).name == "opened"
+    client.at.registry.end(RoomId(room), None, 0)
+    client.at.registry.abandon(RoomId(room))
+    assert [event.name async for event in events] == []
+
+
+async def test_a_watcher_that_leaves_is_forgotten(client: Client) -> None:
+    room = await client.open()
+    call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
+    await call.read()
+    assert len(client.at.rooms._watchers) == 1
+    call.cancel()
+    await until(lambda: not client.at.rooms._watchers)
+
+
+async def test_cancelling_ends_the_room_on_both_workers_once(client: Client) -> None:
+    room = await client.open()
+    for why in ("changed my mind", "again"):
+        await client.call(client.rooms.CancelRoom, rooms_pb2.CancelRoomRequest(room=room, why=why))
+    at = client.at
+    await until(lambda: at.prefill.cancels == at.decode.cancels == {room: "cancelled"})
+    cause = at.entry(room).cause
+    assert cause is not None
+    assert cause.text == "changed my mind"
+
+
+async def test_listing_finds_one_request_exactly_and_newest_first(client: Client) -> None:
+    rooms = [await client.open(name) for name in ("a", "ab")]
+    both = await client.call(client.rooms.ListRooms, rooms_pb2.ListRoomsRequest())
+    assert [room.room for room in both.rooms] == rooms[::-1]
+    one = await client.call(client.rooms.ListRooms, rooms_pb2.ListRoomsRequest(request_id="a"))
+    assert [room.room for room in one.rooms] == rooms[:1]
+    newest = await client.call(client.rooms.ListRooms, rooms_pb2.ListRoomsRequest(limit=1))
+    assert [room.room for room in newest.rooms] == rooms[1:]
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "says"),
+    [
+        ({"prompt_tokens": 0, "tokens": 5}, grpc.StatusCode.INVALID_ARGUMENT, "prompt_tokens"),
+        ({"prompt_tokens": 6, "tokens": 5}, grpc.StatusCode.INVALID_ARGUMENT, "tokens"),
+        ({"prompt_tokens": 3, "tokens": 5_000}, grpc.StatusCode.UNAVAILABLE, "decode worker can hold"),
+        (
+            {"request_id": "x" * 300, "prompt_tokens": 3, "tokens": 5},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "request_id",
+        ),
+    ],
+)
+async def test_a_room_that_cannot_be_is_refused(
+    client: Client, asked: dict[str, Any], code: grpc.StatusCode, says: str
+) -> None:
+    with pytest.raises(RemoteError, match=says) as error:
+        await client.call(client.rooms.OpenRoom, rooms_pb2.OpenRoomRequest(**asked))
+    assert error.value.code is code
+    assert client.at.registry.open_count() == 0
+
+
+@pytest.mark.parametrize("method", ["GetRoom", "CancelRoom", "WatchRoom"])
+async def test_an_unknown_room_is_not_found(client: Client, method: str) -> None:
+    request = getattr(rooms_pb2, f"{method}Request")(room=99)
+    call = getattr(client.rooms, method)(request, timeout=20)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await (call.read() if method == "WatchRoom" else call)
+    assert remote_error(error.value).kind == "UnknownRoom"
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_an_opener_that_gives_up_while_it_waits_leaves_nothing(client: Client) -> None:
+    for name in ("a", "b"):
+        await client.open(name)
+    waiting = asyncio.ensure_future(client.open("c"))
+    await until(lambda: client.at.rooms.queued() == 1)
+    waiting.cancel()
+    await until(lambda: client.at.rooms.queued() == 0)
+    assert client.at.registry.open_count() == 2
+
+
+async def test_a_worker_registers_renews_drains_and_leaves(client: Client) -> None:
+    at, workers = client.at, client.workers
+    layout = workers_pb2.KvLayout(
+        model="model", dtype="float32", page_tokens=4, layers=[0], kv_heads=[0], head_dim=2
+    )
+    for worker in (at.prefill, at.decode):
+        at.rooms.lose(worker.incarnation, "gone", proof="left")
+    register = workers_pb2.RegisterRequest(
+        worker=rooms_pb2.Peer(name="new", incarnation=77, address="127.0.0.1:1"),
+        side=rooms_pb2.SIDE_PREFILL,
+        layout=layout,
+        schema="s",
+        tokens_max=10,
+        rooms_max=1,
+    )
+    reply = await client.call(workers.Register, register)
+    assert reply.lease_ms == at.registry.lease_ms
+    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77))
+    assert set(renewed.departed) == {11, 22}
+    await client.call(workers.Drain, workers_pb2.DrainRequest(incarnation=77))
+    assert at.registry.worker(Incarnation(77)).state.value == "draining"
+    other = workers_pb2.RegisterRequest()
+    other.CopyFrom(register)
+    other.worker.name, other.worker.incarnation, other.layout.dtype = "other", 78, "bfloat16"
+    with pytest.raises(RemoteError, match="dtype differs") as error:
+        await client.call(workers.Register, other)
+    assert (error.value.kind, error.value.field) == ("WorkerRefused", "dtype")
+    await client.call(workers.Leave, workers_pb2.LeaveRequest(incarnation=77))
+    with pytest.raises(RemoteError) as error:
+        await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77))
+    assert error.value.kind == "UnknownWorker"
+
+
+async def test_a_process_seen_to_exit_is_lost_and_one_of_another_pid_is_not(client: Client) -> None:
+    exited = client.workers.ReportExit
+    await client.call(exited, workers_pb2.ReportExitRequest(name="prefill-0", pid=5))
+    assert len(client.at.registry.workers()) == 2
+    await client.call(exited, workers_pb2.ReportExitRequest(name="prefill-0", pid=111))
+    assert [worker.facts.name for worker in client.at.registry.workers()] == ["decode-0"]

@@ -1,0 +1,307 @@
+"""A decode worker's turns, one at a time, beside a prefill worker that plays a script over real gRPC."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from services.decode.job import replies_max
+from services.decode.metrics import DecodeMetrics
+from services.decode.peers import Peers
+from services.decode.turn import DecodeWork
+from services.engine.stepper import Stepper
+from services.pages.holdings import Holdings
+from services.pages.pool import PagePool, PageState
+from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from services.pages.slots import SlotPool
+from services.parallel.solo import SoloGroup
+from services.parallel.turns import Lap, TurnProgress, take_turn
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase
+from services.rooms.request import Request
+from services.runtime.clock import ManualClock
+from services.transfer.fabric import MemoryFabric
+from services.transfer.host_memory import HostMemory
+from services.transfer.interface import Region
+from services.transfer.memory import MemoryTransfer
+from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
+from services.wire.channel import Channels
+from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
+from services.wire.errors import NotConnected, errors_as_status
+from services.wire.mailbox import Mailbox
+from tests.prefill import toy
+from tests.prefill.bench import (
+    BOUNDS,
+    DECODE,
+    PAGES,
+    PLACES,
+    PREFILL,
+    assert_gauges_at_rest,
+    deadlines,
+    silent_reporter,
+)
+from tests.wire.servers import serving, until
+
+SLOT = struct.Struct("<QQ")
+
+
+@dataclass
+class Sender(inference_pb2_grpc.HandoverServiceServicer):
+    """The prefill worker: what it was told, and what it answers."""
+
+    refuse_connect: Exception | None = None
+    refuse_grants: list[Exception] = field(default_factory=list)
+    """One a call, then none."""
+    connects: list[inference_pb2.ConnectRequest] = field(default_factory=list)
+    grants: dict[int, inference_pb2.GrantRequest] = field(default_factory=dict)
+    closes: list[inference_pb2.CloseRequest] = field(default_factory=list)
+    may_connect: asyncio.Event = field(default_factory=asyncio.Event)
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    """Closes are answered once it is set."""
+
+    async def Connect(self, request: Any, context: Any) -> inference_pb2.ConnectReply:  # noqa: N802
+        async with errors_as_status(context):
+            self.connects.append(request)
+            await self.may_connect.wait()
+            if self.refuse_connect is not None:
+                raise self.refuse_connect
+        return inference_pb2.ConnectReply(layout=layout_to_wire(toy.LAYOUT))
+
+    async def Grant(self, request: Any, context: Any) -> inference_pb2.GrantReply:  # noqa: N802
+        async with errors_as_status(context):
+            if self.refuse_grants:
+                raise self.refuse_grants.pop(0)
+            self.grants[request.room] = request
+        return inference_pb2.GrantReply()
+
+    async def Close(self, request: Any, context: Any) -> inference_pb2.CloseReply:  # noqa: N802
+        async with errors_as_status(context):
+            self.closes.append(request)
+            if not self.quiet.is_set():
+                raise TimeoutError("not quiet yet")
+        return inference_pb2.CloseReply()
+
+
+class DecodeBench:
+    def __init__(
+        self,
+        sender: Sender,
+        address: str,
+        *,
+        max_running: int = 8,
+        pages: int = PAGES,
+        fabric: MemoryFabric | None = None,
+    ) -> None:
+        self.sender = sender
+        self.address = address
+        self.clock = ManualClock(now_ms=1_000)
+        self.engine = toy.ToyEngine(pages)
+        self.slots = HostMemory(PLACES * SLOT_BYTES)
+        self.transfer = MemoryTransfer(fabric or MemoryFabric(), DECODE)
+        self.transfer.register(Region("kv", self.engine.memory.address, self.engine.memory.length))
+        self.transfer.register(Region("slots", self.slots.address, self.slots.length))
+        self.mailbox = Mailbox()
+        self.channels = Channels()
+        self.stepper = Stepper(self.engine, self.mailbox.wake)
+        self.holdings = Holdings(PagePool(pages), SlotPool(self.slots.view))
+        self.registry = CollectorRegistry()
+        self.peers = Peers(self.mailbox, self.channels, self.transfer.endpoint(), toy.LAYOUT, 5.0)
+        self.work = DecodeWork(
+            places=PLACES,
+            incarnation=DECODE,
+            holdings=self.holdings,
+            layout=toy.LAYOUT,
+            bounds=BOUNDS,
+            stepper=self.stepper,
+            transfer=self.transfer,
+            peers=self.peers,
+            mailbox=self.mailbox,
+            reporter=silent_reporter("decode-0", DECODE),
+            metrics=DecodeMetrics(self.registry),
+            clock=self.clock,
+            deadlines=deadlines(),
+            max_running=max_running,
+        )
+        self._progress = TurnProgress(self.clock)
+        self._group = SoloGroup()
+
+    # ---- what comes from outside
+
+    async def stream(self, request: Request, *, prefill: int = PREFILL) -> "Caller":
+        """StreamRoom, as its handler does it, up to the first turn."""
+        caller = Caller(self, request, prefill)
+        caller.task = asyncio.ensure_future(caller.listen())
+        await asyncio.sleep(0)
+        await self.turn()
+        await until(lambda: bool(caller.replies) or caller.task.done())
+        if caller.task.done():
+            await caller.task
+        return caller
+
+    async def enter(self, command: group_pb2.Command) -> None:
+        asked = asyncio.ensure_future(self.mailbox.ask(command, 20))
+        await asyncio.sleep(0)
+        await self.turn()
+        await asked
+
+    async def cancel(self, room: int) -> None:
+        cause = cause_to_wire(Cause(Reason.CANCELLED, "no longer wanted"))
+        await self.enter(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=room, cause=cause)))
+
+    async def granted(self, room: int) -> inference_pb2.GrantRequest:
+        """Turns until the sender has the room's destination."""
+        await self.turns_until(lambda: room in self.sender.grants)
+        return self.sender.grants[room]
+
+    def land(
+        self,
+        request: Request,
+        *,
+        seal_as: tuple[int, int] | None = None,
+        first: int | None = None,
+        pages: int = 0,
+    ) -> None:
+        """The sender's writes: pages, record, seal."""
+        room = int(request.request_id)
+        grant = self.sender.grants[room]
+        for position, token in enumerate(request.prompt):
+            page = grant.pages[position // toy.PAGE_TOKENS]
+            at = page * toy.LAYOUT.page_bytes + position % toy.PAGE_TOKENS * toy.LAYOUT.token_bytes
+            SLOT.pack_into(self.engine.memory.view, at, room, token)
+        token = toy.answer(request)[0] if first is None else first
+        record = MetadataRecord(
+            room, grant.generation, len(request.prompt), 0, pages or len(grant.pages), first_token=token
+        )
+        at = grant.slot * SLOT_BYTES
+        self.slots.view[at : at + SEAL_OFFSET] = record.pack()
+        seal = seal_bytes(*(seal_as or (room, grant.generation)))
+        self.slots.view[at + SEAL_OFFSET : at + SEAL_OFFSET + len(seal)] = seal
+
+    # ---- time
+
+    async def turn(self) -> Lap:
+        lap = await take_turn(self.work, self._group, self.clock, self._progress)
+        await asyncio.sleep(0)
+        return lap
+
+    async def turns(self, count: int) -> None:
+        for _ in range(count):
+            await self.turn()
+
+    async def turns_until(self, holds: Any) -> None:
+        async with asyncio.timeout(20):
+            while not holds():
+                if not self.stepper.free:
+                    await self.step_end()
+                await self.turn()
+                await asyncio.sleep(0.001)
+
+    async def step_end(self) -> None:
+        running = self.stepper._running
+        assert running is not None, "no step is running"
+        await asyncio.wait([running], timeout=0.5)
+
+    async def settle(self) -> None:
+        """Turns, steps awaited, until every room has retired."""
+        await self.turns_until(lambda: not len(self.work.roster))
+
+    # ---- what is left
+
+    def phase(self, room: int) -> Phase:
+        return self.work.roster.get(RoomId(room)).phase
+
+    def pages(self, state: PageState) -> int:
+        return self.holdings.pages.census()[state]
+
+    def gauge(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(name, labels)
+        assert value is not None, name
+        return value
+
+    def assert_empty(self) -> None:
+        work: Any = self.work
+        peers: Any = self.peers
+        assert len(work.roster) == 0
+        assert not work._jobs
+        assert not work._step
+        assert len(work.callers) == 0
+        assert self.peers.closing == 0
+        assert not peers._connecting
+        assert len(self.holdings) == 0
+        assert self.holdings.pages.free == len(self.holdings.pages)
+        assert self.holdings.slots.free == len(self.holdings.slots)
+        assert bytes(self.slots.view) == bytes(len(self.slots.view)), "slots are blank"
+        assert self.engine.foreign == []
+        assert_gauges_at_rest(self.registry)
+
+    async def close(self) -> None:
+        self.engine.go()
+        await self.peers.stop()
+        await self.channels.close()
+        self.stepper.close()
+        self.transfer.close()
+
+
+class Caller:
+    """Whoever called StreamRoom."""
+
+    def __init__(self, bench: DecodeBench, request: Request, prefill: int) -> None:
+        self._bench, self._request, self._prefill = bench, request, prefill
+        self.replies: list[inference_pb2.StreamRoomReply] = []
+        self.task: asyncio.Future[None]
+
+    async def listen(self) -> None:
+        room = int(self._request.request_id)
+        wire = inference_pb2.StreamRoomRequest(
+            room=room,
+            incarnation=DECODE,
+            prefill=rooms_pb2.Peer(name="prefill-0", incarnation=self._prefill, address=self._bench.address),
+            request=request_to_wire(self._request),
+        )
+        async with self._bench.work.callers.calling(
+            RoomId(room), group_pb2.Command(stream=wire), replies_max(self._request)
+        ) as replies:
+            while not (self.replies and self.replies[-1].HasField("outcome")):
+                self.replies.append(await replies.get())
+
+    @property
+    def tokens(self) -> list[int]:
+        """What was streamed, in order; positions are checked."""
+        drawn: list[int] = []
+        for reply in self.replies:
+            if reply.HasField("tokens"):
+                assert reply.tokens.first == len(drawn)
+                drawn += [token_from_wire(each).id for each in reply.tokens.tokens]
+        return drawn
+
+    async def outcome(self) -> str:
+        """Why the room ended: a `Reason`, or "" when it was answered."""
+        await until(lambda: self.task.done())
+        await self.task
+        outcome = self.replies[-1].outcome
+        return outcome.cause.reason if outcome.HasField("cause") else ""
+
+
+@asynccontextmanager
+async def decoding(*, max_running: int = 8) -> AsyncIterator[DecodeBench]:
+    sender = Sender()
+    sender.may_connect.set()
+
+    def add(server: grpc.aio.Server) -> None:
+        inference_pb2_grpc.add_HandoverServiceServicer_to_server(sender, server)
+
+    async with serving(add) as address:
+        bench = DecodeBench(sender, address, max_running=max_running)
+        try:
+            yield bench
+        finally:
+            await bench.close()
+
+
+__all__ = ["DecodeBench", "NotConnected", "Sender", "decoding"]

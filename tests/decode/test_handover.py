@@ -1,0 +1,194 @@
+"""Do two workers hand rooms over, whatever the network and the callers do, and hold nothing afterwards?
+
+Both workers' real turn loops and services, real gRPC between them, one-sided writes over a memory network
+whose faults a seed decides: notices lost and doubled, writes late, out of order and failed, callers that
+leave at any time. Every position of every page says whose it is, and every step looks.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc
+import pytest
+
+from services.decode.rpc import DecodeService
+from services.parallel.solo import SoloGroup
+from services.parallel.turns import TurnProgress, run_turns
+from services.prefill.rpc import HandoverService, PrefillService
+from services.rooms.request import Request
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
+from services.wire.channel import Channels
+from services.wire.conversions import request_to_wire
+from services.wire.errors import remote_error
+from tests.decode.bench import DecodeBench, Sender
+from tests.prefill import toy
+from tests.prefill.bench import DECODE, PREFILL, PrefillBench
+from tests.wire.servers import serving, until
+
+ROOMS = 10
+PATIENCE_S = 30
+
+
+class Pair:
+    def __init__(self, plan: FaultPlan) -> None:
+        self.fabric = MemoryFabric(plan)
+        self.channels = Channels()
+        self.prefill = PrefillBench(self.fabric)
+        self.prefill_address = self.decode_address = ""
+        self.decode: DecodeBench
+
+    def add_prefill(self, server: grpc.aio.Server) -> None:
+        work, box = self.prefill.work, self.prefill.mailbox
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillService(work, box, PREFILL), server)
+        handover = HandoverService(work, box, PREFILL, toy.LAYOUT)
+        inference_pb2_grpc.add_HandoverServiceServicer_to_server(handover, server)
+
+    def add_decode(self, server: grpc.aio.Server) -> None:
+        self.decode = DecodeBench(Sender(), self.prefill_address, fabric=self.fabric)
+        service = DecodeService(self.decode.work, self.decode.mailbox, DECODE)
+        inference_pb2_grpc.add_DecodeServiceServicer_to_server(service, server)
+
+    async def ask(self, request: Request) -> list[int]:
+        """The answer, by decode's stream. Raises Ended with the reason of a room that failed."""
+        room, accepted = int(request.request_id), asyncio.Event()
+        calls: list[grpc.aio.Call] = []
+        wire = request_to_wire(request)
+
+        async def prefill() -> list[int]:
+            stub = inference_pb2_grpc.PrefillServiceStub(self.channels.to(self.prefill_address))
+            peer = rooms_pb2.Peer(name="decode-0", incarnation=DECODE, address=self.decode_address)
+            run = inference_pb2.RunRoomRequest(room=room, incarnation=PREFILL, decode=peer, request=wire)
+            drawn: list[int] = []
+            call = stub.RunRoom(run, timeout=PATIENCE_S)
+            calls.append(call)
+            async for reply in call:
+                accepted.set()
+                if reply.HasField("first_token"):
+                    drawn.append(reply.first_token.token.token)
+                if reply.outcome.HasField("cause"):
+                    raise Ended(reply.outcome.cause.reason)
+            return drawn
+
+        async def decode() -> list[int]:
+            await accepted.wait()
+            stub = inference_pb2_grpc.DecodeServiceStub(self.channels.to(self.decode_address))
+            peer = rooms_pb2.Peer(name="prefill-0", incarnation=PREFILL, address=self.prefill_address)
+            run = inference_pb2.StreamRoomRequest(room=room, incarnation=DECODE, prefill=peer, request=wire)
+            drawn: list[int] = []
+            call = stub.StreamRoom(run, timeout=PATIENCE_S)
+            calls.append(call)
+            async for reply in call:
+                drawn += [each.token for each in reply.tokens.tokens]
+                if reply.outcome.HasField("cause"):
+                    raise Ended(reply.outcome.cause.reason)
+            return drawn
+
+        sides = [asyncio.ensure_future(side()) for side in (prefill, decode)]
+        try:
+            first, whole = await asyncio.gather(*sides)
+        finally:
+            for task in sides:
+                task.cancel()
+            await asyncio.gather(*sides, return_exceptions=True)
+            for each in calls:
+                each.cancel()
+        assert first == whole[:1]
+        return whole
+
+    async def at_rest(self) -> None:
+        """Both workers hold nothing, and nothing can land any more that would change it."""
+        await until(lambda: len(self.prefill.work.roster) == len(self.decode.work.roster) == 0)
+        while self.fabric.puts_under_way:
+            self.fabric.step()
+        self.prefill.assert_empty()
+        self.decode.assert_empty()
+        assert self.prefill.engine.foreign == []
+
+
+class Ended(Exception):
+    """The room failed; the reason."""
+
+
+@asynccontextmanager
+async def pair(plan: FaultPlan = NO_FAULTS) -> AsyncIterator[Pair]:
+    at = Pair(plan)
+    async with AsyncExitStack() as stack:
+        at.prefill_address = await stack.enter_async_context(serving(at.add_prefill))
+        at.decode_address = await stack.enter_async_context(serving(at.add_decode))
+        loops = [
+            asyncio.ensure_future(run_turns(bench.work, SoloGroup(), bench.clock, TurnProgress(bench.clock)))
+            for bench in (at.prefill, at.decode)
+        ]
+        try:
+            yield at
+            assert not any(loop.done() for loop in loops), "no turn loop ended by itself"
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await at.channels.close()
+            await at.decode.close()
+            at.prefill.close()
+
+
+def some_request(room: int, dice: random.Random) -> Request:
+    prompt = [dice.randrange(toy.VOCABULARY) for _ in range(dice.randint(1, 30))]
+    return toy.request(str(room), prompt, max_tokens=dice.randint(1, 9))
+
+
+async def test_rooms_share_both_workers_and_each_gets_its_own_answer() -> None:
+    dice = random.Random(1)
+    async with pair() as at:
+        requests = [some_request(room, dice) for room in range(1, 5)]
+        answers = await asyncio.gather(*map(at.ask, requests))
+        assert answers == [toy.answer(each) for each in requests]
+        sent = at.prefill.gauge("baton_kv_transfer_bytes_total")
+        pages = sum(toy.LAYOUT.pages_for(len(each.prompt)) for each in requests)
+        assert sent == pages * toy.LAYOUT.page_bytes
+        await at.at_rest()
+
+
+@pytest.mark.parametrize("seed", range(24), ids="seed{:02}".format)
+async def test_no_fault_mixes_rooms_hangs_or_leaves_anything(seed: int) -> None:
+    """One seed is one network and one set of callers."""
+    dice = random.Random(seed)
+    plan = FaultPlan(
+        seed,
+        delay_steps_max=dice.choice([0, 3, 12]),
+        hold_share=dice.choice([0.0, 0.3]),
+        hold_steps=dice.choice([20, 80]),
+        fail_share=dice.choice([0.0, 0.0, 0.1]),
+        lose_notice_share=0.5,
+        duplicate_notice_share=0.2,
+    )
+
+    async def visit(room: int) -> str:
+        request, patience_s = some_request(room, dice), dice.choice([None, None, dice.random() / 20])
+        try:
+            async with asyncio.timeout(patience_s):
+                answer = await at.ask(request)
+        except TimeoutError:
+            return "left"
+        except Ended as error:
+            return str(error)
+        except grpc.aio.AioRpcError as error:
+            return remote_error(error).kind
+        assert answer == toy.answer(request), f"room {room}"
+        return "answered"
+
+    async with pair(plan) as at:
+        ends: list[str] = []
+        for wave in range(0, ROOMS, 5):
+            ends += await asyncio.gather(*(visit(room) for room in range(wave + 1, wave + 6)))
+        no_fault = {"answered", "left", "RosterFull"}
+        fails = {"transfer_failed", "receiver_closed", "refused"} if plan.fail_share else set()
+        assert set(ends) <= no_fault | fails
+        await at.at_rest()
+        last = some_request(ROOMS + 1, dice)
+        if plan.fail_share == 0.0:
+            assert await at.ask(last) == toy.answer(last), "both serve on"
+            await at.at_rest()

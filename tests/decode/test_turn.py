@@ -1,0 +1,379 @@
+"""What does a decode worker do in its turns, whatever comes when?"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.pages.pool import PageState
+from services.parallel.turns import Lap
+from services.rooms.errors import PeerFault, Refusal, RoomExists, UnknownRoom
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase
+from services.rooms.request import FinishReason, Request
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.conversions import finish_from_wire
+from services.wire.errors import NotConnected, WrongIncarnation
+from tests.decode.bench import Caller, DecodeBench, decoding
+from tests.prefill import toy
+from tests.prefill.bench import DEADLINE_MS, PREFILL
+from tests.wire.servers import until
+
+PROMPT = tuple(range(200, 206))
+ASKED = toy.request("1", PROMPT, max_tokens=7)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[DecodeBench]:
+    async with decoding() as made:
+        yield made
+
+
+async def started(bench: DecodeBench, request: Request = ASKED) -> Caller:
+    """A room whose destination the sender has."""
+    caller = await bench.stream(request)
+    await bench.granted(int(request.request_id))
+    return caller
+
+
+async def test_a_room_is_granted_admitted_decoded_and_forgotten(bench: DecodeBench) -> None:
+    caller = await bench.stream(ASKED)
+    grant = await bench.granted(1)
+    assert (grant.room, grant.receiver, grant.prefix_tokens) == (1, 22, 0)
+    assert len(grant.pages) == 2, "the prompt's pages, and not those of the answer"
+    assert bench.pages(PageState.EXPOSED) == 2
+    assert bench.pages(PageState.RESERVED) == 1
+    assert bench.gauge("baton_decode_transfer_queue_requests") == 1
+    bench.land(ASKED)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    assert caller.tokens == toy.answer(ASKED)
+    assert finish_from_wire(caller.replies[-2].tokens.finish) is FinishReason.LENGTH
+    assert bench.gauge("baton_decode_tokens_total") == ASKED.max_tokens - 1
+    assert len(bench.sender.connects) == 1
+    assert bench.sender.closes == []
+    bench.assert_empty()
+
+
+async def test_a_stop_token_ends_the_sequence(bench: DecodeBench) -> None:
+    third = toy.answer(ASKED)[2]
+    asked = toy.request("1", PROMPT, max_tokens=7, stop_token_ids=(third,))
+    caller = await started(bench, asked)
+    bench.land(asked)
+    await bench.settle()
+    assert caller.tokens == toy.answer(ASKED)[:3]
+    assert finish_from_wire(caller.replies[-2].tokens.finish) is FinishReason.STOP
+    bench.assert_empty()
+
+
+async def test_an_answer_of_one_token_needs_no_step(bench: DecodeBench) -> None:
+    asked = toy.request("1", PROMPT, max_tokens=1)
+    caller = await started(bench, asked)
+    bench.land(asked)
+    await bench.settle()
+    assert caller.tokens == toy.answer(asked)
+    assert bench.engine.steps == 0
+    bench.assert_empty()
+
+
+async def test_pages_without_a_seal_admit_nothing(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    bench.land(ASKED)
+    grant = bench.sender.grants[1]
+    seal_at = grant.slot * 256 + 224
+    seal, bench.slots.view[seal_at : seal_at + 24] = (
+        bytes(bench.slots.view[seal_at : seal_at + 24]),
+        bytes(24),
+    )
+    await bench.turns(5)
+    assert bench.phase(1) is Phase.TRANSFERRING
+    bench.slots.view[seal_at : seal_at + 24] = seal
+    await bench.settle()
+    assert caller.tokens == toy.answer(ASKED)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seal_as": (1, 99)},
+        {"seal_as": (2, 1)},
+        {"pages": 1},
+        {"first": toy.VOCABULARY},
+    ],
+    ids=["other tenancy", "other room", "too few pages", "no such token"],
+)
+async def test_a_record_that_is_not_ours_or_does_not_hold_fails_the_room_alone(
+    bench: DecodeBench, wrong: dict[str, object]
+) -> None:
+    other = toy.request("2", PROMPT, max_tokens=3)
+    caller, beside = await started(bench), await started(bench, other)
+    bench.land(ASKED, **wrong)  # type: ignore[arg-type]
+    await bench.turn()
+    assert await caller.outcome() == "record_corrupt"
+    assert bench.pages(PageState.QUARANTINED) == 2
+    bench.land(other)
+    await bench.turns_until(lambda: beside.task.done())
+    assert beside.tokens == toy.answer(other)
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_a_damaged_record_fails_the_room(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    bench.land(ASKED)
+    bench.slots.view[bench.sender.grants[1].slot * 256 + 36] ^= 1
+    await bench.turn()
+    assert await caller.outcome() == "record_corrupt"
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_what_is_written_to_the_slot_after_its_seal_was_seen_is_not_looked_at(
+    bench: DecodeBench,
+) -> None:
+    caller = await started(bench)
+    bench.land(ASKED)
+    assert bench.work.see()
+    bench.slots.view[:] = b"\xff" * len(bench.slots.view)
+    await bench.settle()
+    assert caller.tokens == toy.answer(ASKED)
+
+
+async def test_exposed_pages_stay_in_quarantine_until_the_sender_is_quiet(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    await bench.cancel(1)
+    assert await caller.outcome() == "cancelled"
+    await bench.turns_until(lambda: len(bench.sender.closes) >= 3)
+    assert bench.pages(PageState.QUARANTINED) == 2
+    assert bench.pages(PageState.RESERVED) == 0, "what no peer was told of is free at once"
+    close = bench.sender.closes[0]
+    assert (close.room, close.generation) == (1, bench.sender.grants[1].generation)
+    bench.clock.advance(100 * DEADLINE_MS)
+    await bench.turns(3)
+    assert bench.pages(PageState.QUARANTINED) == 2, "time is no proof"
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_quiet_for_another_tenancy_is_no_proof(bench: DecodeBench) -> None:
+    await started(bench)
+    await bench.cancel(1)
+    with pytest.raises(PeerFault, match="which is not ours"):
+        await bench.enter(group_pb2.Command(quiet=inference_pb2.CloseRequest(room=1, generation=77)))
+    assert bench.pages(PageState.QUARANTINED) == 2
+    bench.sender.quiet.set()
+    await bench.settle()
+
+
+async def test_a_departed_prefill_is_a_proof_and_ends_its_rooms(bench: DecodeBench) -> None:
+    waiting, quarantined = await started(bench), await started(bench, toy.request("2", PROMPT))
+    running = toy.request("3", PROMPT, max_tokens=7)
+    bench.engine.hold()
+    decoded = await started(bench, running)
+    bench.land(running)
+    await bench.turns(3)
+    assert bench.phase(3) is Phase.SUCCESS
+    await bench.cancel(2)
+    await bench.enter(group_pb2.Command(departed=PREFILL))
+    assert await waiting.outcome() == "prefill_lost"
+    assert await quarantined.outcome() == "cancelled"
+    bench.engine.go()
+    await bench.settle()
+    assert decoded.tokens == toy.answer(running), "its pages are its own since it was admitted"
+    bench.assert_empty()
+    await until(lambda: bench.channels.addresses() == [])
+
+
+@pytest.mark.parametrize("phase", ["connecting", "waiting", "transferring", "running"])
+async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, phase: str) -> None:
+    if phase == "connecting":
+        bench.sender.may_connect.clear()
+    if phase == "waiting":
+        await started(bench, toy.request("2", range(50), max_tokens=15))
+    caller = await bench.stream(ASKED)
+    if phase == "waiting":
+        await bench.turns(3)
+        assert bench.phase(1) is Phase.WAITING_FOR_INPUT
+    if phase in ("transferring", "running"):
+        await bench.granted(1)
+    if phase == "running":
+        bench.engine.hold()
+        bench.land(ASKED)
+        await bench.turns(3)
+    await bench.cancel(1)
+    assert await caller.outcome() == "cancelled"
+    replies = bench.work._jobs[RoomId(1)].replies if RoomId(1) in bench.work._jobs else None
+    if phase == "running":
+        await bench.turns(5)
+        assert RoomId(1) in bench.work.roster, "a step still reads its pages"
+        assert caller.tokens == toy.answer(ASKED)[:1]
+    bench.engine.go()
+    bench.sender.quiet.set()
+    bench.sender.may_connect.set()
+    if phase == "waiting":
+        await bench.cancel(2)
+    await bench.settle()
+    assert replies is None or replies.empty(), "nothing is said after the outcome"
+    await until(lambda: not bench.peers._connecting)
+    bench.assert_empty()
+
+
+async def test_a_caller_that_leaves_cancels_its_room(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    caller.task.cancel()
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_rooms_beyond_max_running_wait_their_turn() -> None:
+    async with decoding(max_running=2) as bench:
+        asked = [toy.request(str(room), PROMPT[:3], max_tokens=4 + room) for room in (1, 2, 3)]
+        callers = [await started(bench, each) for each in asked]
+        bench.engine.hold()
+        for each in asked:
+            bench.land(each)
+        await bench.turns(3)
+        assert bench.gauge("baton_decode_running_requests") == 2
+        assert bench.gauge("baton_decode_waiting_requests") == 1
+        bench.engine.go()
+        await bench.settle()
+        assert [caller.tokens for caller in callers] == [toy.answer(each) for each in asked]
+        bench.assert_empty()
+
+
+async def test_rooms_wait_for_pages_and_nothing_is_granted_before(bench: DecodeBench) -> None:
+    large = toy.request("2", range(50), max_tokens=15)
+    first = await started(bench, large)
+    second = await bench.stream(ASKED)
+    await bench.turns(5)
+    assert bench.gauge("baton_decode_prealloc_queue_requests") == 1
+    assert 1 not in bench.sender.grants
+    bench.land(large)
+    await bench.turns_until(first.task.done)
+    await bench.granted(1)
+    bench.land(ASKED)
+    await bench.settle()
+    assert second.tokens == toy.answer(ASKED)
+    bench.assert_empty()
+
+
+async def test_a_failed_step_fails_the_rooms_that_were_in_it(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    bench.engine.fail_next = ValueError("out of memory")
+    bench.land(ASKED)
+    await bench.settle()
+    assert await caller.outcome() == "engine_failed"
+    again = await started(bench, toy.request("2", PROMPT, max_tokens=3))
+    bench.land(toy.request("2", PROMPT, max_tokens=3))
+    await bench.settle()
+    assert await again.outcome() == ""
+    bench.assert_empty()
+
+
+async def test_a_room_that_never_lands_ends_at_its_deadline(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    bench.clock.advance(DEADLINE_MS)
+    await bench.turn()
+    assert await caller.outcome() == "deadline"
+    assert "0 of 2 pages landed, not sealed" in caller.replies[-1].outcome.cause.text
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (toy.request("1", (1, toy.VOCABULARY)), "outside the vocabulary"),
+        (toy.request("1", (1,), toy.CONTEXT + 1), "context"),
+        (toy.request("1", (1,), 100), "never holds it"),
+    ],
+)
+async def test_what_can_never_be_decoded_is_refused_at_the_door(
+    bench: DecodeBench, request_: Request, says: str
+) -> None:
+    with pytest.raises(Refusal, match=says):
+        await bench.stream(request_)
+    bench.assert_empty()
+    assert bench.sender.connects == []
+
+
+async def test_a_room_id_is_used_once(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    with pytest.raises(RoomExists):
+        await bench.stream(ASKED)
+    bench.land(ASKED)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    with pytest.raises(RoomExists):
+        await bench.stream(ASKED)
+
+
+async def test_a_peer_that_cannot_be_connected_fails_the_rooms_that_waited_for_it(
+    bench: DecodeBench,
+) -> None:
+    bench.sender.refuse_connect = WrongIncarnation("meant for incarnation 11, this is 12")
+    bench.sender.may_connect.clear()
+    first, second = await bench.stream(ASKED), await bench.stream(toy.request("2", PROMPT))
+    bench.sender.may_connect.set()
+    await bench.settle()
+    assert [await first.outcome(), await second.outcome()] == ["connect_failed"] * 2
+    assert "this is 12" in first.replies[-1].outcome.cause.text
+    assert len(bench.sender.connects) == 1, "asked once for both"
+    bench.assert_empty()
+    bench.sender.refuse_connect = None
+    third = toy.request("3", PROMPT, max_tokens=2)
+    caller = await started(bench, third)
+    bench.land(third)
+    await bench.settle()
+    assert caller.tokens == toy.answer(third)
+
+
+async def test_a_peer_that_departs_while_it_is_being_connected_leaves_nothing_behind(
+    bench: DecodeBench,
+) -> None:
+    bench.sender.may_connect.clear()
+    caller = await bench.stream(ASKED)
+    await until(lambda: bool(bench.sender.connects))
+    await bench.enter(group_pb2.Command(departed=PREFILL))
+    assert await caller.outcome() == "prefill_lost"
+    bench.sender.may_connect.set()
+    await bench.settle()
+    await until(lambda: not bench.peers._tasks)
+    bench.assert_empty()
+    assert not bench.peers._connected
+    assert not bench.peers._addresses
+
+
+async def test_a_sender_that_lost_its_way_here_is_connected_anew(bench: DecodeBench) -> None:
+    bench.sender.refuse_grants = [NotConnected("connect first")]
+    caller = await started(bench)
+    bench.land(ASKED)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    assert len(bench.sender.connects) == 2
+
+
+async def test_a_refused_destination_fails_the_room_and_is_closed_all_the_same(bench: DecodeBench) -> None:
+    bench.sender.refuse_grants = [UnknownRoom("room 1 is not known here")]
+    caller = await bench.stream(ASKED)
+    await bench.turns_until(lambda: bool(bench.sender.closes))
+    assert await caller.outcome() == "refused"
+    assert bench.pages(PageState.QUARANTINED) == 2
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_a_draining_worker_leaves_when_it_holds_nothing(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    bench.work.draining = True
+    assert await bench.turn() is not Lap.LAST
+    bench.land(ASKED)
+    await bench.settle()
+    assert caller.tokens == toy.answer(ASKED)
+    while await bench.turn() is not Lap.LAST:
+        pass

@@ -1,0 +1,191 @@
+"""Do our values survive the wire, and is what makes no sense refused by its field?"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.rooms.errors import Cause, Reason
+from services.rooms.phases import Side
+from services.rooms.registry import Event
+from services.rooms.request import LOGIT_BIAS_MAX, TOP_LOGPROBS_MAX, FinishReason, Request, Sampling, Token
+from services.wire import conversions as wire
+from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
+from services.wire.conversions import Malformed
+
+ids = st.integers(0, 2**32 - 1)
+id_tuples = st.lists(ids, max_size=8).map(tuple)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=64)
+samplings = st.builds(
+    Sampling,
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=ids,
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.01, 100),
+    presence_penalty=numbers,
+    frequency_penalty=numbers,
+    seed=st.integers(0, 2**64 - 1),
+    logit_bias=st.dictionaries(ids, numbers, max_size=5).map(lambda each: tuple(sorted(each.items()))),
+    top_logprobs=st.none() | st.integers(0, TOP_LOGPROBS_MAX),
+)
+requests = st.builds(
+    Request,
+    request_id=texts,
+    prompt=st.lists(ids, min_size=1, max_size=8).map(tuple),
+    max_tokens=st.integers(5, 2**32 - 1),
+    min_tokens=st.integers(0, 5),
+    eos_token_ids=id_tuples,
+    stop_token_ids=id_tuples,
+    ignore_eos=st.booleans(),
+    sampling=samplings,
+)
+
+
+@given(requests)
+def test_requests_come_back_as_they_were(request: Request) -> None:
+    sent = wire.request_to_wire(request).SerializeToString()
+    assert wire.request_from_wire(inference_pb2.InferenceRequest.FromString(sent)) == request
+
+
+@given(st.builds(Token, ids, st.none() | numbers, st.lists(st.tuples(ids, numbers), max_size=4).map(tuple)))
+def test_tokens_come_back_as_they_were(token: Token) -> None:
+    sent = wire.token_to_wire(token).SerializeToString()
+    assert wire.token_from_wire(inference_pb2.Token.FromString(sent)) == token
+
+
+@given(st.none() | st.builds(Cause, st.sampled_from(Reason), texts))
+def test_outcomes_come_back_as_they_were(cause: Cause | None) -> None:
+    assert wire.outcome_from_wire(wire.outcome_to_wire(cause)) == cause
+
+
+@pytest.mark.parametrize("finish", [None, *FinishReason])
+def test_finishes_come_back_as_they_were(finish: FinishReason | None) -> None:
+    assert wire.finish_from_wire(wire.finish_to_wire(finish)) is finish
+
+
+@given(
+    st.builds(
+        KvLayout,
+        model=texts,
+        dtype=st.sampled_from(sorted(DTYPE_BYTES)),
+        page_tokens=st.integers(1, 4096),
+        layers=st.lists(ids, min_size=1, max_size=4).map(tuple),
+        kv_heads=st.lists(ids, min_size=1, max_size=4).map(tuple),
+        head_dim=st.integers(1, 256),
+    )
+)
+def test_layouts_come_back_as_they_were(layout: KvLayout) -> None:
+    assert wire.layout_from_wire(wire.layout_to_wire(layout)) == layout
+
+
+@given(st.builds(Event, st.integers(0, 2**62), texts, texts, texts))
+def test_events_come_back_as_they_were(event: Event) -> None:
+    assert wire.event_from_wire(wire.event_to_wire(event)) == event
+
+
+def sensible() -> inference_pb2.InferenceRequest:
+    return wire.request_to_wire(Request("r", (1, 2), 4, sampling=Sampling()))
+
+
+def change(**fields: Any) -> Callable[[], object]:
+    """A sensible request with these fields (of its sampling, where it has them) set otherwise."""
+
+    def read() -> object:
+        message = sensible()
+        for name, value in fields.items():
+            part: Any = message if name in message.DESCRIPTOR.fields_by_name else message.sampling
+            if isinstance(value, list):
+                getattr(part, name)[:] = value
+            elif isinstance(value, dict):
+                getattr(part, name).update(value)
+            else:
+                setattr(part, name, value)
+        return wire.request_from_wire(message)
+
+    return read
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("field", "read"),
+    [
+        ("prompt", change(prompt=[])),
+        ("max_tokens", change(max_tokens=0)),
+        ("min_tokens", change(min_tokens=5)),
+        ("request_id", change(request_id="x" * 300)),
+        ("stop_token_ids", change(stop_token_ids=[1] * 65)),
+        ("temperature", change(temperature=-0.1)),
+        ("temperature", change(temperature=NAN)),
+        ("top_p", change(top_p=0.0)),
+        ("top_p", change(top_p=1.1)),
+        ("min_p", change(min_p=-0.1)),
+        ("repetition_penalty", change(repetition_penalty=0.0)),
+        ("presence_penalty", change(presence_penalty=INFINITY)),
+        ("frequency_penalty", change(frequency_penalty=NAN)),
+        ("logit_bias", change(logit_bias={3: NAN})),
+        ("logit_bias", change(logit_bias=dict.fromkeys(range(LOGIT_BIAS_MAX + 1), 1.0))),
+        ("top_logprobs", change(top_logprobs=TOP_LOGPROBS_MAX + 1)),
+        ("finish", lambda: wire.finish_from_wire(17)),
+        ("reason", lambda: wire.cause_from_wire(rooms_pb2.Cause(reason="bad luck"))),
+        ("dtype", lambda: wire.layout_from_wire(workers_pb2.KvLayout(dtype="int4"))),
+        ("dimension", lambda: wire.layout_from_wire(workers_pb2.KvLayout(dtype="float32"))),
+        ("room", lambda: wire.room_from_wire(0)),
+        ("decode needs", lambda: wire.check_peer(rooms_pb2.Peer(name="x", address="y"), "decode")),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_field(field: str, read: Callable[[], object]) -> None:
+    with pytest.raises(Malformed, match=field):
+        read()
+
+
+def test_a_sensible_request_is_taken() -> None:
+    change()()
+
+
+def registration(**fields: Any) -> workers_pb2.RegisterRequest:
+    message = workers_pb2.RegisterRequest(
+        worker=rooms_pb2.Peer(name="w", incarnation=3, address="a:1"),
+        side=rooms_pb2.SIDE_DECODE,
+        topology=workers_pb2.Topology(tensor_parallel=2, pipeline_parallel=3),
+        layout=wire.layout_to_wire(KvLayout("m", "bfloat16", 16, (0, 1), (0,), 64)),
+        schema="s",
+        tokens_max=10,
+        rooms_max=2,
+        pid=7,
+    )
+    for name, value in fields.items():
+        if value is None:
+            message.ClearField(name)  # type: ignore[arg-type]
+        else:
+            setattr(message, name, value)
+    return message
+
+
+def test_a_registration_says_what_the_worker_is() -> None:
+    facts = wire.worker_from_wire(registration())
+    assert (facts.name, facts.side, facts.incarnation, facts.pid) == ("w", Side.DECODE, 3, 7)
+    assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", "tp2pp3", 10, 2)
+    assert dict(facts.geometry)["page_tokens"] == "16"
+    assert dict(facts.geometry)["schema"] == "s"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"side": 0}, {"worker": None}, {"tokens_max": 0}, {"rooms_max": 0}, {"layout": None}]
+)
+def test_a_registration_without_what_counts_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        wire.worker_from_wire(registration(**fields))
+
+
+def test_long_texts_are_cut() -> None:
+    cause = wire.cause_from_wire(rooms_pb2.Cause(reason="refused", text="x" * 10_000))
+    assert len(cause.text) == wire.TEXT_CHARS_MAX
+    event = wire.event_from_wire(rooms_pb2.RoomEvent(source="s" * 999, name="n" * 999, detail="d" * 9_999))
+    assert (len(event.source), len(event.name), len(event.detail)) == (128, 64, 512)

@@ -1,0 +1,118 @@
+"""Do calls enter the turn in order, get their own answer, and stay within bounds?"""
+
+import asyncio
+
+import pytest
+
+from services.parallel.interface import COMMAND_BYTES_MAX
+from services.rooms.errors import RoomExists
+from services.wire import mailbox as module
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.mailbox import TAKEN_BYTES_MAX, CommandTooLong, Mailbox, MailboxFull
+
+
+def cancel(room: int) -> group_pb2.Command:
+    return group_pb2.Command(cancel=inference_pb2.CancelRequest(room=room))
+
+
+def rooms(taken: bytes) -> list[int]:
+    return [command.cancel.room for command in group_pb2.Commands.FromString(taken).commands]
+
+
+async def test_commands_are_taken_once_in_the_order_in_which_they_came() -> None:
+    box = Mailbox()
+    asked = asyncio.ensure_future(box.ask(cancel(1), 20))
+    await asyncio.sleep(0)
+    box.put(cancel(2))
+    assert not box.empty
+    assert rooms(box.take()) == [1, 2]
+    assert box.take() == b""
+    assert box.empty
+    box.answer(None)
+    await asked
+
+
+async def test_each_gets_the_answer_to_its_own_command() -> None:
+    box = Mailbox()
+    asked = [asyncio.ensure_future(box.ask(cancel(room), 20)) for room in (1, 2, 3)]
+    await asyncio.sleep(0)
+    box.put(cancel(4))
+    box.take()
+    asked.append(asyncio.ensure_future(box.ask(cancel(5), 20)))
+    await asyncio.sleep(0)
+    asked[1].cancel()
+    await asyncio.sleep(0)
+    for error in (None, None, RoomExists("3"), RoomExists("4")):
+        box.answer(error)
+    await asked[0]
+    with pytest.raises(asyncio.CancelledError):
+        await asked[1]
+    with pytest.raises(RoomExists, match="3"):
+        await asked[2]
+    assert not asked[3].done(), "it was not taken yet"
+    box.take()
+    box.answer(None)
+    await asked[3]
+
+
+async def test_a_turn_that_does_not_come_is_a_timeout_that_says_so() -> None:
+    box = Mailbox()
+    with pytest.raises(TimeoutError, match="no turn of this worker took the cancel"):
+        await box.ask(cancel(1), 0.001)
+    assert rooms(box.take()) == [1], "it may still be applied"
+    box.answer(None)
+
+
+async def test_past_its_bound_askers_are_refused_and_what_follows_is_still_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "COMMANDS_MAX", 2)
+    box = Mailbox()
+    for room in (1, 2):
+        box.put(cancel(room))
+    with pytest.raises(MailboxFull):
+        await box.ask(cancel(3), 20)
+    for room in (4, 5):
+        box.put(cancel(room))
+    with pytest.raises(MailboxFull):
+        box.put(cancel(6))
+    assert rooms(box.take()) == [1, 2, 4, 5]
+
+
+async def test_no_turn_takes_more_than_it_can_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TAKEN_BYTES_MAX <= COMMAND_BYTES_MAX
+    monkeypatch.setattr(module, "TAKEN_BYTES_MAX", 60)
+    box = Mailbox()
+    for room in range(1, 6):
+        box.put(cancel(room))
+    taken: list[int] = []
+    turns = 0
+    while not box.empty:
+        assert box.news.is_set(), "the rest is still news"
+        lap = box.take()
+        assert len(lap) <= 60
+        taken += rooms(lap)
+        turns += 1
+    assert taken == [1, 2, 3, 4, 5]
+    assert turns > 1
+    assert not box.news.is_set()
+    prompt = inference_pb2.InferenceRequest(prompt=range(1_000, 1_100))
+    with pytest.raises(CommandTooLong):
+        await box.ask(group_pb2.Command(run=inference_pb2.RunRoomRequest(room=1, request=prompt)), 20)
+    assert box.empty
+
+
+async def test_rest_ends_with_news_and_within_its_bound() -> None:
+    box = Mailbox()
+    await box.rest(0.001)
+    resting = asyncio.ensure_future(box.rest(1_000))
+    await asyncio.sleep(0)
+    box.wake()
+    await asyncio.wait_for(resting, 20)
+    box.take()
+    box.put(cancel(1))
+    await asyncio.wait_for(box.rest(1_000), 20)
+
+
+async def test_a_follower_answers_nobody() -> None:
+    Mailbox().answer(RoomExists("x"))

@@ -1,0 +1,135 @@
+"""Do a worker's lines reach the bootstrap, in batches, and are the news that count never lost?"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from services.rooms.ids import Incarnation, RoomId
+from services.wire import reporter as module
+from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
+from services.wire.conversions import Malformed
+from services.wire.errors import errors_as_status
+from services.wire.reporter import BATCH_MAX, DETAIL_CHARS_MAX, LINES_MAX, Reporter
+from tests.wire.servers import channel_to, serving, until
+
+
+@dataclass
+class Bootstrap(rooms_pb2_grpc.RoomServiceServicer):
+    batches: list[list[rooms_pb2.RoomReport]] = field(default_factory=list)
+    incarnations: set[int] = field(default_factory=set)
+    away: int = 0
+    """Calls that end without an answer of its own."""
+    refuse: int = 0
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def ReportRooms(self, request: Any, context: Any) -> rooms_pb2.ReportRoomsReply:  # noqa: N802
+        async with errors_as_status(context):
+            await self.may_answer.wait()
+            if self.away:
+                self.away -= 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+            if self.refuse:
+                self.refuse -= 1
+                raise Malformed("cause.reason")
+        self.incarnations.add(request.incarnation)
+        self.batches.append(list(request.reports))
+        return rooms_pb2.ReportRoomsReply()
+
+    @property
+    def rooms(self) -> list[int]:
+        return [report.room for batch in self.batches for report in batch]
+
+
+Bench = tuple[Bootstrap, Reporter]
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+    monkeypatch.setattr(module, "PAUSE_S", 0.001)
+    bootstrap = Bootstrap()  # type: ignore[abstract]
+    bootstrap.may_answer.set()
+
+    def add(server: grpc.aio.Server) -> None:
+        rooms_pb2_grpc.add_RoomServiceServicer_to_server(bootstrap, server)
+
+    async with serving(add) as address, channel_to(address) as channel:
+        reporter = Reporter(channel, Incarnation(5), "w")
+        yield bootstrap, reporter
+
+
+async def running(reporter: Reporter, holds: Any) -> None:
+    task = asyncio.ensure_future(reporter.run())
+    await until(holds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_lines_leave_in_order_in_batches(bench: Bench) -> None:
+    bootstrap, reporter = bench
+    for room in range(1, BATCH_MAX + 2):
+        reporter.note(RoomId(room), 42, "granted", "2 pages")
+    reporter.retired(RoomId(1), 43)
+    await running(reporter, lambda: len(bootstrap.rooms) == BATCH_MAX + 2)
+    assert [len(batch) for batch in bootstrap.batches] == [BATCH_MAX, 2]
+    assert bootstrap.rooms == [*range(1, BATCH_MAX + 2), 1]
+    assert bootstrap.incarnations == {5}
+    line, last = bootstrap.batches[0][0], bootstrap.batches[1][1]
+    assert (line.event.source, line.event.name, line.event.detail) == ("w", "granted", "2 pages")
+    assert not line.retired
+    assert last.retired
+
+
+async def test_past_the_bound_lines_are_dropped_and_retired_rooms_are_not(bench: Bench) -> None:
+    _, reporter = bench
+    for room in range(LINES_MAX + 10):
+        reporter.note(RoomId(room), 1, "line")
+    assert reporter.dropped == 10
+    reporter.retired(RoomId(3), 1)
+    assert len(reporter._waiting) == LINES_MAX + 1
+    reporter.note(RoomId(1), 1, "line")
+    assert reporter.dropped == 11
+
+
+async def test_a_bootstrap_that_was_away_gets_everything_later(bench: Bench) -> None:
+    bootstrap, reporter = bench
+    bootstrap.away = 3
+    reporter.note(RoomId(1), 1, "accepted")
+    reporter.retired(RoomId(1), 2)
+    await running(reporter, lambda: len(bootstrap.rooms) == 2)
+    assert bootstrap.away == 0
+    assert reporter.dropped == 0
+
+
+async def test_what_the_bootstrap_refuses_holds_up_nothing_else(bench: Bench) -> None:
+    bootstrap, reporter = bench
+    bootstrap.refuse = 1
+    reporter.note(RoomId(1), 1, "accepted")
+    await running(reporter, lambda: reporter.dropped == 1)
+    reporter.note(RoomId(2), 1, "accepted")
+    await running(reporter, lambda: bootstrap.rooms == [2])
+
+
+async def test_two_flushes_at_once_send_everything_exactly_once(bench: Bench) -> None:
+    bootstrap, reporter = bench
+    bootstrap.may_answer.clear()
+    for room in (1, 2):
+        reporter.retired(RoomId(room), 1)
+    flushes = [asyncio.ensure_future(reporter.flush()) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    for room in (3, 4):
+        reporter.retired(RoomId(room), 1)
+    bootstrap.may_answer.set()
+    await asyncio.gather(*flushes)
+    assert bootstrap.rooms == [1, 2, 3, 4]
+
+
+async def test_long_details_are_cut(bench: Bench) -> None:
+    bootstrap, reporter = bench
+    reporter.note(RoomId(1), 1, "failed", "x" * 10_000)
+    await reporter.flush()
+    assert len(bootstrap.batches[0][0].event.detail) == DETAIL_CHARS_MAX
