@@ -146,12 +146,15 @@ class Registry:
     def place(
         self, prompt_tokens: int, tokens: int, only: Iterable[Incarnation] = ()
     ) -> tuple[Worker, Worker]:
-        """The least loaded pair that can hold the request. Raises NoSuchWorker or NoCapacity.
+        """The least loaded pair that can hold the request. Raises NoSuchWorker, which waiting does not
+        mend, before NoCapacity, which it does.
 
         `only`: incarnations to choose among whatever their state, for a canary.
         """
         chosen = set(only)
-        return self._least(Side.PREFILL, prompt_tokens, chosen), self._least(Side.DECODE, tokens, chosen)
+        prefill = self._able(Side.PREFILL, prompt_tokens, chosen)
+        decode = self._able(Side.DECODE, tokens, chosen)
+        return _least(prefill), _least(decode)
 
     def open_room(
         self, request_id: str, pair: tuple[Worker, Worker], tokens: int, now_ms: int, *, canary: bool = False
@@ -253,7 +256,8 @@ class Registry:
 
     # ---- inside
 
-    def _least(self, side: Side, tokens: int, only: set[Incarnation]) -> Worker:
+    def _able(self, side: Side, tokens: int, only: set[Incarnation]) -> list[Worker]:
+        """Workers of a side that could ever hold so many tokens, at least one."""
         role = [worker for worker in self._workers.values() if worker.facts.side is side]
         if only:
             ready = [worker for worker in role if worker.facts.incarnation in only]
@@ -267,10 +271,7 @@ class Registry:
             raise NoSuchWorker(
                 f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest}"
             )
-        free = [worker for worker in able if len(worker.rooms) < worker.facts.rooms_max]
-        if not free:
-            raise NoCapacity(f"every {side.value} worker holds as many rooms as it may")
-        return min(free, key=lambda worker: (worker.tokens / worker.facts.tokens_max, worker.facts.name))
+        return able
 
     def _fresh_id(self) -> RoomId:
         room = RoomId(self._next_room)
@@ -318,6 +319,15 @@ def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
     table[key] = value
     while len(table) > limit:
         table.popitem(last=False)
+
+
+def _least(able: list[Worker]) -> Worker:
+    """The one with the smallest share of its cache spoken for, of those with a free place."""
+    free = [worker for worker in able if len(worker.rooms) < worker.facts.rooms_max]
+    if not free:
+        side = able[0].facts.side.value
+        raise NoCapacity(f"every {side} worker holds as many rooms as it may")
+    return min(free, key=lambda worker: (worker.tokens / worker.facts.tokens_max, worker.facts.name))
 
 
 def _check_fit(known: WorkerFacts, new: WorkerFacts) -> None:

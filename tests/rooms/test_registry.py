@@ -284,6 +284,14 @@ def test_bounded_admission_a_full_worker_is_worth_waiting_for() -> None:
     pair(stack)
 
 
+def test_a_missing_side_is_told_even_while_the_other_is_full() -> None:
+    registry = registry_of(facts(Side.PREFILL, 1, rooms_max=1), D1)
+    opened(registry)
+    registry.leave(D1.incarnation, None)
+    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+        pair(registry)
+
+
 def test_a_canary_is_placed_where_it_is_to_look(stack: Registry) -> None:
     stack.register(D2, 0)
     prefill, decode = stack.place(10, 10, only=[P1.incarnation, D2.incarnation])
