@@ -43,8 +43,9 @@ check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@$(BIN)/python proto/generate.py --check
 
 verify: $(STAMP) ## the fast proofs: stories and the pure core
-	@echo "verify: stories, rooms, pages, the field defects"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stories tests/rooms tests/pages tests/defects $(ARGS)
+	@echo "verify: stories, rooms, pages, the field defects, the model"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stories tests/rooms tests/pages tests/defects tests/model $(ARGS)
+	@$(BIN)/python -m tests.model --json
 
 bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/baton bench transfer

@@ -29,6 +29,7 @@ from services.wire.mailbox import Mailbox
 
 log = Log(__name__)
 
+CONNECT_PAUSE_S: Final = 0.05
 CLOSE_CALL_S: Final = 6.0
 CLOSE_PAUSE_MIN_S: Final = 0.05
 CLOSE_PAUSE_MAX_S: Final = 2.0
@@ -136,15 +137,24 @@ class Peers:
             layout=layout_to_wire(self._layout),
             schema=SCHEMA_HASH,
         )
-        try:
-            stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
-            reply = await stub.Connect(request, timeout=self._connect_timeout_s)
-            plan_transfer(layout_from_wire(reply.layout), self._layout)
-        except grpc.aio.AioRpcError as error:
-            return str(remote_error(error))
-        except (Malformed, LayoutMismatch) as error:
-            return str(error)
-        return None
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._connect_timeout_s
+        while True:
+            left_s = max(ends - loop.time(), CONNECT_PAUSE_S)
+            try:
+                stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
+                reply = await stub.Connect(request, timeout=left_s)
+                plan_transfer(layout_from_wire(reply.layout), self._layout)
+            except grpc.aio.AioRpcError as error:
+                remote = remote_error(error)
+                # A way that broke is made anew once nothing is under way on it: that passes.
+                if remote.kind != NotConnected.__name__ or loop.time() + CONNECT_PAUSE_S >= ends:
+                    return str(remote)
+            except (Malformed, LayoutMismatch) as error:
+                return str(error)
+            else:
+                return None
+            await asyncio.sleep(CONNECT_PAUSE_S)
 
     async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
         remote = await self._try_grant(peer, request)

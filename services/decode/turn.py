@@ -345,7 +345,9 @@ class DecodeWork:
         self._end_early(job)
         if not self._holdings.quarantine(receiver.id):
             receiver.note(Fenced(Proof.UNEXPOSED))
-        elif receiver.proof is None and receiver.generation is not None:
+        elif receiver.generation is not None and receiver.proof is not Proof.DEAD:
+            # A seal that was seen proves it for this rank; the close is the leader's, and another rank may
+            # have seen none. That a peer is dead is known to all.
             self._tell(job, "quarantined", "until the sender is quiet or gone")
             self._peers.close(job.prefill, receiver.id, receiver.generation)
 

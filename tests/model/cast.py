@@ -1,0 +1,98 @@
+"""What has each rank been seen to do?
+
+A rank's part of the world is a number here, and so is what it becomes: the product runs once for every
+distinct (rank, deed), and is remembered. That is sound because a rank is a function of what it is and what
+it is told: `services.rooms` and `services.pages` have no clock, no randomness and no hidden state, and
+`snapshot.frozen` keeps all that they have.
+"""
+
+from collections.abc import Hashable
+from typing import Any, Final, Protocol
+
+from tests.model.laws import CRASHES, Broken, Law, broken_by
+from tests.model.snapshot import dump, frozen, load
+from tests.model.standing import Standing, check_step
+
+
+class Rank(Protocol):
+    def standing(self) -> Standing: ...
+
+
+Deed = tuple[Any, ...]
+"""A method's name and its arguments."""
+
+SILENT: Final = frozenset({"ballot"})
+"""Deeds that are asked about and then taken back: the turn does them again."""
+
+
+NEWS: Final = frozenset({"fail", "grant", "quiet", "cancel", "close"})
+"""Deeds that tell of one room."""
+
+REMEMBERED: Final = frozenset({"cancel", "close"})
+"""Those that are kept for a room that has not come yet."""
+
+
+class Cast:
+    """All ranks of one side that the search has met."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._dumps: list[bytes] = []
+        self.standings: list[Standing] = []
+        self._done: dict[tuple[int, Deed], tuple[int, Any] | Broken] = {}
+
+    def __len__(self) -> int:
+        return len(self._dumps)
+
+    @property
+    def deeds(self) -> int:
+        """How often the product itself was run."""
+        return len(self._done)
+
+    def enter(self, rank: Rank) -> int:
+        """The number of a rank like this one. Raises Broken for one that must not be."""
+        key = frozen(rank)
+        number = self._numbers.get(key)
+        if number is None:
+            standing = rank.standing()
+            number = self._numbers[key] = len(self._dumps)
+            self._dumps.append(dump(rank))
+            self.standings.append(standing)
+        return number
+
+    def do(self, number: int, deed: Deed) -> tuple[int, Any]:
+        """(the rank afterwards, what it answered). Raises Broken."""
+        key = (number, deed)
+        known = self._done.get(key)
+        if known is None:
+            known = self._done[key] = self._run(number, deed)
+        if isinstance(known, Broken):
+            raise known
+        return known
+
+    def _run(self, number: int, deed: Deed) -> tuple[int, Any] | Broken:
+        rank = load(self._dumps[number])
+        try:
+            answer = getattr(rank, deed[0])(*deed[1:])
+            if deed[0] in SILENT:
+                return number, answer
+            after = self.enter(rank)
+            self._check(number, after, deed)
+        except Broken as broken:
+            return broken
+        except CRASHES as error:
+            return broken_by(error)
+        return after, answer
+
+    def _check(self, before: int, after: int, deed: Deed) -> None:
+        was = self.standings[before]
+        check_step(was, self.standings[after], deed[0])
+        if deed[0] not in NEWS or after == before:
+            return
+        room = deed[1]
+        if room in was.past:
+            raise Broken(
+                Law.TERMINAL_CREATES_NOTHING, f"room {room} is over, and a late {deed[0]} left a trace"
+            )
+        if room not in was.rooms and deed[0] not in REMEMBERED:
+            raise Broken(Law.ROOM_ISSUED, f"room {room} is unknown, and a {deed[0]} left a trace")

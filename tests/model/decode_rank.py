@@ -1,0 +1,268 @@
+"""What does one rank of a decode worker do? As `services.decode.turn`, with the product's own parts.
+
+Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.pages.errors import RecordCorrupt, RecordForeign
+from services.pages.holdings import Holdings
+from services.pages.holdings import Standing as Held
+from services.pages.pool import PagePool
+from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, read_slot, seal_bytes
+from services.pages.slots import SlotPool
+from services.rooms.ballot import Ballot, read_verdict
+from services.rooms.errors import Cause, PeerFault, Reason, Refusal
+from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
+from services.rooms.ids import Generation, Incarnation, RoomId
+from services.rooms.phases import Effect, Phase
+from services.rooms.receiver import Receiver
+from services.rooms.roster import Capacity, Roster
+from tests.model.flights import PAGE, RECORD, Flight
+from tests.model.laws import Broken, Law
+from tests.model.passing import FAR, expired
+from tests.model.scopes import Scope
+from tests.model.standing import At, Standing, check_tables, nothing_held
+
+FIRST_TOKEN = 5
+
+Done = tuple[RoomId, Effect, tuple[object, ...]]
+"""What a rank did for a room in a turn, and what the world is to know of it."""
+
+
+@dataclass(slots=True)
+class Job:
+    receiver: Receiver
+    record: MetadataRecord | None = None
+
+
+class DecodeRank:
+    def __init__(self, scope: Scope) -> None:
+        self._prompt = scope.prompt_pages
+        self._needed = scope.prompt_pages + scope.more_pages
+        self._steps = scope.steps
+        self._slot_memory = bytearray(scope.slots * SLOT_BYTES)
+        self._kv = bytearray(scope.pages)
+        """Who wrote a page since it was taken: its room, or nobody (0)."""
+        self._holdings = Holdings(PagePool(scope.pages), SlotPool(memoryview(self._slot_memory)))
+        self._roster: Roster[Receiver] = Roster(scope.rooms)
+        self._jobs: dict[RoomId, Job] = {}
+        self._step: list[RoomId] = []
+        self._opened: set[RoomId] = set()
+        self._cancelled: set[RoomId] = set()
+        """Before they were opened."""
+        self._gone: set[Incarnation] = set()
+        """Prefill workers known to be gone: nobody connects to them any more."""
+
+    # ---- commands, the same on every rank
+
+    def open(self, room: RoomId, peer: Incarnation) -> str:
+        def make(place: int) -> Receiver:
+            return Receiver(
+                room, f"request-{room}", peer, place, self._needed, FAR, 0, pages_expected=self._prompt
+            )
+
+        try:
+            receiver = self._roster.open(room, make, 0)
+        except Refusal as error:
+            return type(error).__name__
+        if room in self._cancelled and receiver.cause is None:
+            raise Broken(Law.CANCEL_REMEMBERED, f"room {room} was cancelled before it came, and it runs")
+        self._opened.add(room)
+        self._cancelled.discard(room)
+        self._jobs[room] = Job(receiver)
+        if peer in self._gone:
+            receiver.note(Failed(Cause(Reason.CONNECT_FAILED, "its process is gone")))
+        else:
+            receiver.note(Connected())
+        return ""
+
+    def cancel(self, room: RoomId, reason: Reason) -> str:
+        self._roster.cancel(room, Cause(reason, "as the world tells"), 0)
+        if room not in self._opened:
+            self._cancelled.add(room)
+        return ""
+
+    def quiet(self, room: RoomId, generation: Generation) -> str:
+        if room in self._roster and self._roster.get(room).generation != generation:
+            return "PeerFault"
+        self._roster.note(room, Fenced(Proof.QUIET))
+        return ""
+
+    def depart(self, peer: Incarnation) -> str:
+        for job in self._jobs.values():
+            if job.receiver.peer == peer and job.receiver.phase is not Phase.SUCCESS:
+                job.receiver.note(Failed(Cause(Reason.PREFILL_LOST, "its process is gone")))
+                job.receiver.note(Fenced(Proof.DEAD))
+        self._gone.add(peer)
+        return ""
+
+    # ---- what happens to this rank alone
+
+    def fail(self, room: RoomId) -> str:
+        """Something here tells of a failure, perhaps of a room that is over."""
+        self._roster.note(room, Failed(Cause(Reason.TRANSFER_FAILED, "seen here")))
+        return ""
+
+    def land(self, flight: Flight) -> str:
+        if flight.kind == PAGE:
+            for page in flight.targets:
+                self._kv[page] = flight.room
+            return ""
+        (slot,) = flight.targets
+        start = slot * SLOT_BYTES + (0 if flight.kind == RECORD else SEAL_OFFSET)
+        self._slot_memory[start : start + len(flight.body)] = flight.body
+        return ""
+
+    def step_ends(self) -> str:
+        """Every sequence of the batch draws its last token."""
+        for room in self._step:
+            job = self._jobs[room]
+            job.receiver.busy = False
+            if not job.receiver.stopping:
+                job.receiver.note(Finished())
+        self._step = []
+        return ""
+
+    # ---- a turn
+
+    def ballot(self, late: RoomId | None) -> tuple[int, ...]:
+        """See and vote. `late`: the room whose deadline has passed here."""
+        with expired(self._roster, late):
+            return tuple(self._ballot().encode())
+
+    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[Done, ...]:
+        """See, vote, take the verdict, act, compute."""
+        with expired(self._roster, late):
+            ballot = self._ballot()
+            verdict = read_verdict(ballot, agreed)
+            moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
+        done = [(room.id, effect, self._perform(room, effect)) for room, effect in moves]
+        if verdict.compute:
+            self._compute()
+        return tuple(done)
+
+    def _ballot(self) -> Ballot:
+        for job in self._jobs.values():
+            if job.receiver.phase is Phase.TRANSFERRING and not job.receiver.sealed:
+                self._see_slot(job)
+        capacity = Capacity(self._holdings.pages.free, self._holdings.slots.free)
+        votes, digest = self._roster.votes(0, capacity), self._roster.digest()
+        return Ballot(
+            0, digest, not self._step, may_leave=False, votes=votes, reasons=self._roster.reasons(0)
+        )
+
+    def _see_slot(self, job: Job) -> None:
+        receiver = job.receiver
+        slot = self._holdings.get(receiver.id).slot
+        generation = Generation(slot.generation)
+        try:
+            record = read_slot(self._holdings.slots.view(slot), receiver.id, generation)
+            if record is None:
+                return
+            self._check_record(receiver, record)
+            receiver.note(Landed(generation, record.pages))
+        except (RecordCorrupt, RecordForeign, PeerFault) as error:
+            receiver.note(Failed(Cause(Reason.RECORD_CORRUPT, str(error))))
+            return
+        job.record = record
+        receiver.note(Sealed(generation))
+
+    def _check_record(self, receiver: Receiver, record: MetadataRecord) -> None:
+        if (record.prompt_tokens, record.pages) != (self._prompt, receiver.pages_expected):
+            raise RecordCorrupt(f"it tells of {record.pages} pages")
+
+    def _perform(self, receiver: Receiver, effect: Effect) -> tuple[object, ...]:
+        match effect:
+            case Effect.GRANT:
+                return self._grant(receiver)
+            case Effect.ADMIT:
+                if self._jobs[receiver.id].record is None:
+                    raise Broken(Law.GATE_BEFORE_AGREE, f"room {receiver.id} is admitted without its record")
+                self._holdings.commit(receiver.id)
+            case Effect.FENCE:
+                if not self._holdings.quarantine(receiver.id):
+                    receiver.note(Fenced(Proof.UNEXPOSED))
+                elif receiver.proof is None and receiver.generation is not None:
+                    return ("close", receiver.generation)
+            case Effect.RELEASE:
+                self._release(receiver)
+            case _:
+                pass
+        return ()
+
+    def _grant(self, receiver: Receiver) -> tuple[object, ...]:
+        self._holdings.take(receiver.id, receiver.pages_needed)
+        holding = self._holdings.expose(receiver.id, receiver.pages_expected)
+        for page in holding.pages:
+            self._kv[page] = 0
+        if any(self._holdings.slots.view(holding.slot)):
+            raise Broken(Law.SLOT_ZERO, f"slot {holding.slot.index} is handed to room {receiver.id} written")
+        receiver.expose(Generation(holding.slot.generation))
+        return ("grant", holding.slot.generation, holding.exposed, holding.slot.index)
+
+    def _release(self, receiver: Receiver) -> None:
+        if receiver.phase is Phase.RETIRED and receiver.cause is not None and receiver.proof is None:
+            raise Broken(Law.PROOF_NOT_TIME, f"room {receiver.id} gives its memory back without a proof")
+        if receiver.id in self._step:
+            raise Broken(Law.EXITS_RELEASE_ALL, f"room {receiver.id} is released under a running step")
+        held = self._holdings.get(receiver.id).pages if receiver.id in self._holdings else ()
+        self._holdings.give_back(receiver.id)
+        self._roster.retire(receiver.id, 0)
+        del self._jobs[receiver.id]
+        for page in held:
+            self._kv[page] = 0
+
+    def _compute(self) -> None:
+        for room, job in self._jobs.items():
+            receiver = job.receiver
+            if receiver.phase is Phase.SUCCESS and not receiver.finished and not receiver.stopping:
+                receiver.busy = True
+                self._step.append(room)
+        if not self._steps:
+            self.step_ends()
+
+    # ---- what it is
+
+    def standing(self) -> Standing:
+        check_tables(self._roster, self._holdings, self._jobs, self._opened)
+        owners: dict[int, tuple[RoomId, bool]] = {}
+        slots: dict[int, tuple[RoomId, int, bool]] = {}
+        landed: set[RoomId] = set()
+        for room in self._jobs:
+            if room not in self._holdings:
+                continue
+            holding = self._holdings.get(room)
+            open_to_peer = holding.standing in (Held.EXPOSED, Held.QUARANTINED)
+            exposed = holding.exposed if holding.standing is not Held.QUARANTINED else holding.pages
+            owners |= {page: (room, open_to_peer and page in exposed) for page in holding.pages}
+            generation = holding.slot.generation
+            slots[holding.slot.index] = (room, generation, open_to_peer)
+            if self._all_there(room, exposed, holding.slot.index, generation):
+                landed.add(room)
+        self._check_memory(slots, landed)
+        rooms = {room: At(job.receiver.phase, job.receiver.cause) for room, job in self._jobs.items()}
+        return Standing(
+            rooms,
+            frozenset(self._opened - rooms.keys()),
+            not self._jobs and nothing_held(self._roster, self._holdings),
+            bool(self._step),
+            owners=owners,
+            slots=slots,
+            landed=frozenset(landed),
+        )
+
+    def _all_there(self, room: RoomId, pages: Sequence[int], slot: int, generation: int) -> bool:
+        seal = slot * SLOT_BYTES + SEAL_OFFSET
+        written = bytes(self._slot_memory[seal : seal + SEAL_BYTES])
+        return all(self._kv[page] == room for page in pages) and written == seal_bytes(room, generation)
+
+    def _check_memory(self, slots: dict[int, tuple[RoomId, int, bool]], landed: set[RoomId]) -> None:
+        for index in range(len(self._holdings.slots)):
+            bytes_there = self._slot_memory[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
+            if index not in slots and any(bytes_there):
+                raise Broken(Law.SLOT_ZERO, f"slot {index} belongs to nobody and is not blank")
+        for room, job in self._jobs.items():
+            if job.receiver.phase is Phase.SUCCESS and room not in landed:
+                raise Broken(Law.STALE_NEVER_SERVED, f"room {room} decodes from bytes that are not its own")

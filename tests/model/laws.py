@@ -1,0 +1,64 @@
+"""What must hold, by name, and how is it told that it does not?
+
+Names are those of the invariants that the code, the tests and docs/verification.md use. A law is checked
+against what truly is (memory, writes under way), never against what the product believes.
+"""
+
+from enum import Enum
+from typing import Final
+
+from services.pages.errors import OutOfPages, PagesError
+from services.rooms.errors import LocalBug, RostersDiverged
+
+
+class Law(Enum):
+    SLOT_ZERO = "slot-zero"
+    SLOT_OWNER = "slot-owner"
+    SEAL_LAST = "seal-last"
+    GATE_BEFORE_AGREE = "gate-before-agree"
+    NO_FREE_UNDER_WRITE = "no-free-under-write"
+    EXPOSURE_ON_PAGE = "exposure-on-page"
+    SOURCE_PINNED = "source-pinned"
+    WRITTEN_BEFORE_SENT = "written-before-sent"
+    PROOF_NOT_TIME = "proof-not-time"
+    ACK_IS_PROOF = "ack-is-proof"
+    STALE_NEVER_SERVED = "stale-never-served"
+    ONE_RETIRE = "one-retire"
+    EXITS_RELEASE_ALL = "exits-release-all"
+    ROOM_ISSUED = "room-issued"
+    TERMINAL_ABSORBS = "terminal-absorbs"
+    TERMINAL_CREATES_NOTHING = "terminal-creates-nothing"
+    FIRST_CAUSE_WINS = "first-cause-wins"
+    APPLY_VERDICT = "apply-verdict"
+    FAILURE_IS_AGREED = "failure-is-agreed"
+    ADMISSION_AGREED = "admission-agreed"
+    COMMANDS_ORDERED = "commands-ordered"
+    CANCEL_REMEMBERED = "cancel-remembered"
+    DIVERGENCE_DETECTED = "divergence-detected"
+    MOVES_LISTED = "moves-listed"
+    ROOM_ENDS = "room-ends"
+
+
+class Broken(Exception):
+    """A law does not hold."""
+
+    def __init__(self, law: Law, text: str) -> None:
+        super().__init__(f"{law.value}: {text}")
+        self.law = law
+        self.text = text
+
+
+CRASHES: Final = (LocalBug, PagesError, KeyError, IndexError, AssertionError, ValueError)
+"""What a worker's turn may not raise: it would end the process."""
+
+
+def broken_by(error: Exception) -> Broken:
+    """The law that a crash of the product stands for."""
+    text = f"{type(error).__name__}: {error}"
+    match error:
+        case RostersDiverged():
+            return Broken(Law.DIVERGENCE_DETECTED, text)
+        case OutOfPages():
+            return Broken(Law.ADMISSION_AGREED, text)
+        case _:
+            return Broken(Law.MOVES_LISTED, text)

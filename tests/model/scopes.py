@@ -1,0 +1,156 @@
+"""How large a world is explored?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How often each kind of trouble may strike, over all rooms. Bounded, so that the world is finite."""
+
+    aborts: int = 0
+    """The client hangs up."""
+    silences: int = 0
+    """A prefill worker's lease runs out while it lives on: its rooms fail, and nothing is proven."""
+    losses: int = 0
+    """A control message is lost."""
+    repeats: int = 0
+    """A control message arrives twice."""
+    failures: int = 0
+    """One rank alone sees a failure, of a room that it holds or held; or one write fails."""
+    rumours: int = 0
+    """One rank hears of a failure of a room that has not come to it yet."""
+    expiries: int = 0
+    """A deadline passes on one rank while things still move. (When nothing moves it always can.)"""
+    sender_deaths: int = 0
+    receiver_deaths: int = 0
+    """A worker dies and another incarnation takes its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    name: str
+    tells: str
+    """What is explored, in a line."""
+    ranks: int = 1
+    """Of either side: sender rank i writes to receiver rank i."""
+    rooms: int = 2
+    prompt_pages: int = 1
+    """Pages of a prompt: what is pushed. 0: the receiver holds them all already."""
+    more_pages: int = 0
+    """Pages that the receiver reserves beside them, for tokens still to be drawn."""
+    pages: int = 1
+    """Of each receiver rank."""
+    slots: int = 1
+    """Of each receiver rank."""
+    sender_pages: int = 2
+    overlap: bool = False
+    """Rooms run beside each other. False: each is issued when the outcome of the one before is known, as
+    its retry, while the workers may still hold what that one held."""
+    steps: bool = False
+    """A step of either engine takes time, and may run while its room ends. False: it ends in its turn."""
+    budget: Budget = Budget()
+    depth: int | None = None
+    """Explore so many events deep only."""
+    quick: bool = True
+    """Small enough to run with every change."""
+
+
+_ALL: Final = (
+    Scope("calm", "no trouble; two ranks a side, a slot used by one room after the other", ranks=2),
+    Scope(
+        "pages",
+        "two pages a prompt and one to grow into, a second slot",
+        prompt_pages=2,
+        more_pages=1,
+        pages=3,
+        slots=2,
+        rooms=1,
+        budget=Budget(aborts=1),
+    ),
+    Scope(
+        "zero-pages",
+        "nothing to push: the record alone",
+        ranks=2,
+        rooms=1,
+        prompt_pages=0,
+        budget=Budget(aborts=1, expiries=1),
+    ),
+    Scope(
+        "abort",
+        "the client hangs up; the slot and the page are used again",
+        budget=Budget(aborts=1, expiries=1),
+    ),
+    Scope(
+        "ranks-differ",
+        "two ranks a side; one sees a failure, a message comes twice",
+        ranks=2,
+        rooms=1,
+        budget=Budget(aborts=1, failures=1, repeats=1),
+    ),
+    Scope(
+        "losses", "messages are lost and come twice", rooms=1, budget=Budget(aborts=1, losses=2, repeats=1)
+    ),
+    Scope("silence", "a sender is given up for lost, and lives on", budget=Budget(silences=1, failures=1)),
+    Scope("rumours", "news of a room that has not come", rooms=1, budget=Budget(aborts=1, rumours=2)),
+    Scope(
+        "steps",
+        "steps of the engines run on while rooms end",
+        ranks=2,
+        rooms=1,
+        steps=True,
+        budget=Budget(aborts=1, failures=1),
+    ),
+    Scope("overlap", "two rooms beside each other want one slot", overlap=True, budget=Budget(aborts=1)),
+    Scope("sender-death", "a prefill worker dies and comes back", budget=Budget(sender_deaths=1, silences=1)),
+    Scope("receiver-death", "a decode worker dies and comes back", budget=Budget(receiver_deaths=1)),
+    Scope(
+        "two-by-two",
+        "two ranks a side, two rooms in one slot, an abort and a fault",
+        ranks=2,
+        budget=Budget(aborts=1, failures=1),
+        quick=False,
+    ),
+    Scope(
+        "two-by-two-death",
+        "the same beside a sender's death and a message that comes twice",
+        ranks=2,
+        budget=Budget(aborts=1, repeats=1, sender_deaths=1),
+        quick=False,
+    ),
+    Scope(
+        "two-by-two-overlap",
+        "two ranks a side, two rooms beside each other, to a stated depth",
+        ranks=2,
+        overlap=True,
+        budget=Budget(aborts=1, failures=1),
+        depth=20,
+        quick=False,
+    ),
+    Scope(
+        "everything",
+        "one rank a side, every kind of trouble once",
+        budget=Budget(1, 1, 1, 1, 1, 1, 1, 1, 1),
+        rooms=1,
+        steps=True,
+        quick=False,
+    ),
+    Scope(
+        "three-rooms",
+        "a room, its retry and another, in one slot",
+        rooms=3,
+        budget=Budget(aborts=1),
+        quick=False,
+    ),
+    Scope(
+        "three-ranks",
+        "three ranks a side, one of which sees a failure",
+        ranks=3,
+        rooms=1,
+        budget=Budget(aborts=1, failures=1),
+        quick=False,
+    ),
+)
+
+SCOPES: Final[Mapping[str, Scope]] = {scope.name: scope for scope in _ALL}

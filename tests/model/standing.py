@@ -1,0 +1,110 @@
+"""What is to be known of a rank without asking the product again?
+
+Taken once of every distinct rank: where its rooms are, whether what it holds fits together, and what its
+memory truly says. What two ranks or two moments must have in common is compared with these.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.pages.holdings import Holdings
+from services.pages.pool import PageState
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase
+from services.rooms.roster import Roster
+from tests.model.flights import Flight
+from tests.model.laws import Broken, Law
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where one room is on one rank."""
+
+    phase: Phase
+    cause: Cause | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    rooms: Mapping[RoomId, At]
+    past: frozenset[RoomId]
+    """Rooms that were here once and have left."""
+    idle: bool
+    """Nothing is held, and every count is what it was at the start."""
+    stepping: bool
+    flying: tuple[Flight, ...] = ()
+    """Sender: writes that may still land."""
+    owners: Mapping[int, tuple[RoomId, bool]] = field(default_factory=dict)
+    """Receiver: each held page's room, and whether a peer may write there."""
+    slots: Mapping[int, tuple[RoomId, int, bool]] = field(default_factory=dict)
+    """Receiver: each held slot's room and generation, and whether a peer may write there."""
+    landed: frozenset[RoomId] = frozenset()
+    """Receiver: rooms whose every page and seal is there, as the memory itself says."""
+
+    def at(self, room: RoomId) -> At | None:
+        return self.rooms.get(room)
+
+    def over(self, room: RoomId) -> bool:
+        """Nothing that is said about the room can make a difference any more."""
+        at = self.rooms.get(room)
+        return room in self.past if at is None else at.phase is Phase.FAILED
+
+
+def check_tables(
+    roster: Roster[Any], holdings: Holdings, jobs: Iterable[RoomId], opened: Iterable[RoomId]
+) -> None:
+    """Every table of a rank tells of the same rooms (`one-retire`), and none of one that never came."""
+    here = {room.id for room in roster}
+    strangers = here - set(opened)
+    if strangers:
+        raise Broken(Law.ROOM_ISSUED, f"rooms {sorted(strangers)} are here and were never opened here")
+    if set(jobs) != here:
+        raise Broken(Law.ONE_RETIRE, f"the roster holds {sorted(here)}, the jobs are of {sorted(jobs)}")
+    for room in opened:
+        if room in holdings and room not in here:
+            raise Broken(Law.ONE_RETIRE, f"room {room} has left the roster and still holds memory")
+        if room not in here and not roster.retired(room):
+            raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} was retired, and that was forgotten")
+    for each in roster:
+        if each.cause is not None and each.cause.reason is Reason.RECORD_CORRUPT:
+            raise Broken(
+                Law.SLOT_OWNER, f"room {each.id} sees a record that is not its own: {each.cause.text}"
+            )
+    if len(holdings) and not here:
+        raise Broken(Law.ONE_RETIRE, "memory is held for no room")
+
+
+def nothing_held(roster: Roster[Any], holdings: Holdings) -> bool:
+    pages, slots = holdings.pages.census(), holdings.slots.census()
+    return (
+        len(roster) == len(holdings) == 0
+        and pages[PageState.FREE] == len(holdings.pages) == holdings.pages.free
+        and slots[PageState.FREE] == len(holdings.slots) == holdings.slots.free
+    )
+
+
+def check_step(before: Standing, after: Standing, deed: str) -> None:
+    """What no single deed of a rank may do to its rooms."""
+    turned = deed == "turn"
+    for room, was in before.rooms.items():
+        now = after.rooms.get(room)
+        if now is None:
+            if not turned or was.phase not in (Phase.SUCCESS, Phase.FAILED):
+                raise Broken(Law.ONE_RETIRE, f"room {room} is gone from {was.phase.value} by a {deed}")
+            continue
+        if was.cause is not None and now.cause != was.cause:
+            raise Broken(Law.FIRST_CAUSE_WINS, f"room {room}: {was.cause} became {now.cause}")
+        if now.phase is not was.phase:
+            if not turned:
+                raise Broken(Law.APPLY_VERDICT, f"room {room} went to {now.phase.value} by a {deed}")
+            if was.phase in (Phase.SUCCESS, Phase.FAILED):
+                raise Broken(Law.TERMINAL_ABSORBS, f"room {room}: {was.phase.value} to {now.phase.value}")
+        if now.phase is Phase.FAILED and now.cause is None:
+            raise Broken(Law.FIRST_CAUSE_WINS, f"room {room} failed without a cause")
+    for room in after.rooms.keys() - before.rooms.keys():
+        if room in before.past:
+            raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} came back by a {deed}")
+        if deed != "open":
+            raise Broken(Law.ROOM_ISSUED, f"room {room} was made by a {deed}")

@@ -1,0 +1,138 @@
+"""How is a way through the states told, so that people can read it and `tests/stories` can play it?
+
+What the language of the stories has a verb for is told with it; the rest, and what the sender's ranks post,
+stands as comments between.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from services.rooms.ids import RoomId
+from services.rooms.phases import Effect
+from tests.model.events import after
+from tests.model.flights import PAGE, SEAL, Flight
+from tests.model.laws import Broken, Law
+from tests.model.packing import same, tidy
+from tests.model.scopes import Scope
+from tests.model.troubles import Label
+from tests.model.turns import agree
+from tests.model.world import PREFILL, SIDES, Message, State, World
+
+
+def tell(world: World, way: Sequence[State], end: Broken) -> str:
+    """The events along `way` and the one that breaks a law, or that there is no way on (`room-ends`)."""
+    lines = [_groups(world.scope), ""]
+    here = way[0]
+    for there in way[1:]:
+        label, following = next(
+            (label, following)
+            for label, following, _ in after(world, here)
+            if not isinstance(following, Broken) and same(world, following) == there
+        )
+        lines += _lines(world, here, label) + _posted(world, here, following)
+        here = tidy(world, following)
+    if end.law is not Law.ROOM_ENDS:
+        broken = (label for label, result, _ in after(world, here) if _is(result, end))
+        lines += _lines(world, here, next(broken))
+    return "\n".join([*lines, f"# {end.law.value} is broken: {end.text}"])
+
+
+def _is(result: State | Broken, end: Broken) -> bool:
+    return isinstance(result, Broken) and result.law is end.law
+
+
+def _groups(scope: Scope) -> str:
+    decode = f"group decode ranks={scope.ranks} pages={scope.pages} slots={scope.slots}"
+    return f"{decode}; group prefill ranks={scope.ranks} pages={scope.sender_pages} slots={scope.rooms}"
+
+
+def _lines(world: World, state: State, label: Label) -> list[str]:
+    verb, *about = label
+    match verb:
+        case "turn":
+            return _turn(world, state, *about)
+        case "deliver":
+            return [_message(world.scope, about[0])]
+        case "repeat":
+            return [_message(world.scope, about[0]), "# … and it is under way once more"]
+        case "lose":
+            return [f"# lost: {_message(world.scope, about[0])}"]
+        case "land":
+            return [_landed(world.scope, *about)]
+        case _:
+            return [_WORDS[verb](*about)]
+
+
+_SEEN: Final = ("engine_failed", "transfer_failed")
+_WORDS: Final[Mapping[str, Callable[..., str]]] = {
+    "issue": lambda room: f"# the registry opens room {room} and calls prefill",
+    "put fails": lambda rank, flight: (
+        f"# the {flight.kind} of room {flight.room} fails on its way to r{rank}"
+    ),
+    "fail": lambda side, rank, room: f"fail {SIDES[side]} room={room} rank={rank} reason={_SEEN[side]}",
+    "ask close": lambda close: f"close room={close.room}",
+    "acknowledge": lambda close: f"# prefill acknowledges the close of room {close.room}",
+    "step ends": lambda side, rank: f"# the step that runs on {SIDES[side]} r{rank} ends",
+    "die": lambda side: f"# the {SIDES[side]} worker dies, and another takes its place",
+    "abort": lambda room: f"# the client of room {room} hangs up",
+    "silence": lambda: "# the lease of the prefill worker runs out while it lives on",
+}
+
+
+def _turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None) -> list[str]:
+    ranks = tuple(pair[side] for pair in state.pairs)
+    try:
+        _, done = agree(world, side, ranks, late)
+    except Broken:
+        done = [()]
+    lines = []
+    if late is not None:
+        rank, room = late
+        lines.append(f"# on r{rank} the deadline of room {room} has passed")
+        lines.append(f"fail {SIDES[side]} room={room} rank={rank} reason=deadline")
+    lines.append(f"turn {SIDES[side]}")
+    if done[0] and all(effect is Effect.QUEUE for _, effect, _ in done[0]):
+        lines.append(f"turn {SIDES[side]}")
+    return lines
+
+
+def _message(scope: Scope, message: Message) -> str:
+    side, deed, *about = message
+    match deed:
+        case "open" if side == PREFILL:
+            return f"open prefill room={about[0]} needed={scope.prompt_pages}"
+        case "open":
+            needed = scope.prompt_pages + scope.more_pages
+            room = about[0]
+            return (
+                f"open decode room={room} needed={needed} expected={scope.prompt_pages}; connect room={room}"
+            )
+        case "cancel":
+            return f"cancel {SIDES[side]} room={about[0]} reason={about[1].value}"
+        case "depart":
+            return f"# {SIDES[side]} hears that {SIDES[1 - side]} worker {about[0]} is gone"
+        case _:
+            return f"{deed} room={about[0]}"
+
+
+def _landed(scope: Scope, rank: int, flight: Flight) -> str:
+    if flight.kind == PAGE:
+        return f"write room={flight.room} rank={rank} pages=1"
+    if flight.kind == SEAL:
+        return f"seal room={flight.room} rank={rank} pages={scope.prompt_pages}"
+    return f"# the record of room {flight.room} lands in slot {_names(flight)} of r{rank}"
+
+
+def _posted(world: World, before: State, after: State) -> list[str]:
+    lines = []
+    for rank, (was, now) in enumerate(zip(before.pairs, after.pairs, strict=True)):
+        old: Any = world.standing(PREFILL, was[PREFILL]).flying
+        for flight in world.standing(PREFILL, now[PREFILL]).flying:
+            if flight not in old:
+                where = f"{'page' if flight.kind == PAGE else 'slot'} {_names(flight)}"
+                lines.append(f"# prefill r{rank} posts the {flight.kind} of room {flight.room} to {where}")
+    return lines
+
+
+def _names(flight: Flight) -> str:
+    return ", ".join(map(str, flight.targets))

@@ -1,0 +1,175 @@
+"""What is one state of the world, and which are its parts?
+
+Pairs of ranks (a sender's and its receiver's), the control messages under way, what the registry knows of
+each room, the closes that are being asked, and how much trouble may still strike. Everything is small and
+hashable: ranks are numbers of a `Cast`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from services.rooms.ids import Incarnation, RoomId
+from tests.model.cast import Cast
+from tests.model.decode_rank import DecodeRank
+from tests.model.flights import PAGE, Flight
+from tests.model.laws import Broken, Law
+from tests.model.prefill_rank import PrefillRank
+from tests.model.scopes import Budget, Scope
+from tests.model.standing import Standing
+
+PREFILL, DECODE = 0, 1
+SIDES = ("prefill", "decode")
+
+Message = tuple[Any, ...]
+"""(to: PREFILL or DECODE, deed, arguments …)"""
+
+
+class Known(IntEnum):
+    """What the registry knows of a room."""
+
+    UNISSUED = 0
+    CALLED = 1
+    """The prefill worker was asked to run it."""
+    ACCEPTED = 2
+    """… and holds it; the decode worker was asked to stream it."""
+    OVER = 3
+    """Its outcome is known; whoever had to be cancelled was told."""
+
+
+class Entry(NamedTuple):
+    known: Known
+    peers: tuple[Incarnation, Incarnation]
+
+
+class Close(NamedTuple):
+    """The receiver gave a room up and wants to know that nothing more is written for it."""
+
+    room: RoomId
+    generation: int
+    asked: int
+    """WANTED, ASKED (the sender was told) or ACKNOWLEDGED."""
+
+
+WANTED, ASKED, ACKNOWLEDGED = 0, 1, 2
+
+TROUBLES = tuple(field.name for field in fields(Budget))
+
+
+class State(NamedTuple):
+    pairs: tuple[tuple[int, int], ...]
+    """(sender rank, receiver rank), in no order: ranks of a group are alike."""
+    mail: frozenset[Message]
+    rooms: tuple[Entry, ...]
+    closes: frozenset[Close]
+    peers: tuple[Incarnation, Incarnation]
+    """Which incarnations live now."""
+    left: tuple[int, ...]
+    """Of each of TROUBLES."""
+
+
+class World:
+    """The scope's ranks, and what can be asked of a state."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.casts = (Cast(), Cast())
+        self.turns: dict[tuple[int, tuple[int, ...], Any], tuple[Sequence[int], Sequence[Any]]] = {}
+        """What came of each group's turn: see `tests.model.turns`."""
+        self.blank = (
+            self.casts[PREFILL].enter(PrefillRank(scope)),
+            self.casts[DECODE].enter(DecodeRank(scope)),
+        )
+        """A rank of each side that has just started."""
+        self._sound: set[tuple[int, int, Incarnation]] = set()
+
+    def start(self) -> State:
+        first = Incarnation(1)
+        nothing = Entry(Known.UNISSUED, (first, first))
+        return State(
+            (self.blank,) * self.scope.ranks,
+            frozenset(),
+            (nothing,) * self.scope.rooms,
+            frozenset(),
+            (first, first),
+            tuple(getattr(self.scope.budget, name) for name in TROUBLES),
+        )
+
+    def standing(self, side: int, rank: int) -> Standing:
+        return self.casts[side].standings[rank]
+
+    def standings(self, state: State, side: int) -> list[Standing]:
+        return [self.casts[side].standings[pair[side]] for pair in state.pairs]
+
+    def check(self, state: State) -> None:
+        """What must hold between the two ranks of a pair. Raises Broken."""
+        receiver = state.peers[DECODE]
+        for pair in state.pairs:
+            key = (*pair, receiver)
+            if key not in self._sound:
+                self._check_flights(pair, receiver)
+                self._sound.add(key)
+
+    def _check_flights(self, pair: tuple[int, int], receiver: Incarnation) -> None:
+        there = self.standing(DECODE, pair[DECODE])
+        for flight in self.standing(PREFILL, pair[PREFILL]).flying:
+            if flight.peer == receiver:
+                check_target(flight, there)
+
+    def idle(self, state: State) -> bool:
+        """Every room has ended everywhere, and every count is what it was at the start."""
+        return (
+            not state.closes
+            and all(entry.known in (Known.UNISSUED, Known.OVER) for entry in state.rooms)
+            and all(standing.idle for side in (PREFILL, DECODE) for standing in self.standings(state, side))
+        )
+
+
+def check_target(flight: Flight, there: Standing) -> None:
+    """A write that may still land is aimed at memory that its room still has, and has not read from."""
+    if flight.kind == PAGE:
+        for page in flight.targets:
+            owner = there.owners.get(page)
+            if owner is None:
+                _free(flight, f"page {page} is free")
+            elif owner[0] != flight.room:
+                _free(flight, f"page {page} is room {owner[0]}'s")
+            elif not owner[1]:
+                raise Broken(
+                    Law.EXPOSURE_ON_PAGE,
+                    f"room {flight.room} counts page {page} as its own while a write may still land there",
+                )
+        return
+    (slot,) = flight.targets
+    tenant = there.slots.get(slot)
+    if tenant is None:
+        _free(flight, f"slot {slot} is free")
+    elif tenant[:2] != (flight.room, flight.generation):
+        _free(flight, f"slot {slot} is room {tenant[0]}'s, generation {tenant[1]}")
+    elif not tenant[2]:
+        raise Broken(
+            Law.EXPOSURE_ON_PAGE,
+            f"room {flight.room} counts slot {slot} as its own while a write may still land there",
+        )
+
+
+def _free(flight: Flight, where: str) -> None:
+    text = f"a {flight.kind} of room {flight.room} can still land, and {where}"
+    raise Broken(Law.NO_FREE_UNDER_WRITE, text)
+
+
+def replaced(
+    pairs: tuple[tuple[int, int], ...], side: int, ranks: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """The pairs with one side's ranks exchanged."""
+    if side == PREFILL:
+        return tuple((rank, pair[DECODE]) for rank, pair in zip(ranks, pairs, strict=True))
+    return tuple((pair[PREFILL], rank) for rank, pair in zip(ranks, pairs, strict=True))
+
+
+def one_rank(world: World, state: State, side: int, rank: int, deed: tuple[Any, ...]) -> State:
+    """One rank alone does something."""
+    ranks = [pair[side] for pair in state.pairs]
+    ranks[rank], _ = world.casts[side].do(ranks[rank], deed)
+    return state._replace(pairs=replaced(state.pairs, side, ranks))
