@@ -7,30 +7,23 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomPhase, WorkerState
-
-NOT_FAILURES = frozenset({Reason.ANSWERED})
+from services.runtime.failed_rooms import FailedRooms
 
 
 class BootstrapMetrics:
     """Injected registry: tests are isolated."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._failed = Counter(
-            "baton_rooms_failed_total", "Rooms that failed, by first cause.", ["reason"], registry=registry
-        )
+        self._failed = FailedRooms("Rooms that failed, by first cause.", registry)
         self._renewals = Counter(
             "baton_lease_renewals_total", "Leases renewed by workers.", registry=registry
         )
-        for reason in Reason:
-            if reason not in NOT_FAILURES:
-                self._failed.labels(reason.value)
 
     def room_failed(self, cause: Cause) -> None:
-        if cause.reason not in NOT_FAILURES:
-            self._failed.labels(cause.reason.value).inc()
+        self._failed.count(cause)
 
     def lease_renewed(self) -> None:
         self._renewals.inc()

@@ -4,12 +4,11 @@ One record per room, one way out. A receiver's holding goes through `take`, `exp
 `quarantine`, and `give_back`; a sender's, which no peer writes to, through `take` and `give_back`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from services.pages.errors import IllegalPageMove, Truncated
-from services.pages.pool import PagePool, PageState
+from services.pages.pool import PagePool
 from services.pages.slots import Slot, SlotPool
 
 
@@ -111,9 +110,6 @@ class Holdings:
         self.slots.release(holding.slot)
         del self._held[room]
         return True
-
-    def census(self) -> Mapping[PageState, int]:
-        return self.pages.census()
 
     def _in(self, room: int, standing: Standing) -> Holding:
         holding = self._held[room]

@@ -85,6 +85,3 @@ RECEIVER_MOVES: Final[Moves] = {
 
 LIVE: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING})
 """Phases in which a room can still fail. The others are terminal and absorb (`terminal-absorbs`)."""
-
-SETTLED: Final = frozenset({Phase.SUCCESS, Phase.FAILED})
-"""Phases in which a room's fate is known but it still holds something."""

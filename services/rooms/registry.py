@@ -56,7 +56,6 @@ class Registry:
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
         """Workers whose lease ran out and of whom nothing more is known."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
-        self.opened_total = 0
 
     # ---- workers
 
@@ -163,7 +162,6 @@ class Registry:
         prefill, decode = pair
         entry = RoomEntry(room, request_id, prefill.facts, decode.facts, tokens, now_ms, canary)
         self._open[room] = entry
-        self.opened_total += 1
         for worker in pair:
             worker.rooms.add(room)
             worker.tokens += tokens

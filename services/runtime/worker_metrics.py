@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.pages.pool import PageState
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause
 from services.rooms.phases import Phase
 from services.rooms.room import Room
+from services.runtime.failed_rooms import FailedRooms
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _AGREEMENT_SECONDS = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
-NOT_FAILURES = frozenset({Reason.ANSWERED})
 
 
 class WorkerMetrics:
@@ -25,9 +25,7 @@ class WorkerMetrics:
         self._rooms = Gauge("baton_rooms", "Rooms held, by phase.", ["phase"], registry=registry)
         self._pages = Gauge("baton_kv_pages", "KV pages, by state.", ["state"], registry=registry)
         self._slots = Gauge("baton_metadata_slots", "Metadata slots, by state.", ["state"], registry=registry)
-        self._failed = Counter(
-            "baton_rooms_failed_total", "Rooms that failed here, by reason.", ["reason"], registry=registry
-        )
+        self._failed = FailedRooms("Rooms that failed here, by reason.", registry)
         self._phases = Histogram(
             "baton_room_phase_seconds",
             "Time that rooms spent in a phase.",
@@ -49,9 +47,6 @@ class WorkerMetrics:
             "baton_lease_renewals_total", "Leases renewed at the bootstrap.", registry=registry
         )
         self._turns = Counter("baton_turns_total", "Turns of the worker's loop.", registry=registry)
-        for reason in Reason:
-            if reason not in NOT_FAILURES:
-                self._failed.labels(reason.value)
 
     def record_rooms(self, census: Mapping[Phase, int], dropped: int) -> None:
         """`dropped`: news about unknown rooms, since start."""
@@ -71,8 +66,7 @@ class WorkerMetrics:
         self._agreement.observe(agreement_s)
 
     def room_failed(self, cause: Cause) -> None:
-        if cause.reason not in NOT_FAILURES:
-            self._failed.labels(cause.reason.value).inc()
+        self._failed.count(cause)
 
     def room_retired(self, room: Room) -> None:
         for phase, spent_ms in room.phase_ms.items():
