@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from typing import Final
 
-from services.bootstrap.follower import RoomBackend
+from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.rooms import Rooms
 from services.openai.backend import Hangup, RoomFailed
 from services.rooms.ids import Incarnation

@@ -1,4 +1,4 @@
-"""How does one request become one stream of tokens from two workers?
+"""How does one room become one stream of tokens from two workers?
 
 The prefill worker is called first; once it has accepted the room, the decode worker is. Both streams are
 merged by token position: the first token is passed on from whichever side has it first, which is the
@@ -13,16 +13,9 @@ from typing import Final
 
 import grpc
 
-from services.bootstrap.rooms import LOST, QueueFull, Rooms
-from services.openai.backend import (
-    Hangup,
-    Limits,
-    NoWorker,
-    Overloaded,
-    RoomFailed,
-    TokenBatch,
-)
-from services.rooms.errors import Cause, NoSuchWorker, Reason
+from services.bootstrap.rooms import LOST, Rooms
+from services.openai.backend import Hangup, RoomFailed, TokenBatch
+from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry
 from services.rooms.request import FinishReason, Request, Token
@@ -37,12 +30,10 @@ from services.wire.conversions import (
     request_to_wire,
     token_from_wire,
 )
-from services.wire.errors import remote_error
+from services.wire.errors import WrongIncarnation, remote_error
 
 LINGER_S: Final = 10.0
 """How long the streams of an ended room are read on for their outcomes before they are cut."""
-
-RETRY_AFTER_S: Final = 1
 
 log = Log(__name__)
 
@@ -54,14 +45,20 @@ class RoomStream:
         self, rooms: Rooms, channels: Channels, entry: RoomEntry, request: Request, timeout_s: float
     ) -> None:
         self.cached_tokens = 0
+        self.cause: Cause | None = None
+        """Why the room failed, once it has."""
+        self.teller: Side | None = None
+        """The side that told of it, if one did."""
         self._rooms = rooms
         self._channels = channels
-        self._entry = entry
+        self.entry = entry
         self._request = request
         self._timeout_s = timeout_s
+        self._given = len(request.output)
         # At most a batch a token, and one error.
         self._out: asyncio.Queue[TokenBatch | RoomFailed] = asyncio.Queue(request.max_tokens + 1)
-        self._next = 0
+        self._next = self._given
+        """Position, in the request's output, of the token that is passed on next."""
         self._over = False
         """The reader has got, or given up, all it will ever get."""
         self._accepted = asyncio.Event()
@@ -69,7 +66,7 @@ class RoomStream:
         """Sides that may hold the room, and so will report it retired."""
 
     def start(self) -> None:
-        self._rooms.follow(self._entry.id, self._failed_outside)
+        self._rooms.follow(self.entry.id, self._failed_outside)
         self._rooms.spawn(self._follow())
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
@@ -87,9 +84,9 @@ class RoomStream:
         self._end()
         match why:
             case Hangup.STOP_STRING:
-                self._rooms.stop(self._entry.id)
+                self._rooms.stop(self.entry.id)
             case Hangup.CLIENT_GONE:
-                self._rooms.fail(self._entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
+                self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
 
     # ---- the two streams
 
@@ -102,14 +99,14 @@ class RoomStream:
                 reader.cancel()
             await asyncio.gather(*sides, return_exceptions=True)
             self._fail_if_open(sides)
-            for side in set(Side) - self._holding:
-                self._rooms.side_retired(self._entry.id, side)
+            for side in [each for each in Side if each not in self._holding]:
+                self._rooms.side_retired(self.entry.id, side)
 
     def _fail_if_open(self, sides: list[asyncio.Task[None]]) -> None:
         """Whatever ended the streams: nobody waits for a room that nobody follows any more."""
         for reader in sides:
             if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
-                log.error("a room's stream could not be followed", room=self._entry.id, error=error)
+                log.error("a room's stream could not be followed", room=self.entry.id, error=error)
         self.fail(Cause(Reason.BOOTSTRAP_LOST, "the bootstrap could not follow the room to its end"))
 
     async def _until_over(self, sides: list[asyncio.Task[None]]) -> None:
@@ -123,14 +120,14 @@ class RoomStream:
             await asyncio.wait(running, timeout=LINGER_S)
 
     async def _read_prefill(self) -> None:
-        facts = self._entry.prefill
+        facts = self.entry.prefill
         self._holding.add(Side.PREFILL)
         stub = inference_pb2_grpc.PrefillServiceStub(self._channels.to(facts.address))
         call = stub.RunRoom(
             inference_pb2.RunRoomRequest(
-                room=self._entry.id,
+                room=self.entry.id,
                 incarnation=facts.incarnation,
-                decode=peer_to_wire(self._entry.decode),
+                decode=peer_to_wire(self.entry.decode),
                 request=request_to_wire(self._request),
             ),
             timeout=self._timeout_s,
@@ -143,7 +140,9 @@ class RoomStream:
                     case "first_token":
                         first = reply.first_token
                         self.cached_tokens = first.cached_tokens
-                        self._offer(0, (token_from_wire(first.token),), finish_from_wire(first.finish))
+                        self._offer(
+                            self._given, (token_from_wire(first.token),), finish_from_wire(first.finish)
+                        )
                     case "outcome":
                         outcome.came(outcome_from_wire(reply.outcome))
                         if not self._accepted.is_set():
@@ -153,14 +152,14 @@ class RoomStream:
         await self._accepted.wait()
         if self._over:
             return
-        facts = self._entry.decode
+        facts = self.entry.decode
         self._holding.add(Side.DECODE)
         stub = inference_pb2_grpc.DecodeServiceStub(self._channels.to(facts.address))
         call = stub.StreamRoom(
             inference_pb2.StreamRoomRequest(
-                room=self._entry.id,
+                room=self.entry.id,
                 incarnation=facts.incarnation,
-                prefill=peer_to_wire(self._entry.prefill),
+                prefill=peer_to_wire(self.entry.prefill),
                 request=request_to_wire(self._request),
             ),
             timeout=self._timeout_s,
@@ -177,36 +176,41 @@ class RoomStream:
     # ---- merging
 
     def _offer(self, first: int, tokens: tuple[Token, ...], finish: FinishReason | None) -> None:
-        """Pass on output tokens [first, first + n) that were not passed on yet."""
+        """Pass on output tokens [first, first + n) that were not passed on yet, all of them or none."""
         if self._over:
             return
         fresh = tokens[self._next - first :] if first <= self._next else None
         if fresh is None:
-            self.fail(Cause(Reason.DECODE_LOST, f"tokens {self._next} to {first} are missing"))
+            text = f"tokens {self._next} to {first} are missing"
+            self.fail(Cause(Reason.DECODE_LOST, text), Side.DECODE)
             return
         if not fresh:
             return
-        if self._next == 0:
-            self._rooms.registry.streaming(self._entry.id)
-            self._rooms.tell(self._entry.id, "first token passed on")
-        self._next += len(fresh)
-        if self._next > self._request.max_tokens:
-            self.fail(Cause(LOST[Side.DECODE], f"decode worker {self._entry.decode.name} drew on"))
+        left = self._request.max_tokens - self._next - len(fresh)
+        if left < 0 or (left == 0 and finish is None):
+            text = f"decode worker {self.entry.decode.name} drew on behind the last token"
+            self.fail(Cause(LOST[Side.DECODE], text), Side.DECODE)
             return
+        if self._next == self._given:
+            self._rooms.registry.streaming(self.entry.id)
+            self._rooms.tell(self.entry.id, "first token passed on")
+        self._next += len(fresh)
         if finish is not None:
             self._end()
-            self._rooms.answered(self._entry.id)
+            self._rooms.answered(self.entry.id)
         self._out.put_nowait(TokenBatch(fresh, finish))
 
-    def fail(self, cause: Cause) -> None:
+    def fail(self, cause: Cause, teller: Side | None = None) -> None:
         """One of the streams broke or told of a failure."""
         if self._over:
             return
-        self._rooms.fail(self._entry.id, cause)
+        self.teller = teller
+        self._rooms.fail(self.entry.id, cause)
 
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
             self._end()
+            self.cause = cause
             self._out.put_nowait(RoomFailed(cause.text, cause.reason.value))
 
     def _end(self) -> None:
@@ -217,7 +221,11 @@ class RoomStream:
         """What a broken stream says of its room. A worker that cannot be reached gets no rooms until it
         renews its lease."""
         remote = remote_error(error)
-        facts = self._entry.worker(side)
+        facts = self.entry.worker(side)
+        if remote.kind == WrongIncarnation.__name__:
+            self._holding.discard(side)
+            self._rooms.registry.suspect(facts.incarnation)
+            return Cause(LOST[side], f"{side.value} worker {facts.name} is another process now: {remote}")
         if not remote.unreachable:
             self._holding.discard(side)
             return Cause(Reason.REFUSED, f"{side.value} worker {facts.name}: {remote}")
@@ -228,7 +236,7 @@ class RoomStream:
 
     def note_outcome(self, side: Side, cause: Cause | None) -> None:
         text = "answered" if cause is None else f"{cause.reason.value}: {cause.text}"
-        self._rooms.tell(self._entry.id, f"{side.value} outcome", text)
+        self._rooms.tell(self.entry.id, f"{side.value} outcome", text)
 
 
 class _ended_with_outcome:  # noqa: N801 - reads as what it is: a context
@@ -245,7 +253,7 @@ class _ended_with_outcome:  # noqa: N801 - reads as what it is: a context
         if cause is None and self._side is Side.DECODE:
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is not None:
-            self._stream.fail(cause)
+            self._stream.fail(cause, self._side)
 
     async def __aenter__(self) -> "_ended_with_outcome":
         return self
@@ -254,13 +262,15 @@ class _ended_with_outcome:  # noqa: N801 - reads as what it is: a context
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> bool:
         if isinstance(error, grpc.aio.AioRpcError):
-            self._stream.fail(self._stream.broken(self._side, error))
+            self._stream.fail(self._stream.broken(self._side, error), self._side)
             return True
         if isinstance(error, Malformed):
-            self._stream.fail(Cause(LOST[self._side], f"{self._side.value} worker sent nonsense: {error}"))
+            text = f"{self._side.value} worker sent nonsense: {error}"
+            self._stream.fail(Cause(LOST[self._side], text), self._side)
             return True
         if error is None and not self._came:
-            self._stream.fail(Cause(LOST[self._side], f"{self._side.value} worker ended without an outcome"))
+            text = f"{self._side.value} worker ended without an outcome"
+            self._stream.fail(Cause(LOST[self._side], text), self._side)
         return False
 
 
@@ -272,36 +282,3 @@ async def _cut_off(call: grpc.aio.UnaryStreamCall) -> AsyncIterator[None]:
         yield
     finally:
         call.cancel()
-
-
-class RoomBackend:
-    """The API's backend: admission, a room, and its stream."""
-
-    def __init__(self, rooms: Rooms, channels: Channels, context_tokens: int, timeout_s: float) -> None:
-        self._rooms = rooms
-        self._channels = channels
-        self._context_tokens = context_tokens
-        self._timeout_s = timeout_s
-
-    def limits(self) -> Limits:
-        workers = [worker.facts for worker in self._rooms.registry.workers()]
-        largest = {
-            side: max((facts.tokens_max for facts in workers if facts.side is side), default=0)
-            for side in Side
-        }
-        return Limits(self._context_tokens, largest[Side.PREFILL], largest[Side.DECODE])
-
-    async def generate(self, request: Request) -> RoomStream:
-        try:
-            entry = await self._rooms.admit(request.request_id, len(request.prompt), request.tokens_max)
-        except NoSuchWorker as error:
-            raise NoWorker(str(error)) from error
-        except (QueueFull, TimeoutError) as error:
-            raise Overloaded("every worker is busy and the queue is full", RETRY_AFTER_S) from error
-        return self.follow(entry, request)
-
-    def follow(self, entry: RoomEntry, request: Request) -> RoomStream:
-        """Drive an opened room."""
-        stream = RoomStream(self._rooms, self._channels, entry, request, self._timeout_s)
-        stream.start()
-        return stream

@@ -99,6 +99,7 @@ def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
         "prefill": entry.prefill.name,
         "decode": entry.decode.name,
         "canary": entry.canary,
+        "retry_of": None if entry.retry_of is None else str(entry.retry_of),
         "cause": None
         if entry.cause is None
         else {"reason": entry.cause.reason.value, "text": entry.cause.text},

@@ -7,9 +7,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.rooms.errors import Cause
+from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomPhase, WorkerState
+from services.rooms.retry import RETRIED
 from services.runtime.failed_rooms import FailedRooms
 
 
@@ -22,8 +23,20 @@ class BootstrapMetrics:
             "baton_lease_renewals_total", "Leases renewed by workers.", registry=registry
         )
 
+        self._retries = Counter(
+            "baton_request_retries_total",
+            "Requests that went on in a new room, by what the last one failed of.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in sorted(RETRIED, key=lambda each: each.value):
+            self._retries.labels(reason.value)
+
     def room_failed(self, cause: Cause) -> None:
         self._failed.count(cause)
+
+    def retried(self, reason: Reason) -> None:
+        self._retries.labels(reason.value).inc()
 
     def lease_renewed(self) -> None:
         self._renewals.inc()

@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 
 from services.bootstrap.metrics import BootstrapMetrics
-from services.rooms.errors import Cause, NoCapacity, Reason, Refusal
+from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason, Refusal
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Event, Registry, RoomEntry, Worker, WorkerFacts, WorkerState
@@ -38,13 +38,31 @@ class QueueFull(Exception):
     """As many requests wait for a pair of workers as may."""
 
 
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Of a request that had a room: what the next one is to know of it."""
+
+    room: RoomId
+    reason: Reason
+    avoid: frozenset[Incarnation]
+    """Workers that get the request only if there are no others."""
+    wait_s: float
+    """How long a side without a ready worker is hoped to get one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request_id: str
+    prompt_tokens: int
+    tokens: int
+    retry: Retry | None
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """A request that fits a pair of workers, but not now."""
 
-    request_id: str
-    prompt_tokens: int
-    tokens: int
+    asked: _Asked
     opened: asyncio.Future[RoomEntry]
 
 
@@ -67,8 +85,13 @@ class Rooms:
         self._max_queue = max_queue
         self._queue_timeout_s = queue_timeout_ms / 1000
         self._queue: deque[_Waiting] = deque()
+        """Those that had a room before come first: their clients have waited longest."""
+        self._hoping = 0
+        """Requests that had a room, and wait for a side to have a ready worker again."""
+        self._news = asyncio.Event()
+        """Set for a moment when a worker may have become ready, or have got space."""
         self._on_end: dict[RoomId, Callable[[Cause], None]] = {}
-        self._watchers: dict[RoomId, set[asyncio.Event]] = {}
+        self._watchers: dict[RoomId, dict[asyncio.Event, None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- workers
@@ -111,21 +134,40 @@ class Rooms:
 
     # ---- rooms
 
-    async def admit(self, request_id: str, prompt_tokens: int, tokens: int) -> RoomEntry:
+    async def admit(
+        self, request_id: str, prompt_tokens: int, tokens: int, retry: Retry | None = None
+    ) -> RoomEntry:
         """Open a room on the least loaded pair that can hold it, waiting in a bounded queue for capacity.
+
+        `retry`: of a request that had a room. It comes before those that had none, and where a side has no
+        ready worker it waits for one for a while.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
         """
-        if not self._queue:
+        asked = _Asked(request_id, prompt_tokens, tokens, retry)
+        hopes_until_s = asyncio.get_running_loop().time() + (0.0 if retry is None else retry.wait_s)
+        while True:
             try:
-                return self._open(request_id, prompt_tokens, tokens)
+                return await self._admit(asked)
+            except NoSuchWorker:
+                if retry is None or not await self._worker_news(hopes_until_s):
+                    raise
+
+    async def _admit(self, asked: _Asked) -> RoomEntry:
+        first = self._queue[0].asked if self._queue else None
+        if first is None or (first.retry is None and asked.retry is not None):
+            try:
+                return self._open(asked)
             except NoCapacity:
                 pass
-        if len(self._queue) >= self._max_queue:
-            raise QueueFull(f"{len(self._queue)} requests are waiting for workers")
+        if self.queued() >= self._max_queue:
+            raise QueueFull(f"{self.queued()} requests are waiting for workers")
         opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(request_id, prompt_tokens, tokens, opened)
-        self._queue.append(waiting)
+        waiting = _Waiting(asked, opened)
+        if asked.retry is None:
+            self._queue.append(waiting)
+        else:
+            self._queue.insert(sum(each.asked.retry is not None for each in self._queue), waiting)
         try:
             async with asyncio.timeout(self._queue_timeout_s):
                 return await opened
@@ -136,6 +178,21 @@ class Rooms:
         finally:
             if waiting in self._queue:
                 self._queue.remove(waiting)
+
+    async def _worker_news(self, until_s: float) -> bool:
+        """Wait until a worker may have become ready. False when it is too late for that, or too full."""
+        if self.queued() >= self._max_queue:
+            return False
+        self._hoping += 1
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            self._hoping -= 1
 
     def open_on(self, request_id: str, pair: tuple[Worker, Worker], tokens: int) -> RoomEntry:
         """Open a canary's room on exactly this pair."""
@@ -192,18 +249,19 @@ class Rooms:
         self._wake_queue()
 
     def watch(self, room: RoomId, changed: asyncio.Event) -> None:
-        self._watchers.setdefault(room, set()).add(changed)
+        self._watchers.setdefault(room, {})[changed] = None
 
     def unwatch(self, room: RoomId, changed: asyncio.Event) -> None:
-        watchers = self._watchers.get(room, set())
-        watchers.discard(changed)
+        watchers = self._watchers.get(room, {})
+        watchers.pop(changed, None)
         if not watchers:
             self._watchers.pop(room, None)
 
     # ---- time
 
     def queued(self) -> int:
-        return len(self._queue)
+        """Requests that wait for a pair of workers."""
+        return len(self._queue) + self._hoping
 
     async def keep_time(self) -> None:
         """Expire leases and overdue rooms, and look at the queue again, until cancelled."""
@@ -235,21 +293,38 @@ class Rooms:
 
     # ---- inside
 
-    def _open(self, request_id: str, prompt_tokens: int, tokens: int) -> RoomEntry:
-        pair = self.registry.place(prompt_tokens, tokens)
-        entry = self.registry.open_room(request_id, pair, tokens, self._clock.now_ms())
-        self.tell(entry.id, "opened", f"on {entry.prefill.name} and {entry.decode.name}")
+    def _open(self, asked: _Asked) -> RoomEntry:
+        retry = asked.retry
+        pair = self.registry.place(
+            asked.prompt_tokens, asked.tokens, avoid=() if retry is None else retry.avoid
+        )
+        entry = self.registry.open_room(
+            asked.request_id,
+            pair,
+            asked.tokens,
+            self._clock.now_ms(),
+            retry_of=None if retry is None else retry.room,
+        )
+        where = f"on {entry.prefill.name} and {entry.decode.name}"
+        if retry is None:
+            self.tell(entry.id, "opened", where)
+        else:
+            self.tell(entry.id, "opened", f"{where}, for room {retry.room}: {retry.reason.value}")
+            self.tell(retry.room, "retried", f"as room {entry.id} {where}")
+            self._metrics.retried(retry.reason)
         return entry
 
     def _wake_queue(self) -> None:
         """Open rooms for those who wait, oldest first, until one does not fit."""
+        self._news.set()
+        self._news.clear()
         while self._queue:
             head = self._queue[0]
             if head.opened.done():
                 self._queue.popleft()
                 continue
             try:
-                head.opened.set_result(self._open(head.request_id, head.prompt_tokens, head.tokens))
+                head.opened.set_result(self._open(head.asked))
             except NoCapacity:
                 return
             except Refusal as error:
@@ -259,7 +334,7 @@ class Rooms:
     def _drop_channels(self) -> None:
         """Close the ways to addresses where no worker is any more and no open room has one."""
         needed = {worker.facts.address for worker in self.registry.workers()}
-        for address in set(self._channels.addresses()) - needed:
+        for address in [each for each in self._channels.addresses() if each not in needed]:
             open_rooms = islice(self.registry.rooms(), self.registry.open_count())
             if not any(address in (each.prefill.address, each.decode.address) for each in open_rooms):
                 self.spawn(self._channels.drop(address))
@@ -271,7 +346,7 @@ class Rooms:
     def _cancel_sides(self, room: RoomId, cause: Cause) -> None:
         entry = self.registry.get(room)
         known: Sequence[Incarnation] = [worker.facts.incarnation for worker in self.registry.workers()]
-        for side in entry.waiting_for:
+        for side in [each for each in Side if each in entry.waiting_for]:
             facts = entry.worker(side)
             if facts.incarnation in known:
                 self.spawn(self._cancel(facts, room, cause))

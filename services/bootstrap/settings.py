@@ -23,6 +23,14 @@ class BootstrapSettings(ServiceSettings):
     request_timeout_ms: int = setting(
         600_000, "Longest that one request may take once it has its workers.", DURATION_MS
     )
+    room_attempts: int = setting(
+        3, "Most rooms that one request gets: it goes on in a new one when a worker fails it.", POSITIVE
+    )
+    retry_wait_ms: int = setting(
+        15_000,
+        "Longest wait of a request whose room failed for a worker to be ready, where none of a side is.",
+        DURATION_MS,
+    )
     lease_ms: int = setting(3_000, "A worker that is silent for this long is taken for lost.", DURATION_MS)
     rooms_kept: int = setting(1024, "Finished rooms whose timelines are kept.", POSITIVE)
     failed_rooms_kept: int = setting(4096, "Failed rooms whose timelines are kept.", POSITIVE)

@@ -7,8 +7,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.canary import Canary
-from services.bootstrap.follower import RoomBackend
 from services.bootstrap.http import admin_router
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
@@ -19,6 +19,7 @@ from services.openai.app import create_app
 from services.openai.model import ServedModel, load_served_model
 from services.openai.tokenizer import keep_torch_out
 from services.rooms.registry import Registry
+from services.rooms.retry import RetryBounds
 from services.runtime import serve
 from services.runtime.clock import SystemClock
 from services.runtime.http_server import serve_http
@@ -62,7 +63,13 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     )
     rooms = Rooms(registry, clock, channels, metrics, settings.max_queue, settings.queue_timeout_ms)
     metrics_registry.register(RegistryCollector(registry, rooms.queued))
-    backend = RoomBackend(rooms, channels, facts.context_length, settings.request_timeout_ms / 1000)
+    backend = RoomBackend(
+        rooms,
+        channels,
+        facts.context_length,
+        settings.request_timeout_ms / 1000,
+        RetryBounds(settings.room_attempts, settings.retry_wait_ms / 1000),
+    )
     canary = Canary(rooms, backend)
 
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)

@@ -51,7 +51,7 @@ def transfer(
 ) -> None:
     """Write 64 MiB into another process in windows, beside memcpy of 64 MiB."""
     from services.rooms.ids import Incarnation
-    from services.transfer.host_memory import HostMemory
+    from services.runtime.host_memory import HostMemory
     from services.transfer.interface import PutState, Region, Run
     from services.transfer.nixl import NixlTransfer
 
@@ -92,7 +92,7 @@ def transfer(
 def _receive(pipe: Connection) -> None:
     """The other process: memory to be written to, until the pipe says that it is over."""
     from services.rooms.ids import Incarnation
-    from services.transfer.host_memory import HostMemory
+    from services.runtime.host_memory import HostMemory
     from services.transfer.interface import Region
     from services.transfer.nixl import NixlTransfer
 

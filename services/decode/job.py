@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from services.engine.engine import Sequence
+from services.engine.engine import PageSum, Sequence
 from services.pages.record import MetadataRecord
 from services.rooms.receiver import Receiver
 from services.rooms.request import Request
@@ -14,7 +14,7 @@ Replies = asyncio.Queue[inference_pb2.StreamRoomReply]
 
 def replies_max(request: Request) -> int:
     """Most messages that a room's stream can ever carry: one a token, accepted, outcome."""
-    return request.max_tokens + 2
+    return request.max_tokens - len(request.output) + 2
 
 
 @dataclass(slots=True, eq=False)
@@ -28,11 +28,13 @@ class Job:
     pages: tuple[int, ...] = ()
     record: MetadataRecord | None = None
     """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
+    landed: PageSum | None = None
+    """With `--kv-checksum pages`: of what landed, once the seal was seen."""
     finished: bool = False
     """The sequence has ended by itself."""
 
     def __post_init__(self) -> None:
-        self.sequence = Sequence(self.request, [])
+        self.sequence = Sequence(self.request, list(self.request.output))
 
     @property
     def position(self) -> int:

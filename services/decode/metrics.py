@@ -32,6 +32,12 @@ class DecodeMetrics:
             registry=registry,
         )
 
+        self._revocations = Counter(
+            "baton_kv_revocations_total",
+            "Times that the exposed memory was taken back from its senders.",
+            registry=registry,
+        )
+
     def record_queues(self, *, prealloc: int, transfer: int, waiting: int, running: int) -> None:
         self._prealloc.set(prealloc)
         self._transfer.set(transfer)
@@ -40,6 +46,9 @@ class DecodeMetrics:
 
     def decoded(self, tokens: int) -> None:
         self._tokens.inc(tokens)
+
+    def revoked(self) -> None:
+        self._revocations.inc()
 
     def admitted(self, handover_s: float) -> None:
         self._handover.observe(handover_s)

@@ -7,12 +7,13 @@ proof, a deadline that passes is not.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 
+from services.pages.checksum import KvChecksum
 from services.pages.errors import LayoutMismatch
 from services.pages.layout import KvLayout
 from services.pages.plan import plan_transfer
@@ -49,15 +50,20 @@ class Peers:
         self,
         mailbox: Mailbox,
         channels: Channels,
-        endpoint: Endpoint,
+        incarnation: Incarnation,
+        endpoints: Callable[[], Sequence[Endpoint]],
         layout: KvLayout,
         connect_timeout_s: float,
+        checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
+        """`endpoints`: of every rank as they are now, in rank order."""
         self._mailbox = mailbox
         self._channels = channels
-        self._endpoint = endpoint
+        self._incarnation = incarnation
+        self._endpoints = endpoints
         self._layout = layout
         self._connect_timeout_s = connect_timeout_s
+        self._checksum = checksum
         self._connected: set[Incarnation] = set()
         self._addresses: dict[Incarnation, str] = {}
         """Of every peer that was called, until it is gone."""
@@ -104,6 +110,15 @@ class Peers:
         if address is not None and address not in self._addresses.values():
             self._spawn(self._channels.drop(address))
 
+    def doubt(self, peer: Incarnation) -> None:
+        """A room with it went wrong on the way: the next one connects anew, which costs nothing where the
+        way still holds (`reconnect`)."""
+        self._connected.discard(peer)
+
+    def doubt_all(self) -> None:
+        """Our memory is exposed anew: nobody knows it."""
+        self._connected.clear()
+
     @property
     def closing(self) -> int:
         """Rooms whose proof is being sought."""
@@ -131,16 +146,19 @@ class Peers:
             self._cancel(room, Cause(Reason.CONNECT_FAILED, text))
 
     async def _try_connect(self, peer: rooms_pb2.Peer) -> str | None:
-        request = inference_pb2.ConnectRequest(
-            incarnation=peer.incarnation,
-            endpoint=_endpoint_to_wire(self._endpoint),
-            layout=layout_to_wire(self._layout),
-            schema=SCHEMA_HASH,
-        )
         loop = asyncio.get_running_loop()
         ends = loop.time() + self._connect_timeout_s
         while True:
             left_s = max(ends - loop.time(), CONNECT_PAUSE_S)
+            endpoints = [endpoint_to_wire(each) for each in self._endpoints()]
+            request = inference_pb2.ConnectRequest(
+                incarnation=peer.incarnation,
+                endpoints=endpoints,
+                layout=layout_to_wire(self._layout),
+                schema=SCHEMA_HASH,
+                receiver=self._incarnation,
+                kv_checksum=self._checksum.value,
+            )
             try:
                 stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
                 reply = await stub.Connect(request, timeout=left_s)
@@ -153,13 +171,14 @@ class Peers:
             except (Malformed, LayoutMismatch) as error:
                 return str(error)
             else:
-                return None
+                if endpoints[0].incarnation == self._endpoints()[0].incarnation:
+                    return None
             await asyncio.sleep(CONNECT_PAUSE_S)
 
     async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
         remote = await self._try_grant(peer, request)
         if remote is not None and remote.kind == NotConnected.__name__:
-            # The sender's way to our memory broke: make it anew, once (`reconnect`).
+            # The sender's way here broke, or leads to where our memory was: make it anew (`reconnect`).
             if await self._try_connect(peer) is None:
                 remote = await self._try_grant(peer, request)
             else:
@@ -186,7 +205,7 @@ class Peers:
         request = inference_pb2.CloseRequest(
             room=room,
             incarnation=peer.incarnation,
-            receiver=self._endpoint.incarnation,
+            receiver=self._incarnation,
             generation=generation,
         )
         pause_s = CLOSE_PAUSE_MIN_S
@@ -213,7 +232,7 @@ class Peers:
         return task
 
 
-def _endpoint_to_wire(endpoint: Endpoint) -> inference_pb2.Endpoint:
+def endpoint_to_wire(endpoint: Endpoint) -> inference_pb2.Endpoint:
     return inference_pb2.Endpoint(
         incarnation=endpoint.incarnation,
         agent=endpoint.agent,

@@ -20,3 +20,9 @@ class DecodeSettings(WorkerSettings):
     transfer_timeout_ms: int = setting(
         600_000, "Longest from the grant of pages until all landed, prefill's queue included.", DURATION_MS
     )
+    revoke_after_ms: int = setting(
+        60_000,
+        "How long a sender that does not answer keeps the pages of a failed room before all exposed memory"
+        " is taken back; a tenth of it when half of all pages are kept so.",
+        DURATION_MS,
+    )

@@ -5,14 +5,17 @@ rank), *waiting* (admitted, no space in the batch) and *running*. They follow fr
 their order; there are no lists beside the roster that could disagree with it.
 """
 
+from math import inf
 from typing import Final
 
 from services.decode.batch import next_batch
 from services.decode.job import Job
+from services.decode.landing import LandingCheck
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import Peers
-from services.engine.engine import Row
+from services.engine.engine import PageSum, Row
 from services.engine.stepper import StepFailed, Stepper
+from services.pages.checksum import KvChecksum
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -22,12 +25,15 @@ from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
 from services.rooms.ids import Generation, Incarnation, RoomId
 from services.rooms.phases import Effect, Phase
+from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.receiver import Receiver
 from services.rooms.request import Token
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.clock import Clock
-from services.transfer.interface import Transfer
+from services.runtime.host_memory import HostMemory
+from services.runtime.logging import Log
+from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.callers import Callers
 from services.wire.conversions import (
@@ -43,8 +49,15 @@ from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter
 
+log = Log(__name__)
+
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
+DRAIN_S: Final = 0.01
+"""While memory is in quarantine: what its sender posted may end only while its target makes progress."""
+
+CALLERS_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED})
+"""Ends that say nothing about the way to the sender."""
 
 
 class DecodeWork:
@@ -60,7 +73,8 @@ class DecodeWork:
         layout: KvLayout,
         bounds: ModelBounds,
         stepper: Stepper,
-        transfer: Transfer,
+        exposure: Exposure,
+        slots: HostMemory,
         peers: Peers,
         mailbox: Mailbox,
         reporter: Reporter,
@@ -68,6 +82,7 @@ class DecodeWork:
         clock: Clock,
         deadlines: Deadlines,
         max_running: int,
+        checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
         self.roster: Roster[Receiver] = Roster(places)
         self.draining = False
@@ -76,7 +91,8 @@ class DecodeWork:
         self._layout = layout
         self._bounds = bounds
         self._stepper = stepper
-        self._transfer = transfer
+        self._exposure = exposure
+        self._slots = slots
         self._peers = peers
         self._mailbox = mailbox
         self._reporter = reporter
@@ -84,13 +100,22 @@ class DecodeWork:
         self._clock = clock
         self._deadlines = deadlines
         self._max_running = max_running
+        self._checksum = checksum
+        self._landing = LandingCheck(stepper, layout)
         self._jobs: dict[RoomId, Job] = {}
         self.callers: Callers[inference_pb2.StreamRoomReply] = Callers(mailbox)
         self._step: list[Job] = []
+        self._revoking = False
+        """Agreed, and to be done in the first turn in which every rank's engine is free."""
+        self._revocation_asked = False
+        """The leader's: its command is on the way, or being carried out."""
 
     # ---- Work
 
     def take_commands(self) -> bytes:
+        if not self._revocation_asked and self._revocation_due():
+            self._revocation_asked = True
+            self._mailbox.put(group_pb2.Command(revoke=True))
         return self._mailbox.take()
 
     def apply(self, commands: bytes) -> None:
@@ -103,14 +128,17 @@ class DecodeWork:
                 self._mailbox.answer(None)
 
     def see(self) -> bool:
-        news = self._see_step()
-        self._transfer.notices()
+        news = self._see_step() | self._see_sums()
+        self._exposure.transfer.notices()
         for job in self._jobs.values():
-            if job.receiver.phase is Phase.TRANSFERRING and not job.receiver.sealed:
+            if job.receiver.phase is Phase.TRANSFERRING and job.record is None:
                 news |= self._see_slot(job)
+        self._landing.start(self._jobs.values(), batch_waits=bool(self._unfinished()))
         return news
 
     def capacity(self) -> Capacity:
+        if self._revoking:
+            return Capacity(0, 0)  # nothing is exposed that would have to be taken back at once
         return Capacity(self._holdings.pages.free, self._holdings.slots.free)
 
     def may_compute(self) -> bool:
@@ -138,6 +166,9 @@ class DecodeWork:
                 raise AssertionError(f"{effect.value} is not a receiver's")
 
     def compute(self) -> bool:
+        if self._revoking:
+            self._take_memory_back()
+            return True
         batch = next_batch(self._unfinished(), self._max_running)
         if not batch:
             return False
@@ -147,6 +178,7 @@ class DecodeWork:
         self._stepper.start(
             [Row(job.sequence, job.position, job.position + 1, job.pages, sample=True) for job in batch]
         )
+        self._landing.stepped()
         return True
 
     def record(self, agreement_s: float) -> None:
@@ -179,6 +211,8 @@ class DecodeWork:
                 self._quiet(command.quiet)
             case "departed":
                 self._depart(Incarnation(command.departed))
+            case "revoke":
+                self._revoke()
             case other:
                 raise PeerFault(f"{other} is not a command for a decode worker")
 
@@ -192,7 +226,7 @@ class DecodeWork:
                 f"request may grow to {request.tokens_max} tokens: the cache of this worker never holds it"
             )
         now_ms = self._clock.now_ms()
-        expected = self._layout.pages_for(len(request.prompt))
+        expected = self._layout.pages_for(request.prefill_tokens)
 
         def make(place: int) -> Receiver:
             peer = Incarnation(wire.prefill.incarnation)
@@ -233,23 +267,38 @@ class DecodeWork:
         self.roster.note(room, Fenced(Proof.QUIET))
 
     def _depart(self, peer: Incarnation) -> None:
-        """A prefill process is known to be gone: nothing of it can land any more."""
+        """A prefill process is known to be gone: nothing of it can land any more. What it finished before
+        is there, and is not lost with it (`drain-keeps-promises`)."""
         for job in self._jobs.values():
-            if job.receiver.peer == peer and job.receiver.phase is not Phase.SUCCESS:
+            if job.receiver.peer != peer or job.receiver.phase is Phase.SUCCESS:
+                continue
+            if job.receiver.phase is Phase.TRANSFERRING and job.record is None:
+                self._see_slot(job)
+            if job.record is None:
                 cause = Cause(Reason.PREFILL_LOST, f"prefill worker {job.prefill.name} is gone")
                 job.receiver.note(Failed(cause))
-                job.receiver.note(Fenced(Proof.DEAD))
+            job.receiver.note(Fenced(Proof.DEAD))
         self._peers.forget(peer)
-        self._transfer.disconnect(peer)
+        self._exposure.transfer.disconnect(peer)
+
+    def _revoke(self) -> None:
+        """Every room whose memory is exposed ends: all of it is about to go."""
+        self._revoking = True
+        cause = Cause(Reason.MEMORY_REVOKED, "decode: its memory was taken back from another, silent sender")
+        for job in self._jobs.values():
+            if job.receiver.phase is Phase.TRANSFERRING:
+                job.receiver.note(Failed(cause))
 
     # ---- evidence
 
     def _see_slot(self, job: Job) -> bool:
+        """Look for the seal. What is not this tenancy's own ends the room (`stale-never-served`)."""
         receiver = job.receiver
         holding = self._holdings.get(receiver.id)
         generation = Generation(holding.slot.generation)
         try:
-            record = read_slot(self._holdings.slots.view(holding.slot), receiver.id, generation)
+            slot, checked = self._holdings.slots.view(holding.slot), self._checksum is not KvChecksum.OFF
+            record = read_slot(slot, receiver.id, generation, check_sum=checked)
             if record is None:
                 return False
             self._check(job, record)
@@ -258,20 +307,42 @@ class DecodeWork:
             receiver.note(Failed(Cause(Reason.RECORD_CORRUPT, f"decode: {error}")))
             return True
         job.record = record
-        job.sequence.output[:] = [record.first_token]
-        receiver.note(Sealed(generation))
-        self._tell(job, "landed", f"{record.pages} pages, generation {generation}")
+        job.sequence.output[:] = [*job.request.output, record.first_token]
+        if self._checksum is KvChecksum.PAGES:
+            held = self._layout.pages_for(record.prompt_tokens) - receiver.pages_expected
+            job.landed = PageSum(held * self._layout.page_tokens)
+        else:
+            self._sealed(job, record)
         return True
 
+    def _see_sums(self) -> bool:
+        checked = self._landing.take()
+        for job, cause in checked:
+            if cause is not None:
+                job.receiver.note(Failed(cause))
+            elif job.record is not None:
+                self._sealed(job, job.record)
+        return bool(checked)
+
+    def _sealed(self, job: Job, record: MetadataRecord) -> None:
+        generation = Generation(record.generation)
+        job.receiver.note(Sealed(generation))
+        checked = "" if job.landed is None else ", contents as computed"
+        self._tell(job, "landed", f"{record.pages} pages, generation {generation}{checked}")
+
     def _check(self, job: Job, record: MetadataRecord) -> None:
-        want = (len(job.request.prompt), job.receiver.pages_expected)
+        want = (job.request.prefill_tokens, job.receiver.pages_expected)
         if (record.prompt_tokens, record.pages) != want:
             raise RecordCorrupt(
                 f"record of room {record.room} says {record.prompt_tokens} tokens in {record.pages} pages,"
                 f" expected {want[0]} in {want[1]}"
             )
-        if not self._bounds.knows([record.first_token]):
+        tokens = (record.first_token, *(token for token, _ in record.alternatives))
+        if not self._bounds.knows(tokens):
             raise RecordCorrupt(f"record of room {record.room} names a token that the model does not have")
+        logprobs = (record.first_logprob or 0.0, *(logprob for _, logprob in record.alternatives))
+        if not all(each < inf for each in logprobs):
+            raise RecordCorrupt(f"record of room {record.room} has a logprob that is no number")
 
     def _see_step(self) -> bool:
         try:
@@ -309,6 +380,7 @@ class DecodeWork:
             generation=holding.slot.generation,
             pages=holding.exposed,
             slot=holding.slot.index,
+            exposure=self._exposure.id,
         )
         self._peers.grant(job.prefill, grant)
         detail = (
@@ -350,6 +422,21 @@ class DecodeWork:
             # have seen none. That a peer is dead is known to all.
             self._tell(job, "quarantined", "until the sender is quiet or gone")
             self._peers.close(job.prefill, receiver.id, receiver.generation)
+            if job.receiver.cause is None or job.receiver.cause.reason not in CALLERS_OWN:
+                self._peers.doubt(receiver.peer)
+
+    def _take_memory_back(self) -> None:
+        """The last resort, which is proof for every room in quarantine: what their senders know of leads
+        nowhere. Admitted rooms keep their pages, at another address."""
+        self._exposure.revoke()
+        self._holdings.slots.moved(self._slots.view)
+        self._peers.doubt_all()
+        for job in self._jobs.values():
+            if in_quarantine(job.receiver):
+                job.receiver.note(Fenced(Proof.REVOKED))
+        self._revoking = self._revocation_asked = False
+        self._metrics.revoked()
+        log.warning("exposed memory taken back", exposure=self._exposure.id)
 
     def _end_early(self, job: Job) -> None:
         """The room ends before its sequence did: say why, at once."""
@@ -375,6 +462,10 @@ class DecodeWork:
 
     # ---- small things
 
+    def _revocation_due(self) -> bool:
+        receivers = (job.receiver for job in self._jobs.values())
+        return revocation_due(receivers, self._clock.now_ms(), len(self._holdings.pages))
+
     def _unfinished(self) -> list[Job]:
         return [
             job
@@ -393,6 +484,8 @@ class DecodeWork:
         receivers = [job.receiver for job in self._jobs.values()]
         if any(room.phase is Phase.TRANSFERRING for room in receivers):
             return POLL_S
+        if any(in_quarantine(room) for room in receivers):
+            return DRAIN_S
         now_ms = self._clock.now_ms()
         waits = [room.deadline_ms - now_ms for room in receivers if room.phase is not Phase.FAILED]
         return min([HEARTBEAT_S, *(max(wait, 1) / 1000 for wait in waits)])

@@ -13,6 +13,7 @@ from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
 from services.engine.start import start_engine
 from services.engine.stepper import Stepper
+from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
@@ -25,8 +26,8 @@ from services.rooms.phases import Side
 from services.runtime import serve
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import pin
-from services.transfer.host_memory import HostMemory
-from services.transfer.interface import Region
+from services.runtime.host_memory import HostMemory
+from services.transfer.exposure import Exposure
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire
@@ -44,15 +45,20 @@ def run(settings: DecodeSettings) -> int:
 
 
 async def _main(settings: DecodeSettings, threads: int, shutdown: asyncio.Event) -> int:
-    host = WorkerHost(settings, Incarnation(secrets.randbits(63) | 1))
+    host = WorkerHost(settings, _draw())
     try:
         return await _serve(settings, threads, host, shutdown)
     finally:
         await host.close()
 
 
+def _draw() -> Incarnation:
+    return Incarnation(secrets.randbits(63) | 1)
+
+
 async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutdown: asyncio.Event) -> int:
     clock, registry = SystemClock(), CollectorRegistry()
+    checksum = KvChecksum(settings.kv_checksum)
     incarnation = host.incarnation
     progress = TurnProgress(clock)
     await host.start_pages(registry, progress.stuck_ms)
@@ -60,14 +66,18 @@ async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutd
     loop = asyncio.get_running_loop()
     engine = await loop.run_in_executor(None, start_engine, settings, threads)
     slots = HostMemory(settings.max_rooms * SLOT_BYTES)
-    transfer = NixlTransfer(incarnation)
-    transfer.register(Region("kv", engine.cache.address, engine.cache.nbytes, engine.cache.device))
-    transfer.register(Region("slots", slots.address, slots.length))
+    exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
 
     metrics = DecodeMetrics(registry)
     stepper = Stepper(engine, host.mailbox.wake)
     peers = Peers(
-        host.mailbox, host.channels, transfer.endpoint(), engine.layout, settings.connect_timeout_ms / 1000
+        host.mailbox,
+        host.channels,
+        incarnation,
+        lambda: [exposure.endpoint()],
+        engine.layout,
+        settings.connect_timeout_ms / 1000,
+        checksum,
     )
     work = DecodeWork(
         places=settings.max_rooms,
@@ -76,7 +86,8 @@ async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutd
         layout=engine.layout,
         bounds=ModelBounds(engine.model.vocab_size, engine.model.facts.context_length),
         stepper=stepper,
-        transfer=transfer,
+        exposure=exposure,
+        slots=slots,
         peers=peers,
         mailbox=host.mailbox,
         reporter=host.reporter,
@@ -87,9 +98,10 @@ async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutd
             waiting_ms=settings.prealloc_timeout_ms,
             transferring_ms=settings.transfer_timeout_ms,
             success_ms=DECODING_MS,
-            fence_ms=settings.transfer_timeout_ms,
+            fence_ms=settings.revoke_after_ms,
         ),
         max_running=settings.max_running,
+        checksum=checksum,
     )
     inference_pb2_grpc.add_DecodeServiceServicer_to_server(
         DecodeService(work, host.mailbox, incarnation), host.server.grpc
@@ -104,6 +116,7 @@ async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutd
             topology=workers_pb2.Topology(tensor_parallel=1, pipeline_parallel=1),
             layout=layout_to_wire(engine.layout),
             schema=SCHEMA_HASH,
+            kv_checksum=checksum.value,
             tokens_max=engine.cache.pages * engine.layout.page_tokens,
             rooms_max=settings.max_rooms,
         ),
@@ -117,4 +130,4 @@ async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutd
     finally:
         await peers.stop()
         stepper.close()
-        transfer.close()
+        exposure.close()

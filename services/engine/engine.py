@@ -10,15 +10,16 @@ from pathlib import Path
 import torch
 
 from services.engine.attention import PagedStep
+from services.engine.checksum import PageSummer
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
 from services.engine.model import Model, load_model
 from services.engine.plan import make_plan
-from services.engine.rows import Row, Sequence, check
+from services.engine.rows import PageSum, Row, Sequence, SumPart, check
 from services.engine.sampler import sample
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Token
 
-__all__ = ["Engine", "Row", "Sequence", "load_engine"]
+__all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
 
 WARM_UP_TOKENS = 64
 
@@ -30,6 +31,7 @@ class Engine:
         self.model = model
         self.layout = layout
         self.cache = cache
+        self._summer = PageSummer(cache)
 
     def step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
@@ -52,7 +54,17 @@ class Engine:
             drawn = iter(sample(logits, [row.sequence for row in rows if row.sample]))
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)
+        self.sum_pages(
+            [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
+        )
         return [next(drawn) if row.sample else None for row in rows]
+
+    def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
+        """Carry each sum on over what its pages hold now."""
+        for part in parts:
+            if part.sum.stop < part.stop:
+                part.sum.total += self._summer.total(part.pages, part.sum.stop, part.stop)
+                part.sum.stop = part.stop
 
     def warm_up(self) -> None:
         """Run a prompt and a token through the first pages, so that the first request finds everything

@@ -8,6 +8,7 @@ import torch
 from services.engine.memory import available_bytes
 from services.pages.layout import KvLayout
 from services.runtime.errors import StartupError
+from services.runtime.host_memory import CannotMove, HostMemory
 
 ALIGNMENT = 4096
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -31,30 +32,54 @@ def pages_that_fit(layout: KvLayout, memory_bytes: int) -> int:
 class PagedKvCache:
     """`pages` pages of KV memory on one device, page p at byte `p * layout.page_bytes`.
 
-    Contents are undefined until written. The memory stays where it is for the object's life.
+    Contents are undefined until written. The memory stays where it is until `move`.
     """
 
     def __init__(self, layout: KvLayout, pages: int, device: torch.device) -> None:
         """Raises NotEnoughMemory if the device has less left than `pages` take."""
         self.layout = layout
         self.pages = pages
-        self.nbytes = pages * layout.page_bytes
+        self.length = pages * layout.page_bytes
+        """Bytes."""
         self.device = str(device)
         """"cpu" or "cuda:N"."""
-        self._memory = _allocate(self.nbytes, device, layout)
-        layers, heads = len(layout.layers), len(layout.kv_heads)
-        flat = self._memory.view(DTYPES[layout.dtype])
+        self.rows_per_page = len(layout.layers) * 2 * len(layout.kv_heads) * layout.page_tokens
+        self.blocks_per_page = len(layout.layers) * 2 * len(layout.kv_heads)
+        _check_available(self.length, device, layout)
+        try:
+            self._host = HostMemory(self.length) if device.type == "cpu" else None
+            self._look(_bytes(self._host, self.length, device))
+        except (RuntimeError, MemoryError) as error:  # torch has no error class of its own for it
+            raise NotEnoughMemory(
+                f"--kv-cache-memory asks for {self.length} bytes, which {device} refuses: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+    def _look(self, memory: torch.Tensor) -> None:
+        """Every way of looking at the bytes of `memory`."""
+        layout, layers, heads = self.layout, len(self.layout.layers), len(self.layout.kv_heads)
+        flat = memory.view(DTYPES[layout.dtype])
         self.address: int = flat.data_ptr()
-        self.tensor = flat.view(pages, layers, 2, heads, layout.page_tokens, layout.head_dim)
+        self.tensor = flat.view(self.pages, layers, 2, heads, layout.page_tokens, layout.head_dim)
         """[page][layer][K, V][kv head][token][head_dim]"""
-        self.rows_per_page = layers * 2 * heads * layout.page_tokens
-        self.blocks_per_page = layers * 2 * heads
         rows = flat.view(-1, layout.head_dim)
         half = heads * layout.page_tokens
         self._key_rows = [rows[2 * layer * half :] for layer in range(layers)]
         self._value_rows = [rows[(2 * layer + 1) * half :] for layer in range(layers)]
         blocks = flat.view(-1, layout.page_tokens * layout.head_dim)
         self._blocks = [blocks[2 * layer * heads :] for layer in range(layers)]
+
+    def move(self) -> None:
+        """Take the contents to another address: what peers write to the old one changes nothing here.
+
+        While no step runs; a tensor that was taken before shows the old address. Raises CannotMove, and
+        nothing has changed. On a GPU it always does: there the process has to end, which takes memory away
+        from every writer, and to be started anew.
+        """
+        if self._host is None:
+            raise CannotMove(f"KV memory on {self.device} cannot be moved within its process")
+        self._host.move()
+        self._look(_bytes(self._host, self.length, torch.device("cpu")))
 
     @property
     def tokens(self) -> int:
@@ -84,19 +109,19 @@ class PagedKvCache:
         self.tensor[page, :, :, :, used:].zero_()
 
 
-def _allocate(nbytes: int, device: torch.device, layout: KvLayout) -> torch.Tensor:
-    """`nbytes` page-aligned bytes."""
+def _check_available(length: int, device: torch.device, layout: KvLayout) -> None:
     free = available_bytes(device)
-    if free is not None and nbytes > free:
+    if free is not None and length > free:
         raise NotEnoughMemory(
-            f"--kv-cache-memory asks for {nbytes} bytes on {device}, but {free} are available there "
+            f"--kv-cache-memory asks for {length} bytes on {device}, but {free} are available there "
             f"(room for {free // layout.token_bytes} tokens)"
         )
-    try:
-        memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
-    except (RuntimeError, MemoryError) as error:  # the CPU allocator has no error class of its own
-        raise NotEnoughMemory(
-            f"--kv-cache-memory asks for {nbytes} bytes, which {device} refuses: {str(error).splitlines()[0]}"
-        ) from error
+
+
+def _bytes(host: HostMemory | None, length: int, device: torch.device) -> torch.Tensor:
+    """`length` page-aligned bytes: those of `host`, else new ones of `device`."""
+    if host is not None:
+        return torch.frombuffer(host.view, dtype=torch.uint8)
+    memory = torch.empty(length + ALIGNMENT, dtype=torch.uint8, device=device)
     start = -memory.data_ptr() % ALIGNMENT
-    return memory[start : start + nbytes]
+    return memory[start : start + length]

@@ -7,14 +7,26 @@ from services.rooms.request import Request
 
 
 @dataclass(slots=True, eq=False)
+class PageSum:
+    """The sum of what a sequence's pages hold (`services/pages/checksum.py`), from some position on."""
+
+    stop: int
+    """How far it has got; at first, where it starts."""
+    total: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request's tokens as this worker knows them."""
 
     request: Request
     output: list[int]
-    """Drawn so far; the worker appends. Prefill: none; decode starts with the first token."""
+    """Drawn so far, by an earlier room of the request too; the worker appends. Decode starts with the token
+    that its room's prefill side drew."""
     tail_page: int = field(default=-1, init=False, repr=False)
     """The engine's own note: the page, partly used, whose unused end it has zeroed for this sequence."""
+    page_sum: PageSum | None = field(default=None, init=False, repr=False)
+    """Where the caller set one: every step carries it on to the end of its row."""
 
     @property
     def length(self) -> int:
@@ -42,6 +54,15 @@ class Row:
     """The sequence's page table, covering at least `stop` tokens."""
     sample: bool
     """Draw the token at position `stop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumPart:
+    """A sum to be carried on to position `stop` of a sequence with these pages."""
+
+    sum: PageSum
+    pages: abc.Sequence[int]
+    stop: int
 
 
 def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:

@@ -1,15 +1,15 @@
 """How does a step of the model run without the turn loop waiting for it?
 
-One thread of its own, one step at a time. The loop starts a step, is called when it has ended, and takes
-its tokens in a later turn.
+One thread of its own, one step at a time, so that no turn waits for it (`no-blocking`). The loop starts a
+step, is called when it has ended, and takes its tokens in a later turn.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
-from services.engine.engine import Row
+from services.engine.engine import Row, SumPart
 from services.rooms.request import Token
 from services.runtime.logging import Log
 
@@ -18,6 +18,8 @@ log = Log(__name__)
 
 class Steps(Protocol):
     def step(self, rows: Sequence[Row]) -> list[Token | None]: ...
+
+    def sum_pages(self, parts: Sequence[SumPart]) -> None: ...
 
 
 class StepFailed(Exception):
@@ -31,35 +33,53 @@ class Stepper:
         self._engine = engine
         self._on_done = on_done
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._running: asyncio.Future[list[Token | None]] | None = None
+        self._running: asyncio.Future[Any] | None = None
+        self._summing = False
+        """What runs is a sum of pages, not a step."""
 
     @property
     def free(self) -> bool:
-        """No step is running, and the last one's tokens were taken."""
+        """Nothing is running, and what the last run gave was taken."""
         return self._running is None
 
     def start(self, rows: Sequence[Row]) -> None:
         """Start a step. Only while `free`."""
-        if self._running is not None:
-            raise RuntimeError("a step is running")
-        loop = asyncio.get_running_loop()
-        self._running = loop.run_in_executor(self._thread, self._engine.step, rows)
-        self._running.add_done_callback(lambda _: self._on_done())
+        self._start(self._engine.step, rows, summing=False)
+
+    def start_sum(self, parts: Sequence[SumPart]) -> None:
+        """Carry sums of pages on, between two steps. Only while `free`."""
+        self._start(self._engine.sum_pages, parts, summing=True)
 
     def take(self) -> list[Token | None] | None:
         """The ended step's tokens, one entry a row; None while it runs or when there was none.
 
         Raises StepFailed, once, when the engine raised.
         """
-        if self._running is None or not self._running.done():
+        ended = self._ended(summing=False)
+        return None if ended is None else ended.result()
+
+    def take_sum(self) -> bool:
+        """The sums that were started are there; said once. Raises StepFailed as `take` does."""
+        return self._ended(summing=True) is not None
+
+    def close(self) -> None:
+        """Wait for the running step, if any, and end the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _start(self, work: Callable[[Any], Any], given: Sequence[Any], *, summing: bool) -> None:
+        if self._running is not None:
+            raise RuntimeError("a step is running")
+        loop = asyncio.get_running_loop()
+        self._summing = summing
+        self._running = loop.run_in_executor(self._thread, work, given)
+        self._running.add_done_callback(lambda _: self._on_done())
+
+    def _ended(self, *, summing: bool) -> asyncio.Future[Any] | None:
+        if self._running is None or self._summing is not summing or not self._running.done():
             return None
         ended, self._running = self._running, None
         error = ended.exception()
         if error is not None:
             log.error("a step failed", error=error)
             raise StepFailed(f"{type(error).__name__}: {error}") from error
-        return ended.result()
-
-    def close(self) -> None:
-        """Wait for the running step, if any, and end the thread."""
-        self._thread.shutdown(wait=True)
+        return ended

@@ -100,7 +100,8 @@ class Holdings:
         return True
 
     def give_back(self, room: int) -> bool:
-        """Return everything. The caller holds the proof that no write can land. Idempotent."""
+        """Return everything (`exits-release-all`). The caller holds the proof that no write can land.
+        Idempotent."""
         holding = self._held.get(room)
         if holding is None:
             return False

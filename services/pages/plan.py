@@ -1,7 +1,8 @@
 """Which bytes of the sender's pages go where in the receiver's?
 
 A plan is made once per pair of layouts, at connect, and refused there by the field that differs. Pages
-are contiguous on both sides, so neighbouring pages merge into one run: few large descriptors.
+are contiguous on both sides, so neighbouring pages merge into one run: few large descriptors. Layers and
+heads are compared by id (`layers-by-id`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,7 +10,9 @@
           +-------------------------------------------------------------------+
 
 A one-sided write cannot be recalled, so an exposed page never goes back to FREE directly: either the
-room's own seal proves that every write ended (commit), or it waits in quarantine for another proof.
+room's own seal proves that every write ended (commit), or it waits in quarantine for another proof
+(`no-free-under-write`). That it is exposed is the page's own state, not deduced from any queue
+(`exposure-on-page`).
 """
 
 import heapq

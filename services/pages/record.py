@@ -7,7 +7,7 @@ One slot holds one record and, last, its seal. All words are little-endian.
          4      4   schema
          8      8   room
         16      8   generation
-        24      4   prompt tokens
+        24      4   tokens that were computed: the prompt's, and those of an earlier room's output
         28      4   cached tokens (reused from the sender's prefix cache)
         32      4   pages written
         36      4   first token
@@ -97,11 +97,13 @@ def seal_bytes(room: int, generation: int) -> bytes:
     return _SEAL.pack(room, generation, _check(room, generation))
 
 
-def read_slot(slot: memoryview, room: int, generation: int) -> MetadataRecord | None:
+def read_slot(
+    slot: memoryview, room: int, generation: int, *, check_sum: bool = True
+) -> MetadataRecord | None:
     """What the slot of (room, generation) says: None while it is unwritten.
 
     Raises RecordForeign when someone else sealed it, RecordCorrupt when it is sealed by its owner but
-    does not hold what a record must.
+    does not hold what a record must. `check_sum`: whether its own checksum is among that.
     """
     sealed_room, sealed_generation, check = _SEAL.unpack_from(slot, SEAL_OFFSET)
     if check != _check(sealed_room, sealed_generation):
@@ -111,12 +113,12 @@ def read_slot(slot: memoryview, room: int, generation: int) -> MetadataRecord | 
             f"slot sealed by room {sealed_room} generation {sealed_generation},"
             f" its owner is room {room} generation {generation}"
         )
-    return _read_record(bytes(slot[:SEAL_OFFSET]), room, generation)
+    return _read_record(bytes(slot[:SEAL_OFFSET]), room, generation, check_sum=check_sum)
 
 
-def _read_record(body: bytes, room: int, generation: int) -> MetadataRecord:
-    checked = body[:_CHECKED_BYTES]
-    if body[_CHECKED_BYTES:] != _CRC.pack(zlib.crc32(checked)).ljust(SEAL_OFFSET - _CHECKED_BYTES, b"\0"):
+def _read_record(body: bytes, room: int, generation: int, *, check_sum: bool) -> MetadataRecord:
+    checked, rest = body[:_CHECKED_BYTES], body[_CHECKED_BYTES:]
+    if check_sum and rest != _CRC.pack(zlib.crc32(checked)).ljust(len(rest), b"\0"):
         raise RecordCorrupt(f"record of room {room}: checksum does not hold")
     magic, schema, its_room, its_generation, prompt, cached, pages, first, logprob, count = _HEAD.unpack_from(
         body

@@ -80,6 +80,12 @@ class SlotPool:
         start = slot.index * SLOT_BYTES
         return self._memory[start : start + SLOT_BYTES]
 
+    def moved(self, memory: memoryview) -> None:
+        """The same bytes lie there from now on."""
+        if len(memory) != len(self._memory) or memory.readonly:
+            raise ValueError(f"{len(memory)} bytes for {len(self)} slots")
+        self._memory = memory
+
     def _zero(self, slot: Slot) -> None:
         self.view(slot)[:] = bytes(SLOT_BYTES)
 

@@ -2,8 +2,8 @@
 
     see  ->  vote  ->  agree  ->  act  ->  compute
 
-All ranks run the same turns in the same order, and each turn holds exactly one broadcast and one
-agreement, so that no rank can wait on a collective its peers will not reach. That holds for stopping
+All ranks run the same turns in the same order (`same-turns`), and each turn holds exactly one broadcast and
+one agreement, so that no rank can wait on a collective its peers will not reach. That holds for stopping
 too: leaving is voted. A turn is short; a step of the model runs beside the turns, on its own thread, and
 starts only when every rank's engine is free.
 """
@@ -11,14 +11,17 @@ starts only when every rank's engine is free.
 import asyncio
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from services.parallel.interface import RankGroup
-from services.rooms.ballot import Ballot, read_verdict
-from services.rooms.phases import Effect
+from services.rooms.ballot import Ballot, Verdict, read_verdict
+from services.rooms.phases import Effect, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.clock import Clock
+
+BEHIND_S: Final = 0.001
+"""How soon the leader looks again when another rank was behind."""
 
 
 class Work(Protocol):
@@ -79,19 +82,29 @@ class Lap(Enum):
 
     BUSY = "busy"
     """Something was seen, moved or started: the next turn may have more."""
+    BEHIND = "behind"
+    """Nothing, but another rank has not seen yet what this one has: soon."""
     IDLE = "idle"
     LAST = "last"
     """All ranks agreed to leave."""
 
 
-async def run_turns(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> None:
-    """Turn until all ranks agree to leave."""
+async def run_turns(
+    work: Work, group: RankGroup, clock: Clock, progress: TurnProgress, behind_s: float = BEHIND_S
+) -> None:
+    """Turn until all ranks agree to leave.
+
+    The leader alone rests, since what comes from outside wakes it; the others wait for it in the broadcast.
+    What they have seen and it has not, it does not hear of by itself: it looks again after `behind_s`.
+    """
     while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
-        if lap is Lap.IDLE:
-            await work.rest()
-        else:
+        if group.rank or lap is Lap.BUSY:
             # Let the RPC handlers run between two busy turns.
             await asyncio.sleep(0)
+        elif lap is Lap.BEHIND:
+            await asyncio.sleep(behind_s)
+        else:
+            await work.rest()
 
 
 async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> Lap:
@@ -114,7 +127,19 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     progress.ended()
     if verdict.leave:
         return Lap.LAST
-    return Lap.BUSY if news or moves or started else Lap.IDLE
+    if news or moves or started:
+        return Lap.BUSY
+    return Lap.BEHIND if _ahead(ballot, verdict) else Lap.IDLE
+
+
+def _ahead(mine: Ballot, verdict: Verdict) -> bool:
+    """This rank wished to go on, and another one did not yet."""
+    if mine.may_compute and not verdict.compute:
+        return True
+    return any(
+        wish is Vote.ADVANCE and agreed is Vote.STAY
+        for wish, agreed in zip(mine.votes, verdict.votes, strict=True)
+    )
 
 
 async def _timed_agree(group: RankGroup, ballot: Ballot) -> tuple[Sequence[int], float]:

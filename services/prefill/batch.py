@@ -12,7 +12,7 @@ from services.prefill.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Positions [start, stop) of one room's prompt."""
+    """Positions [start, stop) of one room's prompt, and of the output it goes on behind."""
 
     job: Job
     start: int
@@ -20,8 +20,8 @@ class Part:
 
     @property
     def last(self) -> bool:
-        """The prompt's end: the first token is drawn with it."""
-        return self.stop == len(self.job.request.prompt)
+        """The end of what is known: the room's first token is drawn with it."""
+        return self.stop == self.job.request.prefill_tokens
 
 
 def next_parts(jobs: Iterable[Job], budget_tokens: int) -> list[Part]:
@@ -30,7 +30,7 @@ def next_parts(jobs: Iterable[Job], budget_tokens: int) -> list[Part]:
     for job in jobs:
         if budget_tokens == 0:
             break
-        take = min(len(job.request.prompt) - job.computed, budget_tokens)
+        take = min(job.request.prefill_tokens - job.computed, budget_tokens)
         if take > 0:
             parts.append(Part(job, job.computed, job.computed + take))
             budget_tokens -= take

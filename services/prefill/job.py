@@ -4,7 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from services.engine.engine import Sequence
+from services.pages.checksum import told
 from services.prefill.push import Push
+from services.prefill.ways import Way
 from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.wire.baton.v1 import inference_pb2
@@ -23,18 +25,26 @@ class Job:
     replies: Replies | None = None
     """Where the caller of RunRoom reads, on the leader."""
     sequence: Sequence = field(init=False)
+    way: Way | None = None
+    """Where its grant leads."""
     pages: tuple[int, ...] = ()
     computed: int = 0
-    """Leading prompt tokens whose KV is in the pages."""
+    """Leading tokens whose KV is in the pages."""
     first: Token | None = None
     push: Push | None = None
-    closers: set[asyncio.Future[None]] = field(default_factory=set)
+    closers: list[asyncio.Future[None]] = field(default_factory=list)
     """Who waits for the proof that this room is quiet."""
 
     def __post_init__(self) -> None:
-        self.sequence = Sequence(self.request, [])
+        self.sequence = Sequence(self.request, list(self.request.output))
+
+    @property
+    def pages_checksum(self) -> int:
+        """Of what was computed for the receiver, as its record says it."""
+        summed = self.sequence.page_sum
+        return 0 if summed is None else told(summed.total)
 
     @property
     def complete(self) -> bool:
-        """The whole prompt was computed."""
-        return self.computed == len(self.request.prompt)
+        """All that is known was computed."""
+        return self.computed == self.request.prefill_tokens

@@ -1,7 +1,9 @@
 """How do one room's pages, its record and its seal get to the receiver, and when is that quiet?
 
 Pages leave in windows as chunks are computed; the record is posted when every window is DONE, and the
-seal when the record is DONE (`seal-last`). Nothing relies on an order between two writes.
+seal when the record is DONE (`seal-last`). Nothing relies on an order between two writes. A room of which no
+page is to be sent has a record and a seal all the same (`zero-page-hand-over`), and each of the receiver's
+slots has one writer: the sender's rank that fills the pages beside it (`one-writer`).
 """
 
 from collections import deque
@@ -45,7 +47,7 @@ class Push:
         """`source`: the room's pages from the prefix on, as many as `grant.pages`. `staging`: this side's
         metadata slot, from which record and seal are written."""
         self._transfer = transfer
-        self._peer = peer
+        self.peer = peer
         self._plan = plan
         self._source = tuple(source)
         self._grant = grant
@@ -136,5 +138,5 @@ class Push:
         return True
 
     def _put(self, region: str, runs: list[Run]) -> None:
-        put = self._transfer.put(self._peer, region, runs)
+        put = self._transfer.put(self.peer, region, runs)
         self._in_flight[put] = sum(run.length for run in runs)

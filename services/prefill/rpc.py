@@ -5,16 +5,13 @@ from collections.abc import AsyncIterator
 import grpc
 
 from services.pages.layout import KvLayout
-from services.pages.record import SCHEMA_HASH
 from services.prefill.job import REPLIES_MAX
 from services.prefill.turn import PrefillWork
-from services.rooms.errors import WorkerRefused
 from services.rooms.ids import Incarnation, RoomId
-from services.transfer.interface import Endpoint, Region, TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import UNARY_S, check_incarnation
-from services.wire.conversions import layout_from_wire, layout_to_wire, room_from_wire
-from services.wire.errors import Draining, NotConnected, errors_as_status
+from services.wire.conversions import layout_to_wire, room_from_wire
+from services.wire.errors import Draining, errors_as_status
 from services.wire.mailbox import Mailbox
 
 CLOSE_S = 4.0
@@ -65,12 +62,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     ) -> inference_pb2.ConnectReply:
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
-            if request.schema != SCHEMA_HASH:
-                raise WorkerRefused("schema", SCHEMA_HASH, request.schema)
-            try:
-                self._work.connect(_endpoint(request.endpoint), layout_from_wire(request.layout))
-            except TransferError as error:
-                raise NotConnected(f"cannot reach the decode worker's memory: {error}") from error
+            await self._mailbox.ask(group_pb2.Command(connect=request), UNARY_S)
         return inference_pb2.ConnectReply(layout=layout_to_wire(self._layout))
 
     async def Grant(
@@ -89,8 +81,3 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
             await self._mailbox.ask(group_pb2.Command(close=request), UNARY_S)
             await self._work.quiet(RoomId(request.room), CLOSE_S)
         return inference_pb2.CloseReply()
-
-
-def _endpoint(wire: inference_pb2.Endpoint) -> Endpoint:
-    regions = tuple(Region(each.name, each.address, each.length, each.device) for each in wire.regions)
-    return Endpoint(Incarnation(wire.incarnation), wire.agent, wire.metadata, regions)

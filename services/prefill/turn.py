@@ -9,17 +9,18 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from services.engine.engine import Row
+from services.engine.engine import PageSum, Row
 from services.engine.stepper import StepFailed, Stepper
-from services.pages.errors import Truncated
+from services.pages.checksum import KvChecksum
+from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.pages.plan import TransferPlan, plan_transfer
 from services.pages.record import MetadataRecord
 from services.prefill.batch import Part, next_parts
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.push import Push, Stage
+from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed
@@ -31,7 +32,7 @@ from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
-from services.transfer.interface import Endpoint, Transfer, TransferError
+from services.transfer.interface import Transfer, TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.callers import Callers
 from services.wire.conversions import (
@@ -74,6 +75,9 @@ class PrefillWork:
         deadlines: Deadlines,
         chunk_tokens: int,
         window_bytes: int,
+        rank: int = 0,
+        ranks: int = 1,
+        checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
         self.roster: Roster[Sender] = Roster(places)
         self.draining = False
@@ -91,32 +95,28 @@ class PrefillWork:
         self._window_bytes = window_bytes
         self._jobs: dict[RoomId, Job] = {}
         self.callers: Callers[inference_pb2.RunRoomReply] = Callers(mailbox)
-        self._plans: dict[Incarnation, TransferPlan] = {}
+        self._rank = rank
+        self._ways = Ways(transfer, layout, rank, ranks, checksum)
+        self._checksum = checksum
         self._step: list[Part] = []
 
     # ---- what the handlers of the leader call
 
-    def connect(self, peer: Endpoint, layout: KvLayout) -> None:
-        """Learn a decode worker. Raises LayoutMismatch by the differing field, TransferError."""
-        plan = plan_transfer(self._layout, layout)
-        self._transfer.connect(peer)
-        self._plans[peer.incarnation] = plan
-
     async def quiet(self, room: RoomId, timeout_s: float) -> None:
-        """Wait for the proof that nothing is or will be written for a room that was closed. Raises
-        TimeoutError, which proves nothing."""
+        """Wait for the proof that nothing is or will be written for a room that was closed (`ack-is-proof`).
+        Raises TimeoutError, which proves nothing."""
         job = self._jobs.get(room)
         if job is None:
             return
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        job.closers.add(closed)
+        job.closers.append(closed)
         try:
             async with asyncio.timeout(timeout_s):
                 await closed
         except TimeoutError as error:
             raise TimeoutError(f"room {room} is not proven quiet after {timeout_s:g} s") from error
         finally:
-            job.closers.discard(closed)
+            job.closers.remove(closed)
 
     # ---- Work
 
@@ -127,7 +127,7 @@ class PrefillWork:
         for command in group_pb2.Commands.FromString(commands).commands:
             try:
                 self._apply(command)
-            except (Refusal, PeerFault, Truncated) as error:
+            except (Refusal, PeerFault, Truncated, LayoutMismatch) as error:
                 self._mailbox.answer(error)
             else:
                 self._mailbox.answer(None)
@@ -211,6 +211,8 @@ class PrefillWork:
                 self.roster.cancel(RoomId(command.cancel.room), cause, self._clock.now_ms())
             case "close":
                 self._close(command.close)
+            case "connect":
+                self._ways.connect(command.connect)
             case "departed":
                 self._depart(Incarnation(command.departed))
             case other:
@@ -220,9 +222,11 @@ class PrefillWork:
         room, request = room_from_wire(wire.room), request_from_wire(wire.request)
         check_peer(wire.decode, "decode")
         self._bounds.check(request)
-        pages = self._layout.pages_for(len(request.prompt))
+        pages = self._layout.pages_for(request.prefill_tokens)
         if pages > len(self._holdings.pages):
-            raise Refusal(f"prompt has {len(request.prompt)} tokens: the cache of this worker never holds it")
+            raise Refusal(
+                f"{request.prefill_tokens} tokens to compute: the cache of this worker never holds it"
+            )
         now_ms = self._clock.now_ms()
 
         def make(place: int) -> Sender:
@@ -233,7 +237,7 @@ class PrefillWork:
         job = Job(sender, request, wire.decode.name, self.callers.take(room))
         self._jobs[room] = job
         self._reply(job, inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted()))
-        self._tell(job, "accepted", f"{len(request.prompt)} prompt tokens, {pages} pages")
+        self._tell(job, "accepted", f"{request.prefill_tokens} tokens to compute, {pages} pages")
 
     def _grant(self, wire: inference_pb2.GrantRequest) -> None:
         room, receiver = RoomId(wire.room), Incarnation(wire.receiver)
@@ -243,15 +247,22 @@ class PrefillWork:
             raise UnknownRoom(f"room {room} is not known here")
         sender = self.roster.get(room)
         if receiver != sender.peer:
-            raise PeerFault(f"room {room}: the registry named another receiver")
-        if receiver not in self._plans or not self._transfer.connected(receiver):
-            raise NotConnected(f"room {room}: connect first")
+            raise PeerFault(f"room {room}: the registry named another receiver")  # `authorised-writer`
         if wire.prefix_tokens % self._layout.page_tokens:
             raise PeerFault(f"room {room}: a prefix of {wire.prefix_tokens} tokens does not end with a page")
         expected = sender.pages_needed - wire.prefix_tokens // self._layout.page_tokens
         if len(grant.pages) != expected:
             raise Truncated(f"room {room}: {len(grant.pages)} pages granted, {expected} to be sent")
+        job = self._jobs[room]
+        try:
+            way = self._ways.granted(receiver, Incarnation(wire.exposure))
+        except NotConnected as error:
+            if self._rank:
+                # The leader answers the grant, and may have taken it: this rank alone ends the room.
+                sender.note(Failed(Cause(Reason.CONNECT_FAILED, f"prefill: {error}")))
+            raise
         sender.note(grant)
+        job.way = way
 
     def _close(self, wire: inference_pb2.CloseRequest) -> None:
         """The answer to a close is a proof, so it is for the room's own receiver and tenancy alone."""
@@ -271,8 +282,7 @@ class PrefillWork:
             if job.sender.peer == peer:
                 job.sender.note(Failed(Cause(Reason.DECODE_LOST, f"decode worker {job.decode_name} is gone")))
                 job.sender.note(Fenced(Proof.DEAD))
-        self._plans.pop(peer, None)
-        self._transfer.disconnect(peer)
+        self._ways.forget(peer)
 
     # ---- evidence
 
@@ -310,7 +320,7 @@ class PrefillWork:
         if token is None:
             return
         job.first = token
-        finish = finish_to_wire(job.request.finish_reason([token.id]))
+        finish = finish_to_wire(job.request.finish_reason([*job.request.output, token.id]))
         first = inference_pb2.FirstToken(token=token_to_wire(token), finish=finish)
         self._reply(job, inference_pb2.RunRoomReply(first_token=first))
         self._tell(job, "first token", f"{job.computed} tokens computed")
@@ -318,12 +328,13 @@ class PrefillWork:
             MetadataRecord(
                 room=job.sender.id,
                 generation=grant.generation,
-                prompt_tokens=len(job.request.prompt),
+                prompt_tokens=job.request.prefill_tokens,
                 cached_tokens=0,
                 pages=len(grant.pages),
                 first_token=token.id,
                 first_logprob=token.logprob,
                 alternatives=token.top,
+                pages_checksum=job.pages_checksum,
             )
         )
 
@@ -339,21 +350,22 @@ class PrefillWork:
             sender.progressed(self._clock.now_ms())
         if push.stage is Stage.SEALED:
             sender.note(Sealed(sender.grant.generation))
-            self._wake(sender)
+            self._wake(push, sender)
             self._metrics.sealed((self._clock.now_ms() - sender.entered_ms) / 1000)
             self._tell(
                 job, "sealed", f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
             )
         return moved
 
-    def _wake(self, sender: Sender) -> None:
+    def _wake(self, push: Push, sender: Sender) -> None:
         """A notice is never the truth: one that cannot be sent is like one that was lost."""
         try:
-            self._transfer.notify(sender.peer, sender.id.to_bytes(8, "little"))
+            self._transfer.notify(push.peer, sender.id.to_bytes(8, "little"))
         except TransferError as error:
             log.debug("notice not sent", room=sender.id, cause=str(error))
 
     def _see_quiet(self, job: Job) -> bool:
+        """Until its writes have ended a failed room keeps its pages, which they read (`source-pinned`)."""
         if job.push is None:
             job.sender.note(Fenced(Proof.UNEXPOSED))
             return True
@@ -366,18 +378,16 @@ class PrefillWork:
 
     def _begin(self, job: Job) -> None:
         sender, grant = job.sender, job.sender.grant
-        if grant is None:
+        if grant is None or job.way is None:
             raise AssertionError(f"room {sender.id} computes without a destination")
         holding = self._holdings.take(sender.id, sender.pages_needed)
         job.pages = holding.pages
-        plan = self._plans.get(sender.peer)
-        if plan is None:
-            sender.note(Failed(Cause(Reason.DECODE_LOST, f"decode worker {job.decode_name} is gone")))
-            return
+        if self._checksum is KvChecksum.PAGES:
+            job.sequence.page_sum = PageSum(grant.prefix_tokens)
         job.push = Push(
             self._transfer,
-            sender.peer,
-            plan,
+            job.way.peer,
+            job.way.plan,
             holding.pages[len(holding.pages) - len(grant.pages) :],
             grant,
             self._window_bytes,

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from services.engine.start import start_engine
 from services.engine.stepper import Stepper
+from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
@@ -24,7 +25,7 @@ from services.rooms.phases import Side
 from services.runtime import serve
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import pin
-from services.transfer.host_memory import HostMemory
+from services.runtime.host_memory import HostMemory
 from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
@@ -49,6 +50,7 @@ async def _main(settings: PrefillSettings, threads: int, shutdown: asyncio.Event
 
 async def _serve(settings: PrefillSettings, threads: int, host: WorkerHost, shutdown: asyncio.Event) -> int:
     clock, registry = SystemClock(), CollectorRegistry()
+    checksum = KvChecksum(settings.kv_checksum)
     incarnation = host.incarnation
     progress = TurnProgress(clock)
     await host.start_pages(registry, progress.stuck_ms)
@@ -57,7 +59,7 @@ async def _serve(settings: PrefillSettings, threads: int, host: WorkerHost, shut
     engine = await loop.run_in_executor(None, start_engine, settings, threads)
     slots = HostMemory(settings.max_rooms * SLOT_BYTES)
     transfer = NixlTransfer(incarnation)
-    transfer.register(Region("kv", engine.cache.address, engine.cache.nbytes, engine.cache.device))
+    transfer.register(Region("kv", engine.cache.address, engine.cache.length, engine.cache.device))
     transfer.register(Region("slots", slots.address, slots.length))
 
     metrics = PrefillMetrics(registry)
@@ -82,6 +84,7 @@ async def _serve(settings: PrefillSettings, threads: int, host: WorkerHost, shut
         ),
         chunk_tokens=settings.chunk_tokens,
         window_bytes=settings.transfer_window,
+        checksum=checksum,
     )
     inference_pb2_grpc.add_PrefillServiceServicer_to_server(
         PrefillService(work, host.mailbox, incarnation), host.server.grpc
@@ -99,6 +102,7 @@ async def _serve(settings: PrefillSettings, threads: int, host: WorkerHost, shut
             topology=workers_pb2.Topology(tensor_parallel=1, pipeline_parallel=1),
             layout=layout_to_wire(engine.layout),
             schema=SCHEMA_HASH,
+            kv_checksum=checksum.value,
             tokens_max=engine.cache.pages * engine.layout.page_tokens,
             rooms_max=settings.max_rooms,
         ),

@@ -1,7 +1,8 @@
 """How long may a room stay in a phase?
 
-A deadline starts when its phase is entered. Waiting for capacity has its own, longer one: it is not
-lack of progress. A deadline changes a vote, never a phase, and never frees a page.
+Every phase has one (`deadline-everywhere`), which starts when the phase is entered. Waiting for capacity has
+its own, longer one: it is not lack of progress. A deadline changes a vote, never a phase, and never frees a
+page.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ class Deadlines:
     success_ms: int
     """Sender: until retired. Receiver: for the whole of decoding."""
     fence_ms: int
-    """How long a proof is sought by asking before stronger steps start (see `Phase.FAILED`)."""
+    """How long a proof is sought by asking before the memory is taken back (`quarantine.py`)."""
 
     def for_phase(self, phase: Phase) -> int:
         match phase:

@@ -81,6 +81,8 @@ class RoomEntry:
     tokens: int
     opened_ms: int
     canary: bool = False
+    retry_of: RoomId | None = None
+    """The room of the same request that failed, and that this one goes on for."""
     phase: RoomPhase = RoomPhase.OPEN
     closing_ms: int = 0
     untold_ms: int | None = None

@@ -3,10 +3,12 @@
 from typing import NewType
 
 RoomId = NewType("RoomId", int)
-"""One live request. 64 bits, >= 1, never reused, carries no placement. Only the registry makes one."""
+"""One live request. 64 bits, >= 1, never reused. Only the registry makes one, and no arithmetic on it says
+who or where (`id-carries-no-placement`)."""
 
 Generation = NewType("Generation", int)
 """Which tenancy of a metadata slot. >= 1; grows by one at each hand-out of any slot of the pool."""
 
 Incarnation = NewType("Incarnation", int)
-"""One process of a worker. 64 random bits, >= 1, drawn at start; a restarted worker is a new peer."""
+"""One process of a worker. 64 random bits, >= 1, drawn at start; a restarted worker is a new peer
+(`incarnation`)."""

@@ -6,7 +6,7 @@ that no id is used twice, none repeats after a restart but by a chance of 2^-30,
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
@@ -143,24 +143,37 @@ class Registry:
     # ---- rooms
 
     def place(
-        self, prompt_tokens: int, tokens: int, only: Iterable[Incarnation] = ()
+        self,
+        prompt_tokens: int,
+        tokens: int,
+        only: Iterable[Incarnation] = (),
+        avoid: Collection[Incarnation] = (),
     ) -> tuple[Worker, Worker]:
         """The least loaded pair that can hold the request. Raises NoSuchWorker, which waiting does not
         mend, before NoCapacity, which it does.
 
-        `only`: incarnations to choose among whatever their state, for a canary.
+        `only`: incarnations to choose among whatever their state, for a canary. `avoid`: those that get the
+        request only if their side has no other that could hold it, be it full now: a worker that fails
+        everything at once always has a free place.
         """
         chosen = set(only)
         prefill = self._able(Side.PREFILL, prompt_tokens, chosen)
         decode = self._able(Side.DECODE, tokens, chosen)
-        return _least(prefill), _least(decode)
+        return _least(_without(prefill, avoid)), _least(_without(decode, avoid))
 
     def open_room(
-        self, request_id: str, pair: tuple[Worker, Worker], tokens: int, now_ms: int, *, canary: bool = False
+        self,
+        request_id: str,
+        pair: tuple[Worker, Worker],
+        tokens: int,
+        now_ms: int,
+        *,
+        canary: bool = False,
+        retry_of: RoomId | None = None,
     ) -> RoomEntry:
         room = self._fresh_id()
         prefill, decode = pair
-        entry = RoomEntry(room, request_id, prefill.facts, decode.facts, tokens, now_ms, canary)
+        entry = RoomEntry(room, request_id, prefill.facts, decode.facts, tokens, now_ms, canary, retry_of)
         self._open[room] = entry
         for worker in pair:
             worker.rooms.add(room)
@@ -174,8 +187,9 @@ class Registry:
         raise UnknownRoom(f"room {room} is not known here")
 
     def find(self, request_id: str) -> list[RoomEntry]:
-        """Rooms of one request id, exactly, newest first. A client may reuse its id."""
-        return [entry for entry in self.rooms() if entry.request_id == request_id]
+        """Rooms of one request id, exactly, newest first: those of its retries, and a client may reuse it."""
+        found = [entry for entry in self.rooms() if entry.request_id == request_id]
+        return sorted(found, key=lambda entry: entry.id, reverse=True)
 
     def rooms(self) -> Iterator[RoomEntry]:
         """Newest first: the open ones, then the kept ones."""
@@ -249,7 +263,7 @@ class Registry:
         entry = self._open.get(room)
         if entry is None:
             return
-        for side in list(entry.waiting_for):
+        for side in [each for each in Side if each in entry.waiting_for]:
             self.side_retired(room, side)
 
     # ---- inside
@@ -317,6 +331,11 @@ def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
     table[key] = value
     while len(table) > limit:
         table.popitem(last=False)
+
+
+def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]:
+    """Those that are not to be avoided, if there are any."""
+    return [worker for worker in able if worker.facts.incarnation not in avoid] or able
 
 
 def _least(able: list[Worker]) -> Worker:

@@ -58,6 +58,14 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     sampling: Sampling = field(default_factory=Sampling)
+    output: tuple[int, ...] = ()
+    """Drawn by an earlier room of the same request, which failed: this one goes on behind them. They count
+    as output in every respect (penalties, seeds, limits, positions), and do not answer the request."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """How many tokens the prefill worker computes: the prompt, and what was drawn by an earlier room."""
+        return len(self.prompt) + len(self.output)
 
     @property
     def ending_token_ids(self) -> tuple[int, ...]:
@@ -70,7 +78,7 @@ class Request:
         return len(self.prompt) + self.max_tokens - 1
 
     def finish_reason(self, output: Sequence[int]) -> FinishReason | None:
-        """Whether `output`, the tokens drawn so far, answers the request, judged by its last token."""
+        """Whether `output`, all tokens drawn so far, answers the request, judged by its last token."""
         if len(output) >= self.min_tokens and output and output[-1] in self.ending_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(output) >= self.max_tokens else None

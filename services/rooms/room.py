@@ -22,6 +22,8 @@ class Room:
       terminal-absorbs    the phase never leaves SUCCESS or FAILED but for RETIRED
       first-cause-wins    `cause` is set at most once, and a room in FAILED has one
       failure-is-agreed   a cause that one rank alone knows ends the room on every rank, in every phase
+      cause-dies-with-room  the cause is part of this record: nothing else remembers it
+      fresh-attempt       a retry is another room, which starts in BOOTSTRAPPING like any other
       apply-verdict       `phase` changes in `settle` alone, never in `note` or `vote`
     """
 
@@ -125,7 +127,8 @@ class Room:
 
     @property
     def deadline_ms(self) -> int:
-        """When this rank starts to wish that the room end (FAILED: that stronger proofs be sought)."""
+        """When this rank starts to wish that the room end (FAILED: that the proof be made, see
+        `services/rooms/quarantine.py`)."""
         return self._since_ms + self.deadlines.for_phase(self.phase)
 
     @property

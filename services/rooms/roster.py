@@ -108,7 +108,8 @@ class Roster(Generic[R]):
         return True
 
     def cancel(self, room: RoomId, cause: Cause, now_ms: int) -> bool:
-        """End a room for a reason from outside. Unknown rooms are remembered, retired ones are not."""
+        """End the room of exactly this id (`exact-match`) for a reason from outside. Unknown rooms are
+        remembered, retired ones are not."""
         if room in self._rooms:
             self._rooms[room].note(Failed(cause))
             return True
@@ -120,7 +121,8 @@ class Roster(Generic[R]):
         """One vote per place; STAY where a place is empty.
 
         Capacity goes to waiting rooms in the order in which they were opened, and the first that does
-        not fit stops those behind it, so that a large request is not overtaken for ever.
+        not fit stops those behind it, so that a large request is not overtaken for ever. Whatever is
+        blocked, every room's failure is voted in every turn (`no-starvation`).
         """
         votes = [Vote.STAY] * self.places
         pages, slots, blocked = capacity.pages, capacity.slots, False

@@ -1,7 +1,8 @@
 """What does a log line look like, and which facts may it carry?
 
 A message is a constant; what varies goes into fields (`room`, `request_id`, `worker`, …), so that lines
-can be searched and counted. Prompts and generated text are never logged.
+can be searched and counted. Prompts and generated text are never logged
+(`secrets-unlogged`).
 """
 
 import json

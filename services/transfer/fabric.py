@@ -70,6 +70,8 @@ class MemoryFabric:
         self._ports: dict[Incarnation, _Port] = {}
         self._writes: list[Write] = []
         self._notices: list[_Notice] = []
+        self._closed: set[Incarnation] = set()
+        """Endpoints whose process lives on, and may be written to by who still knows its addresses."""
 
     # ---- what tests and simulations do to it
 
@@ -82,12 +84,15 @@ class MemoryFabric:
         self._ports[incarnation].stalled = False
 
     def kill(self, incarnation: Incarnation) -> None:
-        """That process dies: nothing lands in it or comes from it any more. Idempotent."""
+        """That process dies: nothing lands in it or comes from it any more, its closed endpoint included.
+        Idempotent."""
         for write in self._writes:
-            if write.sender == incarnation:
+            if incarnation in (write.sender, write.receiver):
                 write.state = PutState.FAILED
         self._notices = [notice for notice in self._notices if notice.sender != incarnation]
-        self._unplug(incarnation)
+        self._ports.pop(incarnation, None)
+        self._closed.discard(incarnation)
+        self._forget_ended()
 
     @property
     def puts_under_way(self) -> int:
@@ -103,13 +108,18 @@ class MemoryFabric:
         self._ports[endpoint.incarnation] = _Port(endpoint, inbox)
 
     def detach(self, incarnation: Incarnation) -> None:
-        """That endpoint closes. What it sent still lands, from copies; what is sent to it does not."""
+        """That endpoint closes. What it sent still lands, from copies; what is sent to it does not, but for
+        the plan's share that asks no endpoint."""
         for write in self._writes:
             if write.sender == incarnation:
                 for part in write.parts:
                     if isinstance(part.source, int):
                         part.source = ctypes.string_at(part.source, part.length)
-        self._unplug(incarnation)
+            if write.receiver == incarnation and not self._draw(self._plan.blind_share):
+                write.state = PutState.FAILED
+        if self._ports.pop(incarnation, None) is not None:
+            self._closed.add(incarnation)
+        self._forget_ended()
 
     def reaches(self, endpoint: Endpoint) -> bool:
         port = self._ports.get(endpoint.incarnation)
@@ -126,8 +136,8 @@ class MemoryFabric:
         """Raises TransferError if too much is under way."""
         if len(self._writes) >= UNDER_WAY_MAX:
             raise TransferError(f"{UNDER_WAY_MAX} puts are under way")
-        held = self._random.random() < self._plan.hold_share
-        fails = self._random.random() < self._plan.fail_share
+        held = self._draw(self._plan.hold_share)
+        fails = self._draw(self._plan.fail_share)
         late = self._plan.hold_steps if held else 0
         parts = [
             _Part(self._due() + late, source.address + run.source, target.address + run.target, run.length)
@@ -135,15 +145,15 @@ class MemoryFabric:
         ]
         fails_at = self._random.choice(parts).due if fails else None
         write = Write(sender, receiver, parts, fails_at)
-        if receiver in self._ports:
+        if receiver in self._ports or (receiver in self._closed and self._draw(self._plan.blind_share)):
             self._writes.append(write)
         else:
             write.state = PutState.FAILED
         return write
 
     def notify(self, sender: Endpoint, receiver: Incarnation, payload: bytes) -> None:
-        lost = self._random.random() < self._plan.lose_notice_share
-        twice = self._random.random() < self._plan.duplicate_notice_share
+        lost = self._draw(self._plan.lose_notice_share)
+        twice = self._draw(self._plan.duplicate_notice_share)
         for _ in range(0 if lost else 2 if twice else 1):
             if len(self._notices) < UNDER_WAY_MAX:
                 notice = _Notice(self._due(), sender.incarnation, receiver, sender.agent, payload)
@@ -155,7 +165,7 @@ class MemoryFabric:
         for write in self._writes:
             if not (self._stalled(write.receiver) or self._stalled(write.sender)):
                 self._land(write)
-        self._writes = [write for write in self._writes if write.state is PutState.PENDING]
+        self._forget_ended()
         waiting: list[_Notice] = []
         for notice in self._notices:
             port = self._ports.get(notice.receiver)
@@ -185,9 +195,8 @@ class MemoryFabric:
         port = self._ports.get(incarnation)
         return port is not None and port.stalled
 
-    def _unplug(self, incarnation: Incarnation) -> None:
-        self._ports.pop(incarnation, None)
-        for write in self._writes:
-            if write.receiver == incarnation:
-                write.state = PutState.FAILED
+    def _forget_ended(self) -> None:
         self._writes = [write for write in self._writes if write.state is PutState.PENDING]
+
+    def _draw(self, share: float) -> bool:
+        return self._random.random() < share

@@ -22,11 +22,20 @@ class FaultPlan:
     """How much later a held put lands; its sender may have disconnected or closed long ago."""
     fail_share: float = 0.0
     """Of puts: end FAILED, after some of their runs may have landed."""
+    blind_share: float = 0.0
+    """Of puts toward an endpoint that has closed: land all the same, at the addresses that it had told, as
+    cross-memory attach does, which asks no endpoint. Its memory must stay mapped until they have."""
     lose_notice_share: float = 0.0
     duplicate_notice_share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("hold_share", "fail_share", "lose_notice_share", "duplicate_notice_share"):
+        for name in (
+            "hold_share",
+            "fail_share",
+            "blind_share",
+            "lose_notice_share",
+            "duplicate_notice_share",
+        ):
             share = getattr(self, name)
             if not 0.0 <= share <= 1.0:
                 raise ValueError(f"{name} is a share between 0 and 1, not {share}")

@@ -6,6 +6,7 @@ A notice is a wake-up that may be lost, so that everything here has a bound and 
 from collections import deque
 from collections.abc import Iterable
 
+from services.transfer.bounds import AGENT_CHARS_MAX
 from services.transfer.interface import (
     NOTICE_BYTES_MAX,
     NOTICES_PER_CALL_MAX,
@@ -19,7 +20,10 @@ class Inbox:
         self._waiting: deque[tuple[str, bytes]] = deque()
 
     def arrived(self, agent: str, payloads: Iterable[bytes]) -> None:
-        """Keep what fits; a payload past NOTICE_BYTES_MAX was not sent by our own kind, and is dropped."""
+        """Keep what fits; a payload past NOTICE_BYTES_MAX, or under a name past AGENT_CHARS_MAX, was not sent
+        by our own kind, and is dropped."""
+        if len(agent) > AGENT_CHARS_MAX:
+            return
         for payload in payloads:
             if len(payload) <= NOTICE_BYTES_MAX and len(self._waiting) < NOTICES_WAITING_MAX:
                 self._waiting.append((agent, payload))

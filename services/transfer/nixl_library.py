@@ -1,6 +1,6 @@
 """How is nixl loaded without noise, what do its errors mean, and how does its metadata travel unharmed?
 
-The only module that imports nixl.
+The only module that imports nixl. What of it unpickles is never called on a peer's bytes (`no-pickle`).
 """
 
 import hashlib

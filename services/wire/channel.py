@@ -1,6 +1,6 @@
 """How are gRPC servers and channels set up, everywhere the same?"""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import grpc
@@ -94,12 +94,13 @@ class Server:
 class Channels:
     """One channel per address, opened at first use, closed together or when its peer is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, opener: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
+        self._opener = opener
         self._open: dict[str, grpc.aio.Channel] = {}
 
     def to(self, address: str) -> grpc.aio.Channel:
         if address not in self._open:
-            self._open[address] = open_channel(address)
+            self._open[address] = self._opener(address)
         return self._open[address]
 
     def addresses(self) -> list[str]:

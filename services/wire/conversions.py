@@ -4,8 +4,9 @@ Reading checks what the type system cannot: enums that are set, numbers in range
 not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
-from math import isfinite
+from math import inf, isfinite
 
+from services.pages.checksum import KvChecksum
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.ids import Incarnation, RoomId
@@ -49,6 +50,7 @@ def request_to_wire(request: Request) -> inference_pb2.InferenceRequest:
         eos_token_ids=request.eos_token_ids,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
+        output=request.output,
         sampling=inference_pb2.Sampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -76,7 +78,7 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         raise Malformed(f"request.stop_token_ids has more than {STOP_TOKEN_IDS_MAX} ids")
     sampling = wire.sampling
     _check_sampling(sampling)
-    return Request(
+    request = Request(
         request_id=request_id_from_wire(wire.request_id),
         prompt=tuple(wire.prompt),
         max_tokens=wire.max_tokens,
@@ -96,7 +98,11 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
             logit_bias=tuple(sorted(sampling.logit_bias.items())),
             top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
         ),
+        output=tuple(wire.output),
     )
+    if request.finish_reason(request.output) is not None:
+        raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")
+    return request
 
 
 def _check_sampling(sampling: inference_pb2.Sampling) -> None:
@@ -144,7 +150,10 @@ def token_to_wire(token: Token) -> inference_pb2.Token:
 
 
 def token_from_wire(wire: inference_pb2.Token) -> Token:
+    """Raises Malformed for a logprob that no client can be shown."""
     logprob = wire.logprob if wire.HasField("logprob") else None
+    if not all(each < inf for each in (wire.logprob, *(each.logprob for each in wire.top))):
+        raise Malformed("token.logprob is not a number below infinity")
     return Token(wire.token, logprob, tuple((each.token, each.logprob) for each in wire.top))
 
 
@@ -199,6 +208,14 @@ def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
     )
 
 
+def checksum_from_wire(wire: str) -> KvChecksum:
+    """Of a worker that does not say: what every worker did before it could be chosen."""
+    try:
+        return KvChecksum(wire or KvChecksum.RECORD.value)
+    except ValueError as error:
+        raise Malformed(f"kv_checksum has the unknown value {wire!r}") from error
+
+
 def peer_to_wire(facts: WorkerFacts) -> rooms_pb2.Peer:
     return rooms_pb2.Peer(name=facts.name, incarnation=facts.incarnation, address=facts.address)
 
@@ -220,6 +237,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         model=layout.model,
         geometry=(
             ("schema", wire.schema),
+            ("kv_checksum", checksum_from_wire(wire.kv_checksum).value),
             ("dtype", layout.dtype),
             ("page_tokens", str(layout.page_tokens)),
             ("layers", str(len(layout.layers))),
@@ -257,4 +275,5 @@ def room_to_wire(entry: RoomEntry, *, events: bool) -> rooms_pb2.Room:
         cause=None if entry.cause is None else cause_to_wire(entry.cause),
         events=[event_to_wire(each) for each in entry.events] if events else [],
         events_dropped=entry.events_dropped,
+        retry_of=entry.retry_of or 0,
     )

@@ -1,8 +1,8 @@
 """How do calls from outside enter the turn loop?
 
 Handlers put commands in; the leader's turn takes them all, in order, and broadcasts them, so that every
-rank applies the same list. A handler may wait for what became of its command: the answer is given by the
-leader when it applies it.
+rank applies the same list (`commands-ordered`). A handler may wait for what became of its command: the
+answer is given by the leader when it applies it.
 """
 
 import asyncio

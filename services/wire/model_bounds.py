@@ -20,8 +20,11 @@ class ModelBounds:
 
     def check(self, request: Request) -> None:
         """Raises Malformed, naming the field but no token."""
-        if not self.knows(request.prompt):
-            raise Malformed(f"request.prompt has an id outside the vocabulary of {self.vocabulary} tokens")
+        for field, tokens in (("prompt", request.prompt), ("output", request.output)):
+            if not self.knows(tokens):
+                raise Malformed(
+                    f"request.{field} has an id outside the vocabulary of {self.vocabulary} tokens"
+                )
         if request.tokens_max > self.context_tokens:
             raise Malformed(
                 f"request may grow to {request.tokens_max} tokens: the model's context holds"

@@ -110,7 +110,8 @@ class WorkerHost:
         try:
             await asyncio.wait({turns, stopping, *helpers}, return_when=asyncio.FIRST_COMPLETED)
             _raise_if_failed(turns, *helpers)
-            await self._drain(role, lease, turns)
+            timeout_ms = self._settings.drain_timeout_ms
+            await drain(role.start_draining, lease, turns, self.mailbox, self.reporter, timeout_ms)
             return 0 if turns.done() else 1
         except Exception:
             await self.server.stop(0)
@@ -127,33 +128,41 @@ class WorkerHost:
         if self._pages is not None:
             await self._pages.stop()
 
-    async def _drain(self, role: Role, lease: LeaseKeeper, turns: asyncio.Task[None]) -> None:
-        """Ask for no more rooms, serve those that were opened here, say goodbye (`drain-keeps-promises`).
-
-        A room that was opened before the bootstrap knew may still be on its way: rooms are refused only
-        once there are none of these.
-        """
-        log.info("draining")
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + self._settings.drain_timeout_ms / 1000
-        while await lease.drain() and loop.time() < ends and not turns.done():
-            await asyncio.wait({turns}, timeout=DRAIN_ASK_S)
-        role.start_draining()
-        self.mailbox.wake()
-        await asyncio.wait({turns}, timeout=max(ends - loop.time(), 0))
-        _raise_if_failed(turns)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                await self.reporter.flush()
-        if turns.done():
-            await lease.leave()
-        else:
-            # No goodbye: peers take it for the proof that nothing of this process is written any more.
-            log.warning("rooms were cut off: the drain timeout passed")
-
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:
             self.mailbox.put(group_pb2.Command(departed=incarnation))
+
+
+async def drain(
+    start_draining: Callable[[], None],
+    lease: LeaseKeeper,
+    turns: asyncio.Task[None],
+    mailbox: Mailbox,
+    reporter: Reporter,
+    timeout_ms: int,
+) -> None:
+    """Ask for no more rooms, serve those that were opened here, say goodbye (`drain-keeps-promises`).
+
+    A room that was opened before the bootstrap knew may still be on its way: rooms are refused only
+    once there are none of these. Raises what ended the turns.
+    """
+    log.info("draining")
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + timeout_ms / 1000
+    while await lease.drain() and loop.time() < ends and not turns.done():
+        await asyncio.wait({turns}, timeout=DRAIN_ASK_S)
+    start_draining()
+    mailbox.wake()
+    await asyncio.wait({turns}, timeout=max(ends - loop.time(), 0))
+    _raise_if_failed(turns)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FLUSH_S):
+            await reporter.flush()
+    if turns.done():
+        await lease.leave()
+    else:
+        # No goodbye: peers take it for the proof that nothing of this process is written any more.
+        log.warning("rooms were cut off: the drain timeout passed")
 
 
 def _raise_if_failed(*tasks: asyncio.Task[None]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.follower import RoomBackend, RoomStream
+from services.bootstrap.attempts import RequestStream, RoomBackend
+from services.bootstrap.follower import RoomStream
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.openai.backend import RoomFailed
@@ -18,18 +19,21 @@ from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.request import FinishReason, Request, Sampling, Token
+from services.rooms.retry import RetryBounds
 from services.runtime.clock import ManualClock
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
-from services.wire.conversions import finish_to_wire, outcome_to_wire, token_to_wire
+from services.wire.conversions import finish_to_wire, outcome_to_wire, request_from_wire, token_to_wire
 from services.wire.errors import errors_as_status
 from tests.wire.servers import serving, until
 
 LEASE_MS = 3_000
+P, D = Side.PREFILL, Side.DECODE
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 Step = Any
-"""A reply to send, an exception to raise, an event to wait for, or None: end without another word."""
+"""A reply to send, or what makes one from the request; an exception to raise, an event to wait for, or None:
+end without another word."""
 
 
 def accepted(side: Side) -> Step:
@@ -56,16 +60,19 @@ def ended(side: Side, cause: Cause | None = None) -> Step:
 
 @dataclass
 class Worker:
-    """Plays `script` for every room, until the room is cancelled."""
+    """Plays a script for every room, until the room is cancelled."""
 
     name: str
     side: Side
     incarnation: Incarnation
     script: Sequence[Step] = ()
+    scripts: list[Sequence[Step]] = field(default_factory=list)
+    """Of the next rooms, in their order; `script` is for those after them."""
     address: str = ""
     rooms_max: int = 2
     pid: int = 0
     called: list[int] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
     cancels: dict[int, str] = field(default_factory=dict)
     """Rooms to reasons."""
     cut: list[int] = field(default_factory=list)
@@ -88,9 +95,12 @@ class Worker:
 
     async def play(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.called.append(request.room)
+        asked = request_from_wire(request.request)
+        self.asked.append(asked)
+        script = self.scripts.pop(0) if self.scripts else self.script
         try:
             async with errors_as_status(context):
-                for step in self.script:
+                for step in script:
                     match step:
                         case asyncio.Event():
                             await step.wait()
@@ -99,8 +109,9 @@ class Worker:
                         case None:
                             return
                         case _:
-                            yield step
-                            if step.HasField("outcome"):
+                            reply = step(asked) if callable(step) else step
+                            yield reply
+                            if reply.HasField("outcome"):
                                 return
                 await self.cancelled.wait()
         except (asyncio.CancelledError, GeneratorExit):
@@ -133,7 +144,18 @@ def asked(max_tokens: int = 3) -> Request:
 class House:
     """Registry, rooms and backend; `prefill` and `decode` are registered and proven."""
 
-    def __init__(self, *, max_queue: int = 4, queue_timeout_ms: int = 60_000) -> None:
+    def __init__(
+        self,
+        *,
+        max_queue: int = 4,
+        queue_timeout_ms: int = 60_000,
+        rooms_max: int = 1,
+        wait_s: float = 20.0,
+        timeout_s: float = 20.0,
+        places: int = 2,
+    ) -> None:
+        """`rooms_max`: for one request; `wait_s`: for a worker, where a side has none; `places`: rooms at a
+        time on each worker."""
         self.clock = ManualClock(now_ms=1_000)
         self.registry = Registry("model", first_room=1, lease_ms=LEASE_MS, kept=50, failed_kept=50)
         self.channels = Channels()
@@ -147,9 +169,9 @@ class House:
             queue_timeout_ms,
         )
         self.metrics.register(RegistryCollector(self.registry, self.rooms.queued))
-        self.backend = RoomBackend(self.rooms, self.channels, 500, 20.0)
-        self.prefill = PrefillWorker("prefill-0", Side.PREFILL, Incarnation(11), pid=111)
-        self.decode = DecodeWorker("decode-0", Side.DECODE, Incarnation(22), pid=222)
+        self.backend = RoomBackend(self.rooms, self.channels, 500, timeout_s, RetryBounds(rooms_max, wait_s))
+        self.prefill = PrefillWorker("prefill-0", P, Incarnation(11), rooms_max=places, pid=111)
+        self.decode = DecodeWorker("decode-0", D, Incarnation(22), rooms_max=places, pid=222)
 
     def join(self, worker: Worker, *, proven: bool = True) -> None:
         self.rooms.register(worker.facts)
@@ -177,7 +199,7 @@ class House:
         assert all(not worker.rooms and worker.tokens == 0 for worker in self.registry.workers())
 
 
-async def read(stream: RoomStream) -> tuple[list[int], str]:
+async def read(stream: RoomStream | RequestStream) -> tuple[list[int], str]:
     """All tokens, and how it ended: a finish, or the reason of a failure."""
     drawn: list[int] = []
     async with asyncio.timeout(20):
@@ -192,7 +214,7 @@ async def read(stream: RoomStream) -> tuple[list[int], str]:
 
 
 @asynccontextmanager
-async def house(**more: int) -> AsyncIterator[House]:
+async def house(**more: Any) -> AsyncIterator[House]:
     made = House(**more)
     async with AsyncExitStack() as stack:
         for worker in (made.prefill, made.decode):

@@ -25,6 +25,7 @@ def test_each_part_gets_what_was_asked_for_and_its_own_place() -> None:
         "dtype": "float32",
         "chunk_tokens": "64",
         "max_running": "4",
+        "kv_checksum": "pages",
     }
     environ = {"BATON_KV_CACHE_MEMORY": "256MiB", "BATON_MAX_QUEUE": "7"}
     plan = make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1, 2], 8123)
@@ -34,10 +35,12 @@ def test_each_part_gets_what_was_asked_for_and_its_own_place() -> None:
     assert [part.name for part in plan.workers] == ["prefill-0", "decode-0", "decode-1"]
     prefill = load(PrefillSettings, _named(plan.workers[0]), {})
     assert (prefill.cpus, prefill.threads, prefill.chunk_tokens) == ((0,), 1, 64)
+    assert prefill.kv_checksum == "pages"
     for part, cpus in zip(plan.workers[1:], [(1,), (2,)], strict=True):
         decode = load(DecodeSettings, _named(part), {})
         assert (decode.cpus, decode.bootstrap, decode.max_running) == (cpus, "127.0.0.1:8123", 4)
         assert (decode.dtype, decode.kv_cache_memory) == ("float32", 2**28)
+        assert decode.kv_checksum == "pages"
     assert plan.url == "http://127.0.0.1:9000"
 
 

@@ -5,6 +5,8 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any
 
 import grpc
@@ -15,6 +17,7 @@ from services.decode.metrics import DecodeMetrics
 from services.decode.peers import Peers
 from services.decode.turn import DecodeWork
 from services.engine.stepper import Stepper
+from services.pages.checksum import KvChecksum, told
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool, PageState
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
@@ -22,13 +25,13 @@ from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import Lap, TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import RoomId
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import Request
 from services.runtime.clock import ManualClock
+from services.runtime.host_memory import HostMemory
+from services.transfer.exposure import Exposure
 from services.transfer.fabric import MemoryFabric
-from services.transfer.host_memory import HostMemory
-from services.transfer.interface import Region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
@@ -97,21 +100,34 @@ class DecodeBench:
         max_running: int = 8,
         pages: int = PAGES,
         fabric: MemoryFabric | None = None,
+        checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
         self.sender = sender
         self.address = address
         self.clock = ManualClock(now_ms=1_000)
         self.engine = toy.ToyEngine(pages)
         self.slots = HostMemory(PLACES * SLOT_BYTES)
-        self.transfer = MemoryTransfer(fabric or MemoryFabric(), DECODE)
-        self.transfer.register(Region("kv", self.engine.memory.address, self.engine.memory.length))
-        self.transfer.register(Region("slots", self.slots.address, self.slots.length))
+        self.fabric = fabric or MemoryFabric()
+        ids = count(DECODE)
+        self.exposure = Exposure(
+            partial(MemoryTransfer, self.fabric),
+            lambda: Incarnation(next(ids)),
+            {"kv": self.engine.memory, "slots": self.slots},
+        )
         self.mailbox = Mailbox()
         self.channels = Channels()
         self.stepper = Stepper(self.engine, self.mailbox.wake)
         self.holdings = Holdings(PagePool(pages), SlotPool(self.slots.view))
         self.registry = CollectorRegistry()
-        self.peers = Peers(self.mailbox, self.channels, self.transfer.endpoint(), toy.LAYOUT, 5.0)
+        self.peers = Peers(
+            self.mailbox,
+            self.channels,
+            DECODE,
+            lambda: [self.exposure.endpoint()],
+            toy.LAYOUT,
+            5.0,
+            checksum,
+        )
         self.work = DecodeWork(
             places=PLACES,
             incarnation=DECODE,
@@ -119,7 +135,8 @@ class DecodeBench:
             layout=toy.LAYOUT,
             bounds=BOUNDS,
             stepper=self.stepper,
-            transfer=self.transfer,
+            exposure=self.exposure,
+            slots=self.slots,
             peers=self.peers,
             mailbox=self.mailbox,
             reporter=silent_reporter("decode-0", DECODE),
@@ -127,6 +144,7 @@ class DecodeBench:
             clock=self.clock,
             deadlines=deadlines(),
             max_running=max_running,
+            checksum=checksum,
         )
         self._progress = TurnProgress(self.clock)
         self._group = SoloGroup()
@@ -176,7 +194,13 @@ class DecodeBench:
             SLOT.pack_into(self.engine.memory.view, at, room, token)
         token = toy.answer(request)[0] if first is None else first
         record = MetadataRecord(
-            room, grant.generation, len(request.prompt), 0, pages or len(grant.pages), first_token=token
+            room,
+            grant.generation,
+            len(request.prompt),
+            0,
+            pages or len(grant.pages),
+            first_token=token,
+            pages_checksum=told(self.engine.summer.total(grant.pages, 0, len(request.prompt))),
         )
         at = grant.slot * SLOT_BYTES
         self.slots.view[at : at + SEAL_OFFSET] = record.pack()
@@ -245,7 +269,7 @@ class DecodeBench:
         await self.peers.stop()
         await self.channels.close()
         self.stepper.close()
-        self.transfer.close()
+        self.exposure.close()
 
 
 class Caller:
@@ -289,7 +313,12 @@ class Caller:
 
 
 @asynccontextmanager
-async def decoding(*, max_running: int = 8) -> AsyncIterator[DecodeBench]:
+async def decoding(
+    *,
+    max_running: int = 8,
+    fabric: MemoryFabric | None = None,
+    checksum: KvChecksum = KvChecksum.RECORD,
+) -> AsyncIterator[DecodeBench]:
     sender = Sender()
     sender.may_connect.set()
 
@@ -297,7 +326,7 @@ async def decoding(*, max_running: int = 8) -> AsyncIterator[DecodeBench]:
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(sender, server)
 
     async with serving(add) as address:
-        bench = DecodeBench(sender, address, max_running=max_running)
+        bench = DecodeBench(sender, address, max_running=max_running, fabric=fabric, checksum=checksum)
         try:
             yield bench
         finally:

@@ -7,19 +7,23 @@ leave at any time. Every position of every page says whose it is, and every step
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from services.decode.rpc import DecodeService
+from services.pages.checksum import KvChecksum
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.rpc import HandoverService, PrefillService
+from services.rooms.ids import Incarnation
 from services.rooms.request import Request
-from services.transfer.fabric import MemoryFabric
+from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.transfer.interface import Region, Run
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import request_to_wire
@@ -33,11 +37,30 @@ ROOMS = 10
 PATIENCE_S = 30
 
 
+class FlippingFabric(MemoryFabric):
+    """One bit of the first run of every write of pages is not what was sent, while `flips`."""
+
+    flips = True
+
+    def post(
+        self, sender: Incarnation, receiver: Incarnation, source: Region, target: Region, runs: Sequence[Run]
+    ) -> Write:
+        write = super().post(sender, receiver, source, target, runs)
+        if self.flips and target.name == "kv":
+            first = write.parts[0]
+            assert isinstance(first.source, int)
+            sent = bytearray(toy.read(first.source, first.length))
+            sent[3] ^= 0x10
+            first.source = bytes(sent)
+        return write
+
+
 class Pair:
-    def __init__(self, plan: FaultPlan) -> None:
-        self.fabric = MemoryFabric(plan)
+    def __init__(self, fabric: MemoryFabric, checksum: KvChecksum) -> None:
+        self.fabric = fabric
+        self.checksum = checksum
         self.channels = Channels()
-        self.prefill = PrefillBench(self.fabric)
+        self.prefill = PrefillBench(self.fabric, checksum=checksum)
         self.prefill_address = self.decode_address = ""
         self.decode: DecodeBench
 
@@ -48,7 +71,7 @@ class Pair:
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(handover, server)
 
     def add_decode(self, server: grpc.aio.Server) -> None:
-        self.decode = DecodeBench(Sender(), self.prefill_address, fabric=self.fabric)
+        self.decode = DecodeBench(Sender(), self.prefill_address, fabric=self.fabric, checksum=self.checksum)
         service = DecodeService(self.decode.work, self.decode.mailbox, DECODE)
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(service, server)
 
@@ -82,6 +105,8 @@ class Pair:
             call = stub.StreamRoom(run, timeout=PATIENCE_S)
             calls.append(call)
             async for reply in call:
+                if reply.HasField("tokens"):
+                    assert reply.tokens.first == len(request.output) + len(drawn)
                 drawn += [each.token for each in reply.tokens.tokens]
                 if reply.outcome.HasField("cause"):
                     raise Ended(reply.outcome.cause.reason)
@@ -114,8 +139,12 @@ class Ended(Exception):
 
 
 @asynccontextmanager
-async def pair(plan: FaultPlan = NO_FAULTS) -> AsyncIterator[Pair]:
-    at = Pair(plan)
+async def pair(
+    plan: FaultPlan = NO_FAULTS,
+    checksum: KvChecksum = KvChecksum.RECORD,
+    fabric: MemoryFabric | None = None,
+) -> AsyncIterator[Pair]:
+    at = Pair(fabric or MemoryFabric(plan), checksum)
     async with AsyncExitStack() as stack:
         at.prefill_address = await stack.enter_async_context(serving(at.add_prefill))
         at.decode_address = await stack.enter_async_context(serving(at.add_decode))
@@ -152,8 +181,55 @@ async def test_rooms_share_both_workers_and_each_gets_its_own_answer() -> None:
         await at.at_rest()
 
 
-@pytest.mark.parametrize("seed", range(24), ids="seed{:02}".format)
-async def test_no_fault_mixes_rooms_hangs_or_leaves_anything(seed: int) -> None:
+@pytest.mark.parametrize("checksum", [KvChecksum.RECORD, KvChecksum.PAGES], ids=lambda each: each.value)
+async def test_rooms_go_on_behind_the_output_of_earlier_ones(checksum: KvChecksum) -> None:
+    """Wherever the earlier room was cut off: in a page, at its end, before the last token."""
+    whole = toy.request("1", range(6), max_tokens=12)
+    async with pair(checksum=checksum) as at:
+        answer = await at.ask(whole)
+        assert answer == toy.answer(whole)
+        cuts = (1, 2, 3, 7, 11)
+        parts = [
+            replace(whole, request_id=str(room), output=tuple(answer[:cut]))
+            for room, cut in enumerate(cuts, start=2)
+        ]
+        assert [await at.ask(part) for part in parts] == [answer[cut:] for cut in cuts]
+        sent = at.prefill.gauge("baton_kv_transfer_bytes_total") // toy.LAYOUT.page_bytes
+        assert sent == sum(toy.LAYOUT.pages_for(6 + cut) for cut in (0, *cuts))
+        assert at.decode.engine.foreign == []
+        await at.at_rest()
+
+
+async def test_with_pages_summed_one_flipped_bit_fails_its_room_and_nothing_of_it_is_served() -> None:
+    fabric = FlippingFabric()
+    request = some_request(1, random.Random(1))
+    async with pair(checksum=KvChecksum.PAGES, fabric=fabric) as at:
+        with pytest.raises(Ended, match="pages_corrupt"):
+            await at.ask(request)
+        await at.at_rest()
+        assert at.decode.gauge("baton_handover_seconds_count") == 0, "no room was admitted"
+        assert at.decode.engine.ran == ["sum"]
+        fabric.flips = False
+        again = some_request(2, random.Random(1))
+        assert await at.ask(again) == toy.answer(again), "the same pages serve on"
+        await at.at_rest()
+
+
+async def test_with_the_record_alone_checked_a_flipped_bit_is_served() -> None:
+    """What the pages' sums are for: without them only the toy model notices."""
+    async with pair(fabric=FlippingFabric()) as at:
+        await at.ask(some_request(1, random.Random(1)))
+        assert at.decode.engine.foreign != []
+        at.decode.engine.foreign.clear()
+        await at.at_rest()
+
+
+@pytest.mark.parametrize(
+    ("seed", "checksum"),
+    [(seed, KvChecksum.RECORD) for seed in range(24)] + [(seed, KvChecksum.PAGES) for seed in range(24, 36)],
+    ids=lambda each: f"seed{each:02}" if isinstance(each, int) else each.value,
+)
+async def test_no_fault_mixes_rooms_hangs_or_leaves_anything(seed: int, checksum: KvChecksum) -> None:
     """One seed is one network and one set of callers."""
     dice = random.Random(seed)
     plan = FaultPlan(
@@ -180,7 +256,7 @@ async def test_no_fault_mixes_rooms_hangs_or_leaves_anything(seed: int) -> None:
         assert answer == toy.answer(request), f"room {room}"
         return "answered"
 
-    async with pair(plan) as at:
+    async with pair(plan, checksum) as at:
         ends: list[str] = []
         for wave in range(0, ROOMS, 5):
             ends += await asyncio.gather(*(visit(room) for room in range(wave + 1, wave + 6)))

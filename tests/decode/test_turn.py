@@ -6,12 +6,12 @@ import pytest
 
 from services.pages.pool import PageState
 from services.parallel.turns import Lap
-from services.rooms.errors import PeerFault, Refusal, RoomExists, UnknownRoom
+from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
 from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Request
 from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import finish_from_wire
+from services.wire.conversions import cause_to_wire, finish_from_wire
 from services.wire.errors import NotConnected, WrongIncarnation
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.prefill import toy
@@ -149,7 +149,7 @@ async def test_exposed_pages_stay_in_quarantine_until_the_sender_is_quiet(bench:
     assert bench.pages(PageState.RESERVED) == 0, "what no peer was told of is free at once"
     close = bench.sender.closes[0]
     assert (close.room, close.generation) == (1, bench.sender.grants[1].generation)
-    bench.clock.advance(100 * DEADLINE_MS)
+    bench.clock.advance(DEADLINE_MS - 1)
     await bench.turns(3)
     assert bench.pages(PageState.QUARANTINED) == 2, "time is no proof"
     bench.sender.quiet.set()
@@ -288,8 +288,10 @@ async def test_a_room_that_never_lands_ends_at_its_deadline(bench: DecodeBench) 
     ("request_", "says"),
     [
         (toy.request("1", (1, toy.VOCABULARY)), "outside the vocabulary"),
+        (toy.request("1", (1,), 4, output=(1, toy.VOCABULARY)), "output has an id outside the vocabulary"),
         (toy.request("1", (1,), toy.CONTEXT + 1), "context"),
         (toy.request("1", (1,), 100), "never holds it"),
+        (toy.request("1", (1,), 3, output=(4, 5, 6)), "output answers the request already, with 3 tokens"),
     ],
 )
 async def test_what_can_never_be_decoded_is_refused_at_the_door(
@@ -355,6 +357,24 @@ async def test_a_sender_that_lost_its_way_here_is_connected_anew(bench: DecodeBe
     await bench.settle()
     assert await caller.outcome() == ""
     assert len(bench.sender.connects) == 2
+
+
+@pytest.mark.parametrize(("reason", "connects"), [(Reason.TRANSFER_FAILED, 2), (Reason.CLIENT_GONE, 1)])
+async def test_after_a_room_that_failed_on_the_way_the_next_one_connects_anew(
+    bench: DecodeBench, reason: Reason, connects: int
+) -> None:
+    await started(bench)
+    cause = cause_to_wire(Cause(reason, "seen by the other side"))
+    await bench.enter(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=1, cause=cause)))
+    bench.sender.quiet.set()
+    await bench.settle()
+    again = toy.request("2", PROMPT, max_tokens=3)
+    caller = await started(bench, again)
+    assert len(bench.sender.connects) == connects
+    bench.land(again)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    bench.assert_empty()
 
 
 async def test_a_refused_destination_fails_the_room_and_is_closed_all_the_same(bench: DecodeBench) -> None:

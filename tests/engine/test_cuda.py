@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from services.engine.engine import PageSum, SumPart
 from services.rooms.request import Sampling
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
-from tests.engine.worker import Worker, hand_over
+from tests.engine.worker import Worker, hand_over, memory_of
 from tests.oracle import reference_greedy
 
 pytestmark = pytest.mark.gpu
@@ -51,3 +53,14 @@ def test_pages_filled_on_the_gpu_continue_on_the_cpu(
         arrived.append(hand_over(tenant, prefill, decode))
     expected = reference_greedy(tiny_dir("llama-gqa-untied"), random_prompts(), OUTPUT_TOKENS)
     assert decode.run(arrived, chunk=1) == expected
+
+
+def test_pages_sum_up_to_the_same_on_the_gpu_and_on_the_cpu(tiny_engine: MakeEngine) -> None:
+    engines = [tiny_engine("llama-gqa-untied", device=device) for device in ("cpu", "cuda")]
+    memories = [memory_of(engine) for engine in engines]
+    memories[0].copy_(torch.randint(0, 256, memories[0].shape, dtype=torch.uint8))
+    memories[1].copy_(memories[0])
+    sums = [PageSum(3), PageSum(3)]
+    for engine, each in zip(engines, sums, strict=True):
+        engine.sum_pages([SumPart(each, [5, 1, 7], 39)])
+    assert sums[0].total == sums[1].total

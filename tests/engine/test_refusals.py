@@ -137,7 +137,7 @@ def test_the_cache_is_as_large_as_it_says_and_aligned(llama: Path) -> None:
     engine = load_engine(llama, dtype="float32", device="cpu", kv_cache_memory=100_000, threads=1)
     cache: PagedKvCache = engine.cache
     assert cache.pages == 100_000 // engine.layout.page_bytes == 8
-    assert cache.nbytes == 8 * engine.layout.page_bytes
+    assert cache.length == 8 * engine.layout.page_bytes
     assert cache.tokens == 8 * 16
     assert cache.address % 4096 == 0
     assert cache.tensor.data_ptr() == cache.address

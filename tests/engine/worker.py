@@ -8,7 +8,7 @@ from itertools import count
 import torch
 
 from services.engine.engine import Engine, Row, Sequence
-from services.rooms.request import Request, Sampling
+from services.rooms.request import Request, Sampling, Token
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -51,8 +51,9 @@ class Worker:
         while len(tenant.pages) < self.engine.layout.pages_for(tokens):
             tenant.pages.append(self._free.pop())
 
-    def step(self, tenants: abc.Sequence[Tenant], chunk: int) -> None:
-        """One step of all that are not done: the next chunk of a prompt, or the next token."""
+    def step(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[Token | None]:
+        """One step of all that are not done: the next chunk of a prompt, or the next token. Returns what was
+        drawn for each of them."""
         rows, taking = [], []
         for tenant in tenants:
             if tenant.done:
@@ -62,11 +63,13 @@ class Worker:
             self.grow(tenant, stop)
             rows.append(Row(tenant.sequence, tenant.computed, stop, tenant.pages, sample=stop == known))
             taking.append(tenant)
-        for tenant, row, token in zip(taking, rows, self.engine.step(rows), strict=True):
+        tokens = self.engine.step(rows)
+        for tenant, row, token in zip(taking, rows, tokens, strict=True):
             tenant.computed = row.stop
             assert (token is not None) == row.sample
             if token is not None:
                 tenant.sequence.output.append(token.id)
+        return tokens
 
     def run(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[list[int]]:
         """Step until all are done. Returns their outputs."""

@@ -6,10 +6,12 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
+from services.decode.peers import endpoint_to_wire
 from services.engine.stepper import Stepper
+from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool, PageState
-from services.pages.record import SLOT_BYTES, MetadataRecord, read_slot
+from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
 from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import Lap, TurnProgress, take_turn
@@ -20,12 +22,12 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.request import Request
 from services.runtime.clock import ManualClock
+from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric
-from services.transfer.host_memory import HostMemory
 from services.transfer.interface import Region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from services.wire.conversions import cause_to_wire, request_to_wire
+from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
 from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter
@@ -74,6 +76,7 @@ class PrefillBench:
         pages: int = PAGES,
         chunk_tokens: int = 8,
         window_bytes: int = toy.LAYOUT.page_bytes,
+        checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
         self.clock = ManualClock(now_ms=1_000)
         self.engine = toy.ToyEngine(pages)
@@ -100,11 +103,20 @@ class PrefillBench:
             deadlines=deadlines(),
             chunk_tokens=chunk_tokens,
             window_bytes=window_bytes,
+            checksum=checksum,
         )
         self._progress = TurnProgress(self.clock)
         self._group = SoloGroup()
 
     # ---- what comes from outside
+
+    def connect(self, receiver: "Receiver") -> None:
+        """As one rank obeys the command."""
+        wire = connect_request(receiver)
+        self.work.apply(
+            group_pb2.Commands(commands=[group_pb2.Command(connect=wire)]).SerializeToString()
+        )
+        assert self.transfer.connected(receiver.endpoint.incarnation)
 
     async def enter(self, command: group_pb2.Command) -> None:
         """A command and its turn. Raises what applying it raised."""
@@ -126,7 +138,7 @@ class PrefillBench:
         return caller
 
     async def grant(
-        self, room: int, pages: tuple[int, ...], *, slot: int = 0, generation: int = 5, prefix: int = 0
+        self, room: int, pages: tuple[int, ...], *, slot: int = 0, generation: int = 5, prefix: int = 0, exposure: int = DECODE
     ) -> None:
         wire = inference_pb2.GrantRequest(
             room=room,
@@ -136,6 +148,7 @@ class PrefillBench:
             pages=pages,
             slot=slot,
             prefix_tokens=prefix,
+            exposure=exposure,
         )
         await self.enter(group_pb2.Command(grant=wire))
 
@@ -199,6 +212,17 @@ class PrefillBench:
         self.engine.go()
         self.stepper.close()
         self.transfer.close()
+
+
+def connect_request(receiver: Receiver, *more: Receiver) -> inference_pb2.ConnectRequest:
+    """What the decode worker whose ranks these are says when it connects."""
+    return inference_pb2.ConnectRequest(
+        incarnation=PREFILL,
+        receiver=DECODE,
+        endpoints=[endpoint_to_wire(each.endpoint) for each in (receiver, *more)],
+        layout=layout_to_wire(toy.LAYOUT),
+        schema=SCHEMA_HASH,
+    )
 
 
 class Caller:

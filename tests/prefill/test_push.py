@@ -9,9 +9,9 @@ from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
 from services.rooms.evidence import Granted
 from services.rooms.ids import Generation, Incarnation
+from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
-from services.transfer.host_memory import HostMemory
 from services.transfer.interface import PutId, Region, Run
 from services.transfer.memory import MemoryTransfer
 from tests.prefill import toy

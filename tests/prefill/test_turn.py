@@ -1,6 +1,7 @@
 """What does a prefill worker do in its turns, whatever comes when?"""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,11 @@ GRANTED = (9, 2, 3)
 
 
 class Pair:
-    def __init__(self, plan: FaultPlan = NO_FAULTS, **more: int) -> None:
+    def __init__(self, plan: FaultPlan = NO_FAULTS, **more: Any) -> None:
         self.fabric = MemoryFabric(plan)
         self.receiver = Receiver(self.fabric)
         self.bench = PrefillBench(self.fabric, **more)
-        self.bench.work.connect(self.receiver.endpoint, toy.LAYOUT)
+        self.bench.connect(self.receiver)
 
     @property
     def transfer_quiet(self) -> bool:
@@ -141,7 +142,7 @@ async def test_without_a_connection_the_receiver_is_told_to_connect(pair: Pair) 
     await bench.run(toy.request("1", PROMPT))
     with pytest.raises(NotConnected):
         await bench.grant(1, GRANTED)
-    bench.work.connect(pair.receiver.endpoint, toy.LAYOUT)
+    bench.connect(pair.receiver)
     await bench.grant(1, GRANTED)
     await settle(bench)
     assert pair.receiver.record(0, 1, 5) is not None
@@ -151,8 +152,11 @@ async def test_without_a_connection_the_receiver_is_told_to_connect(pair: Pair) 
     ("request_", "says"),
     [
         (toy.request("1", (1, toy.VOCABULARY)), "outside the vocabulary"),
+        (toy.request("1", (1,), 4, output=(1, toy.VOCABULARY)), "output has an id outside the vocabulary"),
         (toy.request("1", (1,), toy.CONTEXT + 1), "context"),
         (toy.request("1", range(100)), "never holds it"),
+        (toy.request("1", (1,), 100, output=range(99)), "never holds it"),
+        (toy.request("1", (1,), 3, output=(4, 5, 6)), "output answers the request already, with 3 tokens"),
         (toy.request("1", ()), "prompt is empty"),
     ],
 )

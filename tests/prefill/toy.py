@@ -8,10 +8,13 @@ import struct
 import threading
 from collections.abc import Sequence as Sequenced
 
-from services.engine.engine import Row
+import torch
+
+from services.engine.checksum import PageSummer
+from services.engine.engine import Row, SumPart
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Sampling, Token
-from services.transfer.host_memory import HostMemory
+from services.runtime.host_memory import HostMemory
 
 VOCABULARY = 1000
 CONTEXT = 256
@@ -35,11 +38,25 @@ def next_token(tokens: Sequenced[int]) -> int:
 
 
 def answer(asked: Request) -> list[int]:
-    """The whole output of `asked`, computed without any pages."""
-    tokens = list(asked.prompt)
-    for _ in range(asked.max_tokens):
+    """What `asked` draws behind the output that it comes with, computed without any pages."""
+    tokens = [*asked.prompt, *asked.output]
+    for _ in range(asked.max_tokens - len(asked.output)):
         tokens.append(next_token(tokens))
-    return tokens[len(asked.prompt) :]
+    return tokens[asked.prefill_tokens :]
+
+
+class ToyPages:
+    """The toy's memory in the axes of a KV cache: here a position's K and V lie side by side."""
+
+    layout = LAYOUT
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        flat = torch.frombuffer(self._memory.view, dtype=torch.float32)
+        return flat.view(-1, 1, 1, PAGE_TOKENS, 2, 2).permute(0, 1, 4, 2, 3, 5)
 
 
 class ToyEngine:
@@ -48,6 +65,9 @@ class ToyEngine:
     def __init__(self, pages: int) -> None:
         assert LAYOUT.token_bytes == _POSITION.size
         self.memory = HostMemory(pages * LAYOUT.page_bytes)
+        self.summer = PageSummer(ToyPages(self.memory))
+        self.ran: list[str] = []
+        """"step" or "sum", one after the other."""
         self.foreign: list[str] = []
         """Positions that did not hold what their room had written."""
         self.steps = 0
@@ -63,13 +83,32 @@ class ToyEngine:
         self._permits.release(steps)
 
     def step(self, rows: Sequenced[Row]) -> list[Token | None]:
+        self._enter()
+        self.steps += 1
+        self.ran.append("step")
+        tokens = [self._row(row) for row in rows]
+        self._carry_on(
+            [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
+        )
+        return tokens
+
+    def sum_pages(self, parts: Sequenced[SumPart]) -> None:
+        self._enter()
+        self.ran.append("sum")
+        self._carry_on(parts)
+
+    def _enter(self) -> None:
         if not self._permits.acquire(timeout=20):
             raise TimeoutError("a held step was never let go")
-        self.steps += 1
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
-        return [self._row(row) for row in rows]
+
+    def _carry_on(self, parts: Sequenced[SumPart]) -> None:
+        for part in parts:
+            if part.sum.stop < part.stop:
+                part.sum.total += self.summer.total(part.pages, part.sum.stop, part.stop)
+                part.sum.stop = part.stop
 
     def _row(self, row: Row) -> Token | None:
         mark = int(row.sequence.request.request_id)

@@ -1,4 +1,6 @@
-"""What does a client see when a part of a real stack is killed, stopped or told to leave?"""
+"""What does a client see when a part of a real stack is killed, stopped or told to leave, and no other pair
+is there to go on? (`test_failover.py`: where there is one.)
+"""
 
 import json
 import signal
@@ -19,7 +21,13 @@ ANSWER_S = 60.0
 
 @pytest.fixture(scope="module")
 def breakable(demo_model_dir: Path) -> Iterator[Stack]:
-    with running_stack(str(demo_model_dir), dtype="float32", kv_cache_memory="256MiB") as stack:
+    """One pair, and nobody waits long for a worker to come back."""
+    with running_stack(
+        str(demo_model_dir),
+        bootstrap={"retry_wait_ms": "200"},
+        dtype="float32",
+        kv_cache_memory="256MiB",
+    ) as stack:
         yield stack
 
 
@@ -54,7 +62,7 @@ def events_until_end(stack: Stack, on_event: Any, **more: Any) -> list[dict[str,
 
 
 @pytest.mark.parametrize("side", ["decode", "prefill"])
-def test_a_killed_worker_ends_its_rooms_with_the_cause_and_a_restarted_one_serves(
+def test_with_no_pair_left_a_killed_workers_cause_reaches_the_client_and_a_restarted_one_serves(
     breakable: Stack, side: str
 ) -> None:
     start = breakable.idle_gauges()
@@ -68,6 +76,8 @@ def test_a_killed_worker_ends_its_rooms_with_the_cause_and_a_restarted_one_serve
         events = events_until_end(breakable, kill)
         error = events[-1]["error"]
         assert "decode-0" in error["message"], error
+        assert error["message"].endswith("not retried: no decode worker is ready"), error
+        assert error["code"] == "decode_lost"
     else:
         breakable.services[victim].kill()
         refused = complete(breakable)
@@ -101,7 +111,7 @@ def long_prompt_in_prefill(stack: Stack) -> Iterator[list[httpx.Response]]:
     asker.join(ANSWER_S)
 
 
-def test_prefill_killed_while_it_computes_is_a_clear_503(breakable: Stack) -> None:
+def test_with_no_pair_left_prefill_killed_while_it_computes_is_a_clear_503(breakable: Stack) -> None:
     start = breakable.idle_gauges()
     with long_prompt_in_prefill(breakable) as replies:
         breakable.services["prefill-0"].kill()

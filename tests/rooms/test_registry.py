@@ -299,7 +299,38 @@ def test_a_canary_is_placed_where_it_is_to_look(stack: Registry) -> None:
     assert decode.state is WorkerState.JOINING
 
 
+def test_who_is_to_be_avoided_gets_the_request_only_if_there_is_no_other() -> None:
+    stack = registry_of(P1, P2, D1)
+    avoid = {P1.incarnation, D1.incarnation}
+    assert [worker.facts for worker in stack.place(10, 10, avoid=avoid)] == [P2, D1]
+    assert stack.place(10, 10, avoid=avoid | {P2.incarnation})[0].facts is P1
+    stack.suspect(P2.incarnation)
+    assert stack.place(10, 10, avoid=avoid)[0].facts is P1, "who is not ready is no other"
+
+
+def test_who_is_to_be_avoided_is_not_taken_because_the_other_is_full() -> None:
+    """A worker that fails everything at once always has a place."""
+    stack = registry_of(P1, D1, replace(D2, rooms_max=1))
+    entry = stack.open_room("request", stack.place(10, 10, avoid={D1.incarnation}), 10, 0)
+    assert entry.decode.name == D2.name
+    with pytest.raises(NoCapacity):
+        stack.place(10, 10, avoid={D1.incarnation})
+    assert stack.place(10, 10)[1].facts is D1
+
+
+def test_who_is_too_small_is_no_other() -> None:
+    stack = registry_of(P1, D1, replace(D2, tokens_max=5))
+    assert stack.place(10, 10, avoid={D1.incarnation})[1].facts is D1
+
+
 # ---- rooms
+
+
+def test_rooms_of_one_request_come_newest_first_whatever_became_of_them(stack: Registry) -> None:
+    first, second, third = (opened(stack) for _ in range(3))
+    over(stack, second)
+    over(stack, third, LOST)
+    assert stack.find("request") == [third, second, first]
 
 
 def test_room_unique_ids_are_never_used_again(stack: Registry) -> None:

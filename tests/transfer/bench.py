@@ -7,7 +7,7 @@ from itertools import count
 from typing import Final
 
 from services.rooms.ids import Incarnation
-from services.transfer.host_memory import HostMemory
+from services.runtime.host_memory import HostMemory
 from services.transfer.interface import PutId, PutState, Region, Run, Transfer
 
 KV_BYTES: Final = 1 << 20

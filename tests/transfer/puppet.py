@@ -1,111 +1,56 @@
-"""How does a test hold an endpoint in another process, and stop, cut or kill that process?
+"""How does a test drive an endpoint in another process?
 
-The child drives its endpoint all the time, unless told to pause, and answers one call at a time. Both
-ends of the pipe are the test's own.
+The child drives its endpoint all the time, unless told to pause, and answers one call at a time.
 """
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Mapping
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 from services.rooms.ids import Incarnation
-from services.transfer.host_memory import HostMemory
-from services.transfer.interface import Endpoint, Region
+from services.runtime.host_memory import HostMemory
+from services.transfer.exposure import Exposure
+from services.transfer.interface import Endpoint
+from tests.transfer.child import Child
 
-ANSWER_S: Final = 60.0
-"""How long a child may take before a test gives up on it."""
 IDLE_S: Final = 0.0005
+NEXT_EXPOSURE: Final = 0x100
+"""From one exposure's id to the next one's."""
 
-FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.transfer.preloaded"])
 
-
-class Puppet:
-    """A process with one endpoint and one region, "kv"."""
+class Puppet(Child):
+    """A process that exposes one region, "kv"."""
 
     def __init__(
         self, incarnation: int, agent: str | None, length: int, environment: Mapping[str, str], output: Path
     ) -> None:
-        """`length`: bytes of "kv". `output`: where what it says on stdout and stderr goes."""
+        """`length`: bytes of "kv"."""
         self.incarnation = Incarnation(incarnation)
-        self._output = output
-        self._pipe, theirs = FORKS.Pipe()
-        self._process = FORKS.Process(
-            target=_live,
-            args=(theirs, self.incarnation, agent, length, dict(environment), output),
-            daemon=True,
-        )
-        self._process.start()
-        theirs.close()
-
-    def said(self) -> str:
-        """What the process wrote to stdout and stderr."""
-        return self._output.read_text() if self._output.exists() else ""
-
-    def begin(self, what: str, *arguments: object) -> None:
-        """Ask without waiting for the answer."""
-        self._pipe.send((what, arguments))
-
-    def answer(self) -> Any:
-        """The answer to the oldest question that has none. Raises what the call raised, or EOFError if
-        the process died."""
-        assert self._pipe.poll(ANSWER_S), "the child does not answer"
-        outcome = self._pipe.recv()
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def ask(self, what: str, *arguments: object) -> Any:
-        self.begin(what, *arguments)
-        return self.answer()
+        super().__init__(_live, (self.incarnation, agent, length), dict(environment), output)
 
     def endpoint(self) -> Endpoint:
         endpoint: Endpoint = self.ask("endpoint")
         return endpoint
 
-    def freeze(self) -> None:
-        os.kill(self._pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self._pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join(ANSWER_S)
-
-    def end(self) -> int | None:
-        """Close the endpoint and leave; the exit code."""
-        self.begin("leave")
-        self._process.join(ANSWER_S)
-        return self._process.exitcode
-
-    @property
-    def _pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+    def revoke(self) -> None:
+        """Take the memory away from every peer; what it is exposed as next has another incarnation."""
+        self.ask("revoke")
+        self.incarnation = self.endpoint().incarnation
 
 
-def _live(
-    pipe: Connection,
-    incarnation: Incarnation,
-    agent: str | None,
-    length: int,
-    environment: dict[str, str],
-    output: Path,
-) -> None:
-    os.environ.update(environment)
-    with output.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length: int) -> None:
     from services.transfer.nixl import NixlTransfer
 
     memory = HostMemory(length)
-    transfer = NixlTransfer(incarnation, agent)
-    transfer.register(Region("kv", memory.address, memory.length))
+    ids = count(incarnation, NEXT_EXPOSURE)
+    exposure = Exposure(
+        lambda each: NixlTransfer(each, agent if each == incarnation else None),
+        lambda: Incarnation(next(ids)),
+        {"kv": memory},
+    )
+    sinks: list[memoryview] = []
     taken: list[tuple[str, bytes]] = []
     driving = True
 
@@ -116,22 +61,35 @@ def _live(
     def fill(byte: int) -> None:
         memory.view[:] = bytes([byte]) * length
 
+    def revoke() -> None:
+        sinks.append(memory.view)
+        exposure.revoke()
+
+    def release() -> None:
+        """What an abort that trusts the library would do: let go of every posted write."""
+        transfer: Any = exposure.transfer
+        for write in transfer._ledger.under_way():
+            write.handle.release()
+
     own: dict[str, Callable[..., Any]] = {
         "drive": drive,
         "fill": fill,
         "count": lambda byte: bytes(memory.view).count(byte),
+        "count_in_sinks": lambda byte: sum(bytes(sink).count(byte) for sink in sinks),
         "taken": lambda: list(taken),
+        "revoke": revoke,
+        "release": release,
     }
     while True:
         if driving:
-            taken.extend(transfer.notices())
+            taken.extend(exposure.transfer.notices())
         if not pipe.poll(IDLE_S):
             continue
         what, arguments = pipe.recv()
         if what == "leave":
-            transfer.close()
+            exposure.close()
             return
         try:
-            pipe.send(own[what](*arguments) if what in own else getattr(transfer, what)(*arguments))
+            pipe.send(own[what](*arguments) if what in own else getattr(exposure.transfer, what)(*arguments))
         except Exception as error:
             pipe.send(error)

@@ -31,10 +31,14 @@ class Command(_message.Message):
     DEPARTED_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
+    CONNECT_FIELD_NUMBER: _builtins.int
+    REVOKE_FIELD_NUMBER: _builtins.int
     departed: _builtins.int
     """An incarnation whose process is known to be gone."""
     connected: _builtins.int
     """Of a decode worker: it is connected to that incarnation."""
+    revoke: _builtins.bool
+    """Of a decode worker: the memory of the rooms in quarantine is to be taken back from their senders."""
     @_builtins.property
     def run(self) -> _inference_pb2.RunRoomRequest: ...
     @_builtins.property
@@ -49,6 +53,10 @@ class Command(_message.Message):
     def quiet(self) -> _inference_pb2.CloseRequest:
         """The senders of (room, generation) acknowledged that they are quiet."""
 
+    @_builtins.property
+    def connect(self) -> _inference_pb2.ConnectRequest:
+        """Of a prefill worker: a decode worker makes its memory known."""
+
     def __init__(
         self,
         *,
@@ -60,12 +68,14 @@ class Command(_message.Message):
         departed: _builtins.int = ...,
         connected: _builtins.int = ...,
         quiet: _inference_pb2.CloseRequest | None = ...,
+        connect: _inference_pb2.ConnectRequest | None = ...,
+        revoke: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connected", b"connected", "departed", b"departed", "grant", b"grant", "quiet", b"quiet", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connected", b"connected", "departed", b"departed", "grant", b"grant", "quiet", b"quiet", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 

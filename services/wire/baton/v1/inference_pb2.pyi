@@ -124,6 +124,7 @@ class InferenceRequest(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_tokens: _builtins.int
     min_tokens: _builtins.int
@@ -136,6 +137,12 @@ class InferenceRequest(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def output(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that an earlier room of this request drew before it failed: this room goes on behind them. They
+        count as output (positions, max_tokens, penalties, seeds), and both workers compute and hold their KV.
+        """
+
     def __init__(
         self,
         *,
@@ -147,10 +154,11 @@ class InferenceRequest(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
         sampling: Global___Sampling | None = ...,
+        output: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -340,8 +348,9 @@ Global___StreamRoomRequest: _TypeAlias = StreamRoomRequest  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):
-    """Output tokens [first, first + tokens). The first message of a stream starts with token 0, which the
-    reader may have had from the prefill worker already.
+    """Output tokens [first, first + tokens), counted from the request's first. The first message of a stream
+    starts with the first token behind InferenceRequest.output, which the reader may have had from the prefill
+    worker already.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -482,6 +491,7 @@ class Endpoint(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     REGIONS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    """Of the exposure: drawn anew when a worker takes its memory back from its senders."""
     agent: _builtins.str
     metadata: _builtins.bytes
     """Opaque to everyone but the transfer backend."""
@@ -508,27 +518,37 @@ class ConnectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
-    ENDPOINT_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
+    KV_CHECKSUM_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The process this is meant for."""
     schema: _builtins.str
+    receiver: _builtins.int
+    """The caller's process."""
+    kv_checksum: _builtins.str
+    """What it checks of a hand-over: off, record or pages. The sender must do the same."""
     @_builtins.property
-    def endpoint(self) -> Global___Endpoint: ...
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
+        """One per rank of the caller, in rank order. Others than before: what was granted before is void."""
+
     @_builtins.property
     def layout(self) -> _workers_pb2.KvLayout: ...
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
-        endpoint: Global___Endpoint | None = ...,
+        endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
         layout: _workers_pb2.KvLayout | None = ...,
         schema: _builtins.str = ...,
+        receiver: _builtins.int = ...,
+        kv_checksum: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "incarnation", b"incarnation", "layout", b"layout", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "incarnation", b"incarnation", "kv_checksum", b"kv_checksum", "layout", b"layout", "receiver", b"receiver", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,6 +585,7 @@ class GrantRequest(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    EXPOSURE_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     incarnation: _builtins.int
     """The sender's process."""
@@ -573,6 +594,8 @@ class GrantRequest(_message.Message):
     generation: _builtins.int
     slot: _builtins.int
     prefix_tokens: _builtins.int
+    exposure: _builtins.int
+    """The incarnation of rank 0's endpoint: whose memory the pages are in."""
     @_builtins.property
     def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -585,10 +608,11 @@ class GrantRequest(_message.Message):
         pages: _abc.Iterable[_builtins.int] | None = ...,
         slot: _builtins.int = ...,
         prefix_tokens: _builtins.int = ...,
+        exposure: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "pages", b"pages", "prefix_tokens", b"prefix_tokens", "receiver", b"receiver", "room", b"room", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposure", b"exposure", "generation", b"generation", "incarnation", b"incarnation", "pages", b"pages", "prefix_tokens", b"prefix_tokens", "receiver", b"receiver", "room", b"room", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -353,10 +353,13 @@ class Room(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     EVENTS_DROPPED_FIELD_NUMBER: _builtins.int
+    RETRY_OF_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     request_id: _builtins.str
     phase: _builtins.str
     events_dropped: _builtins.int
+    retry_of: _builtins.int
+    """The room of the same request that failed, and that this one goes on for; 0 for none."""
     @_builtins.property
     def prefill(self) -> Global___Peer: ...
     @_builtins.property
@@ -376,10 +379,11 @@ class Room(_message.Message):
         cause: Global___Cause | None = ...,
         events: _abc.Iterable[Global___RoomEvent] | None = ...,
         events_dropped: _builtins.int = ...,
+        retry_of: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "decode", b"decode", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "decode", b"decode", "events", b"events", "events_dropped", b"events_dropped", "phase", b"phase", "prefill", b"prefill", "request_id", b"request_id", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "decode", b"decode", "events", b"events", "events_dropped", b"events_dropped", "phase", b"phase", "prefill", b"prefill", "request_id", b"request_id", "retry_of", b"retry_of", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,148 @@
+"""How does one request become one answer, when the rooms that it is served in may fail?
+
+A room that failed for a reason that is not the client's is followed by a new one (`fresh-attempt`), on
+another pair if there is one, with the tokens that were passed on as its `output`: a draw depends on the
+request and its position alone, so the stream goes on as if nothing had happened. What the old room still
+sends is not read.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Final
+
+from services.bootstrap.follower import RoomStream
+from services.bootstrap.rooms import QueueFull, Retry, Rooms
+from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch
+from services.rooms.errors import NoSuchWorker
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.rooms.registry import RoomEntry
+from services.rooms.request import Request
+from services.rooms.retry import RetryBounds, guilty, may_retry
+from services.wire.channel import Channels
+
+RETRY_AFTER_S: Final = 1
+
+Follow = Callable[[RoomEntry, Request, float], RoomStream]
+"""Drive an opened room, for so many seconds at most."""
+
+
+class RequestStream:
+    """One request being served: a `services.openai.backend.TokenStream` over its rooms, one at a time.
+
+    The next room is opened when the reader has read all of the last one, and in the reader's own task: a
+    client that hangs up meanwhile leaves nothing behind.
+    """
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        follow: Follow,
+        entry: RoomEntry,
+        request: Request,
+        timeout_s: float,
+        bounds: RetryBounds,
+    ) -> None:
+        self.cached_tokens = 0
+        self._rooms = rooms
+        self._follow = follow
+        self._request = request
+        self._bounds = bounds
+        self._ends_s = asyncio.get_running_loop().time() + timeout_s
+        self._output: list[int] = []
+        self._avoid: set[Incarnation] = set()
+        self._opened = 1
+        self._hung_up = False
+        self._room = self._first = follow(entry, request, timeout_s)
+
+    async def __aiter__(self) -> AsyncIterator[TokenBatch]:
+        while True:
+            try:
+                async for batch in self._room:
+                    if not self._output:
+                        self._first = self._room
+                    self._output += [token.id for token in batch.tokens]
+                    self.cached_tokens = self._first.cached_tokens
+                    yield batch
+                    if batch.finish is not None:
+                        return
+            except RoomFailed as failure:
+                self._room = await self._next_room(failure)
+
+    async def hang_up(self, why: Hangup) -> None:
+        self._hung_up = True
+        await self._room.hang_up(why)
+
+    async def _next_room(self, failure: RoomFailed) -> RoomStream:
+        """Where the request goes on. Raises the cause of the last room's failure where it does not."""
+        failed, cause = self._room.entry, self._room.cause
+        left_s = self._left_s()
+        if cause is None or self._hung_up:
+            raise failure
+        if not may_retry(cause.reason, self._opened, left_s, self._bounds):
+            raise failure
+        self._avoid |= {failed.worker(side).incarnation for side in guilty(cause.reason, self._room.teller)}
+        request = replace(self._request, output=tuple(self._output))
+        retry = Retry(failed.id, cause.reason, frozenset(self._avoid), self._bounds.wait_s)
+        try:
+            async with asyncio.timeout(left_s):
+                entry = await self._rooms.admit(
+                    request.request_id, request.prefill_tokens, request.tokens_max, retry
+                )
+        except (NoSuchWorker, QueueFull, TimeoutError) as error:
+            why = str(error) or "no pair of workers had space in time"
+            self._rooms.tell(failed.id, "not retried", why)
+            raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason.value) from error
+        if self._hung_up:
+            self._rooms.discard(entry)
+            raise failure
+        self._opened += 1
+        return self._follow(entry, request, max(self._left_s(), 0.0))
+
+    def _left_s(self) -> float:
+        return self._ends_s - asyncio.get_running_loop().time()
+
+
+class RoomBackend:
+    """The API's backend: admission, and a stream over as many rooms as it takes."""
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        channels: Channels,
+        context_tokens: int,
+        timeout_s: float,
+        bounds: RetryBounds = RetryBounds(),  # noqa: B008 - frozen
+    ) -> None:
+        self._rooms = rooms
+        self._channels = channels
+        self._context_tokens = context_tokens
+        self._timeout_s = timeout_s
+        self._bounds = bounds
+
+    def limits(self) -> Limits:
+        workers = [worker.facts for worker in self._rooms.registry.workers()]
+        largest = {
+            side: max((facts.tokens_max for facts in workers if facts.side is side), default=0)
+            for side in Side
+        }
+        return Limits(self._context_tokens, largest[Side.PREFILL], largest[Side.DECODE])
+
+    async def generate(self, request: Request) -> RequestStream:
+        try:
+            entry = await self._rooms.admit(request.request_id, request.prefill_tokens, request.tokens_max)
+        except NoSuchWorker as error:
+            raise NoWorker(str(error)) from error
+        except (QueueFull, TimeoutError) as error:
+            raise Overloaded("every worker is busy and the queue is full", RETRY_AFTER_S) from error
+        return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)
+
+    def follow(self, entry: RoomEntry, request: Request) -> RoomStream:
+        """Drive one opened room, and no other when it fails."""
+        return self._drive(entry, request, self._timeout_s)
+
+    def _drive(self, entry: RoomEntry, request: Request, timeout_s: float) -> RoomStream:
+        stream = RoomStream(self._rooms, self._channels, entry, request, timeout_s)
+        stream.start()
+        return stream

@@ -1,0 +1,100 @@
+"""What do the KV pages of a sequence hold, as one number? The sum that `services/pages/checksum.py` defines.
+
+On the device where the pages are; only the number leaves it. Exact on every device: integers that wrap.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+import torch
+
+from services.pages.checksum import GAMMA, MIX, WORD, lane, multiplier, word_bytes
+from services.pages.layout import DTYPE_BYTES, KvLayout
+
+BYTES_AT_A_TIME: Final = 4 * 2**20
+"""Of pages read in one go, if a layer of one page is not more. What is computed from them takes four times as
+much for a moment."""
+
+_WORDS: Final = {2: torch.int16, 4: torch.int32}
+
+
+class Pages(Protocol):
+    """KV memory as `services.engine.kv_cache.PagedKvCache` has it."""
+
+    @property
+    def layout(self) -> KvLayout: ...
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """[page][layer][K, V][kv head][token][head_dim]"""
+
+
+class PageSummer:
+    """Sums positions of sequences whose pages lie in `pages`."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        layout, device = pages.layout, pages.tensor.device
+        vector_bytes = layout.head_dim * DTYPE_BYTES[layout.dtype]
+        width = word_bytes(vector_bytes)
+        self._word = _WORDS[width]
+        self._multipliers = _tensor([multiplier(each) for each in range(vector_bytes // width)], device)
+        lanes = [
+            lane(layer, half, head) for layer in layout.layers for half in (0, 1) for head in layout.kv_heads
+        ]
+        self._lanes = _tensor(lanes, device).view(len(layout.layers), 2, len(layout.kv_heads), 1)
+
+    def total(self, table: Sequence[int], start: int, stop: int) -> int:
+        """Of positions [start, stop) of a sequence whose pages are `table`, from its position 0 on."""
+        total = torch.zeros((), dtype=torch.int64, device=self._lanes.device)
+        for first, pages, layers in self._cuts(table, start, stop):
+            total += self._sum(first, pages, layers, start, stop)
+        return int(total) & WORD
+
+    def _cuts(
+        self, table: Sequence[int], start: int, stop: int
+    ) -> Iterator[tuple[int, Sequence[int], slice]]:
+        """(position of the first page, some pages in a row, some layers), together all that is asked for."""
+        layout = self._pages.layout
+        size, layer_count = layout.page_tokens, len(layout.layers)
+        pages_each = max(BYTES_AT_A_TIME // layout.page_bytes, 1)
+        layers_each = max(BYTES_AT_A_TIME * layer_count // layout.page_bytes, 1)
+        ends = layout.pages_for(stop) if start < stop else 0
+        for page in range(start // size, ends, pages_each):
+            for layer in range(0, layer_count, layers_each):
+                yield (
+                    page * size,
+                    table[page : min(page + pages_each, ends)],
+                    slice(layer, layer + layers_each),
+                )
+
+    def _sum(self, first: int, pages: Sequence[int], layers: slice, start: int, stop: int) -> torch.Tensor:
+        device, size = self._lanes.device, self._pages.layout.page_tokens
+        read = self._pages.tensor.view(self._word)[:, layers]
+        words = read.index_select(0, torch.tensor(pages, device=device)).to(torch.int64)
+        vectors = words.mul_(self._multipliers).sum(-1)
+        positions = torch.arange(first, first + len(pages) * size, device=device).view(-1, 1, 1, 1, size)
+        keys = _mix(self._lanes[layers] + positions * _signed(GAMMA))
+        counts = (positions >= start) & (positions < stop)
+        return (_mix(vectors.add_(keys)) * counts).sum()
+
+
+def _mix(values: torch.Tensor) -> torch.Tensor:
+    """`services.pages.checksum.mix` of each value, in place."""
+    values.bitwise_xor_(_shifted(values, 30)).mul_(_signed(MIX[0]))
+    values.bitwise_xor_(_shifted(values, 27)).mul_(_signed(MIX[1]))
+    return values.bitwise_xor_(_shifted(values, 31))
+
+
+def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, with zeros coming in: the library shifts signs in."""
+    return (values >> bits).bitwise_and_(WORD >> bits)
+
+
+def _tensor(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor([_signed(each) for each in values], dtype=torch.int64, device=device)
+
+
+def _signed(value: int) -> int:
+    """The 64-bit number with the same bits that the library can hold."""
+    return value - 2**64 if value >= 2**63 else value

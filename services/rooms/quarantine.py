@@ -1,0 +1,41 @@
+"""When has memory been in quarantine long enough to be taken back from its writers?
+
+Only asking ends a quarantine cheaply: a sender that lives answers its close within a window of writes. One
+that neither answers nor is known to be dead would keep the pages for ever. Time is not the proof; it starts
+the step that makes one (`proof-not-time`).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from services.rooms.evidence import Proof
+from services.rooms.phases import Phase
+from services.rooms.receiver import Receiver
+
+SHARE: Final = 0.5
+HURRY: Final = 10
+"""How many times sooner it is done when the quarantine has passed SHARE of all pages."""
+
+
+def in_quarantine(room: Receiver) -> bool:
+    """Its memory was exposed, it failed, and nothing proves here yet that no write can land."""
+    return room.phase is Phase.FAILED and room.generation is not None and room.proof is None
+
+
+def revocation_due(rooms: Iterable[Receiver], now_ms: int, pages: int) -> bool:
+    """Whether a proof is overdue: after `fence_ms`, or sooner under pressure. `pages`: of the pool.
+
+    Proofs are the same on every rank, but for a seal: where this rank has read one, another may have read
+    none, so that its room stays (`room-ends`)."""
+    quarantined = [room for room in rooms if in_quarantine(room) or _lingers(room)]
+    if not quarantined:
+        return False
+    oldest = min(quarantined, key=lambda room: room.entered_ms)
+    pressed = sum(room.pages_expected for room in quarantined) > SHARE * pages
+    patience_ms = oldest.deadlines.fence_ms // (HURRY if pressed else 1)
+    return now_ms >= oldest.entered_ms + patience_ms
+
+
+def _lingers(room: Receiver) -> bool:
+    """It failed, and is held by what another rank lacks."""
+    return room.phase is Phase.FAILED and room.proof is Proof.DONE

@@ -1,0 +1,81 @@
+"""A room failed. May its request go on in a new room, and which of the two workers is it better off without?
+
+Pure: a table over the closed set of reasons. Only failures that are not the client's own are retried: the
+client, or whoever acts for it, does not change its mind because a worker dies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from services.rooms.errors import Reason
+from services.rooms.phases import Side
+
+LEFT_S_MIN: Final = 0.5
+"""A request with less time left than this is not worth another room."""
+
+
+class Guilt(Enum):
+    """Which worker of a failed room the next one should avoid, where there is another."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    EITHER = "either"
+    """It lay between them."""
+    TELLER = "teller"
+    """The one that said so."""
+
+
+GUILT: Final[Mapping[Reason, Guilt | None]] = {
+    Reason.ANSWERED: None,
+    Reason.CLIENT_GONE: None,
+    Reason.CANCELLED: None,
+    Reason.BOOTSTRAP_LOST: None,
+    Reason.DEADLINE: Guilt.EITHER,
+    Reason.PREFILL_LOST: Guilt.PREFILL,
+    Reason.DECODE_LOST: Guilt.DECODE,
+    Reason.CONNECT_FAILED: Guilt.EITHER,
+    Reason.TRANSFER_FAILED: Guilt.EITHER,
+    Reason.RECORD_CORRUPT: Guilt.EITHER,
+    Reason.PAGES_CORRUPT: Guilt.EITHER,
+    Reason.RECEIVER_CLOSED: Guilt.DECODE,
+    Reason.MEMORY_REVOKED: Guilt.DECODE,
+    Reason.ENGINE_FAILED: Guilt.TELLER,
+    Reason.DRAINING: Guilt.TELLER,
+    Reason.REFUSED: Guilt.TELLER,
+}
+"""None: the request ends with its room."""
+
+RETRIED: Final = frozenset(reason for reason, guilt in GUILT.items() if guilt is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBounds:
+    """How far one request is carried."""
+
+    rooms_max: int = 3
+    """Rooms that one request may have, the first included."""
+    wait_s: float = 15.0
+    """How long a request whose room failed waits for a worker of a side that has none ready: a restarted one
+    may be on its way."""
+
+
+def guilty(reason: Reason, teller: Side | None) -> frozenset[Side]:
+    """The sides whose workers the next room avoids. `teller`: who told of the failure, if one of them did."""
+    match GUILT[reason]:
+        case Guilt.PREFILL:
+            return frozenset({Side.PREFILL})
+        case Guilt.DECODE:
+            return frozenset({Side.DECODE})
+        case Guilt.TELLER if teller is not None:
+            return frozenset({teller})
+        case Guilt.EITHER | Guilt.TELLER:
+            return frozenset(Side)
+        case None:
+            return frozenset()
+
+
+def may_retry(reason: Reason, rooms: int, left_s: float, bounds: RetryBounds) -> bool:
+    """Whether a request that had `rooms` rooms, the last of which failed, gets another."""
+    return reason in RETRIED and rooms < bounds.rooms_max and left_s >= LEFT_S_MIN

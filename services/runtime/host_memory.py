@@ -1,0 +1,117 @@
+"""Where does memory come from that peers may address by its number, and how is it taken away from them?
+
+A write from a peer names an address of this process. It cannot be recalled, but it can be made to miss:
+the contents move to another address, without being copied, and at the old one a *sink* remains, memory
+that is still mapped and that nobody reads. Whatever lands there late harms nothing: neither the bytes that
+moved, nor a mapping that might else have got the same address, nor the code that lands it.
+"""
+
+import ctypes
+import mmap
+import os
+import weakref
+from typing import Final
+
+MOVES_MAX: Final = 1024
+"""Most moves of one memory. Each leaves a sink of the memory's length in the address space."""
+
+HUGE: Final = 2 << 20
+"""Where a larger page may begin: gathering scattered KV pages misses the address cache less in them."""
+
+_MREMAP_MAYMOVE: Final = 1
+_MREMAP_FIXED: Final = 2
+_MREMAP_DONTUNMAP: Final = 4
+"""Linux 5.7 and later; private anonymous memory only."""
+_NO_ACCESS: Final = 0
+_READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+_PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_MAP_FIXED: Final = 0x10
+_MADV_DONTNEED: Final = 4
+_MADV_HUGEPAGE: Final = 14
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class CannotMove(Exception):
+    """The memory stays where it is. The text says why."""
+
+
+class HostMemory:
+    """`length` zeroed, page-aligned bytes of this process, at one address until `move`.
+
+    They and their sinks stay mapped for as long as this object, or a view of them, is there.
+    """
+
+    def __init__(self, length: int) -> None:
+        """`length` > 0 bytes. Raises MemoryError if the system refuses them."""
+        self.length = length
+        self.device = "cpu"
+        self._span = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+        place = _reserve(self._span)
+        if _libc.mmap(place, self._span, _READ_WRITE, _PRIVATE | _MAP_FIXED, -1, 0) == _FAILED:
+            refused = os.strerror(ctypes.get_errno())
+            _libc.munmap(place, self._span)
+            raise MemoryError(f"{length} bytes of memory: {refused}")
+        _libc.madvise(place, self._span, _MADV_HUGEPAGE)  # a wish; small memories have no use for it
+        self._bytes = _mapped(place, length, self._span)
+        self._sinks: list[ctypes.Array[ctypes.c_char]] = []
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._bytes)
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes where they are now. A view that was taken before a move shows the sink."""
+        return memoryview(self._bytes).cast("B")
+
+    def move(self) -> None:
+        """Take the contents to another address; nobody may be reading or writing them meanwhile.
+
+        What peers write to the old address lands in the sink from now on. Hardware that knows pages by
+        another way than their address (a registration with a network card) must have been told to forget
+        them before. Raises CannotMove, and nothing has changed: after MOVES_MAX moves, on a kernel that
+        cannot, or where the system refuses the address space.
+        """
+        if len(self._sinks) >= MOVES_MAX:
+            raise CannotMove(f"{self.length} bytes of memory were moved {MOVES_MAX} times already")
+        try:
+            place = _reserve(self._span)
+        except MemoryError as error:
+            raise CannotMove(str(error)) from error
+        flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
+        if _libc.mremap(self.address, self._span, self._span, flags, place) == _FAILED:
+            refused = os.strerror(ctypes.get_errno())
+            _libc.munmap(place, self._span)
+            raise CannotMove(f"{self.length} bytes of memory cannot be moved: {refused}")
+        for sink in self._sinks:  # what landed in them was not read, and need not be kept
+            _libc.madvise(ctypes.addressof(sink), self._span, _MADV_DONTNEED)
+        self._sinks.append(self._bytes)
+        self._bytes = _mapped(place, self.length, self._span)
+
+
+def _reserve(span: int) -> int:
+    """A free place in the address space, where larger pages fit if `span` is long enough for them."""
+    slack = HUGE if span >= HUGE else 0
+    start = _libc.mmap(None, span + slack, _NO_ACCESS, _PRIVATE, -1, 0)
+    if start == _FAILED:
+        raise MemoryError(f"{span} bytes of address space: {os.strerror(ctypes.get_errno())}")
+    place: int = start + (-start % HUGE if slack else 0)
+    for edge, length in ((start, place - start), (place + span, start + slack - place)):
+        if length:
+            _libc.munmap(edge, length)
+    return place
+
+
+def _mapped(place: int, length: int, span: int) -> ctypes.Array[ctypes.c_char]:
+    """The bytes at `place`, which are unmapped when nothing refers to them any more."""
+    held = (ctypes.c_char * length).from_address(place)
+    weakref.finalize(held, _libc.munmap, place, span).atexit = False
+    return held

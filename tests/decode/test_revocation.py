@@ -1,0 +1,174 @@
+"""Does a sender that answers nothing cost its receiver more than the rooms that were under way?"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.decode.turn import HEARTBEAT_S
+from services.pages.pool import PageState
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Phase
+from services.rooms.quarantine import HURRY
+from services.rooms.request import Request
+from services.runtime.host_memory import HostMemory
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import FaultPlan
+from services.transfer.interface import Region, Run
+from services.transfer.memory import MemoryTransfer
+from tests.decode.bench import DecodeBench, decoding
+from tests.prefill import toy
+from tests.prefill.bench import DEADLINE_MS
+
+PROMPT = tuple(range(200, 206))
+LATE = b"\xee" * toy.LAYOUT.page_bytes
+
+
+def asked(room: int, max_tokens: int = 7) -> Request:
+    return toy.request(str(room), PROMPT, max_tokens=max_tokens)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[DecodeBench]:
+    fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=5_000))
+    async with decoding(fabric=fabric) as made:
+        yield made
+
+
+async def abandoned(bench: DecodeBench, room: int) -> None:
+    """A room in quarantine, whose sender does not answer the close."""
+    caller = await bench.stream(asked(room))
+    await bench.granted(room)
+    await bench.cancel(room)
+    assert await caller.outcome() == "cancelled"
+    assert bench.phase(room) is Phase.FAILED
+
+
+def outlive(bench: DecodeBench, room: int) -> None:
+    """What happens to the room is to come before its own deadline does."""
+    bench.work.roster.get(RoomId(room)).progressed(bench.clock.now_ms() + 10 * DEADLINE_MS)
+
+
+async def test_pages_that_a_silent_sender_keeps_are_taken_back(bench: DecodeBench) -> None:
+    await abandoned(bench, 1)
+    bench.clock.advance(DEADLINE_MS - 1)
+    await bench.turns(3)
+    assert bench.pages(PageState.QUARANTINED) == 2, "time alone frees nothing, and it is not time yet"
+    bench.clock.advance(1)
+    await bench.settle()
+    assert bench.gauge("baton_kv_revocations_total") == 1
+    bench.assert_empty()
+    await bench.turns(5)
+    assert bench.gauge("baton_kv_revocations_total") == 1, "once"
+
+
+async def test_it_is_done_sooner_when_most_of_the_pool_is_kept(bench: DecodeBench) -> None:
+    for room in range(1, 5):
+        caller = await bench.stream(toy.request(str(room), range(12), max_tokens=1))
+        await bench.granted(room)
+        await bench.cancel(room)
+        assert await caller.outcome() == "cancelled"
+    assert bench.pages(PageState.QUARANTINED) == 12
+    bench.clock.advance(DEADLINE_MS // HURRY)
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_what_the_sender_wrote_lands_nowhere_afterwards(bench: DecodeBench) -> None:
+    """It had posted its pages before; they land after the same pages went to another room."""
+    source, writer = HostMemory(len(LATE)), MemoryTransfer(bench.fabric, Incarnation(99))
+    source.view[:] = LATE
+    writer.register(Region("kv", source.address, source.length))
+    writer.connect(bench.exposure.endpoint())
+    old = bench.exposure.id
+    await abandoned(bench, 1)
+    for page in bench.sender.grants[1].pages:
+        writer.put(old, "kv", [Run(0, page * toy.LAYOUT.page_bytes, len(LATE))])
+    bench.clock.advance(DEADLINE_MS)
+    await bench.settle()
+
+    caller = await bench.stream(asked(2))
+    grant = await bench.granted(2)
+    assert set(grant.pages) == set(bench.sender.grants[1].pages), "the same pages"
+    assert grant.exposure == bench.exposure.id != old
+    bench.land(asked(2))
+    while bench.fabric.puts_under_way:
+        bench.fabric.step()
+    assert LATE not in bytes(bench.engine.memory.view)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    assert caller.tokens == toy.answer(asked(2))
+    bench.assert_empty()
+
+
+async def test_rooms_that_were_admitted_live_on(bench: DecodeBench) -> None:
+    running = await bench.stream(asked(1, max_tokens=12))
+    await bench.granted(1)
+    await abandoned(bench, 2)
+    bench.engine.hold()
+    bench.land(asked(1, max_tokens=12))
+    await bench.turns_until(lambda: not bench.stepper.free)
+    outlive(bench, 1)
+    bench.clock.advance(DEADLINE_MS)
+    await bench.turns(5)
+    assert bench.phase(2) is Phase.FAILED, "a step is running: the memory cannot move"
+    bench.engine.go(2)
+    await bench.turns_until(lambda: bench.gauge("baton_kv_revocations_total") == 1)
+    bench.engine.go()
+    await bench.settle()
+    assert await running.outcome() == ""
+    assert running.tokens == toy.answer(asked(1, max_tokens=12))
+    bench.assert_empty()
+
+
+async def test_rooms_under_way_from_other_senders_end_and_say_why(bench: DecodeBench) -> None:
+    other = await bench.stream(asked(1))
+    await bench.granted(1)
+    bench.clock.advance(DEADLINE_MS - 1)
+    await abandoned(bench, 2)
+    outlive(bench, 1)
+    bench.clock.advance(DEADLINE_MS)
+    await bench.settle()
+    assert await other.outcome() == "memory_revoked"
+    bench.assert_empty()
+
+
+async def test_nothing_is_granted_while_it_waits_and_the_next_room_connects_anew(bench: DecodeBench) -> None:
+    running = await bench.stream(asked(1))
+    await bench.granted(1)
+    await abandoned(bench, 2)
+    bench.engine.hold()
+    bench.land(asked(1))
+    await bench.turns_until(lambda: not bench.stepper.free)
+    outlive(bench, 1)
+    bench.clock.advance(DEADLINE_MS)
+    await bench.turns(2)
+    waiting = await bench.stream(asked(3))
+    await bench.turns(5)
+    assert 3 not in bench.sender.grants
+    assert bench.phase(3) is Phase.WAITING_FOR_INPUT
+    bench.engine.go()
+    await bench.granted(3)
+    assert bench.sender.grants[3].exposure == bench.exposure.id
+    bench.land(asked(3))
+    await bench.settle()
+    assert waiting.tokens == toy.answer(asked(3))
+    assert running.tokens == toy.answer(asked(1))
+    last = await bench.stream(asked(4))
+    await bench.granted(4)
+    assert bench.sender.connects[-1].endpoints[0].incarnation == bench.exposure.id
+    bench.land(asked(4))
+    await bench.settle()
+    assert await last.outcome() == ""
+    bench.assert_empty()
+
+
+async def test_a_receiver_makes_progress_for_a_sender_that_is_to_become_quiet(bench: DecodeBench) -> None:
+    """Over some transports a write ends only while its target is driven: resting would delay the proof."""
+    await abandoned(bench, 1)
+    started = asyncio.get_running_loop().time()
+    await bench.work.rest()
+    assert asyncio.get_running_loop().time() - started < HEARTBEAT_S / 2
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()

@@ -1,0 +1,68 @@
+"""The sum of KV pages, by its definition and number by number; and memory to sum."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from services.engine.kv_cache import PagedKvCache
+from services.pages.checksum import WORD, key, lane, mix, multiplier, word_bytes
+from services.pages.layout import KvLayout
+
+Place = tuple[int, int, int, int]
+"""Layer id, K or V, KV head id, position."""
+
+
+def reference(vectors: Mapping[Place, bytes]) -> int:
+    """The sum over so many places."""
+    return sum(_counted(place, vector) for place, vector in vectors.items()) & WORD
+
+
+def _counted(place: Place, vector: bytes) -> int:
+    layer, half, head, position = place
+    width = word_bytes(len(vector))
+    starts = range(0, len(vector), width)
+    words = [int.from_bytes(vector[at : at + width], "little", signed=True) for at in starts]
+    total = sum(word * multiplier(index) for index, word in enumerate(words))
+    return mix(key(lane(layer, half, head), position) + total)
+
+
+class Memory:
+    """One rank's pages, and one sequence's table in them. All bytes are random until written."""
+
+    def __init__(self, layout: KvLayout, tokens: int, seed: int = 0) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.layout = layout
+        used = layout.pages_for(tokens)
+        self.cache = PagedKvCache(layout, used + 2, torch.device("cpu"))
+        self.table: list[int] = torch.randperm(used + 2, generator=draw)[:used].tolist()
+        flat = self.raw.view(-1)
+        flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8, generator=draw))
+
+    @property
+    def raw(self) -> torch.Tensor:
+        """[page][layer][K, V][kv head][token][bytes of a vector]"""
+        return self.cache.tensor.view(torch.uint8)
+
+    def vector(self, place: Place) -> torch.Tensor:
+        """The bytes at one place, to read and to write."""
+        layer, half, head, position = place
+        page, slot = divmod(position, self.layout.page_tokens)
+        rows = self.raw[self.table[page], self.layout.layers.index(layer), half]
+        return rows[self.layout.kv_heads.index(head), slot]
+
+    def places(self, start: int, stop: int) -> Iterable[Place]:
+        for layer in self.layout.layers:
+            for half in (0, 1):
+                for head in self.layout.kv_heads:
+                    yield from ((layer, half, head, position) for position in range(start, stop))
+
+    def vectors(self, start: int, stop: int) -> dict[Place, bytes]:
+        return {place: bytes(self.vector(place).tolist()) for place in self.places(start, stop)}
+
+
+def carry(sources: Iterable[Memory], targets: Iterable[Memory], start: int, stop: int) -> None:
+    """What any right transfer does, however its runs are cut: each vector to its place in each target."""
+    found = {place: memory.vector(place) for memory in sources for place in memory.places(start, stop)}
+    for target in targets:
+        for place in target.places(start, stop):
+            target.vector(place).copy_(found[place])

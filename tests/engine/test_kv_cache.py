@@ -1,0 +1,85 @@
+"""Does the KV cache keep every byte when it moves, and does the engine go on as if it had not?"""
+
+import pytest
+import torch
+
+from services.engine.kv_cache import PagedKvCache
+from services.pages.layout import KvLayout
+from services.runtime.host_memory import CannotMove
+from services.transfer.exposure import Movable
+from tests.engine.conftest import MakeEngine
+from tests.engine.worker import Worker
+
+LAYOUT = KvLayout("tiny", "bfloat16", 4, (0, 1, 2), (0, 1), 8)
+PAGES = 6
+CPU = torch.device("cpu")
+
+
+def filled() -> PagedKvCache:
+    cache = PagedKvCache(LAYOUT, PAGES, CPU)
+    cache.tensor.view(torch.int16).random_(-(2**15), 2**15)
+    return cache
+
+
+def raw(cache: PagedKvCache) -> torch.Tensor:
+    """Bits, NaN included."""
+    return cache.tensor.view(torch.int16).clone()
+
+
+def test_a_move_keeps_every_bit_at_another_address() -> None:
+    cache = filled()
+    memory: Movable = cache
+    assert (memory.length, memory.device) == (PAGES * LAYOUT.page_bytes, "cpu")
+    before, address = raw(cache), cache.address
+    memory.move()
+    assert cache.address != address
+    assert cache.address % 4096 == 0
+    assert cache.tensor.data_ptr() == cache.address
+    assert torch.equal(raw(cache), before)
+
+
+def test_reads_and_writes_follow_the_move_and_the_old_address_changes_nothing() -> None:
+    cache = filled()
+    old, before = cache.tensor, raw(cache)
+    cache.move()
+    old.fill_(1.0)
+    assert torch.equal(raw(cache), before)
+    rows = torch.arange(2 * LAYOUT.page_tokens) + cache.rows_per_page  # page 1, both heads
+    for layer in range(3):
+        keys = torch.full((len(rows), LAYOUT.head_dim), 10.0 + layer, dtype=torch.bfloat16)
+        cache.write(layer, rows, keys, -keys)
+        out = torch.empty(2, LAYOUT.page_tokens * LAYOUT.head_dim, dtype=torch.bfloat16)
+        cache.read(layer, torch.tensor([cache.blocks_per_page, cache.blocks_per_page + 2]), out)
+        assert (out[0] == 10.0 + layer).all()
+        assert (out[1] == -10.0 - layer).all()
+    cache.clear_tail(1, 3)
+    assert (cache.tensor[1, :, :, :, 3:] == 0).all()
+    untouched = [0, 2, 3, 4, 5]
+    assert torch.equal(raw(cache)[untouched], before[untouched])
+
+
+def test_a_sequence_goes_on_after_a_move_as_if_there_had_been_none(tiny_engine: MakeEngine) -> None:
+    engine = tiny_engine("llama-gqa-untied")
+    prompts = [[5, 9, 40, 2, 77], list(range(60, 90)), [1]]
+
+    def answers(moving: bool) -> list[list[int]]:
+        worker = Worker(engine)
+        tenants = [worker.admit(prompt, max_tokens=12) for prompt in prompts]
+        while not all(tenant.done for tenant in tenants):
+            worker.step(tenants, chunk=7)
+            if moving:
+                old = engine.cache.tensor
+                engine.cache.move()
+                old.fill_(float("nan"))
+        return [tenant.sequence.output for tenant in tenants]
+
+    assert answers(moving=True) == answers(moving=False)
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_memory_of_another_device_is_not_moved_and_stays_as_it_is(device: str) -> None:
+    cache = PagedKvCache(LAYOUT, PAGES, torch.device(device))
+    tensor = cache.tensor
+    with pytest.raises(CannotMove, match=f"{device} cannot be moved within its process"):
+        cache.move()
+    assert cache.tensor is tensor

@@ -1,0 +1,59 @@
+"""Do real processes that sum their pages serve what the reference library says, and refuse who sums none?"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.oracle import reference_greedy
+from tests.process.stack import Stack, running_stack
+from tests.process.test_oracle import OUTPUT_TOKENS, complete_all
+
+PROMPTS = [[*range(1000, 1000 + length)] for length in (1, 15, 16, 17, 64, 130, 700)]
+REFUSED_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def summing(demo_model_dir: Path) -> Iterator[Stack]:
+    """Chunks of 64 tokens: a prompt's sum is that of several steps."""
+    with running_stack(
+        str(demo_model_dir),
+        prefill=[{"chunk_tokens": "64"}],
+        dtype="float32",
+        kv_cache_memory="512MiB",
+        kv_checksum="pages",
+    ) as stack:
+        yield stack
+
+
+@pytest.mark.timeout(600)
+async def test_greedy_output_equals_the_reference_with_pages_summed(
+    summing: Stack, demo_model_dir: Path
+) -> None:
+    expected = reference_greedy(demo_model_dir, PROMPTS, OUTPUT_TOKENS, "float32")
+    start = summing.idle_gauges()
+    for at_a_time in (1, 4):
+        assert await complete_all(summing.url, PROMPTS, at_a_time) == expected
+    summing.wait_idle(start)
+    rooms = httpx.get(f"{summing.url}/rooms", timeout=10).json()["rooms"]
+    timeline = httpx.get(f"{summing.url}/rooms/{rooms[0]['id']}", timeout=10).json()["events"]
+    [landed] = [each["detail"] for each in timeline if each["name"] == "landed"]
+    assert landed.endswith("contents as computed")
+    assert summing.services["decode-0"].total("baton_rooms_failed_total") == 0
+
+
+@pytest.mark.timeout(600)
+def test_schema_agreed_a_worker_that_sums_no_pages_is_refused_by_name(summing: Stack) -> None:
+    odd = summing.start_worker("decode", "decode-odd", kv_checksum="record")
+    try:
+        deadline = time.monotonic() + REFUSED_S
+        said = "kv_checksum differs: this stack has pages, the worker has record"
+        while said not in odd.tail(200):
+            assert time.monotonic() < deadline, odd.tail()
+            time.sleep(0.1)
+        assert httpx.get(f"{summing.url}/ready", timeout=10).status_code == 200
+    finally:
+        del summing.services["decode-odd"]
+        odd.kill()

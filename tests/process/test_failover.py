@@ -1,0 +1,215 @@
+"""Does a stream go on, token for token, when the process that draws it or reads its prompt is killed?"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.oracle import reference_greedy
+from tests.process.stack import Stack, running_stack
+
+ANSWER_S = 120.0
+OUTPUT_TOKENS = 60
+KILL_AT = 15
+MESSAGES = [{"role": "user", "content": "Once upon a time, in a village by the sea,"}]
+LONG = 1_500
+SEEDED = {
+    "temperature": 0.9,
+    "seed": 7,
+    "top_p": 0.95,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "min_tokens": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(demo_model_dir: Path) -> Iterator[Stack]:
+    """Two pairs; prompts are computed in chunks of 64 tokens, so that a long one takes its time."""
+    with running_stack(
+        str(demo_model_dir),
+        prefill=[{"chunk_tokens": "64"}] * 2,
+        decode=[{}, {}],
+        dtype="float32",
+        kv_cache_memory="256MiB",
+    ) as stack:
+        yield stack
+
+
+@dataclass
+class Streamed:
+    """What a client saw of one chat."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    roles: int = 0
+    finish: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    request_id: str = ""
+    done: bool = False
+
+
+def model_of(stack: Stack) -> str:
+    name: str = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    return name
+
+
+def chat(stack: Stack, on_tokens: Callable[[str, int], None] = lambda *_: None, **more: Any) -> Streamed:
+    """Stream a chat; `on_tokens(request_id, count)` after each chunk that has any."""
+    seen = Streamed()
+    body = {
+        "model": model_of(stack),
+        "messages": MESSAGES,
+        "max_tokens": OUTPUT_TOKENS,
+        "logprobs": True,
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
+    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=ANSWER_S) as reply:
+        seen.request_id = reply.headers["x-request-id"]
+        for line in reply.iter_lines():
+            if line == "data: [DONE]":
+                seen.done = True
+            elif line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                assert "error" not in chunk, chunk
+                seen.usage = chunk.get("usage") or seen.usage
+                for choice in chunk["choices"]:
+                    seen.roles += "role" in choice["delta"]
+                    seen.text += choice["delta"].get("content") or ""
+                    seen.ids += choice.get("token_ids", [])
+                    seen.logprobs += [
+                        each["logprob"] for each in (choice["logprobs"] or {"content": []})["content"]
+                    ]
+                    seen.finish = choice["finish_reason"] or seen.finish
+                on_tokens(seen.request_id, len(seen.ids))
+    return seen
+
+
+def rooms_of(stack: Stack, request_id: str) -> list[dict[str, Any]]:
+    """A request's rooms, oldest first."""
+    listed = httpx.get(f"{stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
+    return list(reversed(listed))
+
+
+class Killer:
+    """Kills the worker of one side that serves a request, once, when so many tokens have come."""
+
+    def __init__(self, stack: Stack, side: str) -> None:
+        self._stack = stack
+        self._side = side
+        self.victim = ""
+
+    def __call__(self, request_id: str, count: int) -> None:
+        if count >= KILL_AT and not self.victim:
+            self.victim = rooms_of(self._stack, request_id)[0][self._side]
+            self._stack.services[self.victim].kill()
+
+
+@pytest.mark.parametrize("more", [{"temperature": 0}, SEEDED], ids=["greedy", "seeded"])
+def test_a_decode_worker_killed_in_mid_stream_is_not_noticed(
+    pairs: Stack, demo_model_dir: Path, more: dict[str, Any]
+) -> None:
+    """The client sees what it sees without, which greedily is what the reference library draws."""
+    start = pairs.idle_gauges()
+    unbroken = chat(pairs, **more)
+    if more["temperature"] == 0:
+        chat_body = {"model": model_of(pairs), "messages": MESSAGES}
+        prompt = httpx.post(f"{pairs.url}/tokenize", json=chat_body).json()["tokens"]
+        assert [unbroken.ids] == reference_greedy(demo_model_dir, [prompt], OUTPUT_TOKENS, "float32")
+    killer = Killer(pairs, "decode")
+    broken = chat(pairs, killer, **more)
+    assert killer.victim
+    assert broken.done
+    assert broken.roles == 1
+    assert (broken.text, broken.ids) == (unbroken.text, unbroken.ids)
+    assert (broken.finish, broken.usage) == (unbroken.finish, unbroken.usage)
+    assert broken.logprobs == pytest.approx(unbroken.logprobs, abs=1e-3)
+    old, new = rooms_of(pairs, broken.request_id)
+    assert new["retry_of"] == old["id"]
+    assert old["cause"]["reason"] == "decode_lost"
+    assert new["decode"] != old["decode"]
+    pairs.restart(killer.victim)
+    pairs.wait_ready(4)
+    pairs.wait_idle(start)
+
+
+def test_a_prefill_worker_killed_while_it_computes_is_not_noticed(pairs: Stack, demo_model_dir: Path) -> None:
+    start = pairs.idle_gauges()
+    prompt = [(7 * place) % 1_000 for place in range(LONG)]
+    (expected,) = reference_greedy(demo_model_dir, [prompt], 8, "float32")
+    body = {
+        "model": model_of(pairs),
+        "prompt": prompt,
+        "max_tokens": 8,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    headers = {"X-Request-Id": "killed-prefill"}
+    replies: list[httpx.Response] = []
+
+    def ask() -> None:
+        url = f"{pairs.url}/v1/completions"
+        replies.append(httpx.post(url, json=body, headers=headers, timeout=ANSWER_S))
+
+    workers = [pairs.services[name] for name in ("prefill-0", "prefill-1")]
+    before = [each.total("baton_prefill_tokens_total") for each in workers]
+    asker = threading.Thread(target=ask)
+    asker.start()
+    victim = None
+    while victim is None:
+        assert asker.is_alive(), replies[0].text
+        for each, earlier in zip(workers, before, strict=True):
+            if 0 < each.total("baton_prefill_tokens_total") - earlier < LONG:
+                victim = each
+    victim.kill()
+    asker.join(ANSWER_S)
+    assert replies[0].status_code == 200, replies[0].text
+    assert replies[0].json()["choices"][0]["token_ids"] == expected
+    old, new = rooms_of(pairs, "killed-prefill")
+    assert (old["prefill"], old["cause"]["reason"]) == (victim.name, "prefill_lost")
+    assert new["prefill"] != victim.name
+    assert new["retry_of"] == old["id"]
+    pairs.restart(victim.name)
+    pairs.wait_ready(4)
+    pairs.wait_idle(start)
+
+
+@pytest.mark.parametrize("side", ["decode", "prefill"])
+def test_the_only_pairs_stream_waits_for_the_worker_that_is_started_again(
+    demo_model_dir: Path, side: str
+) -> None:
+    """A prefill worker that dies while decode streams is not missed; a decode worker is waited for."""
+    with running_stack(
+        str(demo_model_dir),
+        bootstrap={"retry_wait_ms": "100000"},
+        dtype="float32",
+        kv_cache_memory="128MiB",
+    ) as stack:
+        start = stack.idle_gauges()
+        unbroken = chat(stack, temperature=0)
+        killer = Killer(stack, side)
+
+        def kill_and_restart(request_id: str, count: int) -> None:
+            if not killer.victim:
+                killer(request_id, count)
+                if killer.victim:
+                    stack.restart(killer.victim)
+
+        broken = chat(stack, kill_and_restart, temperature=0)
+        assert killer.victim == f"{side}-0"
+        assert (broken.ids, broken.text) == (unbroken.ids, unbroken.text)
+        assert broken.done
+        rooms = rooms_of(stack, broken.request_id)
+        assert len(rooms) == (2 if side == "decode" else 1)
+        stack.wait_ready()
+        stack.wait_idle(start)

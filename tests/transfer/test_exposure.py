@@ -1,0 +1,307 @@
+"""When memory is taken away from its writers: does every byte stay, and does nothing of theirs arrive?"""
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from services.rooms.ids import Incarnation
+from services.runtime.host_memory import MOVES_MAX, CannotMove, HostMemory
+from services.transfer.exposure import Exposure
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import FaultPlan
+from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
+from services.transfer.memory import MemoryTransfer
+from tests.transfer.bench import KV_BYTES, Bench, MakeTransfer, Node
+
+WHOLE = [Run(0, 0, KV_BYTES)]
+
+
+@dataclass
+class Receiver:
+    """A process that exposes "kv" and "slots"."""
+
+    make: MakeTransfer
+    memories: dict[str, HostMemory] = field(
+        default_factory=lambda: {"kv": HostMemory(KV_BYTES), "slots": HostMemory(4096)}
+    )
+    ids: Iterator[int] = field(default_factory=lambda: count(0xE000))
+    made: list[Transfer] = field(default_factory=list)
+    exposure: Exposure = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.exposure = Exposure(self._make, lambda: Incarnation(next(self.ids)), self.memories)
+
+    def _make(self, incarnation: Incarnation) -> Transfer:
+        self.made.append(self.make(incarnation, None))
+        return self.made[-1]
+
+    def contents(self) -> dict[str, bytes]:
+        return {name: bytes(memory.view) for name, memory in self.memories.items()}
+
+    def fill(self, seed: int) -> dict[str, bytes]:
+        for memory in self.memories.values():
+            memory.view[:] = random.Random(seed).randbytes(memory.length)
+        return self.contents()
+
+
+@pytest.fixture
+def receiver(bench: Bench) -> Iterator[Receiver]:
+    receiver = Receiver(bench._make)
+    yield receiver
+    receiver.exposure.close()
+
+
+def sender(bench: Bench, receiver: Receiver) -> Node:
+    """Connected, and every byte of it is 0xEE."""
+    node = bench.node()
+    for region in node.memory:
+        node.fill(region, 0xEE)
+    node.transfer.connect(receiver.exposure.endpoint())
+    return node
+
+
+def revoke(receiver: Receiver) -> dict[str, memoryview]:
+    """The sinks that it leaves."""
+    sinks = {name: memory.view for name, memory in receiver.memories.items()}
+    receiver.exposure.revoke()
+    return sinks
+
+
+def end(bench: Bench, node: Node, receiver: Receiver, put: PutId) -> PutState:
+    states: list[PutState] = []
+
+    def ended() -> bool:
+        receiver.exposure.transfer.notices()
+        states.append(node.transfer.poll(put))
+        return states[-1] is not PutState.PENDING
+
+    bench.until(ended)
+    return states[-1]
+
+
+def test_an_exposure_registers_every_memory_under_its_own_id(receiver: Receiver) -> None:
+    endpoint = receiver.exposure.endpoint()
+    assert endpoint.incarnation == receiver.exposure.id
+    assert [(region.name, region.address, region.length) for region in endpoint.regions] == [
+        (name, memory.address, memory.length) for name, memory in receiver.memories.items()
+    ]
+    assert receiver.exposure.transfer is receiver.made[0]
+
+
+def test_revoking_keeps_every_byte_and_exposes_it_anew(receiver: Receiver) -> None:
+    before, endpoints = receiver.fill(1), [receiver.exposure.endpoint()]
+    for _ in range(3):
+        receiver.exposure.revoke()
+        endpoints.append(receiver.exposure.endpoint())
+        assert receiver.contents() == before
+    assert len({endpoint.incarnation for endpoint in endpoints}) == 4
+    assert len({endpoint.agent for endpoint in endpoints}) == 4
+    for name in range(2):
+        assert len({endpoint.regions[name].address for endpoint in endpoints}) == 4
+    assert receiver.exposure.endpoint().regions[0].address == receiver.memories["kv"].address
+    assert receiver.exposure.transfer is receiver.made[3]
+    for transfer in receiver.made[:3]:
+        with pytest.raises(TransferError, match="closed"):
+            transfer.endpoint()
+
+
+def test_a_put_under_way_ends_and_changes_nothing(bench: Bench, receiver: Receiver) -> None:
+    node, old = sender(bench, receiver), receiver.exposure.id
+    before = receiver.fill(2)
+    put = node.transfer.put(old, "kv", WHOLE)
+    early = bytes(receiver.memories["kv"].view)  # some paths copy in the call
+    revoke(receiver)
+    assert receiver.contents() == {**before, "kv": early}
+    end(bench, node, receiver, put)
+    assert node.transfer.pending(old) == 0
+    assert receiver.contents() == {**before, "kv": early}
+
+
+def test_a_put_to_the_old_endpoint_never_changes_the_memory(bench: Bench, receiver: Receiver) -> None:
+    node, old = sender(bench, receiver), receiver.exposure.id
+    put = node.transfer.put(old, "slots", [Run(0, 0, 64)])
+    assert end(bench, node, receiver, put) is PutState.DONE
+    before = receiver.fill(3)
+    sinks = revoke(receiver)
+    for _ in range(3):
+        try:
+            put = node.transfer.put(old, "kv", WHOLE)
+        except TransferError:
+            break
+        state = end(bench, node, receiver, put)
+        assert state is PutState.FAILED or bytes(sinks["kv"]) == b"\xee" * KV_BYTES, "it is in the sink"
+    assert receiver.contents() == before
+    assert node.transfer.pending(old) == 0
+
+
+def test_who_held_the_old_endpoint_connects_to_the_new_one(bench: Bench, receiver: Receiver) -> None:
+    node, old = sender(bench, receiver), receiver.exposure.id
+    bystander = sender(bench, receiver)
+    receiver.exposure.revoke()
+    for writer in (node, bystander):
+        writer.transfer.connect(receiver.exposure.endpoint())
+        before = receiver.fill(4)
+        put = writer.transfer.put(receiver.exposure.id, "kv", [Run(0, 64, 100)])
+        assert end(bench, writer, receiver, put) is PutState.DONE
+        kv = before["kv"]
+        assert receiver.contents() == {**before, "kv": kv[:64] + b"\xee" * 100 + kv[164:]}
+        writer.transfer.disconnect(old)
+    node.transfer.notify(receiver.exposure.id, b"wake")
+    taken: list[bytes] = []
+
+    def noticed() -> bool:
+        taken.extend(payload for _, payload in receiver.exposure.transfer.notices())
+        return bool(taken)
+
+    bench.until(noticed)
+    assert taken == [b"wake"]
+
+
+def test_an_endpoint_that_was_revoked_is_reached_by_nobody_new(bench: Bench, receiver: Receiver) -> None:
+    stale, before = receiver.exposure.endpoint(), receiver.fill(5)
+    receiver.exposure.revoke()
+    node = bench.node()
+    try:
+        node.transfer.connect(stale)
+        put = node.transfer.put(stale.incarnation, "kv", WHOLE)
+    except TransferError:
+        pass
+    else:
+        end(bench, node, receiver, put)
+    assert receiver.contents() == before
+
+
+def test_memory_that_cannot_move_leaves_nothing_exposed(receiver: Receiver) -> None:
+    for _ in range(MOVES_MAX):
+        receiver.memories["slots"].move()
+    with pytest.raises(CannotMove):
+        receiver.exposure.revoke()
+    assert_closed(receiver)
+
+
+def test_an_endpoint_that_cannot_be_made_leaves_nothing_exposed(receiver: Receiver) -> None:
+    def none(incarnation: Incarnation, agent: str | None) -> Transfer:
+        raise TransferError("no agent")
+
+    receiver.make = none
+    with pytest.raises(TransferError, match="no agent"):
+        receiver.exposure.revoke()
+    assert_closed(receiver)
+
+
+@pytest.mark.parametrize("fails", ["register", "endpoint"])
+def test_an_endpoint_that_takes_no_memory_is_closed(
+    receiver: Receiver, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TransferError(f"no {fails}")
+
+    monkeypatch.setattr(type(receiver.exposure.transfer), fails, refuse)
+    with pytest.raises(TransferError, match=f"no {fails}"):
+        receiver.exposure.revoke()
+    monkeypatch.undo()
+    assert len(receiver.made) == 2
+    assert_closed(receiver)
+
+
+def assert_closed(receiver: Receiver) -> None:
+    for transfer in receiver.made:
+        with pytest.raises(TransferError, match="closed"):
+            transfer.endpoint()
+    with pytest.raises(TransferError, match="closed"):
+        receiver.exposure.endpoint()
+
+
+def test_closing_is_idempotent(receiver: Receiver) -> None:
+    receiver.exposure.close()
+    receiver.exposure.close()
+    assert_closed(receiver)
+
+
+# ---- the in-process network, where a path that asks no endpoint can be had at will
+
+
+def blind(share: float, seed: int = 0, **more: int) -> tuple[MemoryFabric, Bench, Receiver]:
+    plan = FaultPlan(seed, blind_share=share, **more)
+    fabric = MemoryFabric(plan)
+
+    def make(incarnation: Incarnation, agent: str | None) -> Transfer:
+        return MemoryTransfer(fabric, incarnation, agent)
+
+    return fabric, Bench(make), Receiver(make)
+
+
+def drain(fabric: MemoryFabric) -> None:
+    while fabric.puts_under_way:
+        fabric.step()
+
+
+@pytest.mark.parametrize("posted", ["before", "after"])
+def test_a_write_that_asks_no_endpoint_lands_in_the_sink(posted: str) -> None:
+    fabric, bench, receiver = blind(1.0, delay_steps_max=20)
+    node, old, before = sender(bench, receiver), receiver.exposure.id, receiver.fill(6)
+    runs = [Run(at, at, 4096) for at in range(0, KV_BYTES, 4096)]
+    if posted == "before":
+        put = node.transfer.put(old, "kv", runs)
+        sinks = revoke(receiver)
+    else:
+        sinks = revoke(receiver)
+        put = node.transfer.put(old, "kv", runs)
+    assert fabric.puts_under_way == 1
+    drain(fabric)
+    assert node.transfer.poll(put) is PutState.DONE
+    assert bytes(sinks["kv"]) == b"\xee" * KV_BYTES
+    assert receiver.contents() == before
+
+
+def test_without_the_move_such_a_write_corrupts() -> None:
+    """What the sink is for: an endpoint that is only made anew does not keep a writer out."""
+    fabric, bench, receiver = blind(1.0)
+    node, old, before = sender(bench, receiver), receiver.exposure.id, receiver.fill(7)
+    receiver.exposure.close()
+    Receiver(receiver.make, receiver.memories, count(0xF000))
+    node.transfer.put(old, "kv", WHOLE)
+    drain(fabric)
+    assert receiver.contents() == {**before, "kv": b"\xee" * KV_BYTES}
+
+
+def test_a_process_that_died_is_written_to_by_no_path() -> None:
+    fabric, bench, receiver = blind(1.0)
+    node, old = sender(bench, receiver), receiver.exposure.id
+    sinks = revoke(receiver)
+    under_way = node.transfer.put(old, "kv", WHOLE)
+    fabric.kill(old)
+    fabric.kill(receiver.exposure.id)
+    assert fabric.puts_under_way == 0
+    late = node.transfer.put(old, "kv", WHOLE)
+    for put in (under_way, late):
+        assert node.transfer.poll(put) is PutState.FAILED
+    assert bytes(sinks["kv"]) == bytes(KV_BYTES)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_under_every_fault_nothing_posted_to_an_old_exposure_changes_the_memory(seed: int) -> None:
+    fabric, bench, receiver = blind(0.5, seed, delay_steps_max=9, hold_steps=40)
+    draw = random.Random(seed)
+    nodes = [sender(bench, receiver) for _ in range(3)]
+    for _ in range(4):
+        for node in nodes:
+            at = draw.randrange(0, KV_BYTES - 4096)
+            node.transfer.put(receiver.exposure.id, "kv", [Run(at, at, 4096)])
+        old = receiver.exposure.id
+        for _ in range(draw.randrange(6)):
+            fabric.step()
+        receiver.exposure.revoke()
+        before = receiver.fill(draw.randrange(99))
+        for node in nodes:
+            for _ in range(draw.randrange(3)):
+                with suppress(TransferError):  # the way was seen to break
+                    node.transfer.put(old, "kv", [Run(0, draw.randrange(99), 5000)])
+        drain(fabric)
+        assert receiver.contents() == before
+        for node in nodes:
+            node.transfer.connect(receiver.exposure.endpoint())
