@@ -31,9 +31,11 @@ from services.rooms.request import Token
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.clock import Clock
-from services.runtime.host_memory import HostMemory
+from services.runtime.errors import MemoryKept
+from services.runtime.host_memory import CannotMove, HostMemory
 from services.runtime.logging import Log
 from services.transfer.exposure import Exposure
+from services.transfer.interface import TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.callers import Callers
 from services.wire.conversions import (
@@ -428,7 +430,10 @@ class DecodeWork:
     def _take_memory_back(self) -> None:
         """The last resort, which is proof for every room in quarantine: what their senders know of leads
         nowhere. Admitted rooms keep their pages, at another address."""
-        self._exposure.revoke()
+        try:
+            self._exposure.revoke()
+        except (CannotMove, TransferError) as error:
+            raise MemoryKept(f"exposed memory cannot be taken back from silent senders: {error}") from error
         self._holdings.slots.moved(self._slots.view)
         self._peers.doubt_all()
         for job in self._jobs.values():

@@ -1,4 +1,4 @@
-"""What can stop a process from starting, in words that its operator can act on?
+"""What can stop a process from starting, or has to end it, in words that its operator can act on?
 
 These are expected: they end the process with one line on stderr and a non-zero exit code, without a
 traceback. Everything else that escapes a service is a bug and keeps its traceback.
@@ -15,6 +15,11 @@ class StartupError(Exception):
     """
 
     exit_code: int = EXIT_FAILED
+
+
+class MemoryKept(StartupError):
+    """Memory that had to be taken back from its writers could not be moved. That the process ends is the same
+    proof; whoever started it starts it again."""
 
 
 class SettingsError(StartupError):

@@ -8,12 +8,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.rooms.ids import Incarnation
+from services.wire.decoding import RefuseUndecodable
 from services.wire.errors import WrongIncarnation
+from services.wire.mailbox import TAKEN_BYTES_MAX
 
 UNARY_S: Final = 5.0
 """Deadline of a call that needs no work: everything is answered from tables."""
 
-MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
+REPLY_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Longest message that a caller takes."""
+
+REQUEST_BYTES_MAX: Final = TAKEN_BYTES_MAX
+"""Longest message that a server takes: reading a longer one, to no use, would keep it from its turns and
+its lease for seconds."""
 
 _KEEPALIVE: Final = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -21,15 +28,12 @@ _KEEPALIVE: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-_LIMITS: Final = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-)
 # A call is made once: a room id must not be opened twice by a retry that we did not ask for. The backoff
 # is short because workers restart on the same address and are called again at once.
 _CHANNEL: Final = (
     *_KEEPALIVE,
-    *_LIMITS,
+    ("grpc.max_receive_message_length", REPLY_BYTES_MAX),
+    ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
     ("grpc.enable_retries", 0),
     # What another channel to this address has lived through (an earlier process, a back-off) is not ours.
     ("grpc.use_local_subchannel_pool", 1),
@@ -40,7 +44,8 @@ _CHANNEL: Final = (
 # Above its default of about 1,000 pending calls a server drops some silently as CANCELLED.
 _SERVER: Final = (
     *_KEEPALIVE,
-    *_LIMITS,
+    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+    ("grpc.max_send_message_length", REPLY_BYTES_MAX),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.server.max_pending_requests", 100_000),
@@ -56,7 +61,7 @@ class Server:
     """A gRPC server with health and reflection. Services are added before `start`."""
 
     def __init__(self) -> None:
-        self.grpc = grpc.aio.server(options=_SERVER)
+        self.grpc = grpc.aio.server(interceptors=(RefuseUndecodable(),), options=_SERVER)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self._names: list[str] = []

@@ -24,7 +24,7 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
-from services.wire.conversions import Malformed
+from services.wire.conversions import TEXT_CHARS_MAX, Malformed
 from services.wire.mailbox import CommandTooLong, MailboxFull
 
 KIND_KEY: Final = "baton-error"
@@ -94,7 +94,8 @@ async def errors_as_status(context: grpc.aio.ServicerContext) -> AsyncIterator[N
                 trailing = [(KIND_KEY, type(error).__name__)]
                 if isinstance(error, WorkerRefused | LayoutMismatch):
                     trailing.append((FIELD_KEY, error.field))
-                await context.abort(code, str(error) or type(error).__name__, tuple(trailing))
+                text = str(error)[:TEXT_CHARS_MAX] or type(error).__name__
+                await context.abort(code, text, tuple(trailing))
         raise
 
 

@@ -20,16 +20,16 @@ class ModelBounds:
 
     def check(self, request: Request) -> None:
         """Raises Malformed, naming the field but no token."""
-        for field, tokens in (("prompt", request.prompt), ("output", request.output)):
-            if not self.knows(tokens):
-                raise Malformed(
-                    f"request.{field} has an id outside the vocabulary of {self.vocabulary} tokens"
-                )
         if request.tokens_max > self.context_tokens:
             raise Malformed(
                 f"request may grow to {request.tokens_max} tokens: the model's context holds"
                 f" {self.context_tokens}"
             )
+        for field, tokens in (("prompt", request.prompt), ("output", request.output)):
+            if not self.knows(tokens):
+                raise Malformed(
+                    f"request.{field} has an id outside the vocabulary of {self.vocabulary} tokens"
+                )
 
     def knows(self, tokens: Iterable[int]) -> bool:
         return all(0 <= token < self.vocabulary for token in tokens)

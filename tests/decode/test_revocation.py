@@ -11,7 +11,8 @@ from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.quarantine import HURRY
 from services.rooms.request import Request
-from services.runtime.host_memory import HostMemory
+from services.runtime.errors import MemoryKept
+from services.runtime.host_memory import CannotMove, HostMemory
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.transfer.interface import Region, Run
@@ -172,3 +173,16 @@ async def test_a_receiver_makes_progress_for_a_sender_that_is_to_become_quiet(be
     bench.sender.quiet.set()
     await bench.settle()
     bench.assert_empty()
+
+
+async def test_memory_that_cannot_be_moved_ends_the_worker_in_so_many_words(
+    bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stay() -> None:
+        raise CannotMove("cuda:0 memory stays where it is")
+
+    await abandoned(bench, 1)
+    monkeypatch.setattr(bench.engine.memory, "move", stay)
+    bench.clock.advance(DEADLINE_MS)
+    with pytest.raises(MemoryKept, match=r"cannot be taken back .* cuda:0 memory stays where it is"):
+        await bench.turns(3)

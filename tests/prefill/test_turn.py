@@ -361,3 +361,17 @@ async def test_a_draining_worker_leaves_when_it_holds_nothing_and_nothing_waits(
     while await bench.turn() is not Lap.LAST:
         pass
     bench.assert_empty()
+
+
+async def test_secrets_unlogged_a_timeline_tells_how_many_tokens_and_never_which(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    await pair.bench.run(toy.request("1", PROMPT))
+    await pair.bench.grant(1, GRANTED)
+    await settle(pair.bench)
+    waiting: Any = pair.bench.reporter
+    lines = [f"{each.event.name}: {each.event.detail}" for each in waiting._waiting] + caplog.messages
+    assert any(line.startswith("accepted: 10 ") for line in lines)
+    for line in lines:
+        assert not any(str(token) in line for token in PROMPT), line

@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.pages.errors import LayoutMismatch
-from services.rooms.errors import WorkerRefused
+from services.prefill.ways import Ways
+from services.rooms.errors import PeerFault, WorkerRefused
 from services.rooms.ids import Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
+from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
 from services.wire.errors import NotConnected
@@ -129,3 +131,39 @@ async def test_memory_that_cannot_be_reached_leaves_no_way(pair: Pair) -> None:
             await pair.bench.grant(1, GRANTED, exposure=exposure)
     await pair.bench.cancel(1)
     await settle(pair.bench)
+
+
+async def test_nonsense_takes_no_way_from_anyone(pair: Pair) -> None:
+    await pair.bench.run(toy.request("1", PROMPT))
+    nonsense = connect_request(pair.anew)
+    nonsense.endpoints[0].regions[0].length = 0
+    with pytest.raises(Malformed, match="has 0 bytes"):
+        await connect(pair.bench, nonsense)
+    anothers = connect_request(pair.receiver)
+    anothers.receiver = AGAIN
+    with pytest.raises(Malformed, match="another receiver's"):
+        await connect(pair.bench, anothers)
+    await pair.bench.grant(1, GRANTED)
+    await settle(pair.bench)
+    assert pair.receiver.record(0, 1, 5) is not None
+
+
+async def test_a_second_destination_that_is_refused_changes_nothing(pair: Pair) -> None:
+    await pair.bench.run(toy.request("1", PROMPT))
+    await pair.bench.grant(1, GRANTED)
+    with pytest.raises(PeerFault, match="second, different destination"):
+        await pair.bench.grant(1, (4, 5, 6))
+    with pytest.raises(NotConnected):
+        await pair.bench.grant(1, GRANTED, exposure=AGAIN)
+    await settle(pair.bench)
+    assert pair.receiver.record(0, 1, 5) is not None
+
+
+async def test_one_writer_each_rank_reaches_the_receivers_rank_of_its_own_number(pair: Pair) -> None:
+    transfer = MemoryTransfer(pair.fabric, Incarnation(12))
+    second = Ways(transfer, toy.LAYOUT, rank=1, ranks=2)
+    second.connect(connect_request(pair.receiver, pair.anew))
+    way = second.granted(DECODE, pair.receiver.endpoint.incarnation)
+    assert way.peer == pair.anew.endpoint.incarnation, "grants name rank 0's exposure on every rank"
+    assert not transfer.connected(pair.receiver.endpoint.incarnation)
+    transfer.close()

@@ -342,6 +342,16 @@ def test_room_unique_ids_are_never_used_again(stack: Registry) -> None:
     assert seen == [500, 501, 502, 503, 504]
 
 
+def test_id_carries_no_placement_whoever_serves_the_next_room_its_id_is_the_next() -> None:
+    stack = registry_of(P1, P2, D1, D2, first_room=500)
+    pairs = [(prefill, decode) for prefill in (P1, P2) for decode in (D2, D1)]
+    ids = [
+        stack.open_room("request", (stack.worker(prefill.incarnation), stack.worker(decode.incarnation)), 10, 0).id
+        for prefill, decode in (*pairs, *reversed(pairs))
+    ]
+    assert ids == list(range(500, 508))
+
+
 def test_find_is_by_the_whole_request_id_newest_first(stack: Registry) -> None:
     rooms = [stack.open_room(name, pair(stack), 10, 0).id for name in ("a", "ab", "a")]
     assert [entry.id for entry in stack.find("a")] == [rooms[2], rooms[0]]

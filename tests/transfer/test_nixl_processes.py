@@ -222,3 +222,101 @@ def test_a_restarted_process_under_the_same_agent_name_is_served(puppets: MakePu
     sender.ask("notify", new.incarnation, b"hello")
     until(lambda: bool(new.ask("taken")))
     assert new.end() == 0
+
+
+# ---- writes that come late, and how their target escapes them
+
+
+def late_write(make: MakePuppet) -> tuple[Puppet, Puppet, PutId]:
+    """A write of fives under way over TCP, whose sender is stopped and whose target makes no progress."""
+    sender, receiver = pair(make, 64 * MIB)
+    sender.ask("fill", 5)
+    receiver.ask("drive", False)
+    runs = [Run(start, start, MIB // 8) for start in reversed(range(0, 64 * MIB, MIB // 8))]
+    posted: PutId = sender.ask("put", receiver.incarnation, "kv", runs)
+    assert sender.ask("poll", posted) is PutState.PENDING
+    sender.freeze()
+    return sender, receiver, posted
+
+
+def test_over_tcp_memory_that_is_used_again_at_once_is_overwritten(tcp_puppets: MakePuppet) -> None:
+    """What the fence is for."""
+    sender, receiver, posted = late_write(tcp_puppets)
+    receiver.ask("fill", 1)
+    receiver.ask("drive", True)
+    sender.thaw()
+    assert finish(sender, posted) is PutState.DONE
+    assert receiver.ask("count", 5) == 64 * MIB
+
+
+def test_over_tcp_nothing_lands_after_the_sender_was_killed(tcp_puppets: MakePuppet) -> None:
+    sender, receiver, _ = late_write(tcp_puppets)
+    sender.kill()
+    receiver.ask("drive", True)
+    until_at_rest(receiver)
+    receiver.ask("fill", 1)
+    until_at_rest(receiver)
+    assert receiver.ask("count", 5) == 0
+
+
+def test_over_tcp_nothing_lands_after_the_memory_was_taken_away(tcp_puppets: MakePuppet) -> None:
+    sender, receiver, posted = late_write(tcp_puppets)
+    receiver.ask("drive", True)
+    receiver.revoke()
+    receiver.ask("fill", 1)
+    sender.thaw()
+    assert finish(sender, posted) is PutState.FAILED
+    assert receiver.ask("count", 1) == 64 * MIB
+    sender.ask("connect", receiver.endpoint())
+    assert finish(sender, put(sender, receiver, 100)) is PutState.DONE
+    assert receiver.ask("count", 5) == 100
+
+
+def test_over_tcp_releasing_a_handle_stops_nothing(tcp_puppets: MakePuppet) -> None:
+    """Why a handle is kept until the library says that its write has ended, and why no abort releases one."""
+    sender, receiver, _ = late_write(tcp_puppets)
+    sender.thaw()
+    sender.ask("release")
+    receiver.ask("fill", 1)
+    receiver.ask("drive", True)
+    until(lambda: bool(receiver.ask("count", 5)))
+
+
+def test_a_write_to_memory_that_was_taken_away_fails_or_lands_where_nobody_reads(
+    puppets: MakePuppet,
+) -> None:
+    """Posted afterwards, by a sender that has seen nothing of it yet."""
+    sender, receiver = pair(puppets, 4 * MIB)
+    sender.ask("fill", 5)
+    sender.ask("drive", False)
+    old = receiver.endpoint().incarnation
+    receiver.revoke()
+    receiver.ask("fill", 1)
+    posted: PutId = sender.ask("put", old, "kv", [Run(0, 0, 4 * MIB)])
+    state = finish(sender, posted)
+    assert receiver.ask("count", 1) == 4 * MIB
+    assert receiver.ask("count_in_sinks", 5) == (4 * MIB if state is PutState.DONE else 0)
+    finish_broken(sender, old)
+    assert sender.ask("pending", old) == 0
+    sender.ask("connect", receiver.endpoint())
+    assert finish(sender, put(sender, receiver, 100)) is PutState.DONE
+    assert receiver.ask("count", 5) == 100
+
+
+def finish_broken(sender: Puppet, old: int) -> None:
+    """Until the sender has seen that its way broke."""
+    sender.ask("drive", True)
+
+    def broken() -> bool:
+        with suppress(TransferError):
+            finish(sender, sender.ask("put", old, "kv", [Run(0, 0, 64)]))
+        return not sender.ask("connected", old)
+
+    until(broken)
+
+
+def until_at_rest(receiver: Puppet) -> None:
+    """Whatever was on its way to a dead sender's target has arrived, or never will."""
+    for _ in range(200):
+        receiver.ask("taken")
+        time.sleep(0.001)

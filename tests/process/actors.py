@@ -1,0 +1,317 @@
+"""How do the tests hold a prefill and a decode worker, each in a process of its own, and look inside?
+
+The product's own turns, rooms, memory and services over real gRPC and real NIXL; only the model is
+`tests/process/wide.py`, and the bootstrap's part is the test's.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+
+from services.decode.metrics import DecodeMetrics
+from services.decode.peers import Peers
+from services.decode.rpc import DecodeService
+from services.decode.turn import DecodeWork
+from services.engine.stepper import Stepper
+from services.pages.holdings import Holdings, Standing
+from services.pages.pool import PagePool
+from services.pages.record import SLOT_BYTES
+from services.pages.slots import SlotPool
+from services.parallel.solo import SoloGroup
+from services.parallel.turns import TurnProgress, run_turns
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.rpc import HandoverService, PrefillService
+from services.prefill.turn import PrefillWork
+from services.rooms.deadlines import Deadlines
+from services.rooms.ids import Incarnation, RoomId
+from services.runtime.clock import SystemClock
+from services.runtime.host_memory import HostMemory
+from services.transfer.exposure import Exposure
+from services.transfer.interface import PutId, Region
+from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
+from services.wire.channel import Channels
+from services.wire.mailbox import Mailbox
+from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
+from tests.process.wide import BOUNDS, LAYOUT, WideEngine
+from tests.transfer.child import FORKS, Child
+from tests.wire.servers import serving
+
+PAGES: Final = 24
+PLACES: Final = 8
+WINDOW_BYTES: Final = 32 << 20
+PHASE_MS: Final = 60_000
+NEVER_MS: Final = 3_600_000
+
+FORKS.set_forkserver_preload(["tests.transfer.preloaded", "services.engine.stepper"])
+
+Question = Callable[..., Any]
+
+
+class Actor(Child):
+    """A worker in a process of its own."""
+
+    def __init__(
+        self, side: str, environment: Mapping[str, str], output: Path, port: int = 0, **options: Any
+    ) -> None:
+        """`port`: of its gRPC server; 0: any."""
+        super().__init__(_live, (side, port, options), dict(environment), output)
+        self.address, self.incarnation = self.answer()
+
+
+@dataclass
+class Defence:
+    """What a decode worker does about late writes; a control leaves one of it out."""
+
+    fenced: bool = True
+    """Else it trusts an abort: the memory of a failed room is free at once."""
+    moving: bool = True
+    """Else it trusts an endpoint's end: revoked memory stays where it is."""
+    revoke_after_ms: int = NEVER_MS
+
+
+class FencedIfTold(Holdings):
+    def __init__(self, pages: PagePool, slots: SlotPool, defence: Defence) -> None:
+        super().__init__(pages, slots)
+        self._defence = defence
+
+    def quarantine(self, room: int) -> bool:
+        exposed = super().quarantine(room)
+        if exposed and not self._defence.fenced:
+            self.give_back(room)
+        return exposed and self._defence.fenced
+
+
+class MovingIfTold(HostMemory):
+    def __init__(self, length: int, defence: Defence) -> None:
+        super().__init__(length)
+        self._defence = defence
+
+    def move(self) -> None:
+        if self._defence.moving:
+            super().move()
+
+
+class Turns(SoloGroup):
+    """One rank, whose turns can be paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = asyncio.Event()
+        self.running.set()
+
+    async def broadcast(self, commands: bytes | None) -> bytes:
+        await self.running.wait()
+        return await super().broadcast(commands)
+
+    def questions(self) -> dict[str, Question]:
+        return {"pause": self.running.clear, "resume": self.running.set}
+
+
+def _live(pipe: Connection, side: str, port: int, options: dict[str, Any]) -> None:
+    live = {"prefill": _prefill, "decode": _decode}[side]
+    asyncio.run(live(pipe, port, **options))
+
+
+async def _serve(
+    pipe: Connection,
+    port: int,
+    incarnation: Incarnation,
+    add: Any,
+    turns: Awaitable[None],
+    questions: dict[str, Question],
+) -> None:
+    """Turn, and answer questions between two turns, until told to leave."""
+    left = asyncio.Event()
+
+    def answer() -> None:
+        what, arguments = pipe.recv()
+        if what == "leave":
+            left.set()
+            return
+        try:
+            pipe.send(questions[what](*arguments))
+        except Exception as error:
+            pipe.send(error)
+
+    async with serving(add, port) as address:
+        turning = asyncio.ensure_future(turns)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
+        pipe.send((address, incarnation))
+        await asyncio.wait([turning, asyncio.ensure_future(left.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if turning.done():
+            turning.result()
+        turning.cancel()
+
+
+def _deadlines(fence_ms: int = NEVER_MS) -> Deadlines:
+    return Deadlines(PHASE_MS, PHASE_MS, PHASE_MS, PHASE_MS, fence_ms)
+
+
+async def _prefill(pipe: Connection, port: int, *, mute: bool = False) -> None:
+    """`mute`: its notices are lost."""
+    from services.transfer.nixl import NixlTransfer
+
+    clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
+    incarnation = Incarnation(secrets.randbits(63) | 1)
+    engine, slots = WideEngine(HostMemory(PAGES * LAYOUT.page_bytes)), HostMemory(PLACES * SLOT_BYTES)
+    transfer = NixlTransfer(incarnation)
+    transfer.register(Region("kv", engine.memory.address, engine.memory.length))
+    transfer.register(Region("slots", slots.address, slots.length))
+    lost: list[bytes] = []
+    if mute:
+        transfer.notify = lambda peer, payload: lost.append(payload)  # type: ignore[method-assign]
+    put = transfer.put
+
+    def stop_before_put() -> None:
+        """The next write is decided upon, and posted when the process goes on."""
+
+        def stop_and_put(*arguments: Any) -> PutId:
+            transfer.put = put  # type: ignore[method-assign]
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return put(*arguments)
+
+        transfer.put = stop_and_put  # type: ignore[method-assign, assignment]
+
+    stepper = Stepper(engine, mailbox.wake)
+    work = PrefillWork(
+        places=PLACES,
+        holdings=Holdings(PagePool(PAGES), SlotPool(slots.view)),
+        layout=LAYOUT,
+        bounds=BOUNDS,
+        stepper=stepper,
+        transfer=transfer,
+        mailbox=mailbox,
+        reporter=silent_reporter("prefill", incarnation),
+        metrics=PrefillMetrics(registry),
+        clock=clock,
+        deadlines=_deadlines(),
+        chunk_tokens=4096,
+        window_bytes=WINDOW_BYTES,
+    )
+    group, jobs = Turns(), work._jobs
+
+    def add(server: Any) -> None:
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(
+            PrefillService(work, mailbox, incarnation), server
+        )
+        inference_pb2_grpc.add_HandoverServiceServicer_to_server(
+            HandoverService(work, mailbox, incarnation, LAYOUT), server
+        )
+
+    questions: dict[str, Question] = {
+        **group.questions(),
+        "hold": engine.hold,
+        "go": engine.go,
+        "stop_before_put": stop_before_put,
+        "muted": lambda: len(lost),
+        "granted": lambda room: room in jobs and jobs[RoomId(room)].sender.grant is not None,
+        "under_way": lambda room: _in_flight(jobs.get(RoomId(room))),
+        "rooms": lambda: len(jobs),
+        "at_rest": lambda: _at_rest(registry),
+        "depart": lambda peer: mailbox.put(group_pb2.Command(departed=peer)),
+    }
+    try:
+        turns = run_turns(work, group, clock, TurnProgress(clock))
+        await _serve(pipe, port, incarnation, add, turns, questions)
+    finally:
+        engine.go()
+        stepper.close()
+        transfer.close()
+
+
+async def _decode(pipe: Connection, port: int) -> None:
+    from services.transfer.nixl import NixlTransfer
+
+    clock, mailbox, registry, channels = SystemClock(), Mailbox(), CollectorRegistry(), Channels()
+    incarnation = Incarnation(secrets.randbits(63) | 1)
+    defence = Defence()
+    engine = WideEngine(MovingIfTold(PAGES * LAYOUT.page_bytes, defence))
+    slots = MovingIfTold(PLACES * SLOT_BYTES, defence)
+    exposure = Exposure(
+        NixlTransfer,
+        lambda: Incarnation(secrets.randbits(63) | 1),
+        {"kv": engine.memory, "slots": slots},
+    )
+    holdings = FencedIfTold(PagePool(PAGES), SlotPool(slots.view), defence)
+    stepper = Stepper(engine, mailbox.wake)
+    peers = Peers(mailbox, channels, incarnation, lambda: [exposure.endpoint()], LAYOUT, 20.0)
+    work = DecodeWork(
+        places=PLACES,
+        incarnation=incarnation,
+        holdings=holdings,
+        layout=LAYOUT,
+        bounds=BOUNDS,
+        stepper=stepper,
+        exposure=exposure,
+        slots=slots,
+        peers=peers,
+        mailbox=mailbox,
+        reporter=silent_reporter("decode", incarnation),
+        metrics=DecodeMetrics(registry),
+        clock=clock,
+        deadlines=_deadlines(),
+        max_running=PLACES,
+    )
+    group = Turns()
+
+    def add(server: Any) -> None:
+        inference_pb2_grpc.add_DecodeServiceServicer_to_server(
+            DecodeService(work, mailbox, incarnation), server
+        )
+
+    def defend(fenced: bool, moving: bool, revoke_after_ms: int) -> None:
+        defence.fenced, defence.moving = fenced, moving
+        work._deadlines = _deadlines(revoke_after_ms)
+
+    def foreign() -> list[str]:
+        told = list(engine.foreign)
+        engine.foreign.clear()
+        return told
+
+    questions: dict[str, Question] = {
+        **group.questions(),
+        "hold": engine.hold,
+        "go": engine.go,
+        "defend": defend,
+        "wake": mailbox.wake,
+        "foreign": foreign,
+        "pages": lambda: {state.value: count for state, count in holdings.pages.census().items()},
+        "phase": lambda room: (
+            work.roster.get(RoomId(room)).phase.value if RoomId(room) in work.roster else ""
+        ),
+        "exposed": lambda room: room in holdings and holdings.get(room).standing is not Standing.HELD,
+        "rooms": lambda: len(work.roster),
+        "revocations": lambda: registry.get_sample_value("baton_kv_revocations_total"),
+        "at_rest": lambda: _at_rest(registry),
+        "depart": lambda peer: mailbox.put(group_pb2.Command(departed=peer)),
+    }
+    try:
+        turns = run_turns(work, group, clock, TurnProgress(clock))
+        await _serve(pipe, port, incarnation, add, turns, questions)
+    finally:
+        engine.go()
+        await peers.stop()
+        await channels.close()
+        stepper.close()
+        exposure.close()
+
+
+def _in_flight(job: Any) -> int:
+    return 0 if job is None or job.push is None else len(job.push._in_flight)
+
+
+def _at_rest(registry: CollectorRegistry) -> str:
+    """Empty, or which gauge is not."""
+    try:
+        assert_gauges_at_rest(registry)
+    except AssertionError as error:
+        return str(error)
+    return ""

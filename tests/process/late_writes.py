@@ -1,0 +1,178 @@
+"""Can a write that its sender posted, or will post, reach memory that has become another room's?
+
+`python -m tests.process.late_writes --times 100 --transport tcp --json` runs one trial after another on real
+workers. In a trial a prefill worker is stopped (SIGSTOP) at a point of a room's hand-over, the room is
+aborted, and another room wants its pages at once; then the stopped worker goes on, dies, or has the memory
+taken from it. The control is the same with the defence taken out, and shows that there is something to fear.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, field
+from itertools import cycle, islice
+from typing import Final
+
+from tests.process.actors import Defence
+from tests.process.pair import LARGE, TRANSPORTS, Pair, Room, until, workers
+
+POINTS: Final = {"tcp": ("posted", "posting", "midway", "granted"), "cma": ("posting", "midway", "granted")}
+"""Where a sender is stopped. granted: before it computes. posting: between its decision to write and the
+write. posted: the write is under way and the receiver makes no progress (over TCP alone: elsewhere posting
+copies). midway: some milliseconds after it may begin, wherever that is."""
+BYSTANDER_TOKENS: Final = 40
+
+
+def stop_at(pair: Pair, point: str, draw: random.Random) -> Room:
+    """A room whose sender is stopped there, and which is then given up by its receiver."""
+    sender, decode = pair.stopped, pair.decode
+    sender.ask("hold")
+    doomed = pair.open(sender, LARGE)
+    until(lambda: sender.ask("granted", doomed.id), "the grant")
+    match point:
+        case "granted":
+            sender.freeze()
+            sender.begin("go")
+        case "posting":
+            sender.ask("stop_before_put")
+            sender.ask("go")
+            until(lambda: sender.frozen, "the stop")
+        case "midway":
+            sender.ask("go")
+            time.sleep(draw.uniform(0.0, 0.02))
+            sender.freeze()
+        case "posted":
+            decode.ask("pause")
+            sender.ask("go")
+            until(lambda: sender.ask("under_way", doomed.id), "the write")
+            sender.freeze()
+            decode.ask("resume")
+    doomed.at_decode.cancel()
+    return doomed
+
+
+@dataclass
+class Tally:
+    """Of one kind of trial."""
+
+    trials: int = 0
+    withheld: int = 0
+    """Trials in which the aborted room's pages were kept from the next room."""
+    corrupted: int = 0
+    """Trials in which that room's memory was overwritten."""
+    seconds: float = 0.0
+    points: dict[str, int] = field(default_factory=dict)
+
+
+def trial(pair: Pair, point: str, draw: random.Random, then: str, tally: Tally) -> None:
+    """Stop a sender at `point` and give the room up. Then: it goes on ("continued"), dies ("killed"), or has
+    the memory taken from it before it goes on ("revoked"); the heir to its pages is checked, byte by byte."""
+    started = time.monotonic()
+    decode, revocations = pair.decode, pair.decode.ask("revocations")
+    bystander = pair.open(pair.steady, 2, max_tokens=BYSTANDER_TOKENS)
+    until(lambda: bystander.at_decode.tokens(), "the bystander is admitted")
+    doomed = stop_at(pair, point, draw)
+    until(lambda: decode.ask("phase", doomed.id) in ("", "failed"), "the abort")
+    withheld = decode.ask("phase", doomed.id) == "failed"
+    if then == "killed":
+        pair.stopped.kill()
+        decode.ask("depart", pair.stopped.incarnation)
+    if then == "revoked" and withheld:
+        until(lambda: decode.ask("revocations") > revocations, "the revocation")
+    bystander.check_answered()
+    decode.ask("hold")
+    heir = pair.open(pair.steady, LARGE)
+    if then == "continued" and withheld:
+        until(lambda: decode.ask("phase", heir.id) == "waiting_for_input", "the heir waits")
+        time.sleep(draw.uniform(0.0, 0.05))
+        assert not decode.ask("exposed", heir.id), "no page of the doomed room is anyone else's"
+        assert pair.quarantined() == LARGE
+    else:
+        until(lambda: decode.ask("phase", heir.id) == "success", "the heir lands")
+    if then != "killed":
+        pair.stopped.thaw()
+        if point == "granted":
+            pair.stopped.answer()
+        until(lambda: decode.ask("phase", heir.id) == "success", "the heir lands")
+        until(
+            lambda: (decode.ask("wake"), not pair.stopped.ask("rooms"))[1], "the stopped sender's room ends"
+        )
+    decode.ask("go")
+    heir.check_answered()
+    if then == "killed":
+        pair.stopped = pair.start("prefill")
+    pair.open(pair.stopped, 1).check_answered()
+    foreign = decode.ask("foreign")
+    pair.wait_at_rest()
+    tally.trials += 1
+    tally.withheld += withheld
+    tally.corrupted += any(line.startswith(f"room {heir.id} ") for line in foreign)
+    tally.points[point] = tally.points.get(point, 0) + 1
+    tally.seconds = round(tally.seconds + time.monotonic() - started, 2)
+    assert not [line for line in foreign if not line.startswith(f"room {heir.id} ")], foreign[:3]
+
+
+@dataclass(frozen=True)
+class Kind:
+    then: str
+    defence: Defence
+    control: bool = False
+
+
+FEARED: Final = {("tcp", "unfenced"), ("cma", "unfenced"), ("cma", "unmoved")}
+"""The controls that must corrupt. Over TCP all bytes go through the endpoint, and end with it."""
+REVOKE_AFTER_MS: Final = 50
+KINDS: Final = {
+    "fenced": Kind("continued", Defence()),
+    "killed": Kind("killed", Defence()),
+    "revoked": Kind("revoked", Defence(revoke_after_ms=REVOKE_AFTER_MS)),
+    "unfenced": Kind("continued", Defence(fenced=False), control=True),
+    "unmoved": Kind("revoked", Defence(revoke_after_ms=REVOKE_AFTER_MS, moving=False), control=True),
+}
+
+
+def trials(pair: Pair, kind: str, points: Iterable[str], draw: random.Random) -> Tally:
+    """One trial of that kind at each point."""
+    tally, then = Tally(), KINDS[kind].then
+    pair.decode.ask("defend", *astuple(KINDS[kind].defence))
+    for point in points:
+        trial(pair, point, draw, then, tally)
+    return tally
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.process.late_writes", description=__doc__)
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--controls", type=int, default=10, help="trials of each control")
+    parser.add_argument("--transport", choices=sorted(TRANSPORTS), action="append")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    report: dict[str, dict[str, Tally]] = {}
+    for transport in given.transport or sorted(TRANSPORTS):
+        report[transport] = {}
+        with workers(transport) as pair:
+            for name, kind in KINDS.items():
+                times = given.controls if kind.control else given.times
+                points = islice(cycle(POINTS[transport]), times)
+                tally = trials(pair, name, points, random.Random(given.seed))
+                report[transport][name] = tally
+                sys.stderr.write(f"{transport} {name} {tally}\n")
+    tallies = [
+        (transport, kind, tally) for transport, kinds in report.items() for kind, tally in kinds.items()
+    ]
+    held = not any(tally.corrupted for _, kind, tally in tallies if not KINDS[kind].control)
+    feared = all(tally.corrupted for transport, kind, tally in tallies if (transport, kind) in FEARED)
+    if given.json:
+        told = {
+            name: {kind: asdict(tally) for kind, tally in kinds.items()} for name, kinds in report.items()
+        }
+        sys.stdout.write(json.dumps({"ok": held and feared, "seed": given.seed, **told}) + "\n")
+    return 0 if held and feared else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

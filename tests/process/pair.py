@@ -1,0 +1,168 @@
+"""What is a pair of real workers whose bootstrap is the test, and what became of a room on it?"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+
+import grpc
+
+from services.rooms.request import Request
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
+from services.wire.conversions import request_to_wire, token_from_wire
+from tests.prefill import toy
+from tests.process.actors import PAGES, Actor
+from tests.process.wide import PAGE_TOKENS
+
+TRANSPORTS: Final = {"tcp": {"UCX_TLS": "tcp"}, "cma": {}}
+"""NIXL's over sockets alone, and what UCX picks on this machine: cross-memory attach as a rule."""
+LARGE: Final = 16
+"""Pages of a room that does not fit beside another such."""
+PATIENCE_S: Final = 60.0
+CALL_S: Final = 60.0
+
+
+def until(holds: Callable[[], Any], what: str) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up, f"never: {what}"
+        time.sleep(0.001)
+
+
+class Call:
+    """A stream of replies, read as they come."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.replies: list[Any] = []
+        self._thread = Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for reply in self._stream:
+                self.replies.append(reply)
+        except grpc.RpcError as error:
+            self.replies.append(error)
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+    def outcome(self) -> str:
+        """Why the room ended, "" when it was answered."""
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the room does not end"
+        last = self.replies[-1]
+        if isinstance(last, grpc.RpcError):
+            return str(last.code())
+        return str(last.outcome.cause.reason) if last.outcome.HasField("cause") else ""
+
+    def tokens(self) -> list[int]:
+        return [
+            token_from_wire(each).id
+            for reply in self.replies
+            if isinstance(reply, inference_pb2.StreamRoomReply)
+            for each in reply.tokens.tokens
+        ]
+
+
+@dataclass
+class Room:
+    id: int
+    asked: Request
+    at_prefill: Call
+    at_decode: Call
+
+    def check_answered(self) -> None:
+        assert self.at_decode.outcome() == "", self.at_decode.replies
+        assert self.at_decode.tokens() == toy.answer(self.asked)
+
+
+class Pair:
+    """A decode worker and two prefill workers; the test is their bootstrap."""
+
+    def __init__(self, transport: str, folder: Path) -> None:
+        self._environment, self._folder = TRANSPORTS[transport], folder
+        self._numbers = count()
+        self._rooms = count(1)
+        self._channels: dict[str, grpc.Channel] = {}
+        self._actors: list[Actor] = []
+        self.decode = self.start("decode")
+        self.stopped, self.steady = self.start("prefill"), self.start("prefill")
+
+    def start(self, side: str, **options: Any) -> Actor:
+        """Another worker; it ends with this object's `close` at the latest."""
+        output = self._folder / f"{next(self._numbers)}-{side}.txt"
+        actor = Actor(side, self._environment, output, **options)
+        self._actors.append(actor)
+        self._channels.pop(actor.address, None)  # of an earlier process at the same address
+        return actor
+
+    def open(self, prefill: Actor, pages: int, max_tokens: int = 4) -> Room:
+        """A room on `prefill` and the decode worker, whose prompt fills so many pages."""
+        room = next(self._rooms)
+        asked = toy.request(str(room), [(room + at) % 900 for at in range(pages * PAGE_TOKENS)], max_tokens)
+        wire = request_to_wire(asked)
+        receive = inference_pb2.StreamRoomRequest(
+            room=room,
+            incarnation=self.decode.incarnation,
+            prefill=rooms_pb2.Peer(name="prefill", incarnation=prefill.incarnation, address=prefill.address),
+            request=wire,
+        )
+        send = inference_pb2.RunRoomRequest(
+            room=room,
+            incarnation=prefill.incarnation,
+            decode=rooms_pb2.Peer(
+                name="decode", incarnation=self.decode.incarnation, address=self.decode.address
+            ),
+            request=wire,
+        )
+        prefill_stub = inference_pb2_grpc.PrefillServiceStub(self._channel(prefill))
+        decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channel(self.decode))
+        at_prefill = Call(prefill_stub.RunRoom(send, timeout=CALL_S))
+        until(lambda: at_prefill.replies, "the sender has the room before its destination comes")
+        return Room(room, asked, at_prefill, Call(decode_stub.StreamRoom(receive, timeout=CALL_S)))
+
+    def _channel(self, actor: Actor) -> grpc.Channel:
+        if actor.address not in self._channels:
+            self._channels[actor.address] = grpc.insecure_channel(
+                actor.address, options=[("grpc.use_local_subchannel_pool", 1)]
+            )
+        return self._channels[actor.address]
+
+    def warm_up(self) -> None:
+        for prefill in (self.stopped, self.steady):
+            self.open(prefill, 1).check_answered()
+
+    def quarantined(self) -> int:
+        pages: int = self.decode.ask("pages")["quarantined"]
+        return pages
+
+    def wait_at_rest(self) -> None:
+        """Every room retired, every page free, every gauge at rest (`zero-at-idle`)."""
+        for actor in (self.decode, self.stopped, self.steady):
+            until(lambda actor=actor: not actor.ask("rooms"), "every room retires")  # type: ignore[misc]
+            until(lambda actor=actor: not actor.ask("at_rest"), actor.ask("at_rest"))  # type: ignore[misc]
+        assert self.decode.ask("pages")["free"] == PAGES
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        for actor in self._actors:
+            actor.kill()
+
+
+@contextmanager
+def workers(transport: str) -> Iterator[Pair]:
+    with tempfile.TemporaryDirectory(prefix="baton-late-") as folder:
+        pair = Pair(transport, Path(folder))
+        try:
+            pair.warm_up()
+            yield pair
+        finally:
+            pair.close()
