@@ -3,8 +3,15 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from services.runtime.model_files import DEMO, prepare, resolve
+
+# The same examples in every run; what failed is printed as a blob that replays it. Many and others:
+# pytest --hypothesis-profile=search
+settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
+settings.register_profile("search", deadline=None, print_blob=True, max_examples=5_000)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

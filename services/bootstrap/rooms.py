@@ -364,11 +364,14 @@ class Rooms:
         )
         for attempt in range(CANCEL_TRIES):
             try:
-                await stub.Cancel(request, timeout=CANCEL_S)
+                reply = await stub.Cancel(request, timeout=CANCEL_S)
             except grpc.aio.AioRpcError as error:
                 log.debug("cancel not taken", room=room, worker=facts.name, cause=error.details())
                 await asyncio.sleep(0.1 * 2**attempt)
             else:
+                if reply.absent:
+                    # The call that opens it was lost on the way: there is nothing to be reported.
+                    self.side_retired(room, facts.side)
                 return
 
     def _ended(self, task: asyncio.Task[None]) -> None:

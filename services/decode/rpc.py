@@ -6,7 +6,7 @@ import grpc
 
 from services.decode.job import replies_max
 from services.decode.turn import DecodeWork
-from services.rooms.ids import Incarnation
+from services.rooms.ids import Incarnation, RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import UNARY_S, check_incarnation
 from services.wire.conversions import request_from_wire, room_from_wire
@@ -41,4 +41,4 @@ class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
             await self._mailbox.ask(group_pb2.Command(cancel=request), UNARY_S)
-        return inference_pb2.CancelReply()
+        return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)

@@ -45,7 +45,7 @@ class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
             await self._mailbox.ask(group_pb2.Command(cancel=request), UNARY_S)
-        return inference_pb2.CancelReply()
+        return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)
 
 
 class HandoverService(inference_pb2_grpc.HandoverServiceServicer):

@@ -27,6 +27,11 @@ TEXT_CHARS_MAX = 1024
 """Longest text of a cause; the rest is cut."""
 REQUEST_ID_CHARS_MAX = 256
 
+TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
+PENALTY_MAX = 100
+BIAS_MAX = 1000
+"""What a draw can use, and more than the HTTP API takes."""
+
 
 class Malformed(Refusal):
     """A message that decodes but makes no sense; names the field."""
@@ -74,8 +79,9 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         raise Malformed("request.max_tokens must be at least 1")
     if wire.min_tokens > wire.max_tokens:
         raise Malformed("request.min_tokens is larger than request.max_tokens")
-    if len(wire.stop_token_ids) > STOP_TOKEN_IDS_MAX:
-        raise Malformed(f"request.stop_token_ids has more than {STOP_TOKEN_IDS_MAX} ids")
+    for name in ("eos_token_ids", "stop_token_ids"):  # all of a vocabulary would leave nothing to draw
+        if len(getattr(wire, name)) > STOP_TOKEN_IDS_MAX:
+            raise Malformed(f"request.{name} has more than {STOP_TOKEN_IDS_MAX} ids")
     sampling = wire.sampling
     _check_sampling(sampling)
     request = Request(
@@ -106,22 +112,31 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
 
 
 def _check_sampling(sampling: inference_pb2.Sampling) -> None:
-    """A number that no draw can use would fail everyone's step, not only its own request's."""
+    """A number that no draw can use would fail everyone's step, not only its own request's: draws are in
+    single precision, where much that is finite here is not, or is 0."""
+    temperature, repetition, most = sampling.temperature, sampling.repetition_penalty, PENALTY_MAX
     ranges = (
-        ("temperature", sampling.temperature >= 0, "at least 0"),
+        (
+            "temperature",
+            temperature == 0 or TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX,
+            f"0, or from {TEMPERATURE_MIN} to {TEMPERATURE_MAX}",
+        ),
         ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
         ("min_p", 0 <= sampling.min_p <= 1, "from 0 to 1"),
-        ("repetition_penalty", sampling.repetition_penalty > 0, "above 0"),
-        ("presence_penalty", True, ""),
-        ("frequency_penalty", True, ""),
+        ("repetition_penalty", 1 / most <= repetition <= most, f"from {1 / most} to {most}"),
+        ("presence_penalty", abs(sampling.presence_penalty) <= most, f"from -{most} to {most}"),
+        ("frequency_penalty", abs(sampling.frequency_penalty) <= most, f"from -{most} to {most}"),
     )
     for name, holds, allowed in ranges:
         if not isfinite(getattr(sampling, name)):
             raise Malformed(f"request.sampling.{name} is not a finite number")
         if not holds:
             raise Malformed(f"request.sampling.{name} must be {allowed}")
-    if len(sampling.logit_bias) > LOGIT_BIAS_MAX or not all(map(isfinite, sampling.logit_bias.values())):
-        raise Malformed(f"request.sampling.logit_bias takes up to {LOGIT_BIAS_MAX} finite numbers")
+    biases = sampling.logit_bias.values()
+    if len(biases) > LOGIT_BIAS_MAX or not all(abs(bias) <= BIAS_MAX for bias in biases):
+        raise Malformed(
+            f"request.sampling.logit_bias takes up to {LOGIT_BIAS_MAX} numbers from -{BIAS_MAX} to {BIAS_MAX}"
+        )
     if sampling.top_logprobs > TOP_LOGPROBS_MAX:
         raise Malformed(f"request.sampling.top_logprobs must be at most {TOP_LOGPROBS_MAX}")
 

@@ -75,6 +75,8 @@ class Worker:
     asked: list[Request] = field(default_factory=list)
     cancels: dict[int, str] = field(default_factory=dict)
     """Rooms to reasons."""
+    absent: set[int] = field(default_factory=set)
+    """Rooms of which a cancel is answered so."""
     cut: list[int] = field(default_factory=list)
     """Rooms whose streams the caller ended."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -120,7 +122,7 @@ class Worker:
 
     async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.cancels[request.room] = request.cause.reason
-        return inference_pb2.CancelReply()
+        return inference_pb2.CancelReply(absent=request.room in self.absent)
 
 
 class PrefillWorker(Worker, inference_pb2_grpc.PrefillServiceServicer):

@@ -112,6 +112,19 @@ async def test_whatever_ends_one_stream_ends_the_room_and_the_other_side(
     await at.at_rest()
 
 
+async def test_room_ends_a_worker_that_never_got_the_room_is_not_waited_for(at: House) -> None:
+    """The call broke on its way: whether it arrived shows when the room is cancelled."""
+    at.prefill.script = [accepted(P)]
+    at.decode.script = [None]
+    at.decode.absent = {1}
+    assert await read(await at.backend.generate(asked())) == ([], "decode_lost")
+    await until(lambda: at.prefill.cancels.get(1) == at.decode.cancels.get(1) == "decode_lost")
+    await until(lambda: set(at.entry().waiting_for) == {Side.PREFILL})
+    at.prefill.cancelled.set()
+    at.retired()
+    await at.at_rest()
+
+
 async def test_a_refused_room_is_held_by_nobody_and_filed_at_once(at: House) -> None:
     at.prefill.script = [RosterFull("all places are taken")]
     assert await read(await at.backend.generate(asked())) == ([], "refused")

@@ -14,6 +14,10 @@ from pydantic import BaseModel
 from services.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.openai.unsupported import HARMLESS, IGNORED
 from tests.openai import tiny
+from tests.openai.scripted import ScriptedBackend
+
+FIXTURES_STAY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+"""The application keeps nothing from one example to the next, but for what `judge` clears."""
 
 SHAPES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
@@ -29,7 +33,9 @@ JSON = st.recursive(
     | st.integers(-(10**25), 10**25)
     | st.integers(-2, 25)
     | st.floats()
-    | st.text(max_size=12),
+    | st.text(max_size=12)
+    | st.text(st.characters(), max_size=3)  # halves of surrogate pairs, too
+    | st.sampled_from(["\0", "x" * 5000, 10**400, 2**63, 2**64, -(2**63) - 1, 1e308, 5e-324]),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
@@ -73,22 +79,188 @@ def bodies(draw: st.DrawFn, path: str) -> Any:
     return body
 
 
-@pytest.mark.parametrize("path", SHAPES)
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_never_a_5xx(app: FastAPI, path: str, data: st.DataObject) -> None:
-    body = data.draw(bodies(path))
-    raw = json.dumps(body).encode()
-
+def exchange(app: FastAPI, path: str, raw: bytes, content_type: str = "application/json") -> httpx.Response:
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post(path, content=raw, headers={"content-type": "application/json"})
+            return await client.post(path, content=raw, headers={"content-type": content_type})
 
-    reply = asyncio.run(post())
-    assert reply.status_code == 200 or 400 <= reply.status_code < 500, reply.text
-    if reply.status_code != 200:
-        error = reply.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["message"]
-        assert error["param"] is None or isinstance(error["param"], str)
+    return asyncio.run(post())
+
+
+def judge(reply: httpx.Response, backend: ScriptedBackend) -> None:
+    """An answer, or a refusal in OpenAI's shape of which the pipeline has not heard."""
+    asked = len(backend.asked)
+    backend.asked.clear()
+    if reply.status_code == 200:
+        if reply.headers["content-type"] == "application/json":
+            assert reply.json() is not None
+        return
+    assert 400 <= reply.status_code < 500, reply.text
+    assert asked == 0, "refused, and in the pipeline all the same"
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert len(error["message"]) < 2000
+    assert error["param"] is None or isinstance(error["param"], str)
+
+
+@pytest.mark.parametrize("path", SHAPES)
+@FIXTURES_STAY
+@given(data=st.data())
+def test_never_a_5xx(app: FastAPI, backend: ScriptedBackend, path: str, data: st.DataObject) -> None:
+    body = data.draw(bodies(path))
+    judge(exchange(app, path, json.dumps(body).encode()), backend)
+
+
+PLAUSIBLE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": tiny.MODEL, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"model": tiny.MODEL, "prompt": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1, 2]},
+}
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**30,
+    1e300,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [None],
+    [[]],
+    [[[]]],
+    {},
+    {"": {}},
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(path, field) for path, shape in SHAPES.items() for field in sorted(shape.model_fields)],
+)
+def test_a_wrong_type_in_any_field_is_served_or_refused_by_name(
+    app: FastAPI, backend: ScriptedBackend, path: str, field: str
+) -> None:
+    for value in ODD:
+        reply = exchange(app, path, json.dumps({**PLAUSIBLE[path], field: value}).encode())
+        judge(reply, backend)
+        if reply.status_code in (400, 422):
+            param = reply.json()["error"]["param"]
+            assert param is None or param.startswith(field) or field in reply.text
+
+
+def nested(opening: bytes, depth: int, closing: bytes) -> bytes:
+    return opening * depth + b"0" + closing * depth
+
+
+RAW = {
+    "nothing": b"",
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "UTF-16": '{"model": "x"}'.encode("utf-16"),
+    "lists in lists": b'{"messages": ' + nested(b"[", 50_000, b"]") + b"}",
+    "objects in objects": nested(b'{"a":', 50_000, b"}"),
+    "lists that do not end": b"[" * 200_000,
+    "a number of a million digits": b'{"max_tokens": ' + b"9" * 1_000_000 + b"}",
+    "an exponent": b'{"temperature": 1e999999}',
+    "not a number": b'{"temperature": NaN}',
+    "infinity": b'{"temperature": -Infinity}',
+    "half a pair": b'{"model": "\\ud800"}',
+    "an escape cut off": b'{"model": "\\u12',
+    "a control character": b'{"model": "\x00"}',
+    "something behind": b'{"model": "x"} {}',
+    "a comment": b'/* hi */ {"model": "x"}',
+    "single quotes": b"{'model': 'x'}",
+    "a form": b"model=x&prompt=y",
+}
+
+
+@pytest.mark.parametrize("path", SHAPES)
+@pytest.mark.parametrize("name", RAW)
+def test_what_is_no_json_of_ours_is_refused(
+    app: FastAPI, backend: ScriptedBackend, path: str, name: str
+) -> None:
+    reply = exchange(app, path, RAW[name])
+    judge(reply, backend)
+    assert reply.status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_of_two_values_of_one_key_the_judged_one_is_the_served_one(
+    app: FastAPI, backend: ScriptedBackend, path: str
+) -> None:
+    whole = json.dumps(PLAUSIBLE[path])[1:]
+    for first, second in ((-1, 5), (5, -1)):
+        raw = f'{{"max_tokens": {first}, "max_tokens": {second}, {whole}'.encode()
+        reply = exchange(app, path, raw)
+        tokens = [request.max_tokens for request in backend.asked]
+        assert tokens == ([5] if reply.status_code == 200 else [])
+        judge(reply, backend)
+
+
+@pytest.mark.parametrize("path", SHAPES)
+@FIXTURES_STAY
+@given(data=st.data())
+def test_a_damaged_body_is_served_or_refused(
+    app: FastAPI, backend: ScriptedBackend, path: str, data: st.DataObject
+) -> None:
+    raw = bytearray(json.dumps(PLAUSIBLE[path]).encode())
+    for place, value in data.draw(
+        st.lists(st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+    ):
+        raw[place] = value
+    cut = data.draw(st.integers(0, len(raw)) | st.just(len(raw)))
+    judge(exchange(app, path, bytes(raw[:cut])), backend)
+
+
+@FIXTURES_STAY
+@given(
+    st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40)
+    | st.sampled_from(
+        ["application/json;charset=x", " APPLICATION/JSON ", "a/b+json", "text/json", ";", "json"]
+    )
+)
+def test_any_content_type_is_json_or_refused(app: FastAPI, backend: ScriptedBackend, kind: str) -> None:
+    reply = exchange(app, "/tokenize", b'{"prompt": "hi"}', kind)
+    judge(reply, backend)
+    media_type = kind.partition(";")[0].strip().lower()
+    is_json = media_type == "application/json" or media_type.endswith("+json")
+    assert reply.status_code == (200 if is_json else 415)
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = json.dumps(PLAUSIBLE["/v1/completions"]).encode()
+CUT = {
+    "in the head": HEAD[:40],
+    "before the body": HEAD + b"Content-Length: 1000\r\n\r\n",
+    "in the body": HEAD + b"Content-Length: 1000\r\n\r\n" + BODY,
+    "in a chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + BODY,
+    "between chunks": HEAD
+    + b"Transfer-Encoding: chunked\r\n\r\n"
+    + f"{len(BODY):x}\r\n".encode()
+    + BODY
+    + b"\r\n",
+    "with a chunk of nonsense": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY,
+    "with a length of nonsense": HEAD + b"Content-Length: -5\r\n\r\n" + BODY,
+    "with two lengths": HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n" + BODY,
+    "after noise": bytes(range(256)) * 16,
+}
+
+
+@pytest.mark.parametrize("where", CUT)
+async def test_a_body_that_is_cut_off_never_enters(url: str, backend: ScriptedBackend, where: str) -> None:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(CUT[where])
+    writer.write_eof()
+    said = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert said == b"" or said.split()[1].startswith(b"4"), said
+    assert backend.asked == []
+    async with httpx.AsyncClient(base_url=url) as client:
+        reply = await client.post("/v1/completions", json=PLAUSIBLE["/v1/completions"])
+    assert reply.status_code == 200

@@ -3,6 +3,7 @@
 import math
 import struct
 import zlib
+from contextlib import suppress
 from typing import Final
 
 import pytest
@@ -57,12 +58,14 @@ def correct(slot: bytearray) -> None:
     slot[CRC_OFFSET:SEAL_OFFSET] = struct.pack("<II", zlib.crc32(slot[:CRC_OFFSET]), 0)
 
 
-def seen(slot: bytes, room: int, generation: int) -> MetadataRecord | type[Exception] | None:
-    """What reading a slot came to; anything but the two errors is raised."""
+def seen(slot: bytes | bytearray, room: int, generation: int) -> MetadataRecord | type[Exception] | None:
+    """What reading a slot came to; anything but the two errors is raised, whether it is summed or not."""
+    with suppress(RecordCorrupt, RecordForeign):
+        unsummed = read_slot(memoryview(slot), room, generation, check_sum=False)
+        assert unsummed is None or len(unsummed.alternatives) <= ALTERNATIVES_MAX
     try:
         record = read_slot(memoryview(slot), room, generation)
     except (RecordCorrupt, RecordForeign) as error:
-        assert str(error)
         return type(error)
     if record is not None:
         assert (record.room, record.generation) == (room, generation)
@@ -179,8 +182,7 @@ def test_what_does_not_fit_is_refused_as_a_whole(
     )
     try:
         packed = record.pack()
-    except ValueError as error:
-        assert str(error)
+    except ValueError:
         return
     assert len(packed) == SEAL_OFFSET
     seen(slot_of(record), room, generation)

@@ -20,11 +20,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def serving(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
-    """A server with the services that `add` adds; its address."""
+async def serving(add: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
+    """A server with the services that `add` adds, on `port` or any; its address."""
     server = Server()
     add(server.grpc)
-    address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
+    address = f"127.0.0.1:{server.bind('127.0.0.1', port)}"
     await server.start(())
     try:
         yield address

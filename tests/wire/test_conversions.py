@@ -19,18 +19,20 @@ from services.wire.conversions import Malformed
 ids = st.integers(0, 2**32 - 1)
 id_tuples = st.lists(ids, max_size=8).map(tuple)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
+penalties = st.floats(-wire.PENALTY_MAX, wire.PENALTY_MAX)
+biases = st.floats(-wire.BIAS_MAX, wire.BIAS_MAX)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=64)
 samplings = st.builds(
     Sampling,
-    temperature=st.floats(0, 2),
+    temperature=st.just(0.0) | st.floats(wire.TEMPERATURE_MIN, 2),
     top_p=st.floats(0, 1, exclude_min=True),
     top_k=ids,
     min_p=st.floats(0, 1),
     repetition_penalty=st.floats(0.01, 100),
-    presence_penalty=numbers,
-    frequency_penalty=numbers,
+    presence_penalty=penalties,
+    frequency_penalty=penalties,
     seed=st.integers(0, 2**64 - 1),
-    logit_bias=st.dictionaries(ids, numbers, max_size=5).map(lambda each: tuple(sorted(each.items()))),
+    logit_bias=st.dictionaries(ids, biases, max_size=5).map(lambda each: tuple(sorted(each.items()))),
     top_logprobs=st.none() | st.integers(0, TOP_LOGPROBS_MAX),
 )
 requests = st.builds(
@@ -43,7 +45,8 @@ requests = st.builds(
     stop_token_ids=id_tuples,
     ignore_eos=st.booleans(),
     sampling=samplings,
-)
+    output=id_tuples,
+).filter(lambda request: request.finish_reason(request.output) is None)
 
 
 @given(requests)
@@ -121,15 +124,23 @@ NAN, INFINITY = float("nan"), float("inf")
         ("min_tokens", change(min_tokens=5)),
         ("request_id", change(request_id="x" * 300)),
         ("stop_token_ids", change(stop_token_ids=[1] * 65)),
+        ("eos_token_ids", change(eos_token_ids=[1] * 65)),
+        ("output", change(output=[1, 2, 3, 4])),
+        ("output", change(output=[1, 9], stop_token_ids=[9])),
         ("temperature", change(temperature=-0.1)),
         ("temperature", change(temperature=NAN)),
+        ("temperature", change(temperature=1e-50)),
+        ("temperature", change(temperature=1e300)),
         ("top_p", change(top_p=0.0)),
         ("top_p", change(top_p=1.1)),
         ("min_p", change(min_p=-0.1)),
         ("repetition_penalty", change(repetition_penalty=0.0)),
+        ("repetition_penalty", change(repetition_penalty=1e-50)),
         ("presence_penalty", change(presence_penalty=INFINITY)),
+        ("presence_penalty", change(presence_penalty=-1e300)),
         ("frequency_penalty", change(frequency_penalty=NAN)),
         ("logit_bias", change(logit_bias={3: NAN})),
+        ("logit_bias", change(logit_bias={3: 1e300})),
         ("logit_bias", change(logit_bias=dict.fromkeys(range(LOGIT_BIAS_MAX + 1), 1.0))),
         ("top_logprobs", change(top_logprobs=TOP_LOGPROBS_MAX + 1)),
         ("finish", lambda: wire.finish_from_wire(17)),
@@ -174,10 +185,21 @@ def test_a_registration_says_what_the_worker_is() -> None:
     assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", "tp2pp3", 10, 2)
     assert dict(facts.geometry)["page_tokens"] == "16"
     assert dict(facts.geometry)["schema"] == "s"
+    assert dict(facts.geometry)["kv_checksum"] == "record", "what a worker that does not say does"
+    summing = wire.worker_from_wire(registration(kv_checksum="pages"))
+    assert dict(summing.geometry)["kv_checksum"] == "pages"
 
 
 @pytest.mark.parametrize(
-    "fields", [{"side": 0}, {"worker": None}, {"tokens_max": 0}, {"rooms_max": 0}, {"layout": None}]
+    "fields",
+    [
+        {"side": 0},
+        {"worker": None},
+        {"tokens_max": 0},
+        {"rooms_max": 0},
+        {"layout": None},
+        {"kv_checksum": "crc"},
+    ],
 )
 def test_a_registration_without_what_counts_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(Malformed):

@@ -441,12 +441,17 @@ Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 class CancelReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ABSENT_FIELD_NUMBER: _builtins.int
+    absent: _builtins.bool
+    """The room is not here: it has not come (and ends at once if it does), or everything was given back."""
     def __init__(
         self,
+        *,
+        absent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,338 @@
+"""What does gRPC look like to the generated stubs and servicers, without gRPC?
+
+A `Channel` has what the stubs call, a `Server` what `add_…Servicer_to_server` registers with; between the
+two go bytes. The rules are grpc.aio's: a call that ends early in any way is cancelled at its server, a
+call that this side cancels raises CancelledError, everything else an AioRpcError.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from typing import Any, TypeAlias, cast
+
+import grpc
+
+from tests.sim.loop import Process, this_process
+from tests.sim.network import Network, rpc_error, unavailable
+
+Bytes = Callable[[Any], bytes]
+Message = Callable[[bytes], Any]
+Status: TypeAlias = "grpc.aio.AioRpcError | None"
+
+
+class Aborted(Exception):
+    """A handler answered with a status."""
+
+    def __init__(self, status: grpc.aio.AioRpcError) -> None:
+        super().__init__(status.details())
+        self.status = status
+
+
+class Context:
+    """What handlers of ours use of a ServicerContext."""
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        raise Aborted(rpc_error(code, details, trailing_metadata))
+
+
+class Server:
+    """One process' gRPC server. `open` is when it starts to listen."""
+
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        self._network = network
+        self.process = process
+        self.address = address
+        self.methods: dict[str, Any] = {}
+
+    def open(self) -> None:
+        self._network.listen(self.address, self)
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The registered ones say the same."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        for name, handler in handlers.items():
+            self.methods[f"/{service}/{name}"] = handler
+
+
+class Channel:
+    """From one process to one address."""
+
+    def __init__(self, network: Network, address: str) -> None:
+        self._network = network
+        self._address = address
+        self._calls: dict[int, Call] = {}
+
+    def unary_unary(
+        self, method: str, request_serializer: Bytes, response_deserializer: Message, **_: object
+    ) -> Callable[..., "UnaryCall"]:
+        def call(request: Any, timeout: float | None = None) -> UnaryCall:
+            reader = UnaryCall(response_deserializer)
+            self._start(reader, method, request_serializer(request), timeout)
+            return reader
+
+        return call
+
+    def unary_stream(
+        self, method: str, request_serializer: Bytes, response_deserializer: Message, **_: object
+    ) -> Callable[..., "StreamCall"]:
+        def call(request: Any, timeout: float | None = None) -> StreamCall:
+            reader = StreamCall(response_deserializer)
+            self._start(reader, method, request_serializer(request), timeout)
+            return reader
+
+        return call
+
+    def _start(
+        self, reader: "UnaryCall | StreamCall", method: str, request: bytes, timeout: float | None
+    ) -> None:
+        reader.call = Call(self._network, self._address, method, request, reader, timeout, self._calls)
+
+    async def close(self, grace: float | None = None) -> None:
+        for call in list(self._calls.values()):
+            call.cancel()
+
+
+class Call:
+    """One RPC, seen from above both ends. It ends once: `reader` is told, and the handler is cancelled if it
+    still runs."""
+
+    def __init__(
+        self,
+        network: Network,
+        address: str,
+        method: str,
+        request: bytes,
+        reader: "UnaryCall | StreamCall",
+        timeout_s: float | None,
+        siblings: "dict[int, Call]",
+    ) -> None:
+        self._network = network
+        self._loop = network.loop
+        self._address = address
+        self.host = address.partition(":")[0]
+        self._method = method
+        self._name = method.rpartition("/")[2]
+        self._request = request
+        self._reader: UnaryCall | StreamCall | None = reader
+        self.caller = this_process()
+        self.server_process: Process | None = None
+        self._handler: asyncio.Task[None] | None = None
+        self._over = False
+        self._arrives_s = self._answers_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._siblings = siblings
+        self._number = network.opened(self)
+        siblings[self._number] = self
+        self._note("call")
+        if timeout_s is not None:
+            self._timer = self._loop.call_later(max(timeout_s, 0.0), self._too_late)
+        if network.loses():
+            self._loop.call_later(network.patience_s(), self.break_off, "Connection timed out")
+            return
+        network.carry(self.caller.host, self.host, self._arrive, 0.0)
+        again_s = network.doubles(self._name)
+        if again_s is not None:
+            self._loop.call_later(again_s, self._arrive_again)
+
+    # ---- at the server
+
+    def _arrive(self) -> None:
+        if self._over:
+            return
+        server = self._network.server(self._address)
+        if server is None:
+            # No process listens there: refused at once.
+            self._network.carry(self.host, self.caller.host, lambda: self.break_off("Connection refused"), 0)
+            return
+        self.server_process = server.process
+        server.process.soon(self._begin, server)
+
+    def _begin(self, server: Server) -> None:
+        if not self._over:
+            self._note("arrived")
+            self._handler = server.process.spawn(self._serve(server))
+
+    def _arrive_again(self) -> None:
+        server = self._network.server(self._address)
+        if server is not None:
+            server.process.soon(self._serve_again, server)
+
+    def _serve_again(self, server: Server) -> None:
+        async def ignored() -> None:
+            await self._outcome(server, lambda _: None)
+
+        self._note("arrived again")
+        server.process.spawn(ignored())
+
+    async def _serve(self, server: Server) -> None:
+        status = await self._outcome(server, self._send)
+        if self._network.loses_answer():
+            self._loop.call_later(self._network.patience_s(), self.break_off, "Connection timed out")
+        else:
+            self._back(lambda: self._end(status))
+
+    async def _outcome(self, server: Server, send: Callable[[bytes], None]) -> Status:
+        method = server.methods.get(self._method)
+        if method is None:
+            return rpc_error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        request = method.request_deserializer(self._request)
+        try:
+            if method.response_streaming:
+                async for reply in method.unary_stream(request, Context()):
+                    send(method.response_serializer(reply))
+            else:
+                send(method.response_serializer(await method.unary_unary(request, Context())))
+        except Aborted as error:
+            return cast(Status, error.status)
+        except Exception as error:
+            # grpc answers UNKNOWN, and the process goes on: a bug all the same.
+            self._loop.problems.append(f"{self._method} raised {error!r}")
+            return rpc_error(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
+        return None
+
+    def _send(self, reply: bytes) -> None:
+        self._back(lambda: self._deliver(reply))
+
+    def _back(self, message: Callable[[], None]) -> None:
+        self._answers_s = self._network.carry(self.host, self.caller.host, message, self._answers_s)
+
+    # ---- at the caller
+
+    def _deliver(self, reply: bytes) -> None:
+        if not self._over and self._reader is not None:
+            self._note("reply")
+            self.caller.soon(self._reader.came, reply)
+
+    def _end(self, status: Status) -> None:
+        if self._over:
+            return
+        self._close()
+        self._note("ended", "OK" if status is None else status.code().name)
+        if self._reader is not None:
+            self.caller.soon(self._reader.ended, status)
+
+    def break_off(self, why: str) -> None:
+        """The connection is gone: both ends learn it by themselves."""
+        if self._over:
+            return
+        handler = self._handler
+        self._end(unavailable(why))
+        self._stop(handler)
+
+    def cancel(self) -> bool:
+        """By the caller, for whatever reason: nothing of it is heard any more."""
+        if self._over:
+            return False
+        handler = self._handler
+        self._close()
+        self._note("cancelled")
+        if self._reader is not None:
+            self._reader.cancelled()
+        self._network.carry(self.caller.host, self.host, lambda: self._stop(handler or self._handler), 0.0)
+        return True
+
+    def _too_late(self) -> None:
+        """Both ends know the deadline."""
+        handler = self._handler
+        if not self._over:
+            self._end(rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+            self._stop(handler)
+
+    def _stop(self, handler: asyncio.Task[None] | None) -> None:
+        if handler is not None and self.server_process is not None:
+            self.server_process.soon(handler.cancel)
+
+    def _close(self) -> None:
+        self._over = True
+        self._network.ended(self._number)
+        self._siblings.pop(self._number, None)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _note(self, what: str, detail: str = "") -> None:
+        self._network.trace.note(
+            self._loop.time(), self.caller.name, f"{what} {self._name}", 0, f"{self._number} {detail}"
+        )
+
+
+class UnaryCall:
+    """What a stub's unary method returns."""
+
+    call: Call
+
+    def __init__(self, read: Message) -> None:
+        self._read = read
+        self._reply: bytes | None = None
+        self._done: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            status = yield from self._done
+        except asyncio.CancelledError:
+            self.call.cancel()
+            raise
+        if status is not None:
+            raise status
+        assert self._reply is not None
+        return self._read(self._reply)
+
+    def came(self, reply: bytes) -> None:
+        self._reply = reply
+
+    def ended(self, status: Status) -> None:
+        if not self._done.done():
+            self._done.set_result(status)
+
+    def cancelled(self) -> None:
+        self._done.cancel()
+
+    def cancel(self) -> bool:
+        return self.call.cancel()
+
+
+class StreamCall:
+    """What a stub's streaming method returns."""
+
+    call: Call
+
+    def __init__(self, read: Message) -> None:
+        self._read = read
+        self._replies: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._status: Status = None
+        self._over = self._cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            while self._replies:
+                yield self._read(self._replies.popleft())
+            if self._cancelled:
+                raise asyncio.CancelledError
+            if self._over:
+                if self._status is not None:
+                    raise self._status
+                return
+            self._news.clear()
+            try:
+                await self._news.wait()
+            except asyncio.CancelledError:
+                self.call.cancel()
+                raise
+
+    def came(self, reply: bytes) -> None:
+        self._replies.append(reply)
+        self._news.set()
+
+    def ended(self, status: Status) -> None:
+        self._over, self._status = True, status
+        self._news.set()
+
+    def cancelled(self) -> None:
+        self._cancelled = True
+        self._news.set()
+
+    def cancel(self) -> bool:
+        return self.call.cancel()

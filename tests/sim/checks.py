@@ -1,0 +1,168 @@
+"""What must be so, and is not seen by a process that does wrong?"""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry
+
+from services.decode.turn import DecodeWork
+from services.rooms.errors import Reason
+from services.rooms.phases import Phase
+from services.transfer.interface import Transfer
+from tests.sim.worker import Worker
+
+if TYPE_CHECKING:
+    from tests.sim.platform import Platform
+
+NEWS_S: Final = 2.0
+"""In which what the bootstrap knows of a worker's end is known to every other."""
+DEATHS: Final = frozenset({"crash", "rank crash", "rank pause"})
+SILENCE: Final = frozenset({"pause", "rank pause", "cut", "bootstrap pause"})
+WRITES: Final = frozenset({"write failed", "write held"})
+LOSSES: Final = frozenset({"request lost", "answer lost", "reset", "slow message"})
+TROUBLE: Final = DEATHS | SILENCE | LOSSES | {"bootstrap crash"}
+
+QUIET: Final = DEATHS - {"rank pause"} | WRITES | {"step failed", "cancel", "storm"}
+"""Troubles that keep no news from anyone."""
+
+EXPLAINS: Final[dict[str, frozenset[str]]] = {
+    Reason.CANCELLED.value: frozenset({"cancel"}),
+    Reason.DEADLINE.value: TROUBLE | {"write held"},
+    Reason.PREFILL_LOST.value: TROUBLE,
+    Reason.DECODE_LOST.value: TROUBLE,
+    Reason.BOOTSTRAP_LOST.value: TROUBLE,
+    Reason.CONNECT_FAILED.value: TROUBLE | WRITES,
+    Reason.TRANSFER_FAILED.value: TROUBLE | WRITES,
+    Reason.RECEIVER_CLOSED.value: TROUBLE | WRITES | {"step failed"},
+    Reason.MEMORY_REVOKED.value: SILENCE | WRITES | LOSSES | DEATHS,
+    Reason.ENGINE_FAILED.value: frozenset({"step failed"}),
+    Reason.DRAINING.value: SILENCE | LOSSES | {"bootstrap crash"},
+    Reason.REFUSED.value: TROUBLE | WRITES,
+    "no worker": TROUBLE | {"drain"},
+}
+"""By what a client is told: which kinds of trouble can be the root of it. No entry: nothing ever is."""
+
+
+OUR_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE})
+NAMED: Final = {
+    Reason.RECORD_CORRUPT.value: "slot-owner",
+    Reason.PAGES_CORRUPT.value: "stale-never-served",
+    Reason.DEADLINE.value: "room-ends",
+}
+"""Reasons that nothing that happens here explains, and the invariant that was broken instead."""
+
+
+def explained(reason: str, faults: "Counter[str]") -> bool:
+    return any(faults[kind] for kind in EXPLAINS.get(reason, ()))
+
+
+def broken_by(reason: str, faults: "Counter[str]") -> str:
+    """The invariant that does not hold when rooms fail for this reason, and nothing explains it."""
+    return NAMED.get(reason, "drain-keeps-promises" if faults["drain"] else "first-cause-wins")
+
+
+def deaf(platform: "Platform", now_s: float, known_s: dict[int, float]) -> list[tuple[str, int]]:
+    """Rooms that failed, and wait on although their peer is known to be gone, while nothing keeps the news
+    from reaching their worker (`terminal-reaches-peer`). `known_s`: since when, kept from call to call."""
+    for incarnation in platform.bootstrap.registry.departed():
+        known_s.setdefault(incarnation, now_s)
+    return [
+        (f"{worker.name}: room {room.id} waits for a proof, and its peer was known to be gone", room.id)
+        for worker in platform.running()
+        for room in worker.work.roster
+        if room.phase is Phase.FAILED and now_s - max(known_s.get(room.peer, now_s), worker.born_s) > NEWS_S
+    ]
+
+
+def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str, str, int]]:
+    """Rooms that failed for a reason that nothing explains, also those that were followed by another: the
+    invariant, a text, the room."""
+    found: list[tuple[str, str, int]] = []
+    for bootstrap in platform.bootstraps:
+        for entry in bootstrap.registry.rooms():
+            cause = entry.cause
+            if cause is None or cause.reason in OUR_OWN or explained(cause.reason.value, faults):
+                continue
+            text = f"room {entry.id} failed, and nothing that happened explains it: {cause.reason.value}"
+            found.append((broken_by(cause.reason.value, faults), f"{text}: {cause.text}", entry.id))
+    return found
+
+
+def dirty(platform: "Platform") -> list[str]:
+    """Free slots that are not blank (`slot-zero`)."""
+    found = []
+    for worker in platform.running():
+        for rank in worker.ranks:
+            pool = rank.bank.holdings.slots
+            if pool.free == len(pool) and any(rank.bank.slots.view):
+                found.append(f"{rank.process.name}: a free slot is not blank")
+    return found
+
+
+def unrest(platform: "Platform") -> list[str]:
+    """What is not as it was before the first room (`zero-at-idle`)."""
+    found = []
+    bootstrap = platform.bootstrap
+    if not bootstrap.process.dead:
+        rooms = bootstrap.rooms
+        found += _held("bootstrap", "open rooms", bootstrap.registry.open_count())
+        found += _held("bootstrap", "queued requests", rooms.queued())
+        found += _held("bootstrap", "watchers", len(rooms._watchers))
+        found += _held("bootstrap", "followed rooms", len(rooms._on_end))
+        found += _held("bootstrap", "background calls", len(rooms._tasks))
+        for known in bootstrap.registry.workers():
+            found += _held("bootstrap", f"rooms of {known.facts.name}", len(known.rooms))
+            found += _held("bootstrap", f"tokens of {known.facts.name}", known.tokens)
+        found += _gauges("bootstrap", bootstrap.metrics, ("baton_workers",))
+    for worker in platform.running():
+        found += _worker(worker)
+    return found
+
+
+def _worker(worker: Worker) -> list[str]:
+    found = []
+    for rank in worker.ranks:
+        name, work, holdings = rank.process.name, rank.work, rank.bank.holdings
+        found += _held(name, "rooms in the roster", len(work.roster))
+        found += _held(name, "jobs", len(work._jobs))
+        found += _held(name, "calls that open a room", len(work.callers))
+        found += _held(name, "rows of a step", len(work._step))
+        found += _held(name, "holdings", len(holdings))
+        found += _held(name, "pages", len(holdings.pages) - holdings.pages.free)
+        found += _held(name, "slots", len(holdings.slots) - holdings.slots.free)
+        found += _held(name, "steps", int(not rank.stepper.free))
+        found += _held(
+            name, "questions in the mailbox", len(rank.mailbox._asked) + len(rank.mailbox._waiting)
+        )
+        found += _held(
+            name, "puts", _puts(work._exposure.transfer if isinstance(work, DecodeWork) else work._transfer)
+        )
+        found += _gauges(name, rank.registry, ())
+    if worker.peers is not None:
+        found += _held(worker.name, "closes", worker.peers.closing)
+        found += _held(worker.name, "calls to peers", len(worker.peers._tasks))
+    found += _held(worker.name, "reports", len(worker.reporter._waiting))
+    return found
+
+
+def _puts(transfer: Transfer) -> int:
+    ledger = transfer._ledger  # type: ignore[attr-defined]
+    return len(ledger.under_way())
+
+
+def _held(who: str, what: str, count: int) -> list[str]:
+    return [f"{who}: {count} {what}"] if count else []
+
+
+def _gauges(who: str, registry: CollectorRegistry, but: tuple[str, ...]) -> list[str]:
+    samples = [
+        sample
+        for family in registry.collect()
+        if family.type == "gauge" and family.name not in but
+        for sample in family.samples
+    ]
+    return [
+        f"{who}: gauge {sample.name}{sample.labels or ''} is {sample.value:g}"
+        for sample in samples
+        if sample.value and sample.labels.get("state") != "free"
+    ]

@@ -1,0 +1,191 @@
+"""What do clients ask for, what do they get, and is it what the model says?"""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.openai.backend import Hangup, NoWorker, Overloaded, RoomFailed
+from services.rooms.errors import Cause, Reason
+from services.rooms.request import Request, Sampling
+from tests.sim.bootstrap import Bootstrap
+from tests.sim.checks import broken_by, explained
+from tests.sim.engine import VOCABULARY, answer
+from tests.sim.platform import Platform
+from tests.sim.rank import World
+
+END_S: Final = 75.0
+"""In which every client has its end, whatever happens: the queue's time, the request's, and some."""
+TRIES: Final = 8
+TURNED_AWAY: Final = frozenset({"overloaded", "no worker", "bootstrap gone"})
+
+
+@dataclass(slots=True)
+class Client:
+    request: Request
+    hang_up_s: float | None = None
+    """When it stops listening."""
+    enough: int | None = None
+    """After how many tokens it has read all it wants."""
+    cancel_s: float | None = None
+    """When somebody cancels its room by number."""
+    tokens: list[int] = field(default_factory=list)
+    outcome: str = ""
+
+
+class Clients:
+    def __init__(self, world: World, platform: Platform, seed: str, rooms: int) -> None:
+        self._world = world
+        self._platform = platform
+        self._random = random.Random(f"{seed}/clients")
+        self.outcomes: Counter[str] = Counter()
+        self.clients = [self._client(number) for number in range(rooms)]
+        self.storm = asyncio.Event()
+
+    def _client(self, number: int) -> Client:
+        draw, troubles = self._random, self._world.shape.troubles
+        request = make_request(draw, number, self._world.shape.pages)
+        client = Client(request)
+        if draw.random() < troubles.hangup_share:
+            if draw.random() < 0.5:
+                client.hang_up_s = draw.uniform(0.0, 0.3)
+            else:
+                client.enough = draw.randint(1, request.max_tokens)
+        if draw.random() < troubles.cancel_share:
+            client.cancel_s = draw.uniform(0.0, 0.2)
+        return client
+
+    async def run(self) -> None:
+        """All of them, each at its time. Ends when the last has its end."""
+        loop, shape = self._world.loop, self._world.shape
+        times = sorted(self._random.uniform(0.0, shape.arrivals_s) for _ in self.clients)
+        start_s = loop.time()
+        tasks = []
+        for client, at_s in zip(self.clients, times, strict=True):
+            await asyncio.sleep(start_s + at_s - loop.time())
+            tasks.append(loop.create_task(self._serve(client)))
+        for task in tasks:
+            await task
+
+    async def ask(self, bootstrap: Bootstrap, client: Client) -> None:
+        """One request, as the HTTP API's handler makes it, in the bootstrap's process."""
+        try:
+            stream = await bootstrap.backend.generate(client.request)
+        except Overloaded:
+            client.outcome = "overloaded"
+            return
+        except NoWorker as error:
+            client.outcome = "no worker"
+            self._explain("no worker", str(error))
+            return
+        try:
+            async for batch in stream:
+                self._got(client, [token.id for token in batch.tokens], whole=batch.finish is not None)
+                if batch.finish is not None:
+                    client.outcome = "answered"
+                elif client.enough is not None and len(client.tokens) >= client.enough:
+                    await stream.hang_up(Hangup.STOP_STRING)
+                    client.outcome = "had enough"
+                    return
+        except RoomFailed as error:
+            client.outcome = error.reason
+            self._explain(error.reason, str(error))
+        except BaseException:
+            await asyncio.shield(stream.hang_up(Hangup.CLIENT_GONE))
+            raise
+
+    # ---- inside
+
+    async def _serve(self, client: Client) -> None:
+        """Until it has its end. Who was turned away comes again, some times."""
+        for _ in range(TRIES):
+            await self._platform.bootstrap_up.wait()
+            await self._try(client)
+            if client.outcome not in TURNED_AWAY:
+                break
+            self.outcomes[f"{client.outcome}, for now"] += 1
+            await asyncio.sleep(self._random.uniform(0.5, 2.0))
+        self.outcomes[client.outcome] += 1
+        self._world.trace.note(
+            self._world.loop.time(), "client", client.outcome, 0, client.request.request_id
+        )
+
+    async def _try(self, client: Client) -> None:
+        client.tokens.clear()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._connection(client, self._platform.bootstrap)
+        except TimeoutError:
+            client.outcome = "never ended"
+            text = f"request {client.request.request_id} had no end in {END_S:g} s"
+            self._world.trace.violate(self._world.loop.time(), "room-ends", text)
+
+    async def _connection(self, client: Client, bootstrap: Bootstrap) -> None:
+        """Until the answer is whole, the client hangs up, or the bootstrap is no more."""
+        asking = bootstrap.process.spawn(self.ask(bootstrap, client))
+        ends_s = None if client.hang_up_s is None else self._world.loop.time() + client.hang_up_s
+        if client.cancel_s is not None:
+            self._world.loop.call_later(
+                client.cancel_s, bootstrap.process.soon, self._cancel, bootstrap, client
+            )
+        storm = self.storm
+        while not asking.done():
+            if bootstrap.process.dead:
+                client.outcome = "bootstrap gone"
+                return
+            if (ends_s is not None and self._world.loop.time() >= ends_s) or (
+                self.storm is not storm and self._random.random() < 0.7
+            ):
+                bootstrap.process.soon(asking.cancel)
+                client.outcome = "hung up"
+                return
+            storm = self.storm
+            await asyncio.wait({asking}, timeout=0.05)
+        if (error := asking.exception()) is not None:
+            client.outcome = "broken"
+            self._world.trace.violate(
+                self._world.loop.time(), "moves-listed", f"the backend raised {error!r}"
+            )
+
+    def _cancel(self, bootstrap: Bootstrap, client: Client) -> None:
+        """As the gRPC API's CancelRoom."""
+        for entry in bootstrap.registry.find(client.request.request_id)[:1]:
+            self._world.trace.fault(self._world.loop.time(), "cancel")
+            bootstrap.rooms.fail(entry.id, Cause(Reason.CANCELLED, "cancelled"))
+
+    def _got(self, client: Client, tokens: list[int], *, whole: bool) -> None:
+        client.tokens.extend(tokens)
+        right = answer(client.request)
+        count = len(client.tokens)
+        self._world.trace.note(
+            self._world.loop.time(), "client", "tokens", 0, f"{client.request.request_id} {tokens}"
+        )
+        if client.tokens != right[:count] or (whole and count != len(right)):
+            self._world.trace.violate(
+                self._world.loop.time(),
+                "stale-never-served",
+                f"request {client.request.request_id} got {client.tokens}, the model says {right}",
+            )
+
+    def _explain(self, reason: str, text: str) -> None:
+        if not explained(reason, self._world.trace.faults):
+            self._world.trace.violate(
+                self._world.loop.time(),
+                broken_by(reason, self._world.trace.faults),
+                f"a client was told {reason} ({text}), and nothing that happened explains it",
+            )
+
+
+def make_request(draw: random.Random, number: int, pages: int) -> Request:
+    """Prompts that share beginnings, and request ids that are used again and again."""
+    longest = min(28, pages * 4 - 10)
+    length = draw.choice((1, 3, 4, 5, 8, 11, 16, longest))
+    prompt = tuple(draw.randrange(VOCABULARY) for _ in range(min(length, longest)))
+    if draw.random() < 0.2:
+        prompt = (1, 2, 3, 4, 5, 6, 7, 8, *prompt)[:longest]
+    max_tokens = draw.choice((1, 1, 2, 3, 5, 8))
+    name = f"r{number % 5}" if draw.random() < 0.1 else f"request-{number}"
+    return Request(
+        name, prompt, max_tokens, ignore_eos=True, sampling=Sampling(temperature=0.0, seed=number + 1)
+    )

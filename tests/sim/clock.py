@@ -1,0 +1,21 @@
+"""What does a process of a machine with a poor clock think the time is?"""
+
+from tests.sim.loop import VirtualLoop
+
+STARTED_MS = 1_700_000_000_000
+
+
+class SkewedClock:
+    """`services.runtime.clock.Clock`: the monotonic reading runs too fast or slow, the wall one is off."""
+
+    def __init__(self, loop: VirtualLoop, start_ms: int = 0, drift: float = 0.0, skew_ms: int = 0) -> None:
+        self._loop = loop
+        self._start_ms = start_ms
+        self._rate = 1000.0 * (1.0 + drift)
+        self._skew_ms = skew_ms
+
+    def now_ms(self) -> int:
+        return self._start_ms + int(self._loop._now * self._rate)
+
+    def wall_ms(self) -> int:
+        return STARTED_MS + self._skew_ms + int(self._loop._now * 1000)

@@ -1,0 +1,172 @@
+"""What goes wrong, and when?"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from services.rooms.phases import Phase, Side
+from services.transfer.faults import NO_FAULTS
+from tests.sim.clients import Clients
+from tests.sim.network import CALM
+from tests.sim.platform import Platform
+from tests.sim.rank import World
+from tests.sim.worker import Worker
+
+SHORT_OR_LONG_S = (0.1, 0.4, 1.5, 4.0, 18.0)
+
+
+class Faults:
+    """One task a fault: it waits for its time, does it, and undoes it later."""
+
+    def __init__(self, world: World, platform: Platform, clients: Clients, seed: str) -> None:
+        self._world = world
+        self._platform = platform
+        self._clients = clients
+        self._random = random.Random(f"{seed}/faults")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._cuts: list[tuple[str, str, bool]] = []
+
+    def start(self) -> None:
+        troubles = self._world.shape.troubles
+        self._world.network.weather = self._world.shape.weather
+        self._world.step_failure_share = troubles.step_failure_share
+        self._world.fabric.follow(self._world.shape.writes)
+        kinds: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
+            (troubles.crashes, self._crash),
+            (troubles.rank_crashes, self._crash_rank),
+            (troubles.pauses, self._pause),
+            (troubles.rank_pauses, self._pause_rank),
+            (troubles.silences, self._silence),
+            (troubles.bootstrap_crashes, self._crash_bootstrap),
+            (troubles.bootstrap_pauses, self._pause_bootstrap),
+            (troubles.cuts, self._cut),
+            (troubles.resets, self._reset),
+            (troubles.drains, self._drain),
+            (troubles.storms, self._storm),
+        )
+        for count, kind in kinds:
+            for _ in range(count):
+                at_s = self._random.uniform(0.0, self._world.shape.arrivals_s * 1.1)
+                self._tasks.append(self._world.loop.create_task(self._at(at_s, kind)))
+
+    def heal(self) -> None:
+        """Nothing goes wrong any more, and what did is mended."""
+        for task in self._tasks:
+            task.cancel()
+        for one, other, both in self._cuts:
+            self._world.network.mend(one, other, both=both)
+        self._cuts.clear()
+        self._world.network.weather = CALM
+        self._world.step_failure_share = 0.0
+        self._world.fabric.follow(NO_FAULTS)
+        self._platform.bootstrap.process.resume()
+        for worker in self._platform.running():
+            worker.resume()
+
+    async def _at(self, after_s: float, kind: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.sleep(after_s)
+        await kind()
+
+    def _note(self, kind: str, detail: str) -> None:
+        self._world.trace.fault(self._world.loop.time(), kind, detail)
+
+    def _any_worker(self) -> Worker | None:
+        running = self._platform.running()
+        return self._random.choice(running) if running else None
+
+    # ---- kinds
+
+    async def _crash(self) -> None:
+        worker = self._any_worker()
+        if worker is not None:
+            self._note("crash", worker.name)
+            worker.crash()
+
+    async def _crash_rank(self) -> None:
+        worker = self._any_worker()
+        if worker is not None:
+            rank = self._random.randrange(len(worker.ranks))
+            self._note("rank crash", worker.ranks[rank].process.name)
+            worker.crash(rank)
+
+    async def _pause(self) -> None:
+        worker = self._any_worker()
+        if worker is not None:
+            for_s = self._random.choice(SHORT_OR_LONG_S)
+            self._note("pause", f"{worker.name} for {for_s:g} s")
+            worker.pause(range(len(worker.ranks)))
+            await asyncio.sleep(for_s)
+            worker.resume()
+
+    async def _silence(self) -> None:
+        """As long as it has rooms that a receiver waits for: later it would not matter."""
+        senders = [each for each in self._platform.running() if each.side is Side.PREFILL]
+        busy = [each for each in senders if each.work.roster.census()[Phase.TRANSFERRING]]
+        if not busy:
+            return
+        sender, for_s = self._random.choice(busy), self._random.uniform(6.0, 25.0)
+        if self._random.random() < 0.5:
+            self._note("pause", f"{sender.name} for {for_s:.1f} s")
+            sender.pause(range(len(sender.ranks)))
+            await asyncio.sleep(for_s)
+            sender.resume()
+        else:
+            receivers = [name for name, each in self._platform.workers.items() if each.side is Side.DECODE]
+            await self._cut_off(sender.name, self._random.choice(receivers), both=True, for_s=for_s)
+
+    async def _pause_rank(self) -> None:
+        worker = self._any_worker()
+        if worker is not None:
+            rank = self._random.randrange(len(worker.ranks))
+            for_s = self._random.choice(SHORT_OR_LONG_S)
+            self._note("rank pause", f"{worker.ranks[rank].process.name} for {for_s:g} s")
+            worker.pause([rank])
+            await asyncio.sleep(for_s)
+            worker.resume()
+
+    async def _crash_bootstrap(self) -> None:
+        if not self._platform.bootstrap.process.dead:
+            down_s = self._random.uniform(0.05, 2.0)
+            self._note("bootstrap crash", f"for {down_s:.2f} s")
+            self._platform.crash_bootstrap(down_s)
+
+    async def _pause_bootstrap(self) -> None:
+        process = self._platform.bootstrap.process
+        for_s = self._random.choice(SHORT_OR_LONG_S)
+        self._note("bootstrap pause", f"for {for_s:g} s")
+        process.pause()
+        self._world.network.paused(process)
+        await asyncio.sleep(for_s)
+        process.resume()
+
+    async def _cut(self) -> None:
+        one, other = self._two_hosts()
+        both = self._random.random() < 0.5
+        await self._cut_off(one, other, both=both, for_s=self._random.choice(SHORT_OR_LONG_S))
+
+    async def _cut_off(self, one: str, other: str, *, both: bool, for_s: float) -> None:
+        self._note("cut", f"{one} {'and' if both else 'to'} {other} for {for_s:g} s")
+        self._world.network.cut(one, other, both=both)
+        self._cuts.append((one, other, both))
+        await asyncio.sleep(for_s)
+        self._cuts.remove((one, other, both))
+        self._world.network.mend(one, other, both=both)
+
+    async def _reset(self) -> None:
+        one, other = self._two_hosts()
+        self._note("reset", f"{one} and {other}")
+        self._world.network.reset(one, other)
+
+    async def _drain(self) -> None:
+        worker = self._any_worker()
+        if worker is not None:
+            self._note("drain", worker.name)
+            worker.ask_to_stop()
+
+    async def _storm(self) -> None:
+        self._note("storm", "")
+        self._clients.storm = asyncio.Event()
+
+    def _two_hosts(self) -> tuple[str, str]:
+        one, other = self._random.sample(["bootstrap", *self._platform.workers], 2)
+        return one, other

@@ -1,0 +1,225 @@
+"""How does time pass for many processes in one, the same way in every run?
+
+An event loop without I/O. Time is a number: it stands still while anything can run, and then jumps to the
+next timer. Each callback belongs to the process in whose context it was scheduled, so that one process can
+be paused (what it has to do waits, while its clock goes on) or killed (it never runs again), alone.
+"""
+
+import asyncio
+import contextvars
+import heapq
+from asyncio import events, tasks
+from collections import deque
+from collections.abc import Callable, Coroutine
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+Result = TypeVar("Result")
+
+START_S: Final = 1_000.0
+
+STEPS_MAX: Final = 50_000_000
+"""Callbacks in one run: far above what any takes."""
+STEPS_AT_ONCE_MAX: Final = 500_000
+"""Callbacks while time stands still: something goes round in circles."""
+CANCELLED_TIMERS_MAX: Final = 4_096
+
+
+class Deadlock(Exception):
+    """Nothing can run and no timer is set, while something is still waited for."""
+
+
+class Livelock(Exception):
+    """Time stands still although callback after callback runs."""
+
+
+class Life(Enum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    DEAD = "dead"
+
+
+class Process:
+    """A process of the simulated machines. `name` is for people, `host` is where the network finds it."""
+
+    def __init__(self, loop: "VirtualLoop", name: str, host: str) -> None:
+        self._loop = loop
+        self.name = name
+        self.host = host
+        self.life = Life.RUNNING
+        self.held: list[events.Handle] = []
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self)
+        self.tasks: list[asyncio.Task[Any]] = []
+        """Kept: one that is collected would run its `finally` after its process' death."""
+
+    @property
+    def dead(self) -> bool:
+        return self.life is Life.DEAD
+
+    def spawn(self, work: Coroutine[Any, Any, Result], name: str | None = None) -> asyncio.Task[Result]:
+        task = tasks.Task(work, loop=self._loop, context=self.context, name=name)
+        self.tasks.append(task)
+        return task
+
+    def soon(self, callback: Callable[..., object], *args: object) -> None:
+        """Run `callback` in this process, if it lives."""
+        if self.life is not Life.DEAD:
+            self._loop.call_soon(callback, *args, context=self.context)
+
+    def pause(self) -> None:
+        if self.life is Life.RUNNING:
+            self.life = Life.PAUSED
+
+    def resume(self) -> None:
+        if self.life is Life.PAUSED:
+            self.life = Life.RUNNING
+            held, self.held = self.held, []
+            self._loop.again(held)
+
+    def kill(self) -> None:
+        """Nothing of it runs any more, not even what it would do on its way out."""
+        self.life = Life.DEAD
+        self.held.clear()
+
+
+PROCESS: Final[contextvars.ContextVar[Process]] = contextvars.ContextVar("process")
+
+
+def this_process() -> Process:
+    """Whose code is running. LookupError in code that belongs to the simulation itself."""
+    return PROCESS.get()
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Use by `run_until`, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = START_S
+        self._queue: deque[events.Handle] = deque()
+        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._number = 0
+        self._cancelled = 0
+        self._over = False
+        self.steps = 0
+        self.problems: list[str] = []
+        """What no code has handled: each is a bug of whoever raised it."""
+
+    def time(self) -> float:
+        return self._now
+
+    def run_until(self, task: asyncio.Task[Result]) -> Result:
+        """Let time pass until `task` has ended. Raises what it raised, Deadlock and Livelock."""
+        events._set_running_loop(self)
+        try:
+            self._turn(task)
+            return task.result()
+        finally:
+            self._over = True
+            events._set_running_loop(None)
+
+    def again(self, handles: list[events.Handle]) -> None:
+        self._queue.extend(handles)
+
+    def forget(self) -> None:
+        """What is left over never runs."""
+        self._over = True
+        self._queue.clear()
+        self._timers.clear()
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self.close()
+
+    # ---- asyncio's side
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> events.Handle:
+        handle = events.Handle(callback, args, self, context)
+        self._queue.append(handle)
+        return handle
+
+    def call_soon_threadsafe(self, callback, *args, context=None):  # type: ignore[no-untyped-def, override]
+        raise AssertionError("nothing here runs in another thread")
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> events.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> events.TimerHandle:
+        handle = events.TimerHandle(when, callback, args, self, context)
+        handle._scheduled = True  # type: ignore[attr-defined]
+        self._number += 1
+        heapq.heappush(self._timers, (when, self._number, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        self._cancelled += 1
+        if self._cancelled > CANCELLED_TIMERS_MAX:
+            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Coroutine[Any, Any, Result],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Result]:
+        return tasks.Task(coro, loop=self, name=name, context=context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._over:
+            self.problems.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    # ---- time
+
+    def _turn(self, until: asyncio.Task[Any]) -> None:
+        queue, at_once, moment = self._queue, 0, self._now
+        while not until.done():
+            if not queue:
+                self._advance()
+            if self._now != moment:
+                moment, at_once = self._now, 0
+            count = len(queue)
+            at_once += count
+            self.steps += count
+            if at_once > STEPS_AT_ONCE_MAX or self.steps > STEPS_MAX:
+                raise Livelock(f"{at_once} callbacks at {self._now:.3f} s, {self.steps} in all")
+            for _ in range(count):
+                handle = queue.popleft()
+                if handle._cancelled:
+                    continue
+                process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+                if process is None or process.life is Life.RUNNING:
+                    handle._run()
+                elif process.life is Life.PAUSED:
+                    process.held.append(handle)
+
+    def _advance(self) -> None:
+        timers, queue = self._timers, self._queue
+        while timers and not queue:
+            when = timers[0][0]
+            self._now = max(self._now, when)
+            while timers and timers[0][0] <= self._now:
+                handle = heapq.heappop(timers)[2]
+                handle._scheduled = False  # type: ignore[attr-defined]
+                if handle._cancelled:
+                    self._cancelled -= 1
+                else:
+                    queue.append(handle)
+        if not queue:
+            raise Deadlock("nothing can run, and no timer is set")

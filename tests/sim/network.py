@@ -1,0 +1,171 @@
+"""When does a message between two hosts arrive, and which calls break on the way?
+
+A connection delivers what it carries, in order within one call and in any order between two, or it breaks:
+then every call on it ends UNAVAILABLE at its caller and is cancelled at its server. What is sent while the
+way is cut waits for the way to heal, as TCP does; a way that stays cut, or a process that stays paused, for
+longer than keepalive breaks the connection.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from tests.sim.loop import Life, Process, VirtualLoop
+from tests.sim.trace import Trace
+
+if TYPE_CHECKING:
+    from tests.sim.calls import Call, Server
+
+KEEPALIVE_S: Final = 15.0
+REPEATED: Final = frozenset(
+    {"Connect", "Close", "Cancel", "Register", "Renew", "Drain", "ReportRooms", "ReportExit"}
+)
+"""Methods that their callers call again when no answer came: the server may see the first one as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """Shares of calls, and seconds."""
+
+    latency_s: float = 0.002
+    slow_share: float = 0.0
+    """Of messages: far later than others, so that independent calls overtake each other."""
+    slow_s: float = 0.5
+    lost_share: float = 0.0
+    """Of calls: the request never arrives."""
+    unanswered_share: float = 0.0
+    """Of calls: carried out, and the answer never arrives."""
+    twice_share: float = 0.0
+    """Of calls that are REPEATED: arrive a second time, later."""
+
+
+CALM: Final = Weather()
+
+
+class Network:
+    """Hosts by name, servers by address."""
+
+    def __init__(self, loop: VirtualLoop, trace: Trace, seed: str, weather: Weather) -> None:
+        self.loop = loop
+        self.trace = trace
+        self.weather = weather
+        self._random = random.Random(f"{seed}/network")
+        self._servers: dict[str, Server] = {}
+        self._calls: dict[int, Call] = {}
+        self._number = 0
+        self._cuts: dict[tuple[str, str], int] = {}
+        """Ways (from, to) that carry nothing, with the number of reasons for it."""
+        self._parked: dict[tuple[str, str], list[Callable[[], None]]] = {}
+
+    # ---- what happens to it
+
+    def cut(self, one: str, other: str, *, both: bool) -> None:
+        for way in [(one, other), (other, one)] if both else [(one, other)]:
+            self._cuts[way] = self._cuts.get(way, 0) + 1
+        self.loop.call_later(KEEPALIVE_S, self._break_if_cut, one, other)
+
+    def mend(self, one: str, other: str, *, both: bool) -> None:
+        for way in [(one, other), (other, one)] if both else [(one, other)]:
+            self._cuts[way] -= 1
+            if not self._cuts[way]:
+                del self._cuts[way]
+                for message in self._parked.pop(way, []):
+                    self.loop.call_soon(message)  # before whatever is sent from now on
+
+    def is_cut(self, source: str, target: str) -> bool:
+        return bool(self._cuts) and (source, target) in self._cuts
+
+    def reset(self, one: str, other: str) -> None:
+        """Connections between two hosts break: nothing that is under way on them arrives."""
+        for call in list(self._calls.values()):
+            if {call.caller.host, call.host} == {one, other}:
+                call.break_off("Connection reset by peer")
+
+    def died(self, process: Process) -> None:
+        """Its kernel closes its connections."""
+        for address in [each for each, server in self._servers.items() if server.process is process]:
+            del self._servers[address]
+        for call in list(self._calls.values()):
+            if call.caller is process or call.server_process is process:
+                call.break_off("Socket closed")
+
+    def paused(self, process: Process) -> None:
+        """Peers notice, by keepalive, if it takes long."""
+        self.loop.call_later(KEEPALIVE_S, self._break_if_paused, process)
+
+    # ---- what calls need
+
+    def listen(self, address: str, server: "Server") -> None:
+        self._servers[address] = server
+
+    def server(self, address: str) -> "Server | None":
+        return self._servers.get(address)
+
+    def opened(self, call: "Call") -> int:
+        self._number += 1
+        self._calls[self._number] = call
+        return self._number
+
+    def ended(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+    def carry(self, source: str, target: str, message: Callable[[], None], not_before_s: float) -> float:
+        """Deliver `message` later, and not before a given time. Returns when, if nothing is cut."""
+        if self.is_cut(source, target):
+            self._parked.setdefault((source, target), []).append(message)
+            return not_before_s
+        at_s = max(self.loop.time() + self._latency_s(), not_before_s)
+        self.loop.call_at(at_s, message)
+        return at_s
+
+    def loses(self) -> bool:
+        return self._draw(self.weather.lost_share, "request lost")
+
+    def loses_answer(self) -> bool:
+        return self._draw(self.weather.unanswered_share, "answer lost")
+
+    def doubles(self, method: str) -> float | None:
+        """After how many seconds the request arrives once more, if it does."""
+        if method not in REPEATED or not self._draw(self.weather.twice_share, "request doubled"):
+            return None
+        return self._random.uniform(0.0, 1.0)
+
+    def patience_s(self) -> float:
+        """How long a lost message is waited for before the connection counts as broken."""
+        return self._random.choice((0.05, 0.5, 2.0, KEEPALIVE_S))
+
+    def _draw(self, share: float, kind: str) -> bool:
+        if share <= 0.0 or self._random.random() >= share:
+            return False
+        self.trace.fault(self.loop.time(), kind)
+        return True
+
+    def _latency_s(self) -> float:
+        weather = self.weather
+        if weather.slow_share and self._random.random() < weather.slow_share:
+            self.trace.faults["slow message"] += 1
+            return self._random.uniform(0.0, weather.slow_s)
+        return weather.latency_s * (0.5 + self._random.random())
+
+    def _break_if_cut(self, one: str, other: str) -> None:
+        if self.is_cut(one, other) or self.is_cut(other, one):
+            self.reset(one, other)
+
+    def _break_if_paused(self, process: Process) -> None:
+        if process.life is Life.PAUSED:
+            for call in list(self._calls.values()):
+                if call.caller is process or call.server_process is process:
+                    call.break_off("keepalive watchdog timeout")
+
+
+def unavailable(details: str) -> grpc.aio.AioRpcError:
+    return rpc_error(grpc.StatusCode.UNAVAILABLE, details)
+
+
+def rpc_error(
+    code: grpc.StatusCode, details: str, trailing: tuple[tuple[str, str], ...] = ()
+) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)

@@ -1,0 +1,171 @@
+"""Which sizes and which kinds of trouble does a seed stand for?
+
+Most seeds have one or two kinds of trouble, so that each is also seen without the others; some have all.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from services.transfer.faults import NO_FAULTS, FaultPlan
+from tests.sim.network import CALM, Weather
+
+
+@dataclass(frozen=True, slots=True)
+class Troubles:
+    """How many times in a run, unless it says otherwise."""
+
+    crashes: int = 0
+    """A worker's process dies and comes back as another incarnation."""
+    told_share: float = 1.0
+    """Of crashes: whoever started the worker tells the bootstrap of its exit."""
+    rank_crashes: int = 0
+    pauses: int = 0
+    """All of a worker's processes stop for a while."""
+    rank_pauses: int = 0
+    silences: int = 0
+    """A sender is paused, or cut off from a receiver, so long that its rooms' memory has to be revoked."""
+    bootstrap_crashes: int = 0
+    bootstrap_pauses: int = 0
+    cuts: int = 0
+    """A way between two hosts carries nothing for a while, in one direction or both."""
+    resets: int = 0
+    drains: int = 0
+    storms: int = 0
+    """Many clients hang up at about one time."""
+    step_failure_share: float = 0.0
+    slow_ranks: int = 0
+    skew: bool = False
+    hangup_share: float = 0.0
+    """Of clients: hang up at some time, or have read enough."""
+    cancel_share: float = 0.0
+    """Of rooms: cancelled by their number, through the bootstrap's API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    name: str
+    prefills: int
+    decodes: int
+    ranks: int
+    """Of every worker: sender rank r writes to receiver rank r."""
+    pages: int
+    places: int
+    max_running: int
+    queue: int
+    chunk_tokens: int
+    window_bytes: int
+    arrivals_s: float
+    """Over which time the rooms are asked for."""
+    weather: Weather = CALM
+    writes: FaultPlan = NO_FAULTS
+    troubles: Troubles = field(default_factory=Troubles)
+
+
+NAMES: Final = (
+    "calm",
+    "network",
+    "writes",
+    "crashes",
+    "pauses",
+    "cuts",
+    "bootstrap",
+    "full",
+    "hangups",
+    "engine",
+    "ranks",
+    "drain",
+    "fence",
+    "late",
+    "everything",
+)
+
+
+TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "crashes": {"crashes": (1, 2, 4), "told_share": (0.0, 0.5, 1.0)},
+    "pauses": {"pauses": (1, 2, 4)},
+    "cuts": {"cuts": (1, 2, 4)},
+    "bootstrap": {"bootstrap_crashes": (1, 2), "bootstrap_pauses": (0, 1)},
+    "hangups": {"storms": (0, 1, 3), "hangup_share": (0.2, 0.6), "cancel_share": (0.0, 0.1)},
+    "engine": {"step_failure_share": (0.002, 0.02)},
+    "ranks": {"rank_crashes": (0, 1), "rank_pauses": (0, 1, 2), "slow_ranks": (0, 1, 2), "skew": (True,)},
+    "drain": {"drains": (1, 2, 3), "cuts": (0, 0, 1), "bootstrap_crashes": (0, 0, 1)},
+    # A sender falls silent while rooms fail: quarantine, and in the end revocation.
+    "fence": {"silences": (2, 3), "crashes": (0, 1), "hangup_share": (0.0, 0.3), "told_share": (0.0,)},
+    "late": {"hangup_share": (0.6,), "silences": (0, 1), "cancel_share": (0.0, 0.2)},
+}
+"""What each kind of seed draws from."""
+
+
+def profile(seed: int, rooms: int, name: str | None = None) -> Profile:
+    """What seed `seed` stands for; `name` instead of the kind that the seed would have."""
+    draw = random.Random(f"{seed}/profile")
+    name = name or NAMES[seed % len(NAMES)]
+    shape = Profile(
+        name=name,
+        prefills=draw.choice((1, 1, 1, 2, 2, 3)),
+        decodes=draw.choice((1, 1, 1, 2, 2, 3)),
+        ranks=draw.choice((1, 1, 1, 1, 2, 2, 3)),
+        pages=draw.choice((48, 96, 160)),
+        places=draw.choice((8, 12, 16)),
+        max_running=draw.choice((3, 8, 16)),
+        queue=2 * rooms,
+        chunk_tokens=draw.choice((12, 48, 96)),
+        window_bytes=draw.choice((256, 1024, 4096)),
+        arrivals_s=rooms * draw.choice((0.002, 0.006, 0.012)),
+        writes=FaultPlan(
+            seed=seed,
+            delay_steps_max=draw.choice((0, 4, 40)),
+            lose_notice_share=0.3,
+            duplicate_notice_share=0.1,
+        ),
+    )
+    if name == "calm":
+        return shape
+    if name == "everything":
+        for each in NAMES[1:-1]:
+            if draw.random() < 0.5:
+                shape = _with(shape, each, draw, seed)
+        return replace(shape, name=name)
+    shape = _with(shape, name, draw, seed)
+    if draw.random() < 0.3:
+        shape = _with(shape, draw.choice(("network", "writes", "hangups")), draw, seed)
+    return shape
+
+
+def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
+    match name:
+        case "network":
+            weather = Weather(
+                slow_share=draw.choice((0.0, 0.02, 0.1)),
+                lost_share=draw.choice((0.0, 0.005, 0.02)),
+                unanswered_share=draw.choice((0.0, 0.005, 0.02)),
+                twice_share=draw.choice((0.0, 0.1, 0.3)),
+            )
+            troubles = replace(shape.troubles, resets=draw.randrange(4))
+            return replace(shape, weather=weather, troubles=troubles)
+        case "writes":
+            writes = replace(
+                shape.writes,
+                hold_share=draw.choice((0.0, 0.01, 0.05)),
+                hold_steps=draw.choice((100, 1_000, 20_000)),
+                fail_share=draw.choice((0.0, 0.002, 0.02)),
+            )
+            return replace(shape, writes=writes)
+        case "late":
+            # Writes that land long after their room was given up, in pages that others want.
+            writes = replace(
+                shape.writes, hold_share=draw.choice((0.2, 0.5)), hold_steps=draw.choice((300, 2_000, 8_000))
+            )
+            weather = replace(shape.weather, unanswered_share=0.02)
+            shape = replace(shape, writes=writes, weather=weather, pages=draw.choice((16, 24)))
+        case "full":
+            pages, places = draw.choice((10, 12, 16)), draw.choice((2, 4))
+            return replace(shape, pages=pages, places=places, queue=draw.choice((8, 40)))
+        case "ranks":
+            shape = replace(shape, ranks=draw.choice((2, 3)))
+        case "fence":
+            shape = replace(shape, prefills=draw.choice((2, 3)))
+    choices = {key: draw.choice(values) for key, values in TROUBLES[name].items()}
+    return replace(shape, troubles=replace(shape.troubles, **choices))

@@ -1,0 +1,185 @@
+"""One rank's process of a worker, wired of the product's own parts as `wiring.py` wires them."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from services.decode.metrics import DecodeMetrics
+from services.decode.peers import Peers
+from services.decode.turn import DecodeWork
+from services.pages.holdings import Holdings
+from services.pages.pool import PagePool
+from services.pages.record import SLOT_BYTES
+from services.pages.slots import SlotPool
+from services.parallel.interface import RankGroup
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.turn import PrefillWork
+from services.rooms.deadlines import Deadlines
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.runtime.host_memory import HostMemory
+from services.transfer.exposure import Exposure
+from services.transfer.interface import Endpoint, Region, Transfer
+from services.wire.channel import Channels
+from services.wire.mailbox import Mailbox
+from services.wire.model_bounds import ModelBounds
+from services.wire.reporter import Reporter
+from tests.sim.clock import SkewedClock
+from tests.sim.engine import CONTEXT, LAYOUT, VOCABULARY, Engine, SimStepper
+from tests.sim.fabric import Bank, WatchedFabric
+from tests.sim.followers import NoPeers, PatientMailbox, SilentReporter
+from tests.sim.loop import Process, VirtualLoop
+from tests.sim.network import Network
+from tests.sim.profile import Profile
+from tests.sim.trace import Trace
+
+CONNECT_S: Final = 1.5
+PREFILL_DEADLINES: Final = Deadlines(4_000, 5_000, 5_000, 5_000, 5_000)
+DECODE_DEADLINES: Final = Deadlines(3_000, 6_000, 6_000, 3_600_000, 4_000)
+LOOK_S: Final = 0.01
+"""How often what cannot wake anyone is looked at. Production looks more often; each look costs a turn."""
+
+
+@dataclass(slots=True)
+class World:
+    """What all processes are in."""
+
+    loop: VirtualLoop
+    network: Network
+    fabric: WatchedFabric
+    trace: Trace
+    shape: Profile
+    rng: random.Random
+    """What processes draw at start: incarnations, drifts."""
+    step_failure_share: float = 0.0
+
+    def incarnation(self) -> Incarnation:
+        return Incarnation(self.rng.getrandbits(63) | 1)
+
+
+@dataclass(slots=True)
+class Rank:
+    process: Process
+    clock: SkewedClock
+    group: RankGroup
+    mailbox: Mailbox
+    bank: Bank
+    stepper: SimStepper
+    registry: CollectorRegistry
+    work: PrefillWork | DecodeWork
+    endpoints: list[Incarnation]
+    """Every transfer endpoint it ever had, the present one last."""
+    exposure: Exposure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the leader has beside its ranks' parts: ways to others. None of it on followers."""
+
+    incarnation: Incarnation
+    name: str
+    channels: Channels
+    bootstrap: str
+
+    def reporter(self) -> Reporter:
+        return Reporter(self.channels.to(self.bootstrap), self.incarnation, self.name)
+
+    def peers(self, mailbox: Mailbox, endpoints: Callable[[], Sequence[Endpoint]]) -> Peers:
+        return Peers(mailbox, self.channels, self.incarnation, endpoints, LAYOUT, CONNECT_S)
+
+
+def make_rank(
+    world: World,
+    side: Side,
+    worker: Incarnation,
+    process: Process,
+    group: RankGroup,
+    outside: Outside | None,
+    endpoints: Callable[[], Sequence[Endpoint]],
+    rng: random.Random,
+) -> Rank:
+    """`outside`: the leader's. `endpoints`: of all ranks, as they are when it is called."""
+    shape = world.shape
+    clock = _clock(world, rng)
+    mailbox = PatientMailbox(LOOK_S)
+    reporter = SilentReporter() if outside is None else outside.reporter()
+    registry = CollectorRegistry()
+
+    def foreign(text: str) -> None:
+        world.trace.violate(world.loop.time(), "stale-never-served", f"{process.name}: {text}")
+
+    def fails() -> bool:
+        if not world.step_failure_share or rng.random() >= world.step_failure_share:
+            return False
+        world.trace.fault(world.loop.time(), "step failed", process.name)
+        return True
+
+    engine = Engine(group.rank, shape.pages, foreign)
+    stepper = SimStepper(engine, world.loop, rng, mailbox.wake, fails)
+    slots = HostMemory(shape.places * SLOT_BYTES)
+    holdings = Holdings(PagePool(shape.pages), SlotPool(slots.view))
+    bank = Bank(process.name, process.host, group.rank, engine.memory, slots, holdings)
+    known: list[Incarnation] = []
+    exposure: Exposure | None = None
+    work: PrefillWork | DecodeWork
+
+    def connected(incarnation: Incarnation) -> Transfer:
+        known.append(incarnation)
+        return world.fabric.endpoint(incarnation, bank)
+
+    if side is Side.PREFILL:
+        transfer = connected(worker if outside is not None else world.incarnation())
+        transfer.register(Region("kv", engine.memory.address, engine.memory.length))
+        transfer.register(Region("slots", slots.address, slots.length))
+        transfer.endpoint()
+        work = PrefillWork(
+            places=shape.places,
+            holdings=holdings,
+            layout=LAYOUT,
+            bounds=ModelBounds(VOCABULARY, CONTEXT),
+            stepper=stepper.as_stepper(),
+            transfer=transfer,
+            mailbox=mailbox,
+            reporter=reporter,
+            metrics=PrefillMetrics(registry),
+            clock=clock,
+            deadlines=PREFILL_DEADLINES,
+            chunk_tokens=shape.chunk_tokens,
+            window_bytes=shape.window_bytes,
+            rank=group.rank,
+            ranks=group.size,
+        )
+    else:
+        exposure = Exposure(connected, world.incarnation, {"kv": engine.memory, "slots": slots})
+        work = DecodeWork(
+            places=shape.places,
+            incarnation=worker,
+            holdings=holdings,
+            layout=LAYOUT,
+            bounds=ModelBounds(VOCABULARY, CONTEXT),
+            stepper=stepper.as_stepper(),
+            exposure=exposure,
+            slots=slots,
+            peers=NoPeers() if outside is None else outside.peers(mailbox, endpoints),
+            mailbox=mailbox,
+            reporter=reporter,
+            metrics=DecodeMetrics(registry),
+            clock=clock,
+            deadlines=DECODE_DEADLINES,
+            max_running=shape.max_running,
+        )
+    return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known, exposure)
+
+
+def _clock(world: World, rng: random.Random) -> SkewedClock:
+    if not world.shape.troubles.skew:
+        return SkewedClock(world.loop)
+    return SkewedClock(
+        world.loop,
+        start_ms=rng.randrange(10**9),
+        drift=rng.uniform(-0.02, 0.02),
+        skew_ms=rng.randrange(-(10**7), 10**7),
+    )

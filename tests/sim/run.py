@@ -1,0 +1,236 @@
+"""One seed, one run: a whole Baton, its clients and what goes wrong, on virtual time."""
+
+import asyncio
+import gc
+import logging
+import random
+import sys
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.openai.backend import Hangup, RoomFailed
+from services.rooms.phases import Side
+from services.rooms.registry import Worker
+from tests.sim.checks import QUIET, deaf, dirty, unexplained, unrest
+from tests.sim.clients import Clients, make_request
+from tests.sim.engine import answer
+from tests.sim.fabric import WatchedFabric
+from tests.sim.faults import Faults
+from tests.sim.loop import START_S, Deadlock, Livelock, VirtualLoop
+from tests.sim.network import CALM, Network
+from tests.sim.platform import Platform
+from tests.sim.profile import Profile, profile
+from tests.sim.rank import World
+from tests.sim.trace import Trace, Violation
+
+ROOMS: Final = 250
+READY_S: Final = 90.0
+"""In which everything is ready, at first and after everything was mended."""
+LAST_TRIES: Final = 3
+"""A way that broke while it was not used is found out, and made anew, by a room that fails."""
+REST_S: Final = 150.0
+"""In which everything comes to rest: the registry waits for reports of rooms for a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    seed: int
+    shape: Profile
+    rooms: int
+    violations: tuple[Violation, ...]
+    faults: Counter[str]
+    outcomes: Counter[str]
+    """How requests ended; "for now": and were made again."""
+    deeds: Counter[str]
+    digest: str
+    """Of all that happened, in order: equal for equal seeds."""
+    virtual_s: float
+    steps: int
+    seconds: float
+    timeline: tuple[str, ...] = field(default=(), repr=False)
+
+
+def run(seed: int, rooms: int = ROOMS, name: str | None = None) -> Report:
+    """Simulate. `name`: of a profile, instead of the seed's own."""
+    product = logging.getLogger("services")
+    before = (product.level, product.propagate)
+    product.setLevel(logging.ERROR)
+    product.propagate = False
+    gc.freeze()
+    gc.disable()
+    # Processes that died, or were cut short by the end, leave coroutines that resent being collected.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = _simulate(seed, rooms, name)
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
+        gc.enable()
+        gc.unfreeze()
+        product.setLevel(before[0])
+        product.propagate = before[1]
+    return report
+
+
+def _simulate(seed: int, rooms: int, name: str | None) -> Report:
+    started_s = time.process_time()
+    shape = profile(seed, rooms, name)
+    loop, trace = VirtualLoop(), Trace()
+    errors = _Errors(trace, loop)
+    logging.getLogger("services").addHandler(errors)
+    asyncio.set_event_loop(loop)
+    try:
+        scene = _Scene(seed, shape, loop, trace, rooms)
+        loop.run_until(loop.create_task(scene.play()))
+    except (Deadlock, Livelock) as error:
+        trace.violate(loop.time(), "room-ends", f"{type(error).__name__}: {error}")
+    finally:
+        asyncio.set_event_loop(None)
+        logging.getLogger("services").removeHandler(errors)
+    for problem in loop.problems:
+        trace.violate(loop.time(), "moves-listed", problem)
+    loop.forget()
+    return Report(
+        seed=seed,
+        shape=shape,
+        rooms=scene.rooms_opened(),
+        violations=tuple(trace.violations),
+        faults=trace.faults,
+        outcomes=scene.clients.outcomes,
+        deeds=scene.deeds(),
+        digest=trace.digest(),
+        virtual_s=loop.time() - START_S,
+        steps=loop.steps,
+        seconds=time.process_time() - started_s,
+        timeline=tuple(trace.lines()),
+    )
+
+
+class _Scene:
+    def __init__(self, seed: int, shape: Profile, loop: VirtualLoop, trace: Trace, rooms: int) -> None:
+        name = str(seed)
+        network = Network(loop, trace, name, CALM)
+        fabric = WatchedFabric(shape.writes, loop, network, trace)
+        self._world = World(loop, network, fabric, trace, shape, random.Random(f"{name}/world"))
+        self._platform = Platform(self._world, name)
+        self.clients = Clients(self._world, self._platform, name, rooms)
+        self._faults = Faults(self._world, self._platform, self.clients, name)
+
+    def rooms_opened(self) -> int:
+        """By every incarnation of the bootstrap, canaries and retries included."""
+        return sum(each.opened() for each in self._platform.bootstraps)
+
+    def deeds(self) -> Counter[str]:
+        """What the product did about it all."""
+        done: Counter[str] = Counter()
+        for worker in self._platform.everyone:
+            sample = worker.leader.registry.get_sample_value("baton_kv_revocations_total")
+            done["revocation"] += int(sample or 0)
+        for bootstrap in self._platform.bootstraps:
+            for entry in bootstrap.registry.rooms():
+                if entry.cause is not None:
+                    done[f"room failed: {entry.cause.reason.value}"] += 1
+        return done
+
+    async def play(self) -> None:
+        self._platform.start()
+        if not await self._ready("at the start"):
+            return
+        self._faults.start()
+        listening = self._world.loop.create_task(self._listen())
+        await self.clients.run()
+        listening.cancel()
+        self._faults.heal()
+        if await self._ready("after everything was mended"):
+            await self._rest()
+            await self._last_requests()
+        await self._rest()
+        for invariant, text, room in unexplained(self._platform, self._world.trace.faults):
+            self._violate(invariant, text, room)
+        for text in dirty(self._platform):
+            self._violate("slot-zero", text)
+
+    async def _ready(self, when: str) -> bool:
+        loop = self._world.loop
+        ends = loop.time() + READY_S
+        while not self._platform.all_ready():
+            if loop.time() > ends:
+                workers = self._platform.bootstrap.registry.workers()
+                states = {worker.facts.name: worker.state.value for worker in workers}
+                problem = self._platform.bootstrap.canary.problem
+                text = f"not all workers are ready {when}: {states}, canary: {problem}"
+                self._violate("reconnect", text)
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
+    async def _listen(self) -> None:
+        known_s: dict[int, float] = {}
+        while set(self._world.trace.faults) <= QUIET:
+            for text, room in deaf(self._platform, self._world.loop.time(), known_s):
+                self._violate("terminal-reaches-peer", text, room)
+            await asyncio.sleep(0.5)
+
+    async def _last_requests(self) -> None:
+        """Every pair serves, whatever it went through."""
+        bootstrap = self._platform.bootstrap
+        workers = bootstrap.registry.workers()
+        draw = random.Random(1)
+        for prefill in [each for each in workers if each.facts.side is Side.PREFILL]:
+            for decode in [each for each in workers if each.facts.side is Side.DECODE]:
+                await bootstrap.process.spawn(self._last(draw, (prefill, decode)))
+
+    async def _last(self, draw: random.Random, pair: tuple[Worker, Worker]) -> None:
+        for attempt in range(LAST_TRIES):
+            request = make_request(draw, draw.getrandbits(60), self._world.shape.pages)
+            entry = self._platform.bootstrap.rooms.open_on(request.request_id, pair, request.tokens_max)
+            stream = self._platform.bootstrap.backend.follow(entry, request)
+            tokens: list[int] = []
+            try:
+                async for batch in stream:
+                    tokens.extend(token.id for token in batch.tokens)
+            except RoomFailed as error:
+                if attempt == LAST_TRIES - 1:
+                    names = " and ".join(worker.facts.name for worker in pair)
+                    self._violate("reconnect", f"{names} do not serve any more: {error}", entry.id)
+                await asyncio.sleep(1.0)
+            else:
+                if tokens != answer(request):
+                    self._violate("stale-never-served", f"the last request got {tokens}", entry.id)
+                return
+            finally:
+                await stream.hang_up(Hangup.CLIENT_GONE)
+
+    async def _rest(self) -> None:
+        loop = self._world.loop
+        ends = loop.time() + REST_S
+        await asyncio.sleep(0.5)
+        while unrest(self._platform):
+            if loop.time() > ends:
+                for text in unrest(self._platform):
+                    self._violate("zero-at-idle", text)
+                return
+            await asyncio.sleep(1.0)
+        while self._world.fabric.puts_under_way:
+            self._world.fabric.step()
+
+    def _violate(self, invariant: str, text: str, room: int = 0) -> None:
+        self._world.trace.violate(self._world.loop.time(), invariant, text, room)
+
+
+class _Errors(logging.Handler):
+    """What the product logs as an error is a bug of it: nothing that goes wrong outside is."""
+
+    def __init__(self, trace: Trace, loop: VirtualLoop) -> None:
+        super().__init__(logging.ERROR)
+        self._trace = trace
+        self._loop = loop
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._trace.violate(self._loop.time(), "moves-listed", f"{record.getMessage()}: {error!r}")

@@ -1,0 +1,239 @@
+"""One incarnation of a worker: the processes of its ranks, and how they live and die together."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from services.decode.peers import Peers
+from services.decode.rpc import DecodeService
+from services.decode.turn import DecodeWork
+from services.pages.record import SCHEMA_HASH
+from services.parallel.interface import GroupBroken
+from services.parallel.loopback import Loopback
+from services.parallel.turns import TurnProgress, run_turns
+from services.prefill.rpc import HandoverService, PrefillService
+from services.prefill.turn import PrefillWork
+from services.rooms.errors import RostersDiverged
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.transfer.interface import Endpoint
+from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
+from services.wire.channel import Channels
+from services.wire.conversions import layout_to_wire, side_to_wire
+from services.wire.lease import LeaseKeeper
+from services.wire.reporter import Reporter
+from services.wire.worker_host import drain
+from tests.sim.calls import Channel, Server
+from tests.sim.engine import LAYOUT
+from tests.sim.followers import SlowGroup
+from tests.sim.loop import Life, Process
+from tests.sim.rank import LOOK_S, Outside, Rank, World, make_rank
+
+BOOTSTRAP: Final = "bootstrap:8100"
+DRAIN_MS: Final = 20_000
+GROUP_S: Final = 2.0
+"""How long ranks wait for one of them before the group counts as broken."""
+
+
+class Worker:
+    """`on_end` is called once, with why, when all its processes are gone."""
+
+    def __init__(
+        self, world: World, side: Side, name: str, pid: int, on_end: Callable[["Worker", str], None]
+    ) -> None:
+        self._world = world
+        self.side = side
+        self.name = name
+        self.pid = pid
+        self._on_end = on_end
+        self.over = False
+        self.born_s = world.loop.time()
+        self._wounded = ""
+        """What was done to it that it may die of."""
+        self.incarnation = world.incarnation()
+        self._address = f"{name}:9000"
+        rng = random.Random(f"{world.shape.writes.seed}/{self.incarnation}")
+        self._meeting = Loopback(world.shape.ranks)
+        late = min(world.shape.troubles.slow_ranks, self._meeting.size)
+        slow = set(rng.sample(range(self._meeting.size), late))
+        self.ranks: list[Rank] = []
+        self._channels = Channels(lambda address: Channel(world.network, address))
+        outside = Outside(self.incarnation, name, self._channels, BOOTSTRAP)
+        for rank, group in enumerate(self._meeting.groups()):
+            self.ranks.append(
+                make_rank(
+                    world,
+                    side,
+                    self.incarnation,
+                    Process(world.loop, f"{name}.{rank}" if self._meeting.size > 1 else name, name),
+                    SlowGroup(group, rng, 0.01) if rank in slow else group,
+                    None if rank else outside,
+                    self._endpoints,
+                    rng,
+                )
+            )
+        self.leader = self.ranks[0]
+        self._stop = asyncio.Event()
+        self._server = Server(world.network, self.leader.process, self._address)
+
+    @property
+    def work(self) -> Any:
+        """The leader's."""
+        return self.leader.work
+
+    @property
+    def peers(self) -> Peers | None:
+        return self.work._peers if isinstance(self.work, DecodeWork) else None
+
+    @property
+    def reporter(self) -> Reporter:
+        reporter: Reporter = self.work._reporter
+        return reporter
+
+    # ---- what the platform does
+
+    def start(self) -> None:
+        for rank in self.ranks[1:]:
+            follower = rank.process.spawn(self._turns(rank), "turns")
+            follower.add_done_callback(partial(self._rank_ended, rank))
+        main = self.leader.process.spawn(self._serve(), "main")
+        main.add_done_callback(partial(self._rank_ended, self.leader))
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM."""
+        self.leader.process.soon(self._stop.set)
+
+    def pause(self, ranks: Sequence[int]) -> None:
+        """SIGSTOP. A group waits for a rank of it so long, and no longer."""
+        for each in ranks:
+            self.ranks[each].process.pause()
+            self._world.fabric.stall(self.ranks[each].endpoints[-1])
+        if 0 in ranks:
+            self._world.network.paused(self.leader.process)
+        if len(ranks) < len(self.ranks):
+            self._world.loop.call_later(GROUP_S, self._lose_paused, ranks[0])
+
+    def resume(self) -> None:
+        for rank in self.ranks:
+            if rank.process.life is Life.PAUSED:
+                self._world.fabric.resume(rank.endpoints[-1])
+                rank.process.resume()
+
+    def crash(self, rank: int | None = None) -> None:
+        """SIGKILL, of all its processes, or of one, which ends the others."""
+        self._wounded = "crashed"
+        if rank is None or len(self.ranks) == 1:
+            self._die("crashed")
+            return
+        self._kill(self.ranks[rank])
+        self._meeting.lose(rank, "died")
+        self._world.loop.call_later(0.05, self._die, "one of its ranks crashed")
+
+    # ---- its life
+
+    async def _serve(self) -> None:
+        """As `WorkerHost.serve`."""
+        self._add_services()
+        leader, loop = self.leader, asyncio.get_running_loop()
+        lease = LeaseKeeper(self._channels.to(BOOTSTRAP), self._registration(), self._departed, lambda: None)
+        self._server.open()
+        turns = loop.create_task(self._turns(leader))
+        turns.add_done_callback(self._left)
+        helpers = [loop.create_task(lease.run()), loop.create_task(self.reporter.run())]
+        stopping = loop.create_task(self._stop.wait())
+        await asyncio.wait({turns, stopping, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (turns, *helpers):
+            if task.done():
+                task.result()
+        await drain(self._start_draining, lease, turns, leader.mailbox, self.reporter, DRAIN_MS)
+
+    def _left(self, turns: "asyncio.Task[None]") -> None:
+        """All ranks agreed to leave: then none has anything left to do."""
+        held = [
+            f"{rank.process.name}: {len(rank.work.roster)}" for rank in self.ranks if len(rank.work.roster)
+        ]
+        if not turns.cancelled() and turns.exception() is None and held:
+            text = f"{self.name} left while it held rooms: {', '.join(held)}"
+            self._world.trace.violate(self._world.loop.time(), "drain-keeps-promises", text)
+
+    def _turns(self, rank: Rank) -> Any:
+        return run_turns(rank.work, rank.group, rank.clock, TurnProgress(rank.clock), LOOK_S)
+
+    def _start_draining(self) -> None:
+        for rank in self.ranks:
+            rank.work.draining = True
+
+    def _departed(self, incarnations: Sequence[Incarnation]) -> None:
+        for incarnation in incarnations:
+            self.leader.mailbox.put(group_pb2.Command(departed=incarnation))
+
+    def _endpoints(self) -> list[Endpoint]:
+        return [rank.exposure.endpoint() for rank in self.ranks if rank.exposure is not None]
+
+    def _add_services(self) -> None:
+        work, mailbox, server = self.work, self.leader.mailbox, self._server
+        if isinstance(work, PrefillWork):
+            inference_pb2_grpc.add_PrefillServiceServicer_to_server(
+                PrefillService(work, mailbox, self.incarnation), server
+            )
+            inference_pb2_grpc.add_HandoverServiceServicer_to_server(
+                HandoverService(work, mailbox, self.incarnation, LAYOUT), server
+            )
+        else:
+            inference_pb2_grpc.add_DecodeServiceServicer_to_server(
+                DecodeService(work, mailbox, self.incarnation), server
+            )
+
+    def _registration(self) -> workers_pb2.RegisterRequest:
+        shape = self._world.shape
+        return workers_pb2.RegisterRequest(
+            worker=rooms_pb2.Peer(name=self.name, incarnation=self.incarnation, address=self._address),
+            side=side_to_wire(self.side),
+            topology=workers_pb2.Topology(tensor_parallel=len(self.ranks), pipeline_parallel=1),
+            layout=layout_to_wire(LAYOUT),
+            schema=SCHEMA_HASH,
+            tokens_max=shape.pages * LAYOUT.page_tokens,
+            rooms_max=shape.places,
+            pid=self.pid,
+        )
+
+    # ---- its end
+
+    def _rank_ended(self, rank: Rank, task: "asyncio.Task[None]") -> None:
+        """A process ended by itself: the platform ends the others."""
+        if self.over or rank.process.dead:
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            if rank is self.leader:
+                self._die("left")
+            return
+        if not (isinstance(error, GroupBroken) and self._wounded):
+            name = "divergence-detected" if isinstance(error, RostersDiverged) else "moves-listed"
+            text = f"{rank.process.name} ended by itself: {type(error).__name__}: {error}"
+            self._world.trace.violate(self._world.loop.time(), name, text)
+        self._wounded = self._wounded or "broken"
+        self._kill(rank)
+        self._world.loop.call_later(0.05, self._die, f"{type(error).__name__}")
+
+    def _lose_paused(self, rank: int) -> None:
+        if not self.over and self.ranks[rank].process.life is Life.PAUSED:
+            self._wounded = "a rank was paused for too long"
+            self._meeting.lose(rank, f"did not answer in {GROUP_S:g} s")
+
+    def _kill(self, rank: Rank) -> None:
+        rank.process.kill()
+        for endpoint in rank.endpoints:
+            self._world.fabric.kill(endpoint)
+        if rank is self.leader:
+            self._world.network.died(rank.process)
+
+    def _die(self, why: str) -> None:
+        if self.over:
+            return
+        self.over = True
+        for rank in self.ranks:
+            self._kill(rank)
+        self._on_end(self, why)

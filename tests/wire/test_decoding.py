@@ -1,0 +1,66 @@
+"""Do bytes that are no message get the answer that any malformed message gets?"""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from services.wire.errors import remote_error
+from tests.wire.servers import channel_to, serving, until
+
+PATHS = ["/baton.v1.PrefillService/Cancel", "/baton.v1.PrefillService/RunRoom"]
+
+
+class Servicer(inference_pb2_grpc.PrefillServiceServicer):
+    def __init__(self) -> None:
+        self.called = self.left = 0
+
+    async def Cancel(self, request: Any, context: Any) -> inference_pb2.CancelReply:  # noqa: N802
+        self.called += 1
+        return inference_pb2.CancelReply()
+
+    async def RunRoom(self, request: Any, context: Any) -> AsyncIterator[inference_pb2.RunRoomReply]:  # noqa: N802
+        self.called += 1
+        try:
+            while True:
+                yield inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())
+        finally:
+            self.left += 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_noise_is_malformed_and_leaves_no_traceback(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    servicer = Servicer()
+
+    def add(server: grpc.aio.Server) -> None:
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
+
+    with caplog.at_level(logging.WARNING):
+        async with serving(add) as address, channel_to(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in channel.unary_stream(path)(b"\xff\xff", timeout=20):
+                    pass
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert remote_error(refused.value).kind == "Malformed"
+    assert servicer.called == 0
+    assert caplog.records == []
+
+
+async def test_a_stream_that_its_caller_leaves_ends_at_once() -> None:
+    servicer = Servicer()
+
+    def add(server: grpc.aio.Server) -> None:
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
+
+    async with serving(add) as address, channel_to(address) as channel:
+        call = inference_pb2_grpc.PrefillServiceStub(channel).RunRoom(
+            inference_pb2.RunRoomRequest(), timeout=20
+        )
+        await anext(aiter(call))
+        call.cancel()
+        await until(lambda: servicer.left == 1)
