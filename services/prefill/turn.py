@@ -248,6 +248,7 @@ class PrefillWork:
         sender = self.roster.get(room)
         if receiver != sender.peer:
             raise PeerFault(f"room {room}: the registry named another receiver")  # `authorised-writer`
+        # `promise-kept`: what the receiver holds already are whole pages, which are not written over.
         if wire.prefix_tokens % self._layout.page_tokens:
             raise PeerFault(f"room {room}: a prefix of {wire.prefix_tokens} tokens does not end with a page")
         expected = sender.pages_needed - wire.prefix_tokens // self._layout.page_tokens

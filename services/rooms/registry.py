@@ -2,7 +2,8 @@
 
 The bootstrap's own state. Pure: time is an argument, randomness is injected, the caller performs calls.
 Room ids come from here and from nowhere else (`room-issued`): a counter that starts at a random place, so
-that no id is used twice, none repeats after a restart but by a chance of 2^-30, and none carries placement.
+that no id is used twice (`room-unique`), none repeats after a restart but by a chance of 2^-30, and none
+carries placement.
 """
 
 from collections import OrderedDict

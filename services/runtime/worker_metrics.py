@@ -1,7 +1,7 @@
 """What does every worker count, whatever its role?
 
 Gauges are set once a turn from a census, never per event, so that they cannot drift; at idle each is
-back where it started.
+back where it started (`zero-at-idle`).
 """
 
 from collections.abc import Mapping

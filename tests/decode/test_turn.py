@@ -186,6 +186,17 @@ async def test_a_departed_prefill_is_a_proof_and_ends_its_rooms(bench: DecodeBen
     await until(lambda: bench.channels.addresses() == [])
 
 
+async def test_what_a_prefill_had_finished_when_it_departed_is_served(bench: DecodeBench) -> None:
+    """A worker that drains leaves when its writes have ended, maybe before anybody has looked at them."""
+    finished = await started(bench)
+    bench.land(ASKED)
+    await bench.enter(group_pb2.Command(departed=PREFILL))
+    await bench.settle()
+    assert await finished.outcome() == ""
+    assert finished.tokens == toy.answer(ASKED)
+    bench.assert_empty()
+
+
 @pytest.mark.parametrize("phase", ["connecting", "waiting", "transferring", "running"])
 async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, phase: str) -> None:
     if phase == "connecting":

@@ -17,15 +17,20 @@ from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
 from services.rooms.ids import Generation, Incarnation, RoomId
 from services.rooms.phases import Effect, Phase
+from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.receiver import Receiver
-from services.rooms.roster import Capacity, Roster
-from tests.model.flights import PAGE, RECORD, Flight
+from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
+from tests.model.flights import PAGE, RECORD, Flight, exposure
 from tests.model.laws import Broken, Law
 from tests.model.passing import FAR, expired
 from tests.model.scopes import Scope
 from tests.model.standing import At, Standing, check_tables, nothing_held
 
 FIRST_TOKEN = 5
+_LATE_MS = 1 << 50
+"""When every proof is overdue."""
+
+CALLERS_OWN = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED})
 
 Done = tuple[RoomId, Effect, tuple[object, ...]]
 """What a rank did for a room in a turn, and what the world is to know of it."""
@@ -35,13 +40,25 @@ Done = tuple[RoomId, Effect, tuple[object, ...]]
 class Job:
     receiver: Receiver
     record: MetadataRecord | None = None
+    drawn: int = 0
+    exposure: Incarnation | None = None
+    """By which its sender was told of its memory."""
 
 
 class DecodeRank:
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, incarnation: Incarnation, *, receives: bool = True) -> None:
+        """`receives`: it holds layers, and so has pages to be written."""
+        self._receives = receives
+        self._incarnation = incarnation
+        self._exposure = exposure(incarnation, 0)
+        self._reached_by = {self._exposure}
+        """Exposures by which writes still reach what is read here."""
+        self._revoking = False
+        self._draining = self._left = False
         self._prompt = scope.prompt_pages
         self._needed = scope.prompt_pages + scope.more_pages
-        self._steps = scope.steps
+        self._tokens = scope.tokens
+        self._steps = scope.steps or scope.receiver_steps
         self._slot_memory = bytearray(scope.slots * SLOT_BYTES)
         self._kv = bytearray(scope.pages)
         """Who wrote a page since it was taken: its room, or nobody (0)."""
@@ -50,6 +67,7 @@ class DecodeRank:
         self._jobs: dict[RoomId, Job] = {}
         self._step: list[RoomId] = []
         self._opened: set[RoomId] = set()
+        self._forgotten: set[RoomId] = set()
         self._cancelled: set[RoomId] = set()
         """Before they were opened."""
         self._gone: set[Incarnation] = set()
@@ -57,7 +75,9 @@ class DecodeRank:
 
     # ---- commands, the same on every rank
 
-    def open(self, room: RoomId, peer: Incarnation) -> str:
+    def open(self, room: RoomId, peer: Incarnation, connected: bool = True) -> str:
+        """`connected`: the sender knows this memory; else `connected` will tell."""
+
         def make(place: int) -> Receiver:
             return Receiver(
                 room, f"request-{room}", peer, place, self._needed, FAR, 0, pages_expected=self._prompt
@@ -71,11 +91,18 @@ class DecodeRank:
             raise Broken(Law.CANCEL_REMEMBERED, f"room {room} was cancelled before it came, and it runs")
         self._opened.add(room)
         self._cancelled.discard(room)
+        self._forgotten.discard(room)
         self._jobs[room] = Job(receiver)
         if peer in self._gone:
             receiver.note(Failed(Cause(Reason.CONNECT_FAILED, "its process is gone")))
-        else:
+        elif connected:
             receiver.note(Connected())
+        return ""
+
+    def connected(self, peer: Incarnation) -> str:
+        for job in self._jobs.values():
+            if job.receiver.peer == peer:
+                job.receiver.note(Connected())
         return ""
 
     def cancel(self, room: RoomId, reason: Reason) -> str:
@@ -92,10 +119,34 @@ class DecodeRank:
 
     def depart(self, peer: Incarnation) -> str:
         for job in self._jobs.values():
-            if job.receiver.peer == peer and job.receiver.phase is not Phase.SUCCESS:
+            if job.receiver.peer != peer or job.receiver.phase is Phase.SUCCESS:
+                continue
+            if job.receiver.phase is Phase.TRANSFERRING and job.record is None:
+                self._see_slot(job)
+            if job.record is None:
                 job.receiver.note(Failed(Cause(Reason.PREFILL_LOST, "its process is gone")))
-                job.receiver.note(Fenced(Proof.DEAD))
+            job.receiver.note(Fenced(Proof.DEAD))
         self._gone.add(peer)
+        return ""
+
+    def drain(self) -> str:
+        """Hold no more rooms than there are, and leave when there are none."""
+        self._draining = True
+        return ""
+
+    def forget(self) -> str:
+        """What is remembered of rooms that are not here has expired."""
+        self._roster._forget_old(TOMBSTONE_MS)
+        self._forgotten |= self._opened - self._jobs.keys()
+        self._cancelled.clear()
+        return ""
+
+    def revoke(self) -> str:
+        """Every room whose memory is exposed ends: all of it is about to go."""
+        self._revoking = True
+        for job in self._jobs.values():
+            if job.receiver.phase is Phase.TRANSFERRING:
+                job.receiver.note(Failed(Cause(Reason.MEMORY_REVOKED, "taken back from another")))
         return ""
 
     # ---- what happens to this rank alone
@@ -106,6 +157,8 @@ class DecodeRank:
         return ""
 
     def land(self, flight: Flight) -> str:
+        if flight.peer not in self._reached_by:
+            return ""
         if flight.kind == PAGE:
             for page in flight.targets:
                 self._kv[page] = flight.room
@@ -116,11 +169,12 @@ class DecodeRank:
         return ""
 
     def step_ends(self) -> str:
-        """Every sequence of the batch draws its last token."""
+        """Every sequence of the batch has drawn a token."""
         for room in self._step:
             job = self._jobs[room]
             job.receiver.busy = False
-            if not job.receiver.stopping:
+            job.drawn += 1
+            if job.drawn == self._tokens and not job.receiver.stopping:
                 job.receiver.note(Finished())
         self._step = []
         return ""
@@ -138,8 +192,11 @@ class DecodeRank:
             ballot = self._ballot()
             verdict = read_verdict(ballot, agreed)
             moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
+        self._left = verdict.leave
         done = [(room.id, effect, self._perform(room, effect)) for room, effect in moves]
-        if verdict.compute:
+        if verdict.compute and self._revoking:
+            self._take_memory_back()
+        elif verdict.compute:
             self._compute()
         return tuple(done)
 
@@ -147,11 +204,14 @@ class DecodeRank:
         for job in self._jobs.values():
             if job.receiver.phase is Phase.TRANSFERRING and not job.receiver.sealed:
                 self._see_slot(job)
-        capacity = Capacity(self._holdings.pages.free, self._holdings.slots.free)
-        votes, digest = self._roster.votes(0, capacity), self._roster.digest()
-        return Ballot(
-            0, digest, not self._step, may_leave=False, votes=votes, reasons=self._roster.reasons(0)
-        )
+        votes, digest = self._roster.votes(0, self._capacity()), self._roster.digest()
+        may_leave = self._draining and not self._jobs
+        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0))
+
+    def _capacity(self) -> Capacity:
+        if self._revoking:
+            return Capacity(0, 0)
+        return Capacity(self._holdings.pages.free, self._holdings.slots.free)
 
     def _see_slot(self, job: Job) -> None:
         receiver = job.receiver
@@ -184,8 +244,8 @@ class DecodeRank:
             case Effect.FENCE:
                 if not self._holdings.quarantine(receiver.id):
                     receiver.note(Fenced(Proof.UNEXPOSED))
-                elif receiver.proof is None and receiver.generation is not None:
-                    return ("close", receiver.generation)
+                elif receiver.generation is not None and receiver.proof is None:
+                    return ("close", receiver.generation, _doubtful(receiver))
             case Effect.RELEASE:
                 self._release(receiver)
             case _:
@@ -200,7 +260,27 @@ class DecodeRank:
         if any(self._holdings.slots.view(holding.slot)):
             raise Broken(Law.SLOT_ZERO, f"slot {holding.slot.index} is handed to room {receiver.id} written")
         receiver.expose(Generation(holding.slot.generation))
-        return ("grant", holding.slot.generation, holding.exposed, holding.slot.index)
+        self._jobs[receiver.id].exposure = self._exposure
+        return ("grant", self._exposure, holding.slot.generation, holding.exposed, holding.slot.index)
+
+    def _take_memory_back(self) -> None:
+        if self._step:
+            raise Broken(Law.APPLY_VERDICT, "memory is taken back under a running step")
+        self._move()
+        for job in self._jobs.values():
+            if in_quarantine(job.receiver):
+                job.receiver.note(Fenced(Proof.REVOKED))
+        self._revoking = False
+
+    def _move(self) -> None:
+        """As `services.transfer.exposure`: its contents lie elsewhere from now on, under another name; what
+        goes by an older one lands where nobody reads."""
+        self._slot_memory = bytearray(self._slot_memory)
+        self._kv = bytearray(self._kv)
+        self._holdings.slots.moved(memoryview(self._slot_memory))
+        self._reached_by.clear()
+        self._exposure = Incarnation(self._exposure + 1)
+        self._reached_by.add(self._exposure)
 
     def _release(self, receiver: Receiver) -> None:
         if receiver.phase is Phase.RETIRED and receiver.cause is not None and receiver.proof is None:
@@ -226,7 +306,7 @@ class DecodeRank:
     # ---- what it is
 
     def standing(self) -> Standing:
-        check_tables(self._roster, self._holdings, self._jobs, self._opened)
+        check_tables(self._roster, self._holdings, self._jobs, self._opened, self._forgotten)
         owners: dict[int, tuple[RoomId, bool]] = {}
         slots: dict[int, tuple[RoomId, int, bool]] = {}
         landed: set[RoomId] = set()
@@ -241,13 +321,26 @@ class DecodeRank:
             slots[holding.slot.index] = (room, generation, open_to_peer)
             if self._all_there(room, exposed, holding.slot.index, generation):
                 landed.add(room)
+            if holding.standing is Held.EXPOSED and self._jobs[room].exposure != self._exposure:
+                raise Broken(
+                    Law.EXPOSURE_ON_PAGE,
+                    f"room {room} waits for writes by an exposure that was taken back",
+                )
         self._check_memory(slots, landed)
+        receivers = [job.receiver for job in self._jobs.values()]
         rooms = {room: At(job.receiver.phase, job.receiver.cause) for room, job in self._jobs.items()}
         return Standing(
             rooms,
-            frozenset(self._opened - rooms.keys()),
+            frozenset(self._opened - rooms.keys() - self._forgotten),
             not self._jobs and nothing_held(self._roster, self._holdings),
             bool(self._step),
+            self._draining,
+            self._left,
+            self._receives,
+            exposure=self._exposure,
+            reached_by=frozenset(self._reached_by),
+            revoking=self._revoking,
+            overdue=revocation_due(receivers, _LATE_MS, len(self._holdings.pages)),
             owners=owners,
             slots=slots,
             landed=frozenset(landed),
@@ -256,6 +349,7 @@ class DecodeRank:
     def _all_there(self, room: RoomId, pages: Sequence[int], slot: int, generation: int) -> bool:
         seal = slot * SLOT_BYTES + SEAL_OFFSET
         written = bytes(self._slot_memory[seal : seal + SEAL_BYTES])
+        pages = pages if self._receives else ()
         return all(self._kv[page] == room for page in pages) and written == seal_bytes(room, generation)
 
     def _check_memory(self, slots: dict[int, tuple[RoomId, int, bool]], landed: set[RoomId]) -> None:
@@ -266,3 +360,8 @@ class DecodeRank:
         for room, job in self._jobs.items():
             if job.receiver.phase is Phase.SUCCESS and room not in landed:
                 raise Broken(Law.STALE_NEVER_SERVED, f"room {room} decodes from bytes that are not its own")
+
+
+def _doubtful(receiver: Receiver) -> bool:
+    """Whether the way from its sender may be what went wrong."""
+    return receiver.cause is None or receiver.cause.reason not in CALLERS_OWN

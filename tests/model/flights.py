@@ -1,19 +1,36 @@
 """Which one-sided writes are under way, and what may become of each?
 
 A posted write cannot be recalled. It lands at any later time, for as long as the process that posted it
-lives and the memory it is aimed at exists; its poster learns that it ended at any time after that.
+lives and the memory it is aimed at exists; its poster learns that it ended at any time after that. Aimed at
+an exposure that was revoked, it ends all the same, and changes nothing that anybody reads.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from services.pages.layout import KvLayout
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.prefill.push import KV
 from services.rooms.ids import Generation, Incarnation, RoomId
-from services.transfer.interface import PutId, PutState, Run
+from services.transfer.interface import Endpoint, PutId, PutState, Run, TransferError
 from tests.model.laws import Broken, Law
 
 PAGE, RECORD, SEAL = "page", "record", "seal"
+
+LAYOUT: Final = KvLayout("model", "float16", 1, (0,), (0,), 1)
+"""A token a page."""
+
+_EXPOSURES: Final = 1000
+
+
+def exposure(receiver: Incarnation, number: int) -> Incarnation:
+    """Under which name a decode worker's memory is exposed, for the `number`-th time."""
+    return Incarnation(receiver * _EXPOSURES + number)
+
+
+def exposed_by(exposure: Incarnation) -> Incarnation:
+    return Incarnation(exposure // _EXPOSURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +41,7 @@ class Flight:
     room: RoomId
     generation: Generation
     peer: Incarnation
+    """The exposure that it goes to."""
     kind: str
     sources: tuple[int, ...]
     """Pages, or the staging slot, that it reads."""
@@ -35,15 +53,52 @@ class Flight:
 
 @dataclass(slots=True)
 class Airspace:
-    """One sender rank's writes."""
+    """One sender rank's writes, and the ways they take: of `services.transfer.interface.Transfer`, what
+    the product's `Ways` calls."""
 
     flying: dict[int, Flight] = field(default_factory=dict)
-    ended: dict[int, PutState] = field(default_factory=dict)
-    """Landed or failed, and not polled yet."""
+    ended: dict[int, tuple[PutState, Incarnation]] = field(default_factory=dict)
+    """Landed or failed, and not polled yet; and whereto."""
+    up: set[Incarnation] = field(default_factory=set)
+    broken: set[Incarnation] = field(default_factory=set)
+    gone: set[Incarnation] = field(default_factory=set)
+    """Decode workers that do not exist any more."""
+    breaks: bool = True
+    """A way is seen to be broken once a write on it has failed."""
 
     def end(self, number: int, state: PutState) -> None:
-        del self.flying[number]
-        self.ended[number] = state
+        self.ended[number] = state, self.flying.pop(number).peer
+
+    def poll(self, number: int) -> PutState:
+        if number not in self.ended:
+            return PutState.PENDING
+        state, peer = self.ended.pop(number)
+        if state is PutState.FAILED and self.breaks and peer in self.up:
+            self.up.remove(peer)
+            self.broken.add(peer)
+        return state
+
+    def connect(self, endpoint: Endpoint) -> None:
+        peer = endpoint.incarnation
+        if exposed_by(peer) in self.gone:
+            raise TransferError("there is nobody")
+        if peer in self.broken:
+            if peer in self.whereto():
+                raise TransferError("the connection broke, and puts on it have not ended yet")
+            self.broken.remove(peer)
+        self.up.add(peer)
+
+    def connected(self, peer: Incarnation) -> bool:
+        return peer in self.up
+
+    def disconnect(self, peer: Incarnation) -> None:
+        self.up.discard(peer)
+        if peer not in self.whereto():
+            self.broken.discard(peer)
+
+    def whereto(self) -> set[Incarnation]:
+        """Where writes are under way to, as far as their poster has looked."""
+        return {flight.peer for flight in self.flying.values()} | {peer for _, peer in self.ended.values()}
 
 
 @dataclass(slots=True)
@@ -58,12 +113,14 @@ class Line:
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
         """Numbers are used anew once nobody knows them any more, so that a world's past leaves no trace."""
+        if peer not in self.air.up:
+            raise TransferError("the way there is not open")
         number = 0
         while number in self.air.flying or number in self.air.ended:
             number += 1
         if region == KV:
-            sources = tuple(page for run in runs for page in range(run.source, run.source + run.length))
-            targets = tuple(page for run in runs for page in range(run.target, run.target + run.length))
+            sources = tuple(page for run in runs for page in _pages(run.source, run.length))
+            targets = tuple(page for run in runs for page in _pages(run.target, run.length))
             flight = Flight(number, self.room, self.generation, peer, PAGE, sources, targets)
         else:
             (run,) = runs
@@ -77,4 +134,8 @@ class Line:
         return PutId(peer, number)
 
     def poll(self, put: PutId) -> PutState:
-        return self.air.ended.pop(put.number, PutState.PENDING)
+        return self.air.poll(put.number)
+
+
+def _pages(start: int, length: int) -> range:
+    return range(start // LAYOUT.page_bytes, (start + length) // LAYOUT.page_bytes)

@@ -25,6 +25,7 @@ class Law(Enum):
     STALE_NEVER_SERVED = "stale-never-served"
     ONE_RETIRE = "one-retire"
     EXITS_RELEASE_ALL = "exits-release-all"
+    ROOM_UNIQUE = "room-unique"
     ROOM_ISSUED = "room-issued"
     TERMINAL_ABSORBS = "terminal-absorbs"
     TERMINAL_CREATES_NOTHING = "terminal-creates-nothing"
@@ -37,6 +38,9 @@ class Law(Enum):
     DIVERGENCE_DETECTED = "divergence-detected"
     MOVES_LISTED = "moves-listed"
     ROOM_ENDS = "room-ends"
+    RECONNECT = "reconnect"
+    ZERO_AT_IDLE = "zero-at-idle"
+    DRAIN_KEEPS_PROMISES = "drain-keeps-promises"
 
 
 class Broken(Exception):

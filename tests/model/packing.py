@@ -9,7 +9,7 @@ Reductions, and why nothing is lost by them:
 
 from typing import Any, Final
 
-from tests.model.world import State, World
+from tests.model.world import State, World, with_pairs
 
 _BITS: Final = 20
 
@@ -45,19 +45,23 @@ class Packing:
 
 def same(world: World, state: State) -> State:
     """One of all the states that differ from `state` without making a difference."""
-    return tidy(world, state)._replace(pairs=tuple(sorted(state.pairs)))
+    leaders, pairs = 1 if world.scope.ways else 0, state.pairs
+    if len(pairs) - leaders > 1:
+        state = with_pairs(state, pairs[:leaders] + tuple(sorted(pairs[leaders:])))
+    return tidy(world, state)
 
 
 def tidy(world: World, state: State) -> State:
     """`state` without the cancels that change nothing any more."""
     mail = state.mail
-    for message in state.mail:
-        side, deed, *about = message
-        if deed != "cancel":
-            continue
+    cancels = world.cancels.get(mail)
+    if cancels is None:
+        cancels = world.cancels[mail] = tuple([message for message in mail if message[1] == "cancel"])
+    for message in cancels:
+        side, _, room, _ = message
         cast, standings = world.casts[side], world.casts[side].standings
         if all(
-            standings[pair[side]].over(about[0]) and cast.do(pair[side], message[1:])[0] == pair[side]
+            standings[pair[side]].over(room) and cast.do(pair[side], message[1:])[0] == pair[side]
             for pair in state.pairs
         ):
             mail = mail - {message}

@@ -1,52 +1,112 @@
-"""What does the bootstrap do about a room? As `services.bootstrap.follower` and `rooms`, in the little that
-matters here: it calls prefill, then decode; the first cause ends the room, and the other side is told."""
+"""What does the bootstrap do about a room? As `services.bootstrap.follower` and `rooms`: it calls prefill,
+then decode; the first cause ends the room, and the other side is told. What is written down: `book.py`."""
 
-from typing import Final
+from typing import Any, Final
 
 from services.rooms.errors import Reason
 from services.rooms.ids import Incarnation, RoomId
-from tests.model.world import DECODE, PREFILL, Entry, Known, Message, State
+from tests.model.laws import Broken, Law
+from tests.model.world import BOOTSTRAP, DECODE, PREFILL, Entry, Known, Message, State, World
 
 CALLED_OFF: Final = Reason.CANCELLED
-"""Why a side is cancelled. What a cancel says makes no difference to what follows, so that nearly all of them
-say the same: states that differ in words alone are one. (A lease that ran out has its own word: `slips`.)"""
+"""Why a side is cancelled. Without `ways` what a cancel says makes no difference to what follows, so that
+nearly all of them say the same: states that differ in words alone are one."""
+
+RUNNING: Final = (Known.CALLED, Known.ACCEPTED)
 
 
-def issue(state: State, room: RoomId) -> State:
+def issue(world: World, state: State, room: RoomId) -> State:
     """Open a room on the workers that live now, and call prefill."""
+    state, issued = _write(world, state, room, "open")
+    if issued is None:
+        return state  # nobody can take it now
+    if issued != room:
+        raise Broken(Law.ROOM_UNIQUE, f"room {issued} is issued where room {room} should follow")
     entry = Entry(Known.CALLED, state.peers)
     call = (PREFILL, "open", room, state.peers[DECODE])
     return _known(state, room, entry)._replace(mail=state.mail | {call})
 
 
-def accepted(state: State, room: RoomId) -> State:
+def accepted(world: World, state: State, room: RoomId) -> State:
     """The prefill worker holds the room: call decode, if the room still runs."""
     entry = state.rooms[room - 1]
     if entry.known is not Known.CALLED:
         return state
     if entry.peers[DECODE] != state.peers[DECODE]:
-        return over(state, room, CALLED_OFF)
+        return over(world, state, room, CALLED_OFF)
     call = (DECODE, "open", room, entry.peers[PREFILL])
     following = _known(state, room, entry._replace(known=Known.ACCEPTED))
     return following._replace(mail=following.mail | {call})
 
 
-def over(state: State, room: RoomId, reason: Reason, *told: int) -> State:
+def over(world: World, state: State, room: RoomId, reason: Reason, *told: int) -> State:
     """The room's first cause is known: every side that lives, and is not `told` already, is cancelled."""
+    if state.rooms[room - 1].known not in RUNNING:
+        return _heard(world, state, room, reason)
+    state = _ended(world, state, room, reason)
+    return cancel(state, room, reason, *told)
+
+
+def cancel(state: State, room: RoomId, reason: Reason, *told: int) -> State:
     entry = state.rooms[room - 1]
-    if entry.known not in (Known.CALLED, Known.ACCEPTED):
-        return state
     cancels: set[Message] = {
         (side, "cancel", room, reason)
         for side in (PREFILL, DECODE)
         if side not in told and entry.peers[side] == state.peers[side]
     }
-    return _known(state, room, entry._replace(known=Known.OVER))._replace(mail=state.mail | cancels)
+    return state._replace(mail=state.mail | cancels)
 
 
-def answered(state: State, room: RoomId) -> State:
+def answered(world: World, state: State, room: RoomId) -> State:
     """The client has all that it asked for."""
-    return _known(state, room, state.rooms[room - 1]._replace(known=Known.OVER))
+    if state.rooms[room - 1].known not in RUNNING:
+        return _heard(world, state, room, None)
+    return _ended(world, state, room, None)
+
+
+def gave_back(world: World, state: State, room: RoomId, side: int) -> State:
+    """A worker has retired a room, and reports it."""
+    if not world.scope.registry:
+        return state
+    return state._replace(mail=state.mail | {(BOOTSTRAP, "retired", room, side)})
+
+
+def lost(world: World, state: State, side: int, incarnation: Incarnation, proof: str | None) -> list[RoomId]:
+    """Rooms without an outcome that end with a worker, and what the registry is without it."""
+    running = running_on(state, side, incarnation)
+    if not world.scope.registry:
+        return running
+    had = world.books.do(state.book, ("lose", side, incarnation, proof))[1]
+    return [room for room in running if room in had]
+
+
+def without(world: World, state: State, side: int, incarnation: Incarnation, proof: str | None) -> State:
+    """The registry, once a worker has left it."""
+    return _write(world, state, RoomId(0), "lose", side, incarnation, proof)[0]
+
+
+def joined(world: World, state: State, side: int) -> State:
+    """The worker that lives now holds a lease."""
+    return _write(world, state, RoomId(0), "join", side, state.peers[side])[0]
+
+
+def orphaned(state: State, room: RoomId) -> State:
+    """Whoever opened the room is gone, and with it the streams: both sides see them break."""
+    entry = state.rooms[room - 1]
+    return cancel(_known(state, room, entry._replace(known=Known.ORPHANED)), room, CALLED_OFF)
+
+
+def untold(world: World, state: State) -> State:
+    """Rooms that nobody has ended are."""
+    written, rooms = _write(world, state, (), "untold")
+    gone = [room for room in rooms if state.rooms[room - 1].known is Known.ORPHANED]
+    for room in gone:
+        written = cancel(_ended(world, written, room, Reason.DEADLINE), room, CALLED_OFF)
+    return written if gone else state
+
+
+def abandoned(world: World, state: State) -> State:
+    return _write(world, state, RoomId(0), "abandon")[0]
 
 
 def running_on(state: State, side: int, incarnation: Incarnation) -> list[RoomId]:
@@ -54,8 +114,33 @@ def running_on(state: State, side: int, incarnation: Incarnation) -> list[RoomId
     return [
         RoomId(index + 1)
         for index, entry in enumerate(state.rooms)
-        if entry.known in (Known.CALLED, Known.ACCEPTED) and entry.peers[side] == incarnation
+        if entry.known in RUNNING and entry.peers[side] == incarnation
     ]
+
+
+def _ended(world: World, state: State, room: RoomId, reason: Reason | None) -> State:
+    state, told = _write(world, state, room, "end", room, reason)
+    if told is None:
+        raise Broken(Law.FIRST_CAUSE_WINS, f"room {room} runs, and the registry says that it had ended")
+    return _known(state, room, state.rooms[room - 1]._replace(known=Known.OVER))
+
+
+def _heard(world: World, state: State, room: RoomId, reason: Reason | None) -> State:
+    """Another outcome of a room that has one, or of which nobody is left to tell it."""
+    if state.rooms[room - 1].known is not Known.OVER:
+        return state
+    state, told = _write(world, state, None, "end", room, reason)
+    if told is not None:
+        raise Broken(Law.FIRST_CAUSE_WINS, f"room {room} has ended, and the registry takes another outcome")
+    return state
+
+
+def _write(world: World, state: State, otherwise: Any, deed: str, *about: Any) -> tuple[State, Any]:
+    """The registry does something. `otherwise`: what it answers where its tables take no part."""
+    if not world.scope.registry:
+        return state, otherwise
+    book, answer = world.books.do(state.book, (deed, *about))
+    return state._replace(book=book), answer
 
 
 def _known(state: State, room: RoomId, entry: Entry) -> State:

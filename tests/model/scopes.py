@@ -26,6 +26,17 @@ class Budget:
     sender_deaths: int = 0
     receiver_deaths: int = 0
     """A worker dies and another incarnation takes its place."""
+    stalls: int = 0
+    """A prefill worker stops, answers nothing and never dies; it may go on at any later time. What it
+    posted lands all the same."""
+    revocations: int = 0
+    """A room's proof is overdue while things still move. (When nothing moves it always can be.)"""
+    orphans: int = 0
+    """Whoever opened a room goes away without a word."""
+    drains: int = 0
+    """A worker is asked to finish its rooms and to leave; another takes its place."""
+    forgets: int = 0
+    """What a worker remembers of rooms that it does not hold expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +56,37 @@ class Scope:
     slots: int = 1
     """Of each receiver rank."""
     sender_pages: int = 2
+    silent_ranks: int = 0
+    """So many of them hold no layers: they have nothing to send, and vote like the others."""
     overlap: bool = False
     """Rooms run beside each other. False: each is issued when the outcome of the one before is known, as
     its retry, while the workers may still hold what that one held."""
+    ways: bool = False
+    """Connecting is a message, a way breaks with a write that fails, and ranks are told apart: the leader
+    answers. False: whatever is granted can be reached."""
+    registry: bool = False
+    """The bootstrap's own tables take part, and workers report what they gave back. False: it knows what
+    every room came to, and no more."""
     steps: bool = False
     """A step of either engine takes time, and may run while its room ends. False: it ends in its turn."""
+    receiver_steps: bool = False
+    """The same of the receiver's engine alone."""
+    tokens: int = 1
+    """Steps of the receiver's engine until a sequence ends."""
     budget: Budget = Budget()
     depth: int | None = None
     """Explore so many events deep only."""
     quick: bool = True
     """Small enough to run with every change."""
+    long: bool = False
+    """Too large for `make verify`."""
+
+    @property
+    def drains_only(self) -> bool:
+        """Whoever leaves was asked to."""
+        budget = self.budget
+        others = (budget.silences, budget.stalls, budget.sender_deaths, budget.receiver_deaths)
+        return bool(budget.drains) and not any(others)
 
 
 _ALL: Final = (
@@ -92,7 +124,7 @@ _ALL: Final = (
     Scope(
         "losses", "messages are lost and come twice", rooms=1, budget=Budget(aborts=1, losses=2, repeats=1)
     ),
-    Scope("silence", "a sender is given up for lost, and lives on", budget=Budget(silences=1, failures=1)),
+    Scope("silence", "a sender is given up for lost, and lives on", budget=Budget(silences=1)),
     Scope("rumours", "news of a room that has not come", rooms=1, budget=Budget(aborts=1, rumours=2)),
     Scope(
         "steps",
@@ -105,6 +137,66 @@ _ALL: Final = (
     Scope("overlap", "two rooms beside each other want one slot", overlap=True, budget=Budget(aborts=1)),
     Scope("sender-death", "a prefill worker dies and comes back", budget=Budget(sender_deaths=1, silences=1)),
     Scope("receiver-death", "a decode worker dies and comes back", budget=Budget(receiver_deaths=1)),
+    Scope(
+        "revocation",
+        "a silent sender's memory is taken back; its writes and grants come late",
+        rooms=2,
+        ways=True,
+        budget=Budget(stalls=1),
+    ),
+    Scope(
+        "revocation-early",
+        "memory is taken back while things still move; ways break",
+        rooms=1,
+        ways=True,
+        budget=Budget(aborts=1, revocations=1, failures=1),
+    ),
+    Scope(
+        "revocation-ranks",
+        "two ranks a side, whose engines run on while memory is to be taken back",
+        ranks=2,
+        rooms=1,
+        ways=True,
+        steps=True,
+        budget=Budget(stalls=1),
+    ),
+    Scope(
+        "revocation-steps",
+        "a room decodes while the memory of the one before it is to be taken back",
+        prompt_pages=0,
+        receiver_steps=True,
+        tokens=2,
+        slots=2,
+        budget=Budget(revocations=1, aborts=1),
+        quick=False,
+    ),
+    Scope(
+        "orphans",
+        "who opened a room is gone; reports are lost and come twice; a lease runs out",
+        rooms=1,
+        registry=True,
+        budget=Budget(orphans=1, losses=1, repeats=1, silences=1),
+    ),
+    Scope(
+        "draining",
+        "a worker is asked to leave while rooms run",
+        registry=True,
+        budget=Budget(drains=1),
+    ),
+    Scope(
+        "forgotten",
+        "what is remembered of a room expires before the last that is said of it arrives",
+        rooms=1,
+        budget=Budget(aborts=1, repeats=1, forgets=1, failures=1),
+    ),
+    Scope(
+        "pipeline",
+        "three ranks a side, one of which has nothing to send",
+        ranks=3,
+        rooms=1,
+        silent_ranks=1,
+        budget=Budget(aborts=1),
+    ),
     Scope(
         "two-by-two",
         "two ranks a side, two rooms in one slot, an abort and a fault",
@@ -127,20 +219,58 @@ _ALL: Final = (
         budget=Budget(aborts=1, failures=1),
         depth=20,
         quick=False,
+        long=True,
     ),
     Scope(
         "everything",
         "one rank a side, every kind of trouble once",
-        budget=Budget(1, 1, 1, 1, 1, 1, 1, 1, 1),
+        budget=Budget(
+            aborts=1,
+            silences=1,
+            losses=1,
+            repeats=1,
+            failures=1,
+            rumours=1,
+            expiries=1,
+            sender_deaths=1,
+            receiver_deaths=1,
+        ),
         rooms=1,
         steps=True,
         quick=False,
+        long=True,
     ),
     Scope(
         "three-rooms",
         "a room, its retry and another, in one slot",
         rooms=3,
         budget=Budget(aborts=1),
+        quick=False,
+        long=True,
+    ),
+    Scope(
+        "retries",
+        "a room, and its retry as a new one, in the registry's tables",
+        registry=True,
+        budget=Budget(aborts=1, expiries=1),
+        quick=False,
+        long=True,
+    ),
+    Scope(
+        "revocation-two",
+        "two ranks a side, two rooms in one slot, a silent sender that may wake",
+        ranks=2,
+        ways=True,
+        budget=Budget(stalls=1),
+        quick=False,
+        long=True,
+    ),
+    Scope(
+        "revocation-all",
+        "the same on one rank beside an abort, a failure, a loss, and memory taken back early",
+        ways=True,
+        budget=Budget(aborts=1, stalls=1, revocations=1, failures=1, losses=1),
+        rooms=1,
         quick=False,
     ),
     Scope(

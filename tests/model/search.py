@@ -31,6 +31,7 @@ class Found:
     transitions: int = 0
     depth: int = 0
     seconds: float = 0.0
+    """Of one core, busy."""
     complete: bool = True
     """False: states at the stated depth, or past the limit, were not explored further."""
     product_runs: int = 0
@@ -51,7 +52,7 @@ class Search:
 
     def run(self, *, states_max: int | None = None) -> Found:
         """Stops at the first broken law, or when everything was seen."""
-        started = time.perf_counter()
+        started = time.process_time()
         found = Found(self.world.scope)
         collecting = gc.isenabled()
         gc.disable()  # nearly all that is made here is kept, and looking through it takes a third of the time
@@ -63,7 +64,7 @@ class Search:
             found.states = len(self._states)
             found.depth = max(self._depths, default=0)
             found.product_runs = sum(cast.deeds for cast in self.world.casts)
-            found.seconds = round(time.perf_counter() - started, 2)
+            found.seconds = round(time.process_time() - started, 2)
         return found
 
     def _explore(self, found: Found, states_max: int | None) -> None:
@@ -106,26 +107,50 @@ class Search:
         return number
 
     def _check_ends(self, found: Found) -> None:
-        """From every state the ordinary course of things can lead to where all rooms have ended and
-        nothing is held: no further trouble is needed for it."""
-        back: dict[int, list[int]] = {}
+        """From every state the ordinary course of things can lead to where all rooms have ended and nothing
+        is held, and before the last room is issued to where it is served: no further trouble is needed."""
+        idle, served, waiting = bytearray(), bytearray(), bytearray()
+        for number in range(len(self._states)):
+            state = self.state(number)
+            idle.append(self.world.idle(state))
+            served.append(self.world.served_last(state))
+            waiting.append(self.world.may_serve_last(state))
+        back = self._backwards()
+        for law, good, asked, text in (
+            (Law.ROOM_ENDS, idle, None, "not every room can end with nothing held"),
+            (Law.RECONNECT, served, waiting, "the next room cannot be served, without trouble of its own"),
+        ):
+            self._spread(good, back)
+            missing = [n for n in range(len(good)) if not good[n] and (asked is None or asked[n])]
+            if missing:
+                broken = Broken(law, f"from here ({len(missing)} such states) {text}")
+                story = tell(self.world, self.way_to(missing[0]), broken)
+                found.violations.append(Violation(law, broken.text, story))
+                return
+
+    def _backwards(self) -> "tuple[array[int], array[int]]":
+        """Where each state's ways to it start in the list of them, and that list."""
+        starts = array("q", bytes(8 * (len(self._states) + 2)))
+        for end in self._to:
+            starts[end + 2] += 1
+        for number in range(2, len(starts)):
+            starts[number] += starts[number - 1]
+        before = array("q", bytes(8 * len(self._to)))
         for start, end in zip(self._from, self._to, strict=True):
-            back.setdefault(end, []).append(start)
-        good = bytearray(len(self._states))
-        frontier = [number for number in range(len(good)) if self.world.idle(self.state(number))]
-        for number in frontier:
-            good[number] = 1
+            before[starts[end + 1]] = start
+            starts[end + 1] += 1
+        return starts, before
+
+    def _spread(self, good: bytearray, back: "tuple[array[int], array[int]]") -> None:
+        """Mark every state from which a marked one can be reached."""
+        starts, before = back
+        frontier = [number for number in range(len(good)) if good[number]]
         while frontier:
-            for before in back.get(frontier.pop(), ()):
-                if not good[before]:
-                    good[before] = 1
-                    frontier.append(before)
-        stuck = good.find(0)
-        if stuck >= 0:
-            text = f"from here ({good.count(0)} such states) not every room can end with nothing held"
-            broken = Broken(Law.ROOM_ENDS, text)
-            story = tell(self.world, self.way_to(stuck), broken)
-            found.violations.append(Violation(broken.law, text, story))
+            number = frontier.pop()
+            for index in range(starts[number], starts[number + 1]):
+                if not good[before[index]]:
+                    good[before[index]] = 1
+                    frontier.append(before[index])
 
     def way_to(self, number: int) -> list[State]:
         """The states on a shortest way from the start."""

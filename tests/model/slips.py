@@ -1,7 +1,7 @@
 """What would the checker not see, if it were blind? Small faults put into the product for the length of a
 test, each with the law that must be found broken and the scope that finds it.
 
-The five field defects are those of `tests.defects.mutants`; the others are each law's likeliest slip.
+The five field defects are those of `tests.model.defects`; the others are each law's likeliest slip.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,7 @@ from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster, Tombstone
 from services.rooms.sender import Sender
-from tests.defects import mutants
-from tests.model import events, turns
+from tests.model import defects, events, handover, slips_workers
 from tests.model.laws import Law
 from tests.model.world import ASKED
 
@@ -98,7 +97,7 @@ def acknowledge_at_once(patch: Patch) -> None:
 
 def only_the_leader_closes(patch: Patch) -> None:
     """Whether to ask the sender to be quiet is decided by what one rank lacks, not by what any lacks."""
-    patch.setattr(turns, "must_close", lambda told: bool(told[0]))
+    patch.setattr(handover, "must_close", lambda told: bool(told[0]))
 
 
 def drained_while_writes_fly(patch: Patch) -> None:
@@ -122,9 +121,10 @@ def seal_with_the_pages(patch: Patch) -> None:
 
 def a_page_is_not_sent(patch: Patch) -> None:
     """The last page of every run is left out, and its record is sent all the same."""
+    runs = TransferPlan.runs
 
     def all_but_the_last(plan: TransferPlan, source: Sequence[int], target: Sequence[int]) -> list[PageRun]:
-        return [PageRun(*ends, 1) for ends in zip(source[:-1], target[:-1], strict=True)]
+        return runs(plan, source[:-1], target[:-1])
 
     patch.setattr(TransferPlan, "runs", all_but_the_last)
 
@@ -159,7 +159,7 @@ def sent_before_computed(patch: Patch) -> None:
 
 def news_makes_a_room(patch: Patch) -> None:
     """What is heard of a room that has not come is written down, and takes it for failed when it comes."""
-    mutants.terminal_creates_nothing(patch)
+    defects.terminal_creates_nothing(patch)
 
 
 def a_failed_rank_refuses_the_grant(patch: Patch) -> None:
@@ -309,11 +309,11 @@ class Slip:
 SLIPS: Final[Mapping[str, Slip]] = {
     slip.make.__name__: slip
     for slip in (
-        Slip(mutants.slot_zero, Law.SLOT_ZERO, "calm"),
-        Slip(mutants.terminal_creates_nothing, Law.TERMINAL_CREATES_NOTHING, "silence"),
-        Slip(mutants.gate_before_agree, Law.GATE_BEFORE_AGREE, "zero-pages"),
-        Slip(mutants.one_retire, Law.ONE_RETIRE, "abort"),
-        Slip(mutants.failure_is_agreed, Law.FAILURE_IS_AGREED, "ranks-differ"),
+        Slip(defects.slot_zero, Law.SLOT_ZERO, "calm"),
+        Slip(defects.terminal_creates_nothing, Law.TERMINAL_CREATES_NOTHING, "ranks-differ"),
+        Slip(defects.gate_before_agree, Law.GATE_BEFORE_AGREE, "zero-pages"),
+        Slip(defects.one_retire, Law.ONE_RETIRE, "abort"),
+        Slip(defects.failure_is_agreed, Law.FAILURE_IS_AGREED, "ranks-differ"),
         Slip(free_on_a_timer, Law.PROOF_NOT_TIME, "abort"),
         Slip(lost_lease_is_death, Law.NO_FREE_UNDER_WRITE, "silence"),
         Slip(no_fence_on_abort, Law.NO_FREE_UNDER_WRITE, "abort"),
@@ -341,5 +341,21 @@ SLIPS: Final[Mapping[str, Slip]] = {
         Slip(released_under_a_step, Law.EXITS_RELEASE_ALL, "steps"),
         Slip(quiet_is_not_heard, Law.ROOM_ENDS, "ranks-differ"),
         Slip(no_deadlines, Law.ROOM_ENDS, "losses"),
+        Slip(slips_workers.no_revocation, Law.ROOM_ENDS, "revocation"),
+        Slip(slips_workers.sealed_here_is_enough, Law.ROOM_ENDS, "revocation-ranks"),
+        Slip(slips_workers.revoked_in_name_only, Law.NO_FREE_UNDER_WRITE, "revocation"),
+        Slip(slips_workers.proof_before_the_move, Law.NO_FREE_UNDER_WRITE, "revocation-steps"),
+        Slip(slips_workers.granted_before_the_move, Law.EXPOSURE_ON_PAGE, "revocation-steps"),
+        Slip(slips_workers.a_rank_revokes_alone, Law.APPLY_VERDICT, "revocation-ranks"),
+        Slip(slips_workers.revoked_under_a_step, Law.APPLY_VERDICT, "revocation-steps"),
+        Slip(slips_workers.any_exposure_will_do, Law.NO_FREE_UNDER_WRITE, "revocation"),
+        Slip(slips_workers.the_slots_stay_behind, Law.SLOT_ZERO, "revocation"),
+        Slip(slips_workers.moved_without_its_contents, Law.STALE_NEVER_SERVED, "revocation-steps"),
+        Slip(slips_workers.connected_for_good, Law.RECONNECT, "revocation"),
+        Slip(slips_workers.an_id_is_issued_again, Law.ROOM_UNIQUE, "draining"),
+        Slip(slips_workers.the_last_outcome_wins, Law.FIRST_CAUSE_WINS, "orphans"),
+        Slip(slips_workers.ended_is_filed, Law.ZERO_AT_IDLE, "orphans"),
+        Slip(slips_workers.reports_are_waited_for, Law.ROOM_ENDS, "orphans"),
+        Slip(slips_workers.lost_with_its_sender, Law.DRAIN_KEEPS_PROMISES, "draining"),
     )
 }

@@ -4,14 +4,14 @@ Taken once of every distinct rank: where its rooms are, whether what it holds fi
 memory truly says. What two ranks or two moments must have in common is compared with these.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from services.pages.holdings import Holdings
 from services.pages.pool import PageState
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import RoomId
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.roster import Roster
 from tests.model.flights import Flight
@@ -34,8 +34,20 @@ class Standing:
     idle: bool
     """Nothing is held, and every count is what it was at the start."""
     stepping: bool
+    draining: bool
+    left: bool
+    """All ranks agreed to leave."""
+    carries: bool
+    """It holds layers, and so has pages to send or to be written."""
     flying: tuple[Flight, ...] = ()
     """Sender: writes that may still land."""
+    exposure: Incarnation | None = None
+    """Receiver: under which its memory is known now."""
+    reached_by: frozenset[Incarnation] = frozenset()
+    """Receiver: exposures by which its memory can be written."""
+    revoking: bool = False
+    overdue: bool = False
+    """Receiver: some room's memory waits for a proof, so that in time it is taken back."""
     owners: Mapping[int, tuple[RoomId, bool]] = field(default_factory=dict)
     """Receiver: each held page's room, and whether a peer may write there."""
     slots: Mapping[int, tuple[RoomId, int, bool]] = field(default_factory=dict)
@@ -53,7 +65,11 @@ class Standing:
 
 
 def check_tables(
-    roster: Roster[Any], holdings: Holdings, jobs: Iterable[RoomId], opened: Iterable[RoomId]
+    roster: Roster[Any],
+    holdings: Holdings,
+    jobs: Iterable[RoomId],
+    opened: Iterable[RoomId],
+    forgotten: Set[RoomId],
 ) -> None:
     """Every table of a rank tells of the same rooms (`one-retire`), and none of one that never came."""
     here = {room.id for room in roster}
@@ -65,7 +81,7 @@ def check_tables(
     for room in opened:
         if room in holdings and room not in here:
             raise Broken(Law.ONE_RETIRE, f"room {room} has left the roster and still holds memory")
-        if room not in here and not roster.retired(room):
+        if room not in here and not roster.retired(room) and room not in forgotten:
             raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} was retired, and that was forgotten")
     for each in roster:
         if each.cause is not None and each.cause.reason is Reason.RECORD_CORRUPT:
@@ -85,26 +101,46 @@ def nothing_held(roster: Roster[Any], holdings: Holdings) -> bool:
     )
 
 
-def check_step(before: Standing, after: Standing, deed: str) -> None:
-    """What no single deed of a rank may do to its rooms."""
-    turned = deed == "turn"
+NEWS: Final = frozenset({"fail", "grant", "quiet", "cancel", "close"})
+"""Deeds that tell of one room."""
+
+REMEMBERED: Final = frozenset({"cancel", "close"})
+"""Those that are kept for a room that has not come yet."""
+
+
+def check_step(before: Standing, after: Standing, did: tuple[Any, ...]) -> None:
+    """What no single deed of a rank may do to its rooms. Asked where the deed left some trace."""
+    deed = did[0]
+    if deed in NEWS:
+        _check_news(before, deed, did[1])
     for room, was in before.rooms.items():
         now = after.rooms.get(room)
-        if now is None:
-            if not turned or was.phase not in (Phase.SUCCESS, Phase.FAILED):
-                raise Broken(Law.ONE_RETIRE, f"room {room} is gone from {was.phase.value} by a {deed}")
-            continue
-        if was.cause is not None and now.cause != was.cause:
-            raise Broken(Law.FIRST_CAUSE_WINS, f"room {room}: {was.cause} became {now.cause}")
-        if now.phase is not was.phase:
-            if not turned:
-                raise Broken(Law.APPLY_VERDICT, f"room {room} went to {now.phase.value} by a {deed}")
-            if was.phase in (Phase.SUCCESS, Phase.FAILED):
-                raise Broken(Law.TERMINAL_ABSORBS, f"room {room}: {was.phase.value} to {now.phase.value}")
-        if now.phase is Phase.FAILED and now.cause is None:
-            raise Broken(Law.FIRST_CAUSE_WINS, f"room {room} failed without a cause")
+        if now is not None:
+            _check_move(room, was, now, deed)
+        elif deed != "turn" or was.phase not in (Phase.SUCCESS, Phase.FAILED):
+            raise Broken(Law.ONE_RETIRE, f"room {room} is gone from {was.phase.value} by a {deed}")
     for room in after.rooms.keys() - before.rooms.keys():
         if room in before.past:
             raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} came back by a {deed}")
         if deed != "open":
             raise Broken(Law.ROOM_ISSUED, f"room {room} was made by a {deed}")
+
+
+def _check_news(before: Standing, deed: str, room: RoomId) -> None:
+    """What is told of a room leaves a trace in that room alone."""
+    if room in before.past:
+        raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} is over, and a late {deed} left a trace")
+    if room not in before.rooms and deed not in REMEMBERED:
+        raise Broken(Law.ROOM_ISSUED, f"room {room} is unknown, and a {deed} left a trace")
+
+
+def _check_move(room: RoomId, was: At, now: At, deed: str) -> None:
+    if was.cause is not None and now.cause != was.cause:
+        raise Broken(Law.FIRST_CAUSE_WINS, f"room {room}: {was.cause} became {now.cause}")
+    if now.phase is not was.phase:
+        if deed != "turn":
+            raise Broken(Law.APPLY_VERDICT, f"room {room} went to {now.phase.value} by a {deed}")
+        if was.phase in (Phase.SUCCESS, Phase.FAILED):
+            raise Broken(Law.TERMINAL_ABSORBS, f"room {room}: {was.phase.value} to {now.phase.value}")
+    if now.phase is Phase.FAILED and now.cause is None:
+        raise Broken(Law.FIRST_CAUSE_WINS, f"room {room} failed without a cause")

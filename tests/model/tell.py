@@ -7,8 +7,9 @@ stands as comments between.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from services.rooms.errors import Reason
 from services.rooms.ids import RoomId
-from services.rooms.phases import Effect
+from services.rooms.phases import Effect, Phase
 from tests.model.events import after
 from tests.model.flights import PAGE, SEAL, Flight
 from tests.model.laws import Broken, Law
@@ -16,11 +17,11 @@ from tests.model.packing import same, tidy
 from tests.model.scopes import Scope
 from tests.model.troubles import Label
 from tests.model.turns import agree
-from tests.model.world import PREFILL, SIDES, Message, State, World
+from tests.model.world import DECODE, PREFILL, SIDES, Message, State, World
 
 
 def tell(world: World, way: Sequence[State], end: Broken) -> str:
-    """The events along `way` and the one that breaks a law, or that there is no way on (`room-ends`)."""
+    """The events along `way` and the one that breaks a law, or that there is no way on."""
     lines = [_groups(world.scope), ""]
     here = way[0]
     for there in way[1:]:
@@ -31,7 +32,7 @@ def tell(world: World, way: Sequence[State], end: Broken) -> str:
         )
         lines += _lines(world, here, label) + _posted(world, here, following)
         here = tidy(world, following)
-    if end.law is not Law.ROOM_ENDS:
+    if end.law not in (Law.ROOM_ENDS, Law.RECONNECT):
         broken = (label for label, result, _ in after(world, here) if _is(result, end))
         lines += _lines(world, here, next(broken))
     return "\n".join([*lines, f"# {end.law.value} is broken: {end.text}"])
@@ -51,12 +52,16 @@ def _lines(world: World, state: State, label: Label) -> list[str]:
     match verb:
         case "turn":
             return _turn(world, state, *about)
+        case "deliver" if about[0][1] == "revoke":
+            return ["# every decode rank is told to take its memory back", *_taken_back(world, state)]
         case "deliver":
             return [_message(world.scope, about[0])]
         case "repeat":
             return [_message(world.scope, about[0]), "# … and it is under way once more"]
         case "lose":
             return [f"# lost: {_message(world.scope, about[0])}"]
+        case "miss":
+            return [f"# nobody answers: {_message(world.scope, about[0])}"]
         case "land":
             return [_landed(world.scope, *about)]
         case _:
@@ -76,16 +81,27 @@ _WORDS: Final[Mapping[str, Callable[..., str]]] = {
     "die": lambda side: f"# the {SIDES[side]} worker dies, and another takes its place",
     "abort": lambda room: f"# the client of room {room} hangs up",
     "silence": lambda: "# the lease of the prefill worker runs out while it lives on",
+    "stall": lambda: "# the prefill worker stands still",
+    "wake": lambda: "# the prefill worker goes on",
+    "revoke": lambda: "# the proof is overdue: decode's leader asks for the memory back",
+    "orphan": lambda room: f"# who opened room {room} is gone, and its streams with it",
+    "untold": lambda: "# the registry ends the rooms that all have given back and nobody ended",
+    "overdue": lambda: "# the registry waits no longer for rooms to be reported retired",
+    "join": lambda side: f"# the {SIDES[side]} worker registers again",
+    "drain": lambda side: f"# the {SIDES[side]} worker is asked to leave",
+    "drained": lambda side: f"# nobody waits for the {SIDES[side]} worker's rooms: it takes no more",
+    "forget": lambda side: f"# what the {SIDES[side]} worker remembers of rooms that are gone expires",
 }
 
 
 def _turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None) -> list[str]:
     ranks = tuple(pair[side] for pair in state.pairs)
     try:
-        _, done = agree(world, side, ranks, late)
+        after, done = agree(world, side, ranks, late)
     except Broken:
-        done = [()]
-    lines = []
+        after, done = ranks, [()]
+    lines: list[str] = []
+    before = world.standing(side, ranks[0]).exposure
     if late is not None:
         rank, room = late
         lines.append(f"# on r{rank} the deadline of room {room} has passed")
@@ -93,7 +109,15 @@ def _turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None
     lines.append(f"turn {SIDES[side]}")
     if done[0] and all(effect is Effect.QUEUE for _, effect, _ in done[0]):
         lines.append(f"turn {SIDES[side]}")
+    if world.standing(side, after[0]).exposure != before:
+        lines.append("revoke")
     return lines
+
+
+def _taken_back(world: World, state: State) -> list[str]:
+    rooms = world.standings(state, DECODE)[0].rooms.items()
+    exposed = [room for room, at in rooms if at.phase is Phase.TRANSFERRING]
+    return [f"fail decode room={room} reason={Reason.MEMORY_REVOKED.value}" for room in exposed]
 
 
 def _message(scope: Scope, message: Message) -> str:
@@ -111,6 +135,15 @@ def _message(scope: Scope, message: Message) -> str:
             return f"cancel {SIDES[side]} room={about[0]} reason={about[1].value}"
         case "depart":
             return f"# {SIDES[side]} hears that {SIDES[1 - side]} worker {about[0]} is gone"
+        case "retired":
+            return f"# the bootstrap hears that {SIDES[about[1]]} has retired room {about[0]}"
+        case "connect":
+            again = "" if about[2] is None else f", to repeat the grant of room {about[2][2]}"
+            return f"# decode asks prefill to connect to exposure {about[1]}{again}"
+        case "connected":
+            return "# decode hears that prefill is connected"
+        case "revoke":
+            return "# … to take its memory back"
         case _:
             return f"{deed} room={about[0]}"
 

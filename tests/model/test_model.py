@@ -38,9 +38,17 @@ def test_a_way_to_a_broken_law_can_be_played_as_a_story() -> None:
     assert "r0  rooms: 1 failed; pages: 1 quarantined; slots: 1 quarantined" in played
 
 
+def test_a_way_to_memory_that_is_taken_back_in_name_only_can_be_played_as_a_story() -> None:
+    """As far as the product goes: it takes the memory back, and the next room gets the same page."""
+    story = _slipped("revoked_in_name_only").story
+    played = play("# What the checker found.\n\n" + story + "\nshow decode\n")
+    assert "# the proof is overdue: decode's leader asks for the memory back" in played
+    assert "r0 failed -> retired, release" in played or "all failed -> retired, release" in played
+
+
 def _slipped(name: str) -> Violation:
     slip = SLIPS[name]
-    assert SCOPES[slip.scope].quick
+    assert not SCOPES[slip.scope].long
     with pytest.MonkeyPatch.context() as patch:
         slip.make(patch)
         (violation,) = Search(SCOPES[slip.scope]).run().violations

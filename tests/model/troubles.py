@@ -2,13 +2,36 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from services.rooms.errors import Reason
-from services.rooms.ids import Incarnation, RoomId
-from tests.model.registry import CALLED_OFF, over, running_on
+from services.rooms.ids import RoomId
+from services.rooms.phases import LIVE
+from services.transfer.interface import PutState
+from tests.model.handover import cancel_here, not_connected
+from tests.model.leaving import died
+from tests.model.registry import (
+    CALLED_OFF,
+    RUNNING,
+    abandoned,
+    lost,
+    orphaned,
+    over,
+    running_on,
+    without,
+)
 from tests.model.turns import deliver, turn
-from tests.model.world import DECODE, PREFILL, TROUBLES, WANTED, Known, Message, State, World, one_rank
+from tests.model.world import (
+    DECODE,
+    PREFILL,
+    TROUBLES,
+    WANTED,
+    Known,
+    Message,
+    State,
+    World,
+    one_rank,
+)
 
 Label = tuple[Any, ...]
 Possible = tuple[Label, Callable[[], State], bool]
@@ -16,7 +39,12 @@ Possible = tuple[Label, Callable[[], State], bool]
 Steps = Iterator[tuple[Label, Callable[[], State]]]
 
 
+REVOKE: Final[Message] = (DECODE, "revoke")
+
+
 def troubles(world: World, state: State) -> Iterator[Possible]:
+    for label, make in _wakes(world, state):
+        yield label, make, False
     if not any(state.left):
         return
     for index, trouble in enumerate(TROUBLES):
@@ -29,58 +57,139 @@ def troubles(world: World, state: State) -> Iterator[Possible]:
 
 def _aborts(world: World, state: State) -> Steps:
     for index, entry in enumerate(state.rooms):
-        if entry.known in (Known.CALLED, Known.ACCEPTED):
+        if entry.known in RUNNING:
             room = RoomId(index + 1)
-            yield ("abort", room), partial(over, state, room, CALLED_OFF)
+            yield ("abort", room), partial(over, world, state, room, CALLED_OFF)
+
+
+def _orphans(world: World, state: State) -> Steps:
+    for index, entry in enumerate(state.rooms):
+        if entry.known is Known.ACCEPTED:  # both sides were called, and will report it retired
+            room = RoomId(index + 1)
+            yield ("orphan", room), partial(orphaned, state, room)
 
 
 def _silences(world: World, state: State) -> Steps:
-    if running_on(state, PREFILL, state.peers[PREFILL]):
-        yield ("silence",), partial(_silence, state)
+    if lease_ends(world, state):
+        yield ("silence",), partial(silence, world, state)
 
 
-def _silence(state: State) -> State:
-    for room in running_on(state, PREFILL, state.peers[PREFILL]):
-        state = over(state, room, Reason.PREFILL_LOST, PREFILL)
+def lease_ends(world: World, state: State) -> bool:
+    return bool(running_on(state, PREFILL, state.peers[PREFILL]))
+
+
+def silence(world: World, state: State) -> State:
+    """The lease of the prefill worker runs out: its rooms fail, and nothing is proven."""
+    peer = state.peers[PREFILL]
+    rooms = lost(world, state, PREFILL, peer, None)
+    state = without(world, state, PREFILL, peer, None)
+    for room in rooms:
+        state = over(world, state, room, Reason.PREFILL_LOST, PREFILL)
     return state
 
 
 def _losses(world: World, state: State) -> Steps:
     for message in state.mail:
-        if message[1] != "depart":  # told again with every lease renewal
-            yield ("lose", message), partial(_lose, state, message)
+        if message[1] in ("depart", "revoke", "connected"):
+            continue  # told again with every lease renewal; or the leader's own
+        yield ("lose", message), partial(_lose, world, state, message)
 
 
-def _lose(state: State, message: Message) -> State:
+def _lose(world: World, state: State, message: Message) -> State:
+    state = misses(world, state, message)
+    return state._replace(mail=state.mail - {message})
+
+
+def is_missed(world: World, state: State, message: Message) -> bool:
+    """Somebody waits for the answer to a message, and makes something of it that none comes."""
+    if message[1] == "grant":
+        at = world.standings(state, DECODE)[0].at(message[2])
+        return at is not None and at.phase in LIVE and at.cause is None
+    return message[1] in ("open", "connect")
+
+
+def misses(world: World, state: State, message: Message) -> State:
+    """Whoever waits for an answer to a message gives up. It may have arrived, or arrive still: an open whose
+    caller is gone is not obeyed, and a connect that comes late tells nothing new."""
     _, deed, room, *_ = message
-    state = state._replace(mail=state.mail - {message})
     match deed:
         case "open":
-            return over(state, room, CALLED_OFF)
+            return over(world, state._replace(mail=state.mail - {message}), room, CALLED_OFF)
+        case "connect":
+            return not_connected(world, state._replace(mail=state.mail - {message}), message)
         case "grant":
-            return state._replace(mail=state.mail | {(DECODE, "cancel", room, CALLED_OFF)})
+            return cancel_here(world, state, room, Reason.PREFILL_LOST)
         case "quiet":
-            asked = frozenset(
-                each._replace(asked=WANTED) if each.room == room else each for each in state.closes
-            )
-            return state._replace(closes=asked)
+            wanted = [each._replace(asked=WANTED) if each.room == room else each for each in state.closes]
+            return state._replace(closes=frozenset(wanted))
         case _:
             return state
 
 
+def _stalls(world: World, state: State) -> Steps:
+    if not state.stalled:
+        yield ("stall",), partial(state._replace, stalled=True)
+
+
+def _wakes(world: World, state: State) -> Steps:
+    """Never to be relied on."""
+    if state.stalled:
+        yield ("wake",), partial(state._replace, stalled=False)
+
+
+def revokable(world: World, state: State) -> bool:
+    """The leader waits for a proof, and has not asked for the memory back."""
+    leader = world.standings(state, DECODE)[0]
+    return leader.overdue and not leader.revoking and REVOKE not in state.mail
+
+
+def revoke(state: State) -> State:
+    return state._replace(mail=state.mail | {REVOKE})
+
+
+def _revocations(world: World, state: State) -> Steps:
+    if revokable(world, state):
+        yield ("revoke",), partial(revoke, state)
+
+
+def _drains(world: World, state: State) -> Steps:
+    if state.draining is None:
+        for side in (PREFILL, DECODE):
+            yield ("drain", side), partial(_drain, world, state, side)
+
+
+def _drain(world: World, state: State, side: int) -> State:
+    book, _ = world.books.do(state.book, ("drain", side, state.peers[side]))
+    return state._replace(book=book, draining=side)
+
+
+def _forgets(world: World, state: State) -> Steps:
+    """All ranks of a worker at once."""
+    for side in (PREFILL, DECODE):
+        yield ("forget", side), partial(_forget, world, state, side)
+
+
+def _forget(world: World, state: State, side: int) -> State:
+    for rank in range(len(state.pairs)):
+        state = one_rank(world, state, side, rank, ("forget",))
+    return state
+
+
 def _repeats(world: World, state: State) -> Steps:
     for message in state.mail:
+        if message[0] == PREFILL and state.stalled:
+            continue
         yield ("repeat", message), partial(deliver, world, state, message, repeat=True)
 
 
 def _failures(world: World, state: State) -> Steps:
-    for side in (PREFILL, DECODE):
+    for side in awake(state):
         for rank, standing in enumerate(world.standings(state, side)):
             for room in (*standing.rooms, *sorted(standing.past)):
                 yield ("fail", side, rank, room), partial(one_rank, world, state, side, rank, ("fail", room))
     for rank, standing in enumerate(world.standings(state, PREFILL)):
         for flight in standing.flying:
-            deed = ("put_failed", flight.number)
+            deed = ("ended", flight.number, PutState.FAILED)
             yield ("put fails", rank, flight), partial(one_rank, world, state, PREFILL, rank, deed)
 
 
@@ -95,41 +204,24 @@ def _rumours(world: World, state: State) -> Steps:
 
 
 def _expiries(world: World, state: State) -> Steps:
-    for side in (PREFILL, DECODE):
+    for side in awake(state):
         for rank, standing in enumerate(world.standings(state, side)):
             for room in standing.rooms:
                 yield ("turn", side, (rank, room)), partial(turn, world, state, side, (rank, room))
+    if world.scope.registry and world.books.standings[state.book].overdue:
+        yield ("overdue",), partial(abandoned, world, state)
+
+
+def awake(state: State) -> tuple[int, ...]:
+    return (DECODE,) if state.stalled else (PREFILL, DECODE)
 
 
 def _sender_deaths(world: World, state: State) -> Steps:
-    yield ("die", PREFILL), partial(_die, world, state, PREFILL)
+    yield ("die", PREFILL), partial(died, world, state, PREFILL)
 
 
 def _receiver_deaths(world: World, state: State) -> Steps:
-    yield ("die", DECODE), partial(_die, world, state, DECODE)
-
-
-def _die(world: World, state: State, side: int) -> State:
-    """A worker's process ends, and with it its writes and its memory; another takes its place. That it is
-    gone becomes known to the other side."""
-    gone = state.peers[side]
-    blank = world.blank[side]
-    peers = (
-        (Incarnation(gone + 1), state.peers[DECODE])
-        if side == PREFILL
-        else (state.peers[PREFILL], Incarnation(gone + 1))
-    )
-    pairs = tuple(
-        (blank, pair[DECODE]) if side == PREFILL else (pair[PREFILL], blank) for pair in state.pairs
-    )
-    mail = frozenset(message for message in state.mail if message[0] != side) | {(1 - side, "depart", gone)}
-    closes = frozenset(each._replace(asked=min(each.asked, WANTED)) for each in state.closes)
-    if side == DECODE:
-        closes = frozenset()
-    following = state._replace(pairs=pairs, mail=mail, peers=peers, closes=closes)
-    for room in running_on(state, side, gone):
-        following = over(following, room, CALLED_OFF)
-    return following
+    yield ("die", DECODE), partial(died, world, state, DECODE)
 
 
 _OF: dict[str, Callable[[World, State], Steps]] = {
@@ -142,4 +234,9 @@ _OF: dict[str, Callable[[World, State], Steps]] = {
     "expiries": _expiries,
     "sender_deaths": _sender_deaths,
     "receiver_deaths": _receiver_deaths,
+    "stalls": _stalls,
+    "revocations": _revocations,
+    "orphans": _orphans,
+    "drains": _drains,
+    "forgets": _forgets,
 }

@@ -5,42 +5,68 @@ is not there on every rank.
 """
 
 from collections.abc import Sequence
+from typing import Any, Final
 
+from services.rooms.errors import Reason
 from services.rooms.ids import RoomId
 from services.rooms.phases import Effect
 from tests.model.decode_rank import Done
+from tests.model.handover import asked, connected, doubted, grant, opened, refused, wants_close
 from tests.model.laws import Broken, Law
-from tests.model.registry import CALLED_OFF, accepted, answered, over
+from tests.model.leaving import left
+from tests.model.registry import CALLED_OFF, RUNNING, accepted, answered, gave_back, over
 from tests.model.world import (
-    ACKNOWLEDGED,
-    ASKED,
+    BOOTSTRAP,
     DECODE,
     PREFILL,
     SIDES,
-    WANTED,
     Close,
     Message,
     State,
+    Way,
     World,
-    replaced,
+    with_ranks,
 )
+
+LOST: Final = (Reason.PREFILL_LOST, Reason.DECODE_LOST)
 
 
 def turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None = None) -> State:
     """See, vote, agree, act, compute, on every rank. `late`: (rank, room) whose deadline has passed there.
 
     A turn that did no more than queue rooms is taken together with the next."""
-    ranks, done = agree(world, side, tuple(pair[side] for pair in state.pairs), late)
-    following = state._replace(pairs=replaced(state.pairs, side, ranks))
+    ranks, done = agree(world, side, tuple([pair[side] for pair in state.pairs]), late)
+    following = with_ranks(state, side, ranks)
+    if following.pairs == state.pairs:
+        return state
     if done[0] and all(effect is Effect.QUEUE for _, effect, _ in done[0]):
         return turn(world, following, side)
     for room, effect, _ in done[0]:
-        told = [facts for each in done for name, _, facts in each if name == room]
+        if effect in (Effect.FENCE, Effect.STOP):
+            following = _failed(world, following, side, room)
         if side == DECODE:
+            told = [facts for each in done for name, _, facts in each if name == room]
             following = _decode_did(world, state, following, room, effect, told)
-        elif effect in (Effect.FENCE, Effect.STOP):
-            following = over(following, room, CALLED_OFF, PREFILL)
-    return following
+        if effect is Effect.RELEASE:
+            following = gave_back(world, following, room, side)
+    if side == DECODE and _moved(world, state, following):
+        following = doubted(world, following)
+    return left(world, following, side) if world.standing(side, ranks[0]).left else following
+
+
+def _failed(world: World, state: State, side: int, room: RoomId) -> State:
+    """A room ended early on a worker: the bootstrap hears why."""
+    entry, at = state.rooms[room - 1], world.standings(state, side)[0].at(room)
+    reason = CALLED_OFF if at is None or at.cause is None else at.cause.reason
+    if world.scope.drains_only and reason in LOST and entry.known in RUNNING:
+        raise Broken(
+            Law.DRAIN_KEEPS_PROMISES, f"room {room} ends for {reason.value}, and that worker had finished it"
+        )
+    return over(world, state, room, reason if world.scope.ways else CALLED_OFF, side)
+
+
+def _moved(world: World, before: State, after: State) -> bool:
+    return world.standings(before, DECODE)[0].exposure != world.standings(after, DECODE)[0].exposure
 
 
 def agree(
@@ -57,59 +83,64 @@ def agree(
         after = [do(rank, ("turn", agreed, room)) for rank, room in zip(ranks, rooms, strict=True)]
         done = [each[1] for each in after]
         _check_alike(side, done)
+        if side == DECODE:
+            exposures = {world.standing(DECODE, each[0]).exposure for each in after}
+            if len(exposures) > 1:
+                raise Broken(Law.APPLY_VERDICT, "one rank alone took its memory back")
         known = world.turns[key] = [each[0] for each in after], done
     return known
 
 
 def deliver(world: World, state: State, message: Message, *, repeat: bool = False) -> State:
-    """A command reaches all ranks. `repeat`: it is under way once more, and nobody reads this answer."""
+    """A message reaches the bootstrap, or a command all ranks. `repeat`: it is under way once more, and
+    nobody reads this answer."""
     side, deed, *about = message
-    do = world.casts[side].do
-    after = [do(pair[side], (deed, *about)) for pair in state.pairs]
-    answers = {answer for _, answer in after}
-    if len(answers) > 1:
-        raise Broken(Law.COMMANDS_ORDERED, f"ranks answer a {deed} with {sorted(answers)}")
-    following = state._replace(pairs=replaced(state.pairs, side, [rank for rank, _ in after]))
+    following = state if repeat else state._replace(mail=state.mail - {message})
+    if side == BOOTSTRAP:
+        return following._replace(book=world.books.do(state.book, (deed, *about))[0])
+    answer, following = _command(world, following, side, deed, about)
     if repeat:
         return following
-    following = following._replace(mail=following.mail - {message})
-    (answer,) = answers
-    if (side, deed) == (PREFILL, "open"):
-        return accepted(following, about[0]) if not answer else following
-    if deed == "grant" and answer:
-        return _cancel_here(following, about[0])
-    return following
+    match deed:
+        case "open" if answer:
+            return following
+        case "open" if side == PREFILL:
+            return accepted(world, following, about[0])
+        case "open":
+            return opened(world, following, about[1])
+        case "connect":
+            return connected(world, following, message, answer)
+        case "grant" if answer:
+            return refused(world, following, message, answer)
+        case _:
+            return following
 
 
 def ask_close(world: World, state: State, close: Close) -> State:
     """The close reaches the sender. It is asked again until it is answered, so that it cannot be lost."""
     receiver = state.rooms[close.room - 1].peers[DECODE]
-    message = (PREFILL, "close", close.room, receiver, close.generation)
-    following = deliver(world, state, message, repeat=True)
-    return _closes(following, close, close._replace(asked=ASKED))
+    _, following = _command(world, state, PREFILL, "close", [close.room, receiver, close.generation])
+    return asked(following, close)
 
 
-def can_acknowledge(world: World, state: State, close: Close) -> bool:
-    """The sender's leader holds the room no more."""
-    return close.asked == ASKED and world.standings(state, PREFILL)[0].at(close.room) is None
-
-
-def acknowledge(world: World, state: State, close: Close) -> State:
-    for standing in world.standings(state, PREFILL):
-        for flight in standing.flying:
-            if flight.room == close.room:
-                raise Broken(
-                    Law.ACK_IS_PROOF,
-                    f"the close of room {close.room} is acknowledged while a {flight.kind} can still land",
-                )
-    quiet = (DECODE, "quiet", close.room, close.generation)
-    following = _closes(state, close, close._replace(asked=ACKNOWLEDGED))
-    return following._replace(mail=following.mail | {quiet})
-
-
-def must_close(told: Sequence[tuple[object, ...]]) -> bool:
-    """Whether a failed room's sender is asked to be quiet: when any rank lacks a proof."""
-    return any(told)
+def _command(world: World, state: State, side: int, deed: str, about: list[Any]) -> tuple[str, State]:
+    """All ranks obey, and the leader's answer is heard."""
+    ways, ranks = world.scope.ways, len(state.pairs)
+    deeds: list[tuple[Any, ...]] = [(deed, *about)] * ranks
+    match deed:
+        case "open" if side == DECODE and ways:
+            known = state.way is Way.CONNECTED and about[1] == state.peers[PREFILL]
+            deeds = [(deed, *about, known)] * ranks
+        case "connect":
+            deeds = [(deed, *about[:2])] * ranks
+        case "grant":
+            deeds = [(deed, *about[:-1], rank == 0 or not ways) for rank in range(ranks)]
+    do = world.casts[side].do
+    after = [do(pair[side], each) for pair, each in zip(state.pairs, deeds, strict=True)]
+    answers = [answer for _, answer in after]
+    if len(set(answers)) > 1 and not (ways and set(answers) == {"", "NotConnected"}):
+        raise Broken(Law.COMMANDS_ORDERED, f"ranks answer a {deed} with {sorted(set(answers))}")
+    return answers[0], with_ranks(state, side, [rank for rank, _ in after])
 
 
 def _decode_did(
@@ -117,44 +148,17 @@ def _decode_did(
 ) -> State:
     match effect:
         case Effect.GRANT:
-            return _grant(state, room, told)
+            return grant(world, state, room, told)
         case Effect.ADMIT:
             _check_gate(world, before, state, room)
         case Effect.FENCE:
-            state = over(state, room, CALLED_OFF, DECODE)
-            if must_close(told):
-                generation = next(facts[1] for facts in told if facts)
-                return state._replace(closes=state.closes | {Close(room, int(str(generation)), WANTED)})
-        case Effect.STOP:
-            return over(state, room, CALLED_OFF, DECODE)
+            return wants_close(world, state, room, told)
         case Effect.RELEASE:
             closes = frozenset(close for close in state.closes if close.room != room)
-            return answered(state._replace(closes=closes), room)
+            return answered(world, state._replace(closes=closes), room)
         case _:
             pass
     return state
-
-
-def _grant(state: State, room: RoomId, told: list[tuple[object, ...]]) -> State:
-    if len(set(told)) > 1:
-        raise Broken(Law.ADMISSION_AGREED, f"ranks reserve room {room} differently: {told}")
-    peers = state.rooms[room - 1].peers
-    if peers[PREFILL] != state.peers[PREFILL]:
-        return _cancel_here(state, room)
-    _, generation, pages, slot = told[0]
-    message = (PREFILL, "grant", room, peers[DECODE], generation, pages, slot)
-    return state._replace(mail=state.mail | {message})
-
-
-def _cancel_here(state: State, room: RoomId) -> State:
-    """The sender did not take the destination: decode's own leader ends the room."""
-    if state.rooms[room - 1].peers[DECODE] != state.peers[DECODE]:
-        return state
-    return state._replace(mail=state.mail | {(DECODE, "cancel", room, CALLED_OFF)})
-
-
-def _closes(state: State, close: Close, now: Close) -> State:
-    return state._replace(closes=state.closes - {close} | {now})
 
 
 def _check_alike(side: int, done: Sequence[tuple[Done, ...]]) -> None:

@@ -11,19 +11,21 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Phase
+from tests.model.book import Book, BookStanding, check_book
 from tests.model.cast import Cast
 from tests.model.decode_rank import DecodeRank
 from tests.model.flights import PAGE, Flight
 from tests.model.laws import Broken, Law
 from tests.model.prefill_rank import PrefillRank
 from tests.model.scopes import Budget, Scope
-from tests.model.standing import Standing
+from tests.model.standing import Standing, check_step
 
-PREFILL, DECODE = 0, 1
-SIDES = ("prefill", "decode")
+PREFILL, DECODE, BOOTSTRAP = 0, 1, 2
+SIDES = ("prefill", "decode", "the bootstrap")
 
 Message = tuple[Any, ...]
-"""(to: PREFILL or DECODE, deed, arguments …)"""
+"""(to: PREFILL, DECODE or BOOTSTRAP, deed, arguments …)"""
 
 
 class Known(IntEnum):
@@ -34,6 +36,8 @@ class Known(IntEnum):
     """The prefill worker was asked to run it."""
     ACCEPTED = 2
     """… and holds it; the decode worker was asked to stream it."""
+    ORPHANED = 4
+    """Whoever opened it is gone, and said nothing."""
     OVER = 3
     """Its outcome is known; whoever had to be cancelled was told."""
 
@@ -54,12 +58,21 @@ class Close(NamedTuple):
 
 WANTED, ASKED, ACKNOWLEDGED = 0, 1, 2
 
+
+class Way(IntEnum):
+    """What the decode worker's leader believes of the sender that lives now."""
+
+    UNKNOWN = 0
+    CONNECTING = 1
+    CONNECTED = 2
+
+
 TROUBLES = tuple(field.name for field in fields(Budget))
 
 
 class State(NamedTuple):
     pairs: tuple[tuple[int, int], ...]
-    """(sender rank, receiver rank), in no order: ranks of a group are alike."""
+    """(sender rank, receiver rank), in no order, but for the leaders' where they are told apart."""
     mail: frozenset[Message]
     rooms: tuple[Entry, ...]
     closes: frozenset[Close]
@@ -67,6 +80,13 @@ class State(NamedTuple):
     """Which incarnations live now."""
     left: tuple[int, ...]
     """Of each of TROUBLES."""
+    way: Way = Way.CONNECTED
+    stalled: bool = False
+    """The prefill worker stands still."""
+    draining: int | None = None
+    """The side whose worker was asked to leave, and has not."""
+    book: int = 0
+    """The registry's tables, in `World.books`."""
 
 
 class World:
@@ -74,27 +94,34 @@ class World:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.casts = (Cast(), Cast())
+        self.casts: tuple[Cast[Standing], Cast[Standing]] = (Cast(check_step), Cast(check_step))
+        self.cancels: dict[frozenset[Message], tuple[Message, ...]] = {}
+        """Which of a mail's messages are cancels."""
+        self.books: Cast[BookStanding] = Cast(check_book)
+        self.books.enter(Book(scope))
         self.turns: dict[tuple[int, tuple[int, ...], Any], tuple[Sequence[int], Sequence[Any]]] = {}
         """What came of each group's turn: see `tests.model.turns`."""
-        self.blank = (
-            self.casts[PREFILL].enter(PrefillRank(scope)),
-            self.casts[DECODE].enter(DecodeRank(scope)),
-        )
-        """A rank of each side that has just started."""
-        self._sound: set[tuple[int, int, Incarnation]] = set()
+        self._sound: set[tuple[int, int]] = set()
 
     def start(self) -> State:
         first = Incarnation(1)
+        carries = [rank < self.scope.ranks - self.scope.silent_ranks for rank in range(self.scope.ranks)]
         nothing = Entry(Known.UNISSUED, (first, first))
         return State(
-            (self.blank,) * self.scope.ranks,
+            tuple((self.blank(PREFILL, first, each), self.blank(DECODE, first, each)) for each in carries),
             frozenset(),
             (nothing,) * self.scope.rooms,
             frozenset(),
             (first, first),
             tuple(getattr(self.scope.budget, name) for name in TROUBLES),
+            Way.UNKNOWN if self.scope.ways else Way.CONNECTED,
         )
+
+    def blank(self, side: int, incarnation: Incarnation, carries: bool) -> int:
+        """A rank that has just started."""
+        if side == PREFILL:
+            return self.casts[side].enter(PrefillRank(self.scope, sends=carries))
+        return self.casts[side].enter(DecodeRank(self.scope, incarnation, receives=carries))
 
     def standing(self, side: int, rank: int) -> Standing:
         return self.casts[side].standings[rank]
@@ -104,25 +131,35 @@ class World:
 
     def check(self, state: State) -> None:
         """What must hold between the two ranks of a pair. Raises Broken."""
-        receiver = state.peers[DECODE]
         for pair in state.pairs:
-            key = (*pair, receiver)
-            if key not in self._sound:
-                self._check_flights(pair, receiver)
-                self._sound.add(key)
+            if pair not in self._sound:
+                self._check_flights(pair)
+                self._sound.add(pair)
 
-    def _check_flights(self, pair: tuple[int, int], receiver: Incarnation) -> None:
+    def _check_flights(self, pair: tuple[int, int]) -> None:
         there = self.standing(DECODE, pair[DECODE])
         for flight in self.standing(PREFILL, pair[PREFILL]).flying:
-            if flight.peer == receiver:
+            if flight.peer in there.reached_by:
                 check_target(flight, there)
 
+    def served_last(self, state: State) -> bool:
+        """The last room has been admitted, and its client is being answered."""
+        at = self.casts[DECODE].standings[state.pairs[0][DECODE]].at(RoomId(len(state.rooms)))
+        return at is not None and at.phase is Phase.SUCCESS and at.cause is None
+
+    def may_serve_last(self, state: State) -> bool:
+        """It has not been issued, and who would serve it is there."""
+        return state.rooms[-1].known is Known.UNISSUED and not state.stalled
+
     def idle(self, state: State) -> bool:
-        """Every room has ended everywhere, and every count is what it was at the start."""
+        """Every room has ended everywhere, and every count is what it was at the start. (Whoever stands
+        still is not asked.)"""
+        sides = (DECODE,) if state.stalled else (PREFILL, DECODE)
         return (
             not state.closes
             and all(entry.known in (Known.UNISSUED, Known.OVER) for entry in state.rooms)
-            and all(standing.idle for side in (PREFILL, DECODE) for standing in self.standings(state, side))
+            and all(standing.idle for side in sides for standing in self.standings(state, side))
+            and self.books.standings[state.book].idle
         )
 
 
@@ -168,8 +205,17 @@ def replaced(
     return tuple((pair[PREFILL], rank) for rank, pair in zip(ranks, pairs, strict=True))
 
 
+def with_ranks(state: State, side: int, ranks: Sequence[int]) -> State:
+    return with_pairs(state, replaced(state.pairs, side, ranks))
+
+
+def with_pairs(state: State, pairs: tuple[tuple[int, int], ...]) -> State:
+    """As `_replace`, which is slow, for what changes most often."""
+    return State._make((pairs, *state[1:]))
+
+
 def one_rank(world: World, state: State, side: int, rank: int, deed: tuple[Any, ...]) -> State:
     """One rank alone does something."""
     ranks = [pair[side] for pair in state.pairs]
     ranks[rank], _ = world.casts[side].do(ranks[rank], deed)
-    return state._replace(pairs=replaced(state.pairs, side, ranks))
+    return with_ranks(state, side, ranks)

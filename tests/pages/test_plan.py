@@ -95,6 +95,13 @@ def test_schema_agreed_a_mismatch_names_its_field(field: str, value: object) -> 
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("field", ["layers", "kv_heads"])
+def test_layers_by_id_as_many_under_other_ids_do_not_map(field: str) -> None:
+    changes = {field: tuple(each + 1 for each in getattr(LAYOUT, field))}
+    with pytest.raises(LayoutMismatch, match=f"{field} differs"):
+        plan_transfer(LAYOUT, replace(LAYOUT, **changes))
+
+
 def test_equal_layouts_map_page_by_page() -> None:
     assert plan_transfer(LAYOUT, LAYOUT) == TransferPlan(LAYOUT.page_bytes)
 

@@ -113,9 +113,7 @@ class PrefillBench:
     def connect(self, receiver: "Receiver") -> None:
         """As one rank obeys the command."""
         wire = connect_request(receiver)
-        self.work.apply(
-            group_pb2.Commands(commands=[group_pb2.Command(connect=wire)]).SerializeToString()
-        )
+        self.work.apply(group_pb2.Commands(commands=[group_pb2.Command(connect=wire)]).SerializeToString())
         assert self.transfer.connected(receiver.endpoint.incarnation)
 
     async def enter(self, command: group_pb2.Command) -> None:
@@ -138,7 +136,14 @@ class PrefillBench:
         return caller
 
     async def grant(
-        self, room: int, pages: tuple[int, ...], *, slot: int = 0, generation: int = 5, prefix: int = 0, exposure: int = DECODE
+        self,
+        room: int,
+        pages: tuple[int, ...],
+        *,
+        slot: int = 0,
+        generation: int = 5,
+        prefix: int = 0,
+        exposure: int = DECODE,
     ) -> None:
         wire = inference_pb2.GrantRequest(
             room=room,

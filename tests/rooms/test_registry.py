@@ -346,7 +346,9 @@ def test_id_carries_no_placement_whoever_serves_the_next_room_its_id_is_the_next
     stack = registry_of(P1, P2, D1, D2, first_room=500)
     pairs = [(prefill, decode) for prefill in (P1, P2) for decode in (D2, D1)]
     ids = [
-        stack.open_room("request", (stack.worker(prefill.incarnation), stack.worker(decode.incarnation)), 10, 0).id
+        stack.open_room(
+            "request", (stack.worker(prefill.incarnation), stack.worker(decode.incarnation)), 10, 0
+        ).id
         for prefill, decode in (*pairs, *reversed(pairs))
     ]
     assert ids == list(range(500, 508))

@@ -4,7 +4,9 @@ A story is a text file: a comment that says what happens, then blocks of command
 stage says to them.
 
     group decode ranks=2 pages=8 slots=2     a worker's ranks, each with so many pages and slots
-    open decode room=7 needed=4 expected=3   the registry's room reaches every rank (prefill: no expected)
+    open decode room=7 needed=4 expected=3   the registry's room reaches every rank (prefill: no expected),
+                                             or one rank alone, which is a bug: rank=1; deadline=… of each
+                                             phase in ms, waiting=… of waiting for pages
     connect room=7                           decode is connected to the sender
     grant room=7                             decode's destinations reach the sender's ranks
     post / ended room=7 rank=0               the sender has writes under way / they have ended
@@ -15,19 +17,24 @@ stage says to them.
     fail decode room=7 rank=1 reason=…       one rank alone sees a failure
     cancel decode room=7 reason=…            every rank is told to end the room
     close room=7 / quiet room=7              decode asks the sender to be quiet / notes that it is
+    revoke                                   decode's memory is taken back from all who know it
     finish room=7                            the sequence has ended
     turn decode now=10                       see, vote, agree, act
     show decode                              what every rank holds
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from services.pages.errors import PagesError
 from services.pages.pool import PageState
 from services.rooms.errors import Cause, Reason, RoomError
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof
 from services.rooms.ids import RoomId
 from services.rooms.phases import Phase, Vote
+from services.rooms.quarantine import in_quarantine
+from services.rooms.room import Room
 from services.rooms.roster import Roster
 from tests.rooms.group import Settled, receiver, sender
 from tests.stories.stage import DecodeStage, PrefillStage
@@ -55,7 +62,7 @@ class Play:
         self._now_ms = int(words.get("now", self._now_ms))
         try:
             return self._verbs[verb](side, words)
-        except RoomError as error:
+        except (RoomError, PagesError, LookupError) as error:
             return [f"{type(error).__name__}: {str(error).split(': digests')[0]}"]
 
     def do_group(self, side: str, words: Words) -> list[str]:
@@ -65,23 +72,19 @@ class Play:
         return []
 
     def do_open(self, side: str, words: Words) -> list[str]:
-        room, needed = int(words["room"]), int(words["needed"])
-        now_ms, ms = self._now_ms, int(words.get("deadline", DEADLINE_MS))
-        if side == "decode":
-            expected = int(words["expected"])
-            self._decode.group.open(
-                room,
-                lambda name, place: receiver(
-                    name, place, needed=needed, expected=expected, now_ms=now_ms, ms=ms
-                ),
-                now_ms,
-            )
-        else:
-            self._prefill.group.open(
-                room,
-                lambda name, place: sender(name, place, needed=needed, now_ms=now_ms, ms=ms),
-                now_ms,
-            )
+        room, needed, now_ms = _room(words), int(words["needed"]), self._now_ms
+        ms, expected = int(words.get("deadline", DEADLINE_MS)), int(words.get("expected", 0))
+
+        def make(place: int) -> Any:
+            if side == "prefill":
+                made: Room = sender(room, place, needed=needed, now_ms=now_ms, ms=ms)
+            else:
+                made = receiver(room, place, needed=needed, expected=expected, now_ms=now_ms, ms=ms)
+            made.deadlines = replace(made.deadlines, waiting_ms=int(words.get("waiting", ms)))
+            return made
+
+        for _, roster in self._ranks(side, words):
+            roster.open(room, make, now_ms)
         return []
 
     def do_connect(self, side: str, words: Words) -> list[str]:
@@ -123,6 +126,12 @@ class Play:
 
     def do_quiet(self, side: str, words: Words) -> list[str]:
         return self._note("decode", words, Fenced(Proof.QUIET))
+
+    def do_revoke(self, side: str, words: Words) -> list[str]:
+        for roster in self._rosters("decode"):
+            for room in filter(in_quarantine, roster):
+                room.note(Fenced(Proof.REVOKED))
+        return []
 
     def do_finish(self, side: str, words: Words) -> list[str]:
         return self._note("decode", words, Finished())
@@ -175,9 +184,13 @@ class Play:
     def _rosters(self, side: str) -> Sequence[Roster[Any]]:
         return self._stages[side].group.rosters
 
-    def _note(self, side: str, words: Words, evidence: Any) -> list[str]:
+    def _ranks(self, side: str, words: Words) -> list[tuple[int, Roster[Any]]]:
+        """Every rank's roster, or the one that is named."""
         rosters = list(enumerate(self._rosters(side)))
-        ranks = [rosters[int(words["rank"])]] if "rank" in words else rosters
+        return [rosters[int(words["rank"])]] if "rank" in words else rosters
+
+    def _note(self, side: str, words: Words, evidence: Any) -> list[str]:
+        ranks = self._ranks(side, words)
         missed = [rank for rank, roster in ranks if not roster.note(_room(words), evidence)]
         return [f"r{rank} does not hold room {words['room']}: dropped" for rank in missed]
 

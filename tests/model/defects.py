@@ -1,10 +1,8 @@
-"""What did the code look like in the field, when it still had the five defects this project starts from?
+"""Would the checker see the five defects this project starts from? Each is put back into the product's own
+class for the length of a test. (`tests/mutants/field.txt` has them as changes of the source.)"""
 
-Each mutant puts one of them back into the product's own class, for the length of a test.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -15,8 +13,6 @@ from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import TOMBSTONE_MS, Roster, Tombstone
-
-Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def slot_zero(patch: pytest.MonkeyPatch) -> None:
@@ -79,13 +75,3 @@ def failure_is_agreed(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Roster, "votes", successes_only)
     patch.setattr(Roster, "settle", each_for_itself)
-
-
-SYMPTOMS: Final[Mapping[str, tuple[Mutant, str]]] = {
-    "slot_zero": (slot_zero, "r0 ABORT (record_corrupt)"),
-    "terminal_creates_nothing": (terminal_creates_nothing, "room 9  r0 ABORT (transfer_failed)"),
-    "gate_before_agree": (gate_before_agree, "r1 admits room 7 without its record"),
-    "one_retire": (one_retire, "rooms: none; pages: 1 free, 1 reserved, 2 exposed"),
-    "failure_is_agreed": (failure_is_agreed, "RostersDiverged"),
-}
-"""Each defect, and what its story says when the defect is back: the field's symptom."""

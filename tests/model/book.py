@@ -1,0 +1,172 @@
+"""What does the bootstrap write down? The product's own `Registry`, on one pair of workers.
+
+Time stands still here, too: what waits for it (a room that is not reported retired, one whose opener is
+gone) is asked about as if it had passed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from services.rooms.entries import RoomEntry, RoomPhase, WorkerFacts
+from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+from services.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTOLD_MS, Registry
+from tests.model.laws import Broken, Law
+from tests.model.scopes import Scope
+
+SIDES: Final = (Side.PREFILL, Side.DECODE)
+MODEL: Final = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the registry says of one room."""
+
+    phase: RoomPhase
+    cause: Cause | None
+    tables: int
+    """In how many of its tables it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookStanding:
+    rooms: Mapping[RoomId, Written]
+    idle: bool
+    """No room is open, and no worker is charged with one."""
+    holders: frozenset[tuple[int, Incarnation]]
+    """(side, incarnation) of who holds a lease."""
+    overdue: bool
+    """Some room has ended, and not every worker has reported it retired."""
+
+
+class Book:
+    def __init__(self, scope: Scope) -> None:
+        self._registry = Registry(MODEL, 1, 1, kept=scope.rooms, failed_kept=scope.rooms)
+        self._places = scope.rooms
+        self._issued: set[RoomId] = set()
+        for side in range(len(SIDES)):
+            self.join(side, Incarnation(1))
+
+    # ---- workers
+
+    def join(self, side: int, incarnation: Incarnation) -> str:
+        """A worker of a side holds a lease, and a canary has passed through it."""
+        facts = self._facts(side, incarnation)
+        self._registry.register(facts, 0)
+        self._registry.proven(facts.incarnation)
+        return ""
+
+    def lose(self, side: int, incarnation: Incarnation, proof: str | None) -> tuple[RoomId, ...]:
+        """The open rooms that it had."""
+        return tuple(each.id for each in self._registry.leave(_named(side, incarnation), proof))
+
+    def drain(self, side: int, incarnation: Incarnation) -> str:
+        self._registry.drain(_named(side, incarnation))
+        return ""
+
+    def charged(self, side: int, incarnation: Incarnation) -> int:
+        """For how many rooms it is still waited."""
+        return len(self._registry.worker(_named(side, incarnation)).rooms)
+
+    # ---- rooms
+
+    def open(self) -> RoomId | None:
+        try:
+            entry = self._registry.open_room("request", self._registry.place(1, 1), 1, 0)
+        except (NoSuchWorker, NoCapacity):
+            return None
+        if entry.id in self._issued or entry.id < 1:
+            raise Broken(Law.ROOM_UNIQUE, f"room {entry.id} was issued before")
+        self._issued.add(entry.id)
+        return entry.id
+
+    def end(self, room: RoomId, reason: Reason | None) -> tuple[int, ...] | None:
+        """None if it had ended before; else the sides that may hold it and can be told."""
+        cause = None if reason is None else Cause(reason, "as the world tells")
+        if not self._registry.end(room, cause, 0):
+            return None
+        entry = self._registry.get(room)
+        known = {worker.facts.incarnation for worker in self._registry.workers()}
+        return tuple(
+            number
+            for number, side in enumerate(SIDES)
+            if side in entry.waiting_for and entry.worker(side).incarnation in known
+        )
+
+    def retired(self, room: RoomId, side: int) -> str:
+        """A worker reports, perhaps twice or late, that it gave everything of a room back."""
+        self._registry.side_retired(room, SIDES[side])
+        return ""
+
+    def untold(self) -> tuple[RoomId, ...]:
+        """Rooms whose opener says nothing: which both workers gave back, or, if there are none, which have
+        been open for longest."""
+        self._registry.unended(0)
+        rooms = self._registry.unended(UNTOLD_MS) or self._registry.unended(OPEN_MS_MAX)
+        return tuple(entry.id for entry in rooms)
+
+    def abandon(self) -> str:
+        """Ended rooms have not been reported retired for as long as is waited for that."""
+        for entry in self._registry.overdue(CLOSING_MS):
+            self._registry.abandon(entry.id)
+        return ""
+
+    # ---- what it is
+
+    def standing(self) -> BookStanding:
+        registry = self._registry
+        tables = (registry._open, registry._done, registry._failed)
+        rooms = {entry.id: self._written(entry, tables) for table in tables for entry in table.values()}
+        strangers = rooms.keys() - self._issued
+        if strangers:
+            raise Broken(
+                Law.ROOM_ISSUED, f"the registry knows rooms {sorted(strangers)} that it never opened"
+            )
+        for worker in registry.workers():
+            if not worker.rooms <= registry._open.keys():
+                raise Broken(Law.ZERO_AT_IDLE, f"{worker.facts.name} is charged with rooms that are filed")
+            if worker.tokens != len(worker.rooms):
+                raise Broken(Law.ZERO_AT_IDLE, f"{worker.facts.name} is charged with {worker.tokens} tokens")
+        charged = any(worker.rooms for worker in registry.workers())
+        overdue = any(entry.phase is RoomPhase.CLOSING for entry in registry._open.values())
+        holders = frozenset(
+            (worker.facts.incarnation % 2, Incarnation(worker.facts.incarnation // 2))
+            for worker in registry.workers()
+        )
+        return BookStanding(rooms, not registry._open and not charged, holders, overdue)
+
+    def _written(self, entry: RoomEntry, tables: tuple[Mapping[RoomId, RoomEntry], ...]) -> Written:
+        return Written(entry.phase, entry.cause, sum(entry.id in table for table in tables))
+
+    def _facts(self, side: int, incarnation: Incarnation) -> WorkerFacts:
+        name = SIDES[side].value
+        return WorkerFacts(
+            name, SIDES[side], _named(side, incarnation), name, MODEL, (), self._places, self._places
+        )
+
+
+def _named(side: int, incarnation: Incarnation) -> Incarnation:
+    """Unique over both sides."""
+    return Incarnation(2 * incarnation + side)
+
+
+_ORDER: Final = (RoomPhase.OPEN, RoomPhase.STREAMING, RoomPhase.CLOSING, RoomPhase.RETIRED)
+
+
+def check_book(before: BookStanding, after: BookStanding, did: tuple[Any, ...]) -> None:
+    for room, was in before.rooms.items():
+        now = after.rooms.get(room)
+        if now is None:
+            raise Broken(Law.ONE_RETIRE, f"the registry forgot room {room} by a {did[0]}")
+        if now.tables != 1:
+            raise Broken(Law.ONE_RETIRE, f"room {room} is in {now.tables} of the registry's tables")
+        if _ORDER.index(now.phase) < _ORDER.index(was.phase):
+            raise Broken(Law.TERMINAL_ABSORBS, f"room {room}: {was.phase.value} to {now.phase.value}")
+        over = was.phase in (RoomPhase.CLOSING, RoomPhase.RETIRED)
+        if over and now.cause != was.cause:
+            raise Broken(Law.FIRST_CAUSE_WINS, f"room {room}: {was.cause} became {now.cause} by a {did[0]}")
+    for room in after.rooms.keys() - before.rooms.keys():
+        if did[0] != "open":
+            raise Broken(Law.ROOM_ISSUED, f"the registry made room {room} by a {did[0]}")

@@ -1,0 +1,153 @@
+"""What do the two workers say to each other about a room? As `services.decode.peers`: connect, grant, close.
+
+The receiver's leader calls, and the sender's leader answers. A call that is not answered has been lost, or
+the sender stands still; either way what the receiver makes of it is here.
+"""
+
+from collections.abc import Sequence
+
+from services.rooms.errors import Reason
+from services.rooms.ids import Generation, Incarnation, RoomId
+from services.rooms.phases import Phase
+from tests.model.laws import Broken, Law
+from tests.model.registry import CALLED_OFF
+from tests.model.world import (
+    ACKNOWLEDGED,
+    ASKED,
+    DECODE,
+    PREFILL,
+    WANTED,
+    Close,
+    Message,
+    State,
+    Way,
+    World,
+)
+
+Facts = Sequence[tuple[object, ...]]
+"""What each rank tells of one effect."""
+
+# ---- connect
+
+
+def opened(world: World, state: State, peer: Incarnation) -> State:
+    """A room has come to decode, and waits for it that its sender knows our memory."""
+    if peer != state.peers[PREFILL] or state.way is not Way.UNKNOWN:
+        return state  # known, being made known, or gone, which will be told
+    return ask_to_connect(world, state._replace(way=Way.CONNECTING), None)
+
+
+def ask_to_connect(world: World, state: State, then: Message | None) -> State:
+    """`then`: the grant that is sent once more afterwards."""
+    exposure = world.standings(state, DECODE)[0].exposure
+    return state._replace(mail=state.mail | {(PREFILL, "connect", state.peers[DECODE], exposure, then)})
+
+
+def connected(world: World, state: State, message: Message, answer: str) -> State:
+    _, _, receiver, exposure, then = message
+    if receiver != state.peers[DECODE]:
+        return state
+    if answer:  # a way that broke is made anew once nothing is under way on it
+        return state._replace(mail=state.mail | {message})
+    if exposure != world.standings(state, DECODE)[0].exposure:
+        return ask_to_connect(world, state, then)
+    if then is not None:
+        return state._replace(mail=state.mail | {then})
+    known = (DECODE, "connected", state.peers[PREFILL])
+    return state._replace(way=Way.CONNECTED, mail=state.mail | {known})
+
+
+def doubted(world: World, state: State) -> State:
+    """The next room connects anew."""
+    if world.scope.ways and state.way is Way.CONNECTED:
+        return state._replace(way=Way.UNKNOWN)
+    return state
+
+
+def not_connected(world: World, state: State, message: Message) -> State:
+    """Nobody answered."""
+    _, _, receiver, _, then = message
+    if receiver != state.peers[DECODE]:
+        return state
+    state = state._replace(way=Way.UNKNOWN)
+    if then is not None:
+        return cancel_here(world, state, then[2], Reason.REFUSED)
+    for room, at in world.standings(state, DECODE)[0].rooms.items():
+        if at.phase is Phase.BOOTSTRAPPING:
+            state = cancel_here(world, state, room, Reason.CONNECT_FAILED)
+    return state
+
+
+# ---- grant
+
+
+def grant(world: World, state: State, room: RoomId, told: Facts) -> State:
+    if len(set(told)) > 1:
+        raise Broken(Law.ADMISSION_AGREED, f"ranks reserve room {room} differently: {told}")
+    peers = state.rooms[room - 1].peers
+    if peers[PREFILL] != state.peers[PREFILL]:
+        return cancel_here(world, state, room, Reason.PREFILL_LOST)
+    _, exposure, generation, pages, slot = told[0]
+    message = (PREFILL, "grant", room, peers[DECODE], exposure, generation, pages, slot, False)
+    return state._replace(mail=state.mail | {message})
+
+
+def refused(world: World, state: State, message: Message, answer: str) -> State:
+    """Where the way is not known, or leads to where our memory was, it is made anew, once."""
+    room, receiver, again = message[2], message[3], message[-1]
+    if answer == "NotConnected" and world.scope.ways and not again and receiver == state.peers[DECODE]:
+        return ask_to_connect(world, state, (*message[:-1], True))
+    return cancel_here(world, state, room, Reason.REFUSED)
+
+
+def cancel_here(world: World, state: State, room: RoomId, reason: Reason) -> State:
+    """The sender did not take it: decode's own leader ends the room."""
+    if state.rooms[room - 1].peers[DECODE] != state.peers[DECODE]:
+        return state
+    cancel = (DECODE, "cancel", room, reason if world.scope.ways else CALLED_OFF)
+    return state._replace(mail=state.mail | {cancel})
+
+
+# ---- close
+
+
+def must_close(told: Facts) -> bool:
+    """Whether a failed room's sender is asked to be quiet: when any rank lacks a proof."""
+    return any(told)
+
+
+def wants_close(world: World, state: State, room: RoomId, told: Facts) -> State:
+    if not must_close(told):
+        return state
+    _, generation, doubtful = next(facts for facts in told if facts)
+    close = Close(room, Generation(int(str(generation))), WANTED)
+    if doubtful and state.rooms[room - 1].peers[PREFILL] == state.peers[PREFILL]:
+        state = doubted(world, state)
+    return state._replace(closes=state.closes | {close})
+
+
+def asked(state: State, close: Close) -> State:
+    """The close has reached the sender."""
+    return _closes(state, close, close._replace(asked=ASKED))
+
+
+def can_acknowledge(world: World, state: State, close: Close) -> bool:
+    """The sender's leader holds the room no more."""
+    return close.asked == ASKED and world.standings(state, PREFILL)[0].at(close.room) is None
+
+
+def acknowledge(world: World, state: State, close: Close) -> State:
+    for standing in world.standings(state, PREFILL):
+        for flight in standing.flying:
+            if flight.room == close.room:
+                raise Broken(
+                    Law.ACK_IS_PROOF,
+                    f"the close of room {close.room} is acknowledged while a {flight.kind} can still land",
+                )
+    quiet = (DECODE, "quiet", close.room, close.generation)
+    following = _closes(state, close, close._replace(asked=ACKNOWLEDGED))
+    return following._replace(mail=following.mail | {quiet})
+
+
+def _closes(state: State, close: Close, now: Close) -> State:
+    return state._replace(closes=state.closes - {close} | {now})

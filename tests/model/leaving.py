@@ -1,0 +1,50 @@
+"""What becomes of the world when a worker's process ends: by death, or because it was asked to leave?"""
+
+from services.rooms.ids import Incarnation
+from tests.model.laws import Broken, Law
+from tests.model.registry import CALLED_OFF, joined, lost, over, without
+from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World, replaced
+
+
+def died(world: World, state: State, side: int) -> State:
+    """A worker's process ends, and with it its writes and its memory; another takes its place. That it is
+    gone becomes known to the other side."""
+    return _gone(world, state, side, "exited")
+
+
+def left(world: World, state: State, side: int) -> State:
+    """All ranks agreed to leave: nothing that anybody waits for may end with them."""
+    cut = lost(world, state, side, state.peers[side], "left")
+    if cut:
+        raise Broken(Law.DRAIN_KEEPS_PROMISES, f"{SIDES[side]} leaves, and rooms {cut} still run on it")
+    reached = [standing.reached_by for standing in world.standings(state, DECODE)]
+    for rank, standing in enumerate(world.standings(state, PREFILL)):
+        for flight in standing.flying:
+            if flight.peer in reached[rank]:
+                raise Broken(
+                    Law.DRAIN_KEEPS_PROMISES,
+                    f"{SIDES[side]} leaves, and a {flight.kind} of room {flight.room} is under way",
+                )
+    return _gone(world, state, side, "left")._replace(draining=None)
+
+
+def _gone(world: World, state: State, side: int, proof: str) -> State:
+    gone = state.peers[side]
+    rooms = lost(world, state, side, gone, proof)
+    following = without(world, state, side, gone, proof)
+    fresh = [world.blank(side, Incarnation(gone + 1), each.carries) for each in world.standings(state, side)]
+    mail = frozenset(message for message in state.mail if message[0] != side) | {(1 - side, "depart", gone)}
+    closes = frozenset(each._replace(asked=min(each.asked, WANTED)) for each in state.closes)
+    following = following._replace(
+        pairs=replaced(state.pairs, side, fresh),
+        mail=mail,
+        peers=(Incarnation(gone + 1), state.peers[DECODE])
+        if side == PREFILL
+        else (state.peers[PREFILL], Incarnation(gone + 1)),
+        closes=frozenset() if side == DECODE else closes,
+        way=Way.UNKNOWN if world.scope.ways else state.way,
+        stalled=state.stalled and side != PREFILL,
+    )
+    for room in rooms:
+        following = over(world, following, room, CALLED_OFF)
+    return joined(world, following, side)

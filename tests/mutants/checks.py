@@ -1,0 +1,105 @@
+"""Which invariant does a check find broken, and how does it tell it?
+
+Imports the product only when a check runs: by then the mutant is in place.
+"""
+
+import difflib
+import io
+import re
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Final
+
+from tests.mutants.mutant import ROOT, Check
+
+STORIES: Final = ROOT / "tests" / "stories"
+NAMED: Final = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
+QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", "--timeout=10")
+TAIL_CHARS: Final = 4000
+ROOMS: Final = 100
+"""Of a run of the simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    invariant: str
+    by: str
+    """The kind of check."""
+    check: str
+    trace: str
+
+
+def find(check: Check, wanted: str) -> Finding | None:
+    """Run one check. None when it finds nothing. `wanted`: what a test of the suite stands for."""
+    match check.kind:
+        case "story":
+            return _story(check.what)
+        case "model":
+            return _model(check.what)
+        case "sim":
+            return _sim(check.what, wanted)
+        case "suite":
+            return _suite(check.what, wanted)
+        case _:
+            raise ValueError(f"no kind of check: {check}")
+
+
+def invariant_of(story: str) -> str:
+    """The invariant that a story is about: the first that its opening words name."""
+    named = NAMED.search(story.split("\n\n", 1)[0])
+    if named is None:
+        raise ValueError(f"a story that names no invariant: {story[:80]!r}")
+    return named[1]
+
+
+def _story(name: str) -> Finding | None:
+    from tests.stories.language import play
+
+    told = (STORIES / f"{name}.txt").read_text(encoding="utf-8")
+    played = play(told)
+    if played == told:
+        return None
+    lines = difflib.unified_diff(
+        told.splitlines(), played.splitlines(), "as it is told", "as it is played", n=8, lineterm=""
+    )
+    return Finding(invariant_of(told), "story", name, "\n".join(lines))
+
+
+def _model(scope: str) -> Finding | None:
+    from tests.model.scopes import SCOPES
+    from tests.model.search import Search
+
+    for violation in Search(SCOPES[scope]).run().violations:
+        return Finding(violation.law.value, "model", scope, f"{violation.text}\n\n{violation.story}")
+    return None
+
+
+def _sim(what: str, wanted: str) -> Finding | None:
+    """The wanted violation, from the first seed that has it, or else the first of all: one fault shows in
+    several ways, and which is seen first changes with every change of the product."""
+    from tests.sim.run import run
+
+    profile, seeds = what.split("/")
+    first, end = map(int, seeds.split(":"))
+    found: Finding | None = None
+    for seed in range(first, end):
+        for each in run(seed, ROOMS, profile).violations:
+            trace = "\n".join((f"seed {seed}: {each.text}", *each.timeline))
+            found = found or Finding(each.invariant, "sim", f"{profile}/{seed}", trace)
+            if each.invariant == wanted:
+                return Finding(wanted, "sim", f"{profile}/{seed}", trace)
+    return found
+
+
+def _suite(tests: str, wanted: str) -> Finding | None:
+    import pytest
+
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        status = pytest.main(["-q", "-x", *QUIET, *(f"tests/{test}" for test in tests.split())])
+    text = said.getvalue()[-TAIL_CHARS:]
+    if status == pytest.ExitCode.OK:
+        return None
+    if status != pytest.ExitCode.TESTS_FAILED:
+        raise RuntimeError(f"{tests} did not run: {status!r}\n{text}")
+    return Finding(wanted, "suite", tests, text)

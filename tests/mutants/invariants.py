@@ -1,0 +1,29 @@
+"""Which invariants are there? The names that code, laws, stories and mutants use."""
+
+from typing import Final
+
+_NAMES: Final = """
+room-unique room-issued terminal-creates-nothing cause-dies-with-room id-carries-no-placement exact-match
+incarnation
+
+slot-owner slot-zero one-writer gate-before-agree seal-last schema-agreed record-fits
+
+no-free-under-write source-pinned written-before-sent proof-not-time ack-is-proof exposure-on-page
+promise-kept exits-release-all one-retire stale-never-served no-truncation layers-by-id
+
+same-turns keyed-votes apply-verdict failure-is-agreed divergence-detected admission-agreed
+commands-ordered no-starvation
+
+terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt
+
+deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
+no-blocking reconnect rejected-stays-out bounded-admission drain-keeps-promises zero-page-hand-over
+
+no-pickle authorised-writer malformed-is-contained secrets-unlogged
+"""
+INVARIANTS: Final = frozenset(_NAMES.split())
+
+FIELD_DEFECTS: Final = frozenset(
+    {"slot-zero", "terminal-creates-nothing", "gate-before-agree", "one-retire", "failure-is-agreed"}
+)
+"""Those that were broken by the five defects this project starts from."""

@@ -1,0 +1,125 @@
+"""What became of each mutant? Each runs in a process of its own, some at a time, each within its budget."""
+
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+from tests.mutants.checks import Finding, find
+from tests.mutants.mutant import Check, Drifted, Mutant
+from tests.mutants.patched import put_in_place
+
+BUDGET_S: Final = 60.0
+PRELOADED: Final = [
+    "fastapi",
+    "google.protobuf.message",
+    "grpc.aio",
+    "grpc_health.v1.health",
+    "grpc_reflection.v1alpha.reflection",
+    "httpx",
+    "hypothesis",
+    "prometheus_client",
+    "pytest",
+    "pytest_asyncio",
+    "torch",
+    "transformers.modeling_utils",
+]
+"""Imported once, for all mutants: what takes long and is none of the product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    name: str
+    found: Finding | None
+    problem: str
+    """Why there is no answer, if there is none."""
+    seconds: float
+
+    def catches(self, mutant: Mutant) -> bool:
+        """By the invariant that it was made for, and telling what the field's report tells."""
+        if self.found is None or self.found.invariant != mutant.invariant:
+            return False
+        return mutant.report is None or mutant.report.symptom in self.found.trace
+
+    @property
+    def clean(self) -> bool:
+        return self.found is None and not self.problem
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    name: str
+    mutant: Mutant | None
+    """None: the source as it is."""
+    checks: Sequence[Check]
+
+    def run(self) -> Outcome:
+        started = time.monotonic()
+        found, problem = _apart(self)
+        return Outcome(self.name, found, problem, round(time.monotonic() - started, 2))
+
+
+def errands(mutants: Iterable[Mutant]) -> list[Errand]:
+    return [Errand(each.name, each, each.checks) for each in mutants]
+
+
+def controls(mutants: Iterable[Mutant]) -> list[Errand]:
+    """Each of the mutants' checks once, on the source as it is; those of the suite in one go."""
+    checks = dict.fromkeys(check for mutant in mutants for check in mutant.checks)
+    suite = Check("suite", " ".join(check.what for check in checks if check.kind == "suite"))
+    alone = [check for check in checks if check.kind != "suite"]
+    return [Errand(f"control: {check}", None, [check]) for check in (*alone, suite) if check.what]
+
+
+def judge(all_errands: Iterable[Errand], jobs: int) -> Iterator[Outcome]:
+    """As they come."""
+    with ThreadPoolExecutor(jobs) as lanes:
+        running = [lanes.submit(each.run) for each in all_errands]
+        for each in as_completed(running):
+            yield each.result()
+
+
+def _apart(errand: Errand) -> tuple[Finding | None, str]:
+    """Run its checks in another process. Returns what they found, or why there is no answer."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(errand, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        if not here.poll(BUDGET_S):
+            return None, f"no answer within {BUDGET_S:g} s"
+        found, problem = here.recv()
+    except EOFError:
+        process.join()
+        return None, f"its process ended with status {process.exitcode}"
+    else:
+        return found, problem
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+
+
+def _answer(errand: Errand, there: Connection) -> None:
+    try:
+        there.send((_first(errand), ""))
+    except Drifted as error:
+        there.send((None, str(error)))
+    except Exception as error:
+        there.send((None, f"{type(error).__name__}: {error}"))
+
+
+def _first(errand: Errand) -> Finding | None:
+    mutant = errand.mutant
+    if mutant is not None:
+        put_in_place(mutant)
+    for check in errand.checks:
+        found = find(check, mutant.invariant if mutant is not None else "none")
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,64 @@
+"""Do the mutants still fit the source, and is each of those that run fast caught by its invariant?
+
+The others, which the simulation or a test of the suite sees, run with `make verify`.
+"""
+
+from collections import Counter
+
+import pytest
+
+from tests.mutants.checks import STORIES, invariant_of
+from tests.mutants.invariants import FIELD_DEFECTS, INVARIANTS
+from tests.mutants.lanes import Outcome, errands, judge
+from tests.mutants.mutant import Drifted, Mutant
+from tests.mutants.tables import MUTANTS
+
+JOBS = 2
+FAST = [each for each in MUTANTS if all(check.kind in ("story", "model") for check in each.checks)]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    return {each.name: each for each in judge(errands(FAST), JOBS)}
+
+
+@pytest.mark.parametrize("mutant", FAST, ids=lambda each: each.name)
+def test_the_mutant_is_caught_by_its_invariant(mutant: Mutant, outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes[mutant.name]
+    assert not outcome.problem
+    assert outcome.found is not None, f"{mutant.slip} Nothing in {list(mutant.checks)} sees it."
+    assert outcome.found.invariant == mutant.invariant, outcome.found.trace
+    assert outcome.catches(mutant), outcome.found.trace
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.name)
+def test_the_mutant_fits_the_source(mutant: Mutant) -> None:
+    compile(mutant.source(), mutant.file, "exec")
+
+
+def test_a_mutant_that_does_not_fit_says_so() -> None:
+    (old, new), *_ = MUTANTS[0].edits
+    drifted = Mutant("drifted", "", "", MUTANTS[0].file, [(f"{old}    never there\n", new)], [])
+    with pytest.raises(Drifted, match=r"(?s)stands 0 times in services/.*never there"):
+        drifted.source()
+
+
+def test_every_mutant_has_a_name_of_its_own_and_says_what_it_is() -> None:
+    assert [name for name, count in Counter(each.name for each in MUTANTS).items() if count > 1] == []
+    assert [each.name for each in MUTANTS if not (each.slip and each.edits and each.checks)] == []
+
+
+def test_the_field_defects_are_among_them_each_with_its_report() -> None:
+    assert {each.invariant for each in MUTANTS if each.report is not None} == FIELD_DEFECTS
+    assert len(MUTANTS) >= 40
+
+
+def test_mutants_and_stories_name_invariants_that_are_known() -> None:
+    assert {each.invariant for each in MUTANTS} <= INVARIANTS
+    for story in STORIES.glob("*.txt"):
+        assert invariant_of(story.read_text(encoding="utf-8")) in INVARIANTS, story.name
+
+
+def test_most_are_seen_without_a_test_of_the_suite() -> None:
+    by_suite = [each for each in MUTANTS if all(check.kind == "suite" for check in each.checks)]
+    assert len(by_suite) < len(MUTANTS) / 2

@@ -1,0 +1,50 @@
+"""Does the hand-over hold? `make verify`: the model, the simulation and the mutants, two processes at a time.
+One JSON object on stdout, progress on stderr; exit status 1 if anything is broken, missed or short.
+
+`--long` (`make verify-long`) goes on for hours, with a line of JSON for every piece."""
+
+import argparse
+import json
+import sys
+import time
+from itertools import chain
+from typing import Final
+
+from tests.verify.lanes import in_lanes
+from tests.verify.long import go_on
+from tests.verify.parts import Model, Mutants, Simulation
+
+ROOMS: Final = 100_000
+SIMULATION_S: Final = 600.0
+"""The last seeds are begun by then."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.verify", description=__doc__)
+    parser.add_argument("--rooms", type=int, default=ROOMS, help="to simulate, at least")
+    parser.add_argument("--seed", type=int, help="the first of the simulation")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--hours", type=float, help="of --long; without it, until it is stopped")
+    args = parser.parse_args()
+    if args.long:
+        return go_on(args.seed, args.hours, args.jobs)
+    started = time.monotonic()
+    model, mutants = Model(), Mutants()
+    simulation = Simulation(args.rooms, args.seed or 0, started + SIMULATION_S)
+    problems = in_lanes(chain(model.pieces(), simulation.pieces(), mutants.pieces()), args.jobs)
+    sound = not problems and model.sound and simulation.sound and mutants.sound
+    told = {
+        "model": model.found,
+        "simulation": simulation.summary(),
+        "mutants": mutants.summary(),
+        "problems": problems,
+        "seconds": round(time.monotonic() - started, 1),
+        "ok": sound,
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

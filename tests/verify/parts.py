@@ -1,0 +1,140 @@
+"""What is verified, piece by piece, and what does each piece come to?"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from tests.mutants.__main__ import summary
+from tests.mutants.lanes import Errand, Outcome, controls, errands
+from tests.mutants.mutant import ROOT
+from tests.mutants.tables import MUTANTS
+from tests.verify.lanes import Piece
+
+SEEDS_AT_A_TIME: Final = 20
+SEEDS_S: Final = 600.0
+
+
+class Broken(Exception):
+    """A part could not be run at all."""
+
+
+def asked(module: str, *words: str, limit_s: float) -> dict[str, Any]:
+    """The one JSON object that a part prints. Its status is not looked at: what it found is in the object."""
+    command = [sys.executable, "-m", module, *words]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise Broken(f"{' '.join(command[1:])} took more than {limit_s:g} s") from error
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError as error:
+        said = (done.stdout + done.stderr)[-2000:]
+        raise Broken(f"{' '.join(command[1:])} ended with status {done.returncode}:\n{said}") from error
+    return answer
+
+
+@dataclass
+class Simulation:
+    """Seeds from `first_seed` on, until enough rooms have been simulated."""
+
+    rooms_wanted: int
+    first_seed: int
+    until_s: float
+    """No more seeds are begun after this time, of `time.monotonic`: better too few than too late."""
+    rooms: int = 0
+    runs: int = 0
+    violations: int = 0
+    end_seed: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    broken: list[dict[str, Any]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pieces(self) -> Iterator[Piece]:
+        self.end_seed = self.first_seed
+        while self.rooms < self.rooms_wanted and time.monotonic() < self.until_s:
+            first, self.end_seed = self.end_seed, self.end_seed + SEEDS_AT_A_TIME
+            yield Piece(f"simulation, seeds {first}:{self.end_seed}", partial(self._run, first))
+
+    def _run(self, first: int) -> str:
+        came = asked("tests.sim", "--seeds", f"{first}:{first + SEEDS_AT_A_TIME}", "--json", limit_s=SEEDS_S)
+        with self._lock:
+            self.rooms += came["rooms"]
+            self.runs += came["runs"]
+            self.violations += came["violations"]
+            self.faults += Counter(came["faults"])
+            self.outcomes += Counter(came["outcomes"])
+            self.broken += came["broken"]
+        return f"{came['rooms']} rooms, {came['violations']} violations"
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "rooms": self.rooms,
+            "violations": self.violations,
+            "runs": self.runs,
+            "seeds": [self.first_seed, self.end_seed],
+            "faults": dict(sorted(self.faults.items())),
+            "outcomes": dict(sorted(self.outcomes.items())),
+            "broken": self.broken,
+        }
+
+    @property
+    def sound(self) -> bool:
+        return self.violations == 0 and self.rooms >= self.rooms_wanted
+
+
+@dataclass
+class Model:
+    """The scopes that `tests.model` names for this."""
+
+    words: Sequence[str] = ("--verify",)
+    limit_s: float = 900.0
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def pieces(self) -> Iterator[Piece]:
+        yield Piece("model", self._run)
+
+    def _run(self) -> str:
+        self.found = asked("tests.model", *self.words, "--json", limit_s=self.limit_s)
+        states = sum(scope["states"] for scope in self.found.values())
+        return f"{len(self.found)} scopes, {states} states, {self._violations} violations"
+
+    @property
+    def _violations(self) -> int:
+        return sum(len(scope["violations"]) for scope in self.found.values())
+
+    @property
+    def sound(self) -> bool:
+        return bool(self.found) and self._violations == 0
+
+
+@dataclass
+class Mutants:
+    """Every mutant, and its checks on the source as it is; but for the model's, which `Model` runs."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def pieces(self) -> Iterator[Piece]:
+        true = [each for each in controls(MUTANTS) if each.checks[0].kind != "model"]
+        for errand in [*errands(MUTANTS), *true]:
+            yield Piece(f"mutant {errand.name}", partial(self._run, errand))
+
+    def _run(self, errand: Errand) -> str:
+        outcome = errand.run()
+        self.outcomes.append(outcome)
+        return outcome.problem or (outcome.found.invariant if outcome.found is not None else "nothing found")
+
+    def summary(self) -> dict[str, Any]:
+        return summary(self.outcomes, MUTANTS)
+
+    @property
+    def sound(self) -> bool:
+        told = self.summary()
+        return bool(told["caught"] == told["total"] and not told["control"])
