@@ -134,9 +134,20 @@ _ALL: Final = (
         steps=True,
         budget=Budget(aborts=1, failures=1),
     ),
-    Scope("overlap", "two rooms beside each other want one slot", overlap=True, budget=Budget(aborts=1)),
+    Scope(
+        "overlap",
+        "two rooms beside each other want one slot",
+        overlap=True,
+        budget=Budget(aborts=1),
+        quick=False,
+    ),
     Scope("sender-death", "a prefill worker dies and comes back", budget=Budget(sender_deaths=1, silences=1)),
-    Scope("receiver-death", "a decode worker dies and comes back", budget=Budget(receiver_deaths=1)),
+    Scope(
+        "receiver-death",
+        "a decode worker dies and comes back",
+        budget=Budget(receiver_deaths=1),
+        quick=False,
+    ),
     Scope(
         "revocation",
         "a silent sender's memory is taken back; its writes and grants come late",
@@ -223,7 +234,7 @@ _ALL: Final = (
     ),
     Scope(
         "everything",
-        "one rank a side, every kind of trouble once",
+        "one rank a side, nearly every kind of trouble once",
         budget=Budget(
             aborts=1,
             silences=1,
@@ -258,10 +269,11 @@ _ALL: Final = (
     ),
     Scope(
         "revocation-two",
-        "two ranks a side, two rooms in one slot, a silent sender that may wake",
+        "two ranks a side, two rooms in one slot, a silent sender that may wake, to a stated depth",
         ranks=2,
         ways=True,
         budget=Budget(stalls=1),
+        depth=24,
         quick=False,
         long=True,
     ),
