@@ -60,7 +60,6 @@ class RoomStream:
         self._next = self._given
         """Position, in the request's output, of the token that is passed on next."""
         self._over = False
-        """The reader has got, or given up, all it will ever get."""
         self._accepted = asyncio.Event()
         self._holding: set[Side] = set()
         """Sides that may hold the room, and so will report it retired."""
@@ -203,9 +202,16 @@ class RoomStream:
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
         """One of the streams broke or told of a failure."""
         if self._over:
+            if teller is not None:
+                self._rooms.fail_rest(self.entry, cause)
             return
         self.teller = teller
         self._rooms.fail(self.entry.id, cause)
+
+    @property
+    def over(self) -> bool:
+        """The reader has got, or given up, all it will ever get."""
+        return self._over
 
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
@@ -250,7 +256,7 @@ class _ended_with_outcome:  # noqa: N801 - reads as what it is: a context
     def came(self, cause: Cause | None) -> None:
         self._came = True
         self._stream.note_outcome(self._side, cause)
-        if cause is None and self._side is Side.DECODE:
+        if cause is None and self._side is Side.DECODE and not self._stream.over:
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is not None:
             self._stream.fail(cause, self._side)

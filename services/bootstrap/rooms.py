@@ -244,6 +244,11 @@ class Rooms:
         if on_end is not None:
             on_end(cause)
 
+    def fail_rest(self, entry: RoomEntry, cause: Cause) -> None:
+        """One side failed after the room was answered: the other has nothing to wait for any more."""
+        if entry.cause is None and entry.waiting_for and cause.reason is not Reason.ANSWERED:
+            self._cancel_sides(entry.id, cause)
+
     def side_retired(self, room: RoomId, side: Side) -> None:
         self.registry.side_retired(room, side)
         self._wake_watchers(room)

@@ -112,6 +112,19 @@ async def test_whatever_ends_one_stream_ends_the_room_and_the_other_side(
     await at.at_rest()
 
 
+async def test_terminal_reaches_peer_a_side_that_fails_after_the_answer_ends_the_other(at: House) -> None:
+    """Prefill's one token was all that was asked for, and its pages never arrive: decode need not wait."""
+    failed = Cause(Reason.TRANSFER_FAILED, "prefill: a write ended without reaching the decode worker")
+    at.prefill.script = [accepted(P), first(7, LENGTH), ended(P, failed)]
+    at.decode.script = [accepted(D)]
+    assert await read(await at.backend.generate(asked())) == ([7], "length")
+    await until(lambda: at.decode.cancels.get(1) == "transfer_failed")
+    assert at.entry().cause is None, "the room was answered"
+    at.decode.cancelled.set()
+    at.retired()
+    await at.at_rest()
+
+
 async def test_room_ends_a_worker_that_never_got_the_room_is_not_waited_for(at: House) -> None:
     """The call broke on its way: whether it arrived shows when the room is cancelled."""
     at.prefill.script = [accepted(P)]

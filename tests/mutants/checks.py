@@ -14,7 +14,7 @@ from tests.mutants.mutant import ROOT, Check
 
 STORIES: Final = ROOT / "tests" / "stories"
 NAMED: Final = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
-QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", "--timeout=6")
+QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", "--timeout=10")
 TAIL_CHARS: Final = 4000
 ROOMS: Final = 100
 """Of a run of the simulation."""

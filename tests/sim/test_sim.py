@@ -31,6 +31,18 @@ def test_a_whole_stack_keeps_its_invariants_under_each_kind_of_trouble(name: str
         assert name != "calm" or (not report.faults and report.outcomes == {"answered": ROOMS})
 
 
+KEPT = {
+    (54, "engine"): "a hand-over that failed after its client was answered kept the decode side waiting",
+}
+"""Seeds that found something once, and what."""
+
+
+@pytest.mark.parametrize(("seed", "name"), KEPT)
+def test_what_a_seed_has_found_stays_mended(seed: int, name: str) -> None:
+    report = run(seed, 250, name)
+    assert not report.violations, report.violations[0]
+
+
 def test_one_seed_is_one_run_in_every_process_whatever_its_hashes() -> None:
     seeds = [NAMES.index(name) for name in ("everything", "fence", "hangups")]
     code = f"from tests.sim.run import run\nfor seed in {seeds}: print(run(seed, {ROOMS}).digest)"
