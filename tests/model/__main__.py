@@ -17,7 +17,8 @@ def summary(found: Found) -> dict[str, Any]:
         "states": found.states,
         "transitions": found.transitions,
         "depth": found.depth,
-        "violations": [{"law": each.law.value, "text": each.text} for each in found.violations],
+        "violations": len(found.violations),
+        "broken": [{"law": each.law.value, "text": each.text} for each in found.violations],
         "complete": found.complete,
         "seconds": found.seconds,
     }

@@ -48,7 +48,7 @@ class _Batches:
 
     def _model(self, scope: str) -> str:
         came = asked("tests.model", "--scope", scope, "--json", limit_s=3600 * HOURS_MAX)
-        return self._told({"model": came}, len(came["violations"]))
+        return self._told({"model": came}, came["violations"])
 
     def _simulate(self, seeds: str) -> str:
         came = asked("tests.sim", "--seeds", seeds, "--json", limit_s=SEEDS_S)

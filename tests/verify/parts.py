@@ -108,7 +108,7 @@ class Model:
 
     @property
     def _violations(self) -> int:
-        return sum(len(scope["violations"]) for scope in self.found.values())
+        return sum(scope["violations"] for scope in self.found.values())
 
     @property
     def sound(self) -> bool:
