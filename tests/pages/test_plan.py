@@ -1,6 +1,7 @@
 """Do plans and windows carry exactly the bytes that they should, to where they should?"""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -97,7 +98,7 @@ def test_schema_agreed_a_mismatch_names_its_field(field: str, value: object) -> 
 
 @pytest.mark.parametrize("field", ["layers", "kv_heads"])
 def test_layers_by_id_as_many_under_other_ids_do_not_map(field: str) -> None:
-    changes = {field: tuple(each + 1 for each in getattr(LAYOUT, field))}
+    changes: dict[str, Any] = {field: tuple(each + 1 for each in getattr(LAYOUT, field))}
     with pytest.raises(LayoutMismatch, match=f"{field} differs"):
         plan_transfer(LAYOUT, replace(LAYOUT, **changes))
 
