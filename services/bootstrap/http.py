@@ -42,7 +42,13 @@ def admin_router(
         if problems and (failed := canary_problem()) is not None:
             problems.append(f"canary: {failed}")
         workers = [
-            {"name": w.facts.name, "side": w.facts.side.value, "state": w.state.value, "rooms": len(w.rooms)}
+            {
+                "name": w.facts.name,
+                "incarnation": str(w.facts.incarnation),
+                "side": w.facts.side.value,
+                "state": w.state.value,
+                "rooms": len(w.rooms),
+            }
             for w in registry.workers()
         ]
         body = {"status": "unavailable" if problems else "ok", "problems": problems, "workers": workers}

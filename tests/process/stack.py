@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -89,6 +90,8 @@ class Stack:
     services: dict[str, Service] = field(default_factory=dict)
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
+    _gone: set[str] = field(default_factory=set)
+    """Incarnations that were killed: until its lease ends, the bootstrap still counts one as ready."""
 
     @property
     def url(self) -> str:
@@ -107,6 +110,8 @@ class Stack:
     def restart(self, name: str) -> Service:
         """The same command line again, as a supervisor does."""
         old = self.services[name]
+        if name != "bootstrap":
+            self._gone |= {each["incarnation"] for each in self._workers() if each["name"] == name}
         self.services[name] = self._spawn(name, old.command, old.http)
         return self.services[name]
 
@@ -119,7 +124,8 @@ class Stack:
             try:
                 reply = httpx.get(f"{self.url}/ready", timeout=5)
                 answer = reply.text
-                ready = sum(each["state"] == "ready" for each in reply.json()["workers"])
+                listed = [each for each in reply.json()["workers"] if each["incarnation"] not in self._gone]
+                ready = sum(each["state"] == "ready" for each in listed)
                 if reply.status_code == 200 and ready >= (workers or 2):
                     return
             except httpx.TransportError as error:
@@ -154,6 +160,11 @@ class Stack:
                 return
             time.sleep(POLL_S)
         raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
+
+    def _workers(self) -> list[dict[str, Any]]:
+        """What the bootstrap lists."""
+        listed: list[dict[str, Any]] = httpx.get(f"{self.url}/ready", timeout=10).json()["workers"]
+        return listed
 
     def _gauges(self) -> dict[str, dict[Sample, float]]:
         return {name: service.gauges() for name, service in self.services.items()}
