@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test check verify verify-long proto bench clean help
+.PHONY: install run test check verify verify-long verify-groups proto bench clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -48,10 +48,14 @@ verify: $(STAMP) ## the proofs: model, simulation, mutants; one JSON object, wit
 verify-long: $(STAMP) ## the same for hours: large scopes, seeds without end (ARGS="--hours 8")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify --long $(ARGS)
 
+verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real processes: half an hour
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --every-shape tests/process/test_groups.py $(ARGS)
+
 bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/baton bench transfer
 	@$(BIN)/baton bench step
 	@$(BIN)/baton bench step --batch 8
+	@$(BIN)/baton bench agree --json
 
 proto: $(STAMP) ## generate the gRPC code from proto/
 	@echo "proto: services/wire/baton"
@@ -63,4 +67,4 @@ clean: ## remove caches and build results (not .venv)
 	@find services tests proto -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list the words
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22

@@ -18,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write golden stories and diagrams anew, for review"
     )
+    parser.addoption(
+        "--every-shape",
+        action="store_true",
+        help="also the shapes of groups that `make test` leaves out",
+    )
 
 
 @pytest.fixture
@@ -27,15 +32,22 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect, and so count in the summary, the tests of a GPU where there is none."""
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if not on_gpu:
-        return
-    import torch
+    """Deselect, and so count in the summary, the tests of a GPU where there is none, and those that take long
+    and were not asked for."""
+    if not config.getoption("--every-shape"):
+        _deselect(config, items, "every_shape")
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
 
-    if not torch.cuda.is_available():
-        config.hook.pytest_deselected(items=on_gpu)
-        items[:] = [item for item in items if item not in on_gpu]
+        if not torch.cuda.is_available():
+            _deselect(config, items, "gpu")
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], mark: str) -> None:
+    marked = [item for item in items if item.get_closest_marker(mark)]
+    if marked:
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,8 @@ class RoomStream:
             await asyncio.wait(running, timeout=LINGER_S)
 
     async def _read_prefill(self) -> None:
+        if self._over:
+            return  # it failed before anyone was called
         facts = self.entry.prefill
         self._holding.add(Side.PREFILL)
         stub = inference_pb2_grpc.PrefillServiceStub(self._channels.to(facts.address))

@@ -6,7 +6,7 @@ side at once (`terminal-reaches-peer`), wakes who waits for capacity or watches 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -209,8 +209,13 @@ class Rooms:
         self._wake_queue()
 
     def follow(self, room: RoomId, on_end: Callable[[Cause], None]) -> None:
-        """Call `on_end` when the room is failed from outside its own streams."""
-        self._on_end[room] = on_end
+        """Call `on_end` when the room is failed from outside its own streams: at once if it was, between its
+        opening and this."""
+        cause = self.registry.get(room).cause
+        if cause is None:
+            self._on_end[room] = on_end
+        else:
+            on_end(cause)
 
     def tell(self, room: RoomId, name: str, detail: str = "") -> None:
         """Add the bootstrap's own line to a room's timeline."""
@@ -351,11 +356,14 @@ class Rooms:
 
     def _cancel_sides(self, room: RoomId, cause: Cause) -> None:
         entry = self.registry.get(room)
-        known: Sequence[Incarnation] = [worker.facts.incarnation for worker in self.registry.workers()]
+        known = self._incarnations()
         for side in [each for each in Side if each in entry.waiting_for]:
             facts = entry.worker(side)
             if facts.incarnation in known:
                 self.spawn(self._cancel(facts, room, cause))
+
+    def _incarnations(self) -> set[Incarnation]:
+        return {worker.facts.incarnation for worker in self.registry.workers()}
 
     async def _cancel(self, facts: WorkerFacts, room: RoomId, cause: Cause) -> None:
         """Best effort: a worker that cannot be told loses its lease, or its stream, soon."""
@@ -369,6 +377,8 @@ class Rooms:
             else inference_pb2_grpc.DecodeServiceStub(channel)
         )
         for attempt in range(CANCEL_TRIES):
+            if facts.incarnation not in self._incarnations():
+                return  # it is gone meanwhile, and so is the way to it
             try:
                 reply = await stub.Cancel(request, timeout=CANCEL_S)
             except grpc.aio.AioRpcError as error:

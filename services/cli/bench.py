@@ -2,6 +2,7 @@
 
     baton bench transfer    pages over NIXL between two processes, beside memcpy of the same bytes
     baton bench step        one decode step, beside reading the model's weights once
+    baton bench agree       a turn's agreement of 1, 2 and 3 ranks, beside gloo's all-reduce of the same bytes
 
 Each prints one JSON object with the medians and their ratio. Absolute times are the machine's; quote ratios.
 """
@@ -19,9 +20,12 @@ import typer
 MIB: Final = 2**20
 REGION_BYTES: Final = 64 * MIB
 ANSWER_S: Final = 60.0
+GROUP_ANSWER_S: Final = 180.0
+"""Each rank loads torch first."""
 
 bench = typer.Typer(name="bench", help="Measure a part beside its limit; prints JSON.", no_args_is_help=True)
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON. There is no other form.")]
 Runs = Annotated[int, typer.Option(min=3, max=1000, help="Measurements of each, taken in turns.")]
 
 
@@ -150,3 +154,40 @@ def step(
     size = sum(each.numel() * each.element_size() for each in weights)
     facts: dict[str, object] = {"batch": batch, "context": context, "dtype": dtype, "weight_bytes": size}
     _print("step", seconds, "read_weights", facts)
+
+
+@bench.command()
+def agree(
+    runs: Runs = 200,
+    rooms: Annotated[int, typer.Option(min=1, max=4096, help="Places of the ballot.")] = 256,
+    _: AsJson = True,
+) -> None:
+    """What 1, 2 and 3 ranks pay for a turn's agreement, beside a bare all-reduce of the same bytes."""
+    from services.cli.agree_bench import ballot_words, measure_group
+
+    groups: list[dict[str, object]] = []
+    ratios = []
+    for size in (1, 2, 3):
+        medians = measure_group(size, rooms, runs, GROUP_ANSWER_S)
+        if medians is None:
+            typer.echo(f"baton: error: {size} ranks gave no answer within {GROUP_ANSWER_S:g} s", err=True)
+            raise typer.Exit(1)
+        ratios.append(round(medians["agree"] / medians["all_reduce"], 3))
+        groups.append(
+            {
+                "ranks": size,
+                "median_ms": {key: round(value * 1000, 3) for key, value in medians.items()},
+                "wake_ms": round(medians["wake"] * 1000, 3),
+                "ratio": ratios[-1],
+            }
+        )
+    body = {
+        "benchmark": "agree",
+        "runs": runs,
+        "rooms": rooms,
+        "bytes": 8 * ballot_words(rooms),
+        "groups": groups,
+        "ratio": max(ratios),
+        "ratio_of": ["agree", "all_reduce"],
+    }
+    print(json.dumps(body))

@@ -1,4 +1,4 @@
-"""Which cores does each worker of a stack on one machine get?"""
+"""Which cores does each worker of a stack on one machine get, and each rank of a worker?"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,23 +6,28 @@ from itertools import pairwise
 Cores = tuple[int, ...]
 
 
-def share_cores(cores: Sequence[int], prefill: int, decode: int) -> tuple[list[Cores], list[Cores]]:
+def share_cores(
+    cores: Sequence[int], prefill: int, decode: int, prefill_ranks: int = 1, decode_ranks: int = 1
+) -> tuple[list[Cores], list[Cores]]:
     """One run of cores per prefill and per decode worker, out of `cores` (at least one).
 
-    The roles never share a core if there are two, so that a long prompt does not disturb the sequences
-    being decoded. Workers of a role share only when it has fewer cores than workers. Nothing is kept
-    for the bootstrap, which needs little and runs anywhere.
+    The roles get cores by how many processes they are, `…_ranks` to a worker, and never share a core if
+    there are two, so that a long prompt does not disturb the sequences being decoded. Workers of a role
+    share only when it has fewer cores than workers. Nothing is kept for the bootstrap, which needs little
+    and runs anywhere.
     """
     if len(cores) < 2:
         return [tuple(cores)] * prefill, [tuple(cores)] * decode
-    cut = -(-len(cores) * prefill // (prefill + decode))
+    computing, drawing = prefill * prefill_ranks, decode * decode_ranks
+    cut = -(-len(cores) * computing // (computing + drawing))
     cut = max(1, min(len(cores) - 1, cut))
-    return _deal(cores[:cut], prefill), _deal(cores[cut:], decode)
+    return deal_cores(cores[:cut], prefill), deal_cores(cores[cut:], decode)
 
 
-def _deal(cores: Sequence[int], workers: int) -> list[Cores]:
-    if len(cores) < workers:
-        return [(cores[worker % len(cores)],) for worker in range(workers)]
-    size, over = divmod(len(cores), workers)
-    starts = [worker * size + min(worker, over) for worker in range(workers + 1)]
+def deal_cores(cores: Sequence[int], processes: int) -> list[Cores]:
+    """A run of `cores` for each process; one core each, shared, where there are fewer."""
+    if len(cores) < processes:
+        return [(cores[process % len(cores)],) for process in range(processes)]
+    size, over = divmod(len(cores), processes)
+    starts = [process * size + min(process, over) for process in range(processes + 1)]
     return [tuple(cores[first:last]) for first, last in pairwise(starts)]

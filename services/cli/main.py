@@ -46,8 +46,8 @@ def _bootstrap(flags: Flags) -> int:
 
 def _prefill(flags: Flags) -> int:
     settings = load(PrefillSettings, flags, os.environ, KNOWN)
-    logging.configure(settings.log_level, settings.log_format)
-    pin(settings.cpus, settings.threads)
+    if _launches(settings):
+        return _launch(settings)
     from services.prefill.wiring import run
 
     return run(settings)
@@ -55,11 +55,28 @@ def _prefill(flags: Flags) -> int:
 
 def _decode(flags: Flags) -> int:
     settings = load(DecodeSettings, flags, os.environ, KNOWN)
-    logging.configure(settings.log_level, settings.log_format)
-    pin(settings.cpus, settings.threads)
+    if _launches(settings):
+        return _launch(settings)
     from services.decode.wiring import run
 
     return run(settings)
+
+
+def _launches(settings: PrefillSettings | DecodeSettings) -> bool:
+    """Set this process up, before anything heavy is imported. Returns whether it starts a worker's ranks,
+    rather than being one."""
+    logging.configure(
+        settings.log_level, settings.log_format, rank=settings.rank if settings.grouped else None
+    )
+    if not settings.launches:
+        pin(settings.cpus, settings.threads)
+    return settings.launches
+
+
+def _launch(settings: PrefillSettings | DecodeSettings) -> int:
+    from services.cli.group import run_group
+
+    return run_group(settings, os.environ)
 
 
 def _chat(flags: Flags) -> int:

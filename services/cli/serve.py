@@ -14,12 +14,13 @@ from rich.console import Console
 
 from services.cli.chat_settings import DEFAULT_URL
 from services.cli.child import Child, describe_exit, start_child
+from services.cli.exits import ReportExit, reporter
 from services.cli.options import Flags
 from services.cli.prepare import PROGRESS
 from services.cli.quiet import LevelFilter
 from services.cli.screen import Screen
 from services.cli.serve_settings import Part, Plan, ServeSettings, load_serve, make_plan
-from services.cli.supervisor import ReportExit, StopAsked, Supervisor
+from services.cli.supervisor import StopAsked, Supervisor
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import allowed_cpus
 from services.runtime.errors import StartupError
@@ -152,17 +153,6 @@ class Stack:
                 if why is None:
                     child.say_held_back()
                 raise StartupError(why or f"preparing the model {self._plan.model} {describe_exit(code)}")
-
-
-def reporter(bootstrap_address: str) -> ReportExit:
-    """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
-
-    async def report(name: str, pid: int) -> None:
-        from services.wire.clients import report_exit
-
-        await report_exit(bootstrap_address, name, pid)
-
-    return report
 
 
 def ready_lines(url: str, model: str) -> list[str]:

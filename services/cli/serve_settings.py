@@ -23,7 +23,10 @@ SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings)
 Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings)
 Worker = TypeVar("Worker", PrefillSettings, DecodeSettings)
 LOOPBACK: Final = "127.0.0.1"
-CHOSEN: Final = frozenset({"advertise", "http_port", "metrics_port", "name", "bootstrap", "cpus", "threads"})
+CHOSEN: Final = frozenset(
+    {"advertise", "http_port", "metrics_port", "name", "bootstrap", "cpus", "threads"}
+    | {"tp", "pp", "rank", "world", "rendezvous"}
+)
 """Settings of a service that `baton serve` chooses for each part."""
 
 AMBIGUOUS: Final = frozenset({"transfer_timeout_ms"})
@@ -39,6 +42,9 @@ class ServeSettings:
 
     prefill: int = setting(1, "Prefill workers to start.", number(1, 64))
     decode: int = setting(1, "Decode workers to start.", number(1, 64))
+    prefill_tp: int = setting(1, "Tensor-parallel ranks of each prefill worker.", number(1, 64))
+    prefill_pp: int = setting(1, "Pipeline-parallel ranks of each prefill worker.", number(1, 64))
+    decode_tp: int = setting(1, "Tensor-parallel ranks of each decode worker.", number(1, 64))
     host: str = setting(LOOPBACK, "Address that the OpenAI HTTP API listens on.", HOST)
     port: int = setting(8000, "Port of the OpenAI HTTP API.", number(1, 65535))
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
@@ -50,7 +56,7 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One process of the stack."""
+    """One command of the stack: a service's process, or a launcher with the ranks of a worker."""
 
     role: str
     """bootstrap, prefill or decode: the command it runs."""
@@ -112,17 +118,23 @@ def make_plan(
         environ,
         level | {"host": serve.host, "http_port": str(serve.port), "grpc_port": str(grpc_port)},
     )
-    for_prefill, for_decode = share_cores(cores, serve.prefill, serve.decode)
+    prefill_ranks = serve.prefill_tp * serve.prefill_pp
+    for_prefill, for_decode = share_cores(cores, serve.prefill, serve.decode, prefill_ranks, serve.decode_tp)
 
-    def workers(cls: type[Worker], shares: Sequence[Cores]) -> list[Part]:
+    def workers(cls: type[Worker], shares: Sequence[Cores], shape: Mapping[str, int]) -> list[Part]:
+        given = level | {name: str(ranks) for name, ranks in shape.items()}
+        one = max(shape.values()) == 1
         return [
-            _part(_load(cls, flags, environ, level | _decided(cls.role, index, cpus, address)))
+            _part(_load(cls, flags, environ, given | _decided(cls.role, index, cpus, address, one)))
             for index, cpus in enumerate(shares)
         ]
 
     return Plan(
         bootstrap=Part(bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap))),
-        workers=(*workers(PrefillSettings, for_prefill), *workers(DecodeSettings, for_decode)),
+        workers=(
+            *workers(PrefillSettings, for_prefill, {"tp": serve.prefill_tp, "pp": serve.prefill_pp}),
+            *workers(DecodeSettings, for_decode, {"tp": serve.decode_tp}),
+        ),
         bootstrap_address=address,
         url=f"http://{join_address(reachable, serve.port)}",
         model=bootstrap.model,
@@ -130,14 +142,15 @@ def make_plan(
     )
 
 
-def _decided(role: str, index: int, cpus: Cores, bootstrap_address: str) -> dict[str, str]:
+def _decided(role: str, index: int, cpus: Cores, bootstrap_address: str, one: bool) -> dict[str, str]:
+    """`one`: the worker is one process, rather than several that share its cores."""
     return {
         "name": f"{role}-{index}",
         "host": LOOPBACK,
         "grpc_port": "0",
         "bootstrap": bootstrap_address,
         "cpus": ",".join(map(str, cpus)),
-        "threads": str(len(cpus)),
+        "threads": str(len(cpus) if one else 0),
     }
 
 

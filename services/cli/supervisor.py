@@ -11,18 +11,15 @@ from typing import Final
 
 from services.cli.backoff import Backoff
 from services.cli.child import Child, Say, describe_exit
+from services.cli.exits import ReportExit, tell_exit, wait
 from services.cli.serve_settings import Part
 from services.runtime.clock import Clock
 from services.runtime.errors import StartupError
 
 POLL_S: Final = 0.1
-REPORT_TIMEOUT_S: Final = 2.0
-REPORT_TRIES: Final = 5
 KILL_TIMEOUT_S: Final = 5.0
 
 Start = Callable[[Part], Awaitable[Child]]
-ReportExit = Callable[[str, int], Awaitable[None]]
-"""Tells the bootstrap that the worker's process (name, pid) was seen to exit. Raises when it could not."""
 
 
 class PartDied(StartupError):
@@ -79,7 +76,7 @@ class Supervisor:
             if self._clock.now_ms() >= deadline_ms:
                 names = ", ".join(part.name for part in parts)
                 raise PartDied(f"{names} not ready after {timeout_ms / 1000:g} s (--ready-timeout-ms)")
-            await _wait(shutdown, POLL_S)
+            await wait(shutdown, POLL_S)
 
     async def keep(self, shutdown: asyncio.Event) -> None:
         """From here on start parts again that end; return when `shutdown` is set.
@@ -148,7 +145,7 @@ class Supervisor:
     async def _start_again(self, part: Part, backoff: Backoff, wait_ms: int) -> Child | None:
         """None if the stack was stopped while waiting."""
         while True:
-            await _wait(self._stopping, wait_ms / 1000)
+            await wait(self._stopping, wait_ms / 1000)
             if self._stopping.is_set():
                 return None
             try:
@@ -165,20 +162,9 @@ class Supervisor:
         self._say(f"{child.name} {describe_exit(code)}{because}: starting it again in {wait_ms / 1000:g} s")
 
     async def _tell_exit(self, name: str, pid: int) -> None:
-        """Whatever keeps the report from arriving must not keep the worker from coming back."""
-        reason = ""
-        for _ in range(REPORT_TRIES):
-            try:
-                async with asyncio.timeout(REPORT_TIMEOUT_S):
-                    await self._report_exit(name, pid)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            else:
-                return
-            await _wait(self._stopping, REPORT_TIMEOUT_S / REPORT_TRIES)
-            if self._stopping.is_set():
-                return
-        self._say(f"the bootstrap could not be told that {name} ended ({reason})")
+        reason = await tell_exit(self._report_exit, name, pid, self._stopping)
+        if reason is not None:
+            self._say(f"the bootstrap could not be told that {name} ended ({reason})")
 
 
 def _death(child: Child, code: int) -> PartDied:
@@ -187,12 +173,3 @@ def _death(child: Child, code: int) -> PartDied:
         return PartDied(f"{child.name}: {why}")
     child.say_held_back()
     return PartDied(f"{child.name} {describe_exit(code)} before it was ready")
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Sleep, but not beyond `event`."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return

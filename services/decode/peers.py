@@ -16,7 +16,7 @@ import grpc
 from services.pages.checksum import KvChecksum
 from services.pages.errors import LayoutMismatch
 from services.pages.layout import KvLayout
-from services.pages.plan import plan_transfer
+from services.pages.plan import plan_hand_over
 from services.pages.record import SCHEMA_HASH
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Generation, Incarnation, RoomId
@@ -51,17 +51,17 @@ class Peers:
         mailbox: Mailbox,
         channels: Channels,
         incarnation: Incarnation,
-        endpoints: Callable[[], Sequence[Endpoint]],
-        layout: KvLayout,
+        endpoints: Callable[[], Sequence[inference_pb2.Endpoint]],
+        layouts: Sequence[KvLayout],
         connect_timeout_s: float,
         checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
-        """`endpoints`: of every rank as they are now, in rank order."""
+        """`endpoints`: of every rank as they are now, in rank order, as `layouts` are."""
         self._mailbox = mailbox
         self._channels = channels
         self._incarnation = incarnation
         self._endpoints = endpoints
-        self._layout = layout
+        self._layouts = tuple(layouts)
         self._connect_timeout_s = connect_timeout_s
         self._checksum = checksum
         self._connected: set[Incarnation] = set()
@@ -150,11 +150,11 @@ class Peers:
         ends = loop.time() + self._connect_timeout_s
         while True:
             left_s = max(ends - loop.time(), CONNECT_PAUSE_S)
-            endpoints = [endpoint_to_wire(each) for each in self._endpoints()]
+            endpoints = self._endpoints()
             request = inference_pb2.ConnectRequest(
                 incarnation=peer.incarnation,
                 endpoints=endpoints,
-                layout=layout_to_wire(self._layout),
+                layouts=[layout_to_wire(each) for each in self._layouts],
                 schema=SCHEMA_HASH,
                 receiver=self._incarnation,
                 kv_checksum=self._checksum.value,
@@ -162,7 +162,7 @@ class Peers:
             try:
                 stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
                 reply = await stub.Connect(request, timeout=left_s)
-                plan_transfer(layout_from_wire(reply.layout), self._layout)
+                plan_hand_over([layout_from_wire(each) for each in reply.layouts], self._layouts)
             except grpc.aio.AioRpcError as error:
                 remote = remote_error(error)
                 # A way that broke is made anew once nothing is under way on it: that passes.
@@ -230,6 +230,30 @@ class Peers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class FollowerPeers(Peers):
+    """Of a rank that does not lead: the leader connects, grants and closes for its group, and what it learns
+    comes as commands."""
+
+    def __init__(self) -> None: ...
+
+    def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:  # noqa: ARG002
+        return True  # not for a follower to hold up: the leader's vote says when
+
+    def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None: ...
+
+    def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None: ...
+
+    def stop_closing(self, room: RoomId) -> None: ...
+
+    def forget(self, peer: Incarnation) -> None: ...
+
+    def doubt(self, peer: Incarnation) -> None: ...
+
+    def doubt_all(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 def endpoint_to_wire(endpoint: Endpoint) -> inference_pb2.Endpoint:

@@ -5,6 +5,7 @@ rank), *waiting* (admitted, no space in the batch) and *running*. They follow fr
 their order; there are no lists beside the roster that could disagree with it.
 """
 
+from collections import abc
 from math import inf
 from typing import Final
 
@@ -12,7 +13,7 @@ from services.decode.batch import next_batch
 from services.decode.job import Job
 from services.decode.landing import LandingCheck
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import Peers
+from services.decode.peers import Peers, endpoint_to_wire
 from services.engine.engine import PageSum, Row
 from services.engine.stepper import StepFailed, Stepper
 from services.pages.checksum import KvChecksum
@@ -111,6 +112,23 @@ class DecodeWork:
         """Agreed, and to be done in the first turn in which every rank's engine is free."""
         self._revocation_asked = False
         """The leader's: its command is on the way, or being carried out."""
+        self._granting: list[tuple[rooms_pb2.Peer, inference_pb2.GrantRequest]] = []
+        """Exposed here, and not yet known to be so on every rank."""
+        self._untold = True
+        """The other ranks do not know yet where this one's memory is."""
+        self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
+        """Of every rank, in rank order, once they have told."""
+
+    # ---- what the leader's process calls
+
+    def break_off(self, cause: Cause) -> None:
+        """This worker ends here and now: tell whoever still waits for a room, with what ended it before if
+        anything did (`first-cause-wins`). Nothing is given back: all that is held ends with the process."""
+        for job in self._jobs.values():
+            ended = job.finished or job.receiver.stopping or job.receiver.phase is Phase.FAILED
+            if not ended:
+                outcome = outcome_to_wire(job.receiver.cause or cause)
+                self._reply(job, inference_pb2.StreamRoomReply(outcome=outcome))
 
     # ---- Work
 
@@ -149,6 +167,25 @@ class DecodeWork:
     def may_leave(self) -> bool:
         return self.draining and not self._jobs and self._mailbox.empty
 
+    def connects(self) -> int:
+        return 0
+
+    def connected(self, count: int) -> None:
+        """Nobody connects to a decode worker. But where every rank agrees anew, every rank has done what the
+        turn before asked of it: what the leader reserved and exposed then, the others have, too."""
+        if count:
+            raise AssertionError(f"{count} connections to a decode worker")
+        self._tell_senders()
+
+    def told(self) -> bytes | None:
+        if not self._untold:
+            return None
+        self._untold = False
+        return endpoint_to_wire(self._exposure.endpoint()).SerializeToString()
+
+    def hear(self, told: abc.Sequence[bytes]) -> None:
+        self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
+
     def perform(self, room: Room, effect: Effect) -> None:
         job = self._jobs[room.id]
         match effect:
@@ -164,7 +201,7 @@ class DecodeWork:
                 self._fail(job)
             case Effect.RELEASE:
                 self._retire(job)
-            case Effect.COMPUTE | Effect.REPORT:
+            case Effect.COMPUTE | Effect.SEAL | Effect.REPORT:
                 raise AssertionError(f"{effect.value} is not a receiver's")
 
     def compute(self) -> bool:
@@ -215,6 +252,8 @@ class DecodeWork:
                 self._depart(Incarnation(command.departed))
             case "revoke":
                 self._revoke()
+            case "drain":
+                self.draining = True
             case other:
                 raise PeerFault(f"{other} is not a command for a decode worker")
 
@@ -369,7 +408,9 @@ class DecodeWork:
     # ---- effects
 
     def _grant(self, job: Job) -> None:
-        """Reserve, expose, and only then tell: what is named to a peer is already marked exposed."""
+        """Reserve, expose, and only then tell: what is named to a peer is already marked exposed, on every
+        rank (`exposure-on-page`). A slot that a late rank blanked after it was written would never be seen
+        sealed."""
         receiver = job.receiver
         self._holdings.take(receiver.id, receiver.pages_needed)
         holding = self._holdings.expose(receiver.id, receiver.pages_expected)
@@ -384,11 +425,18 @@ class DecodeWork:
             slot=holding.slot.index,
             exposure=self._exposure.id,
         )
-        self._peers.grant(job.prefill, grant)
+        self._granting.append((job.prefill, grant))
+        if len(self.endpoints) < 2:
+            self._tell_senders()
         detail = (
             f"{len(holding.exposed)} pages, slot {holding.slot.index}, generation {holding.slot.generation}"
         )
         self._tell(job, "granted", detail)
+
+    def _tell_senders(self) -> None:
+        for prefill, grant in self._granting:
+            self._peers.grant(prefill, grant)
+        self._granting.clear()
 
     def _admit(self, job: Job) -> None:
         """The pages are ours for good. The first token came in the record."""
@@ -440,6 +488,7 @@ class DecodeWork:
             if in_quarantine(job.receiver):
                 job.receiver.note(Fenced(Proof.REVOKED))
         self._revoking = self._revocation_asked = False
+        self._untold = True
         self._metrics.revoked()
         log.warning("exposed memory taken back", exposure=self._exposure.id)
 

@@ -7,20 +7,25 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import Peers
+from services.decode.peers import FollowerPeers, Peers
 from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
-from services.engine.start import start_engine
+from services.engine.engine import Engine
+from services.engine.start import start_rank
 from services.engine.stepper import Stepper
+from services.engine.team import TeamBroken
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
-from services.parallel.solo import SoloGroup
+from services.pages.topology import rank_layout
+from services.parallel.forming import agree_on, explained, form_group, load_together
+from services.parallel.interface import GroupBroken
 from services.parallel.turns import TurnProgress, run_turns
 from services.rooms.deadlines import Deadlines
+from services.rooms.errors import RostersDiverged
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.runtime import serve
@@ -30,24 +35,29 @@ from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
-from services.wire.conversions import layout_to_wire, side_to_wire
+from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
+from services.wire.follower_host import FollowerHost
 from services.wire.model_bounds import ModelBounds
 from services.wire.worker_host import Role, WorkerHost
 
 DECODING_MS = 3_600_000
 """Longest that one sequence is decoded; its caller's own deadline is shorter."""
 
+BROKEN = (GroupBroken, RostersDiverged, TeamBroken)
+"""What ends a rank's turns because of another rank."""
+
 
 def run(settings: DecodeSettings) -> int:
-    """Run a decode worker until it is told to stop. Returns the exit code."""
+    """Run a decode worker, or one rank of it, until it is told to stop. Returns the exit code."""
     threads = pin(settings.cpus, settings.threads)
     return serve.run(partial(_main, settings, threads))
 
 
 async def _main(settings: DecodeSettings, threads: int, shutdown: asyncio.Event) -> int:
-    host = WorkerHost(settings, _draw())
+    mine = _draw()
+    host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine)
     try:
-        return await _serve(settings, threads, host, shutdown)
+        return await _serve(settings, threads, host, mine, shutdown)
     finally:
         await host.close()
 
@@ -56,29 +66,40 @@ def _draw() -> Incarnation:
     return Incarnation(secrets.randbits(63) | 1)
 
 
-async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutdown: asyncio.Event) -> int:
+async def _serve(
+    settings: DecodeSettings,
+    threads: int,
+    host: WorkerHost | FollowerHost,
+    mine: Incarnation,
+    shutdown: asyncio.Event,
+) -> int:
     clock, registry = SystemClock(), CollectorRegistry()
     checksum = KvChecksum(settings.kv_checksum)
-    incarnation = host.incarnation
+    topology = settings.topology
     progress = TurnProgress(clock)
     await host.start_pages(registry, progress.stuck_ms)
 
+    formed = await form_group(settings, mine)
+    group, incarnation = formed.group, Incarnation(formed.leaders)
     loop = asyncio.get_running_loop()
-    engine = await loop.run_in_executor(None, start_engine, settings, threads)
+    engine: Engine = await load_together(group, loop.run_in_executor(None, start_rank, settings, threads))
+    await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
     slots = HostMemory(settings.max_rooms * SLOT_BYTES)
     exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
 
     metrics = DecodeMetrics(registry)
     stepper = Stepper(engine, host.mailbox.wake)
-    peers = Peers(
-        host.mailbox,
-        host.channels,
-        incarnation,
-        lambda: [exposure.endpoint()],
-        engine.layout,
-        settings.connect_timeout_ms / 1000,
-        checksum,
-    )
+    peers: Peers = FollowerPeers()
+    if isinstance(host, WorkerHost):
+        peers = Peers(
+            host.mailbox,
+            host.channels,
+            incarnation,
+            lambda: work.endpoints,
+            [rank_layout(engine.whole, topology, rank) for rank in range(topology.ranks)],
+            settings.connect_timeout_ms / 1000,
+            checksum,
+        )
     work = DecodeWork(
         places=settings.max_rooms,
         incarnation=incarnation,
@@ -103,31 +124,32 @@ async def _serve(settings: DecodeSettings, threads: int, host: WorkerHost, shutd
         max_running=settings.max_running,
         checksum=checksum,
     )
-    inference_pb2_grpc.add_DecodeServiceServicer_to_server(
-        DecodeService(work, host.mailbox, incarnation), host.server.grpc
-    )
-
-    def start_draining() -> None:
-        work.draining = True
-
-    role = Role(
-        registration=workers_pb2.RegisterRequest(
-            side=side_to_wire(Side.DECODE),
-            topology=workers_pb2.Topology(tensor_parallel=1, pipeline_parallel=1),
-            layout=layout_to_wire(engine.layout),
-            schema=SCHEMA_HASH,
-            kv_checksum=checksum.value,
-            tokens_max=engine.cache.pages * engine.layout.page_tokens,
-            rooms_max=settings.max_rooms,
-        ),
-        services=("baton.v1.DecodeService",),
-        turns=run_turns(work, SoloGroup(), clock, progress),
-        start_draining=start_draining,
-        on_renewal=metrics.worker.lease_renewed,
-    )
+    turns = explained(run_turns(work, group, clock, progress), group, TeamBroken)
     try:
+        if isinstance(host, FollowerHost):
+            return await host.serve(turns, BROKEN, shutdown)
+        inference_pb2_grpc.add_DecodeServiceServicer_to_server(
+            DecodeService(work, host.mailbox, incarnation), host.server.grpc
+        )
+        role = Role(
+            registration=workers_pb2.RegisterRequest(
+                side=side_to_wire(Side.DECODE),
+                topology=topology_to_wire(topology),
+                layout=layout_to_wire(engine.whole),
+                schema=SCHEMA_HASH,
+                kv_checksum=checksum.value,
+                tokens_max=engine.cache.pages * engine.layout.page_tokens,
+                rooms_max=settings.max_rooms,
+            ),
+            services=("baton.v1.DecodeService",),
+            turns=turns,
+            on_renewal=metrics.worker.lease_renewed,
+            broken=BROKEN,
+            break_off=work.break_off,
+        )
         return await host.serve(role, shutdown)
     finally:
+        await group.close()  # whatever it was: the other ranks learn it now
         await peers.stop()
-        stepper.close()
+        stepper.close(wait=not settings.grouped)
         exposure.close()

@@ -1,6 +1,7 @@
-"""What do the KV pages of a sequence hold, as one number? The sum that `services/pages/checksum.py` defines.
+"""What do the KV pages of a sequence hold, as one number for each KV head?
 
-On the device where the pages are; only the number leaves it. Exact on every device: integers that wrap.
+The sum that `services/pages/checksum.py` defines, on the device where the pages are; only the numbers leave
+it. Exact on every device: integers that wrap.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ class Pages(Protocol):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """[page][layer][K, V][kv head][token][head_dim]"""
+        """[page][kv head][layer][K, V][token][head_dim]"""
 
 
 class PageSummer:
@@ -40,16 +41,21 @@ class PageSummer:
         self._word = _WORDS[width]
         self._multipliers = _tensor([multiplier(each) for each in range(vector_bytes // width)], device)
         lanes = [
-            lane(layer, half, head) for layer in layout.layers for half in (0, 1) for head in layout.kv_heads
+            lane(layer, half, head) for head in layout.kv_heads for layer in layout.layers for half in (0, 1)
         ]
-        self._lanes = _tensor(lanes, device).view(len(layout.layers), 2, len(layout.kv_heads), 1)
+        self._lanes = _tensor(lanes, device).view(len(layout.kv_heads), len(layout.layers), 2, 1)
 
     def total(self, table: Sequence[int], start: int, stop: int) -> int:
         """Of positions [start, stop) of a sequence whose pages are `table`, from its position 0 on."""
-        total = torch.zeros((), dtype=torch.int64, device=self._lanes.device)
+        return sum(self.by_head(table, start, stop).values()) & WORD
+
+    def by_head(self, table: Sequence[int], start: int, stop: int) -> dict[int, int]:
+        """The same, apart for each KV head that is held here, by its id."""
+        heads = self._pages.layout.kv_heads
+        totals = torch.zeros(len(heads), dtype=torch.int64, device=self._lanes.device)
         for first, pages, layers in self._cuts(table, start, stop):
-            total += self._sum(first, pages, layers, start, stop)
-        return int(total) & WORD
+            totals += self._sum(first, pages, layers, start, stop)
+        return {head: total & WORD for head, total in zip(heads, totals.tolist(), strict=True)}
 
     def _cuts(
         self, table: Sequence[int], start: int, stop: int
@@ -70,13 +76,13 @@ class PageSummer:
 
     def _sum(self, first: int, pages: Sequence[int], layers: slice, start: int, stop: int) -> torch.Tensor:
         device, size = self._lanes.device, self._pages.layout.page_tokens
-        read = self._pages.tensor.view(self._word)[:, layers]
+        read = self._pages.tensor.view(self._word)[:, :, layers]
         words = read.index_select(0, torch.tensor(pages, device=device)).to(torch.int64)
         vectors = words.mul_(self._multipliers).sum(-1)
         positions = torch.arange(first, first + len(pages) * size, device=device).view(-1, 1, 1, 1, size)
-        keys = _mix(self._lanes[layers] + positions * _signed(GAMMA))
+        keys = _mix(self._lanes[:, layers] + positions * _signed(GAMMA))
         counts = (positions >= start) & (positions < stop)
-        return (_mix(vectors.add_(keys)) * counts).sum()
+        return (_mix(vectors.add_(keys)) * counts).sum(dim=(0, 2, 3, 4))
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:

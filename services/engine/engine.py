@@ -15,8 +15,11 @@ from services.engine.kv_cache import PagedKvCache, pages_that_fit
 from services.engine.model import Model, load_model
 from services.engine.plan import make_plan
 from services.engine.rows import PageSum, Row, Sequence, SumPart, check
-from services.engine.sampler import sample
+from services.engine.sampler import NotANumber
+from services.engine.team import Team, TeamBroken, alone
+from services.engine.told import draw, tell_sums
 from services.pages.layout import KvLayout
+from services.pages.topology import Topology, rank_layout
 from services.rooms.request import Request, Token
 
 __all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
@@ -25,12 +28,21 @@ WARM_UP_TOKENS = 64
 
 
 class Engine:
-    """A model over a paged KV cache. One step at a time, from one thread at a time."""
+    """A model over a paged KV cache. One step at a time, from one thread at a time.
 
-    def __init__(self, model: Model, layout: KvLayout, cache: PagedKvCache) -> None:
+    Where several ranks share a model, each has an engine, and all are asked for the same steps.
+    """
+
+    def __init__(self, model: Model, whole: KvLayout, cache: PagedKvCache, team: Team) -> None:
         self.model = model
-        self.layout = layout
+        self.whole = whole
+        """Of the worker's pages, over all ranks."""
+        self.layout = cache.layout
+        """Of this rank's pages."""
         self.cache = cache
+        self._team = team
+        self._drawer = team.topology.ranks - team.topology.tensor
+        """The first tensor rank of the last stage."""
         self._summer = PageSummer(cache)
 
     def step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
@@ -39,32 +51,44 @@ class Engine:
 
         Returns one entry a row, None where `sample` is False; appends nothing to `output`. The keys and
         values of all rows are in their pages when it returns (`written-before-sent`). Raises ValueError,
-        before anything is computed, for a row that cannot be computed, and NotANumber for a broken model.
+        before anything is computed, for a row that cannot be computed, and NotANumber for a broken model:
+        both on all ranks alike. What fails on one rank alone breaks its team: TeamBroken on all of them.
         """
         for row in rows:
             check(row, self.layout.page_tokens, self.cache.pages, self.model.facts.context_length)
             self._check_ids(row)
         if not rows:
             return []
+        try:
+            return self._step(rows)
+        except (TeamBroken, NotANumber):
+            raise
+        except Exception as error:
+            if self._team.topology.ranks == 1:
+                raise
+            raise self._team.leave(f"{type(error).__name__}: {error}") from error
+
+    def _step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         for row in rows:
             self._clear_tail(row)
         plan = make_plan(rows, self.cache, self.model.device)
+        drawing = [row.sequence for row in rows if row.sample]
         with torch.inference_mode():
             logits = self.model.logits(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
-            drawn = iter(sample(logits, [row.sequence for row in rows if row.sample]))
+            drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)
         self.sum_pages(
             [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
         )
+        tell_sums(self._team, self.whole, [each.page_sum for each in drawing if each.page_sum])
         return [next(drawn) if row.sample else None for row in rows]
 
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
-        """Carry each sum on over what its pages hold now."""
+        """Carry each sum on over what its pages hold now, on this rank."""
         for part in parts:
             if part.sum.stop < part.stop:
-                part.sum.total += self._summer.total(part.pages, part.sum.stop, part.stop)
-                part.sum.stop = part.stop
+                part.sum.add(self._summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
 
     def warm_up(self) -> None:
         """Run a prompt and a token through the first pages, so that the first request finds everything
@@ -105,17 +129,25 @@ def load_engine(
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
     threads: int = 1,
+    topology: Topology | None = None,
+    rank: int = 0,
+    team: Team | None = None,
 ) -> Engine:
-    """Load the model in `directory` and take `kv_cache_memory` bytes at most for its pages.
+    """Load the model in `directory`, or this rank's share of it, and take `kv_cache_memory` bytes at most for
+    its pages: as many on every rank.
 
-    `dtype`: "auto", "bfloat16" or "float32", of weights and pages alike. `device`: "auto", "cpu" or
-    "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole process. Raises StartupError: a
-    missing, damaged or unsupported model, a device that is not there, too little memory.
+    `topology`, `rank`: of the worker, with the `team` that joins its ranks where there are several. `dtype`:
+    "auto", "bfloat16" or "float32", of weights and pages alike. `device`: "auto", "cpu" or "cuda[:N]".
+    `threads`: of the CPU's tensor operations, for the whole process. Raises StartupError: a missing, damaged
+    or unsupported model, one that so many ranks cannot share, a device that is not there, too little memory.
     """
     torch.set_num_threads(threads)
-    model = load_model(directory, dtype, device)
+    team = alone() if team is None else team
+    if (team.topology, team.rank) != (topology or Topology(), rank):
+        raise ValueError(f"rank {rank} of {topology} with a team of rank {team.rank} of {team.topology}")
+    model = load_model(directory, dtype, device, team)
     geometry = model.geometry
-    layout = KvLayout(
+    whole = KvLayout(
         model=model.facts.fingerprint,
         dtype=model.dtype,
         page_tokens=page_tokens,
@@ -123,4 +155,6 @@ def load_engine(
         kv_heads=tuple(range(geometry.kv_heads)),
         head_dim=geometry.head_dim,
     )
-    return Engine(model, layout, PagedKvCache(layout, pages_that_fit(layout, kv_cache_memory), model.device))
+    layout = rank_layout(whole, team.topology, team.rank)
+    pages = team.least(pages_that_fit(layout, kv_cache_memory))
+    return Engine(model, whole, PagedKvCache(layout, pages, model.device), team)

@@ -43,8 +43,10 @@ class PagedKvCache:
         """Bytes."""
         self.device = str(device)
         """"cpu" or "cuda:N"."""
-        self.rows_per_page = len(layout.layers) * 2 * len(layout.kv_heads) * layout.page_tokens
-        self.blocks_per_page = len(layout.layers) * 2 * len(layout.kv_heads)
+        self.blocks_per_head = len(layout.layers) * 2
+        self.blocks_per_page = len(layout.kv_heads) * self.blocks_per_head
+        self.rows_per_head = self.blocks_per_head * layout.page_tokens
+        self.rows_per_page = self.blocks_per_page * layout.page_tokens
         _check_available(self.length, device, layout)
         try:
             self._host = HostMemory(self.length) if device.type == "cpu" else None
@@ -60,14 +62,16 @@ class PagedKvCache:
         layout, layers, heads = self.layout, len(self.layout.layers), len(self.layout.kv_heads)
         flat = memory.view(DTYPES[layout.dtype])
         self.address: int = flat.data_ptr()
-        self.tensor = flat.view(self.pages, layers, 2, heads, layout.page_tokens, layout.head_dim)
-        """[page][layer][K, V][kv head][token][head_dim]"""
+        self.tensor = flat.view(self.pages, heads, layers, 2, layout.page_tokens, layout.head_dim)
+        """[page][kv head][layer][K, V][token][head_dim]"""
         rows = flat.view(-1, layout.head_dim)
-        half = heads * layout.page_tokens
-        self._key_rows = [rows[2 * layer * half :] for layer in range(layers)]
-        self._value_rows = [rows[(2 * layer + 1) * half :] for layer in range(layers)]
         blocks = flat.view(-1, layout.page_tokens * layout.head_dim)
-        self._blocks = [blocks[2 * layer * heads :] for layer in range(layers)]
+        places = {layer: 2 * place for place, layer in enumerate(layout.layers)}
+        self._blocks = {layer: blocks[place:] for layer, place in places.items()}
+        self._key_rows = {layer: rows[place * layout.page_tokens :] for layer, place in places.items()}
+        self._value_rows = {
+            layer: rows[(place + 1) * layout.page_tokens :] for layer, place in places.items()
+        }
 
     def move(self) -> None:
         """Take the contents to another address: what peers write to the old one changes nothing here.
@@ -87,9 +91,9 @@ class PagedKvCache:
         return self.pages * self.layout.page_tokens
 
     def write(self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store `keys` and `values`, each [tokens * kv heads, head_dim], of the layer-th layer held here.
+        """Store `keys` and `values`, each [tokens * kv heads, head_dim], of the layer with that id.
 
-        `rows` [tokens * kv heads]: page * rows_per_page + head * page_tokens + place in the page.
+        `rows` [tokens * kv heads]: page * rows_per_page + head * rows_per_head + place in the page.
         """
         self._key_rows[layer].index_copy_(0, rows, keys)
         self._value_rows[layer].index_copy_(0, rows, values)
@@ -97,7 +101,7 @@ class PagedKvCache:
     def read(self, layer: int, blocks: torch.Tensor, out: torch.Tensor) -> None:
         """Copy blocks (one head's K or V of one page) into `out` [blocks, page_tokens * head_dim].
 
-        `blocks`: page * blocks_per_page + head for K, the same plus the number of heads for V.
+        `blocks`: page * blocks_per_page + head * blocks_per_head for K, the same plus 1 for V.
         """
         torch.index_select(self._blocks[layer], 0, blocks, out=out)
 

@@ -1,9 +1,10 @@
 """How does a model directory become a module that computes logits over our pages?
 
-The definition is the model library's own; only its attention is ours.
+The definition is the model library's own; only its attention is ours, and how several ranks share it.
 """
 
 import inspect
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,99 +15,100 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
 from services.engine.attention import NAME, Attend, attending
+from services.engine.device import AUTO, find_device
 from services.engine.kv_cache import DTYPES
 from services.engine.memory import available_bytes
+from services.engine.shards import bare_module, bytes_of, fill
+from services.engine.share import Share, share_of
+from services.engine.split import cut_stages, cut_weights
 from services.engine.supported import Geometry, Probe, UnsupportedModel, refuse_by_configuration
+from services.engine.team import Team
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import ModelFacts, ModelUnreadable, read_model, weight_files
 
 AUTO_DTYPE = "bfloat16"
-AUTO = "auto"
-
-
-class DeviceNotFound(StartupError):
-    """`--device` names what this machine, or this build of the tensor library, does not have."""
 
 
 class Model:
-    """A loaded model. Used from one thread at a time."""
+    """A loaded model, or one rank's share of it. Used from one thread at a time."""
 
-    def __init__(self, module: Any, facts: ModelFacts, dtype: str, device: torch.device) -> None:
-        """Looks at one small forward pass. Raises UnsupportedModel."""
+    def __init__(
+        self,
+        module: Any,
+        facts: ModelFacts,
+        dtype: str,
+        device: torch.device,
+        share: Share | None = None,
+    ) -> None:
+        """Looks at one small forward pass, without other ranks. Raises UnsupportedModel."""
         self.facts = facts
         self.dtype = dtype
         self.device = device
         self._module = module
+        self._share = share
         probe = Probe()
         where = torch.arange(2, device=device)[None]
         try:
-            logits = self.logits(torch.zeros_like(where), where, where[0, 1:], probe)
+            with nullcontext() if share is None else share.link.cut():
+                logits = self.logits(torch.zeros_like(where), where, where[0, 1:], probe)
         except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served: its definition does "
                 f"not run over pages: {_first_line(error)}"
             ) from error
-        self.geometry: Geometry = probe.verdict(facts.name, module.config)
-        self.vocab_size: int = logits.shape[1]
+        seen = probe.verdict(facts.name, module.config, None if share is None else share.layers)
+        if share is not None and seen != share.seen:
+            raise UnsupportedModel(
+                f"the model {facts.name} ({module.config.model_type}) cannot be served by several ranks: its "
+                f"attention is not cut by heads: {seen} where {share.seen} was expected"
+            )
+        self.geometry: Geometry = seen if share is None else share.whole
+        self.vocab_size: int = facts.vocab_size if share is not None or logits is None else logits.shape[1]
 
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attend: Attend
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | None:
         """[N, vocabulary] logits, in the model's dtype, at the places `keep` [N] of the flat batch `tokens`
-        [1, T] at `positions` [1, T]."""
+        [1, T] at `positions` [1, T]. Every rank calls it; one of them gets the logits, the others None."""
+        share = self._share
         with torch.inference_mode(), attending(attend):
+            if share is not None and not share.last:
+                answer = self._module(input_ids=tokens, position_ids=positions, use_cache=False)
+                share.link.team.send(answer.last_hidden_state)
+                return None
             answer = self._module(
                 input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep
             )
         logits: torch.Tensor = answer.logits[0]
-        return logits
+        return logits if share is None or share.has_logits else None
 
     def weights(self) -> list[torch.Tensor]:
         """Every weight once, tied ones too."""
         return [each.data for each in self._module.parameters()]
 
 
-def load_model(directory: Path, dtype: str, device: str) -> Model:
-    """Load the model in `directory` straight in `dtype` ("auto", "bfloat16" or "float32") on `device`
-    ("auto", "cpu" or "cuda[:N]").
+def load_model(directory: Path, dtype: str, device: str, team: Team | None = None) -> Model:
+    """Load the model in `directory`, or the share of it that `team`'s rank has, straight in `dtype` ("auto",
+    "bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). Says nothing to the team.
 
-    Raises ModelNotFound, ModelUnreadable, UnsupportedModel, DeviceNotFound or StartupError.
+    Raises ModelNotFound, ModelUnreadable, UnsupportedModel, CannotSplit, DeviceNotFound or StartupError.
     """
     facts = read_model(directory)
-    place = find_device(device)
+    place = find_device(device, 0 if team is None else team.rank)
     chosen = AUTO_DTYPE if dtype == AUTO else dtype
     library_logging.disable_progress_bar()
     config = _configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config)
-    _check_memory(directory, place, DTYPES[chosen].itemsize)
+    if team is not None and team.topology.ranks > 1:
+        share = share_of(facts.name, config, team)
+        module = _load_share(directory, facts.name, config, share, chosen, place)
+        return Model(module, facts, chosen, place, share)
+    least = sum(path.stat().st_size for path in weight_files(directory)) * DTYPES[chosen].itemsize // 4
+    # The files' own numbers have 1 to 4 bytes: what they take in memory is judged by the least it can be.
+    _check_memory(directory, place, least)
     module = _load(directory, facts.name, config, DTYPES[chosen]).to(place).eval().requires_grad_(False)
-    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
-        raise UnsupportedModel(
-            f"the model {facts.name} ({config.model_type}) cannot be served: its definition computes the "
-            "logits of all positions at once"
-        )
+    _check_logits(facts.name, module)
     return Model(module, facts, chosen, place)
-
-
-def find_device(device: str) -> torch.device:
-    """`device` with its number; auto is CUDA if there is one. Raises DeviceNotFound."""
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == AUTO:
-        device = "cuda" if there else "cpu"
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise DeviceNotFound(f"--device {device}: give auto, cpu or cuda[:N]") from error
-    if place.type == "cpu":
-        return torch.device("cpu")
-    if place.type != "cuda":
-        raise DeviceNotFound(f"--device {device}: give auto, cpu or cuda[:N]")
-    if not there:
-        raise DeviceNotFound(f"--device {device}: this machine has no CUDA device that PyTorch can use")
-    number = place.index or 0
-    if number >= there:
-        raise DeviceNotFound(f"--device {device}: this machine has {there} CUDA devices, cuda:0 the first")
-    return torch.device("cuda", number)
 
 
 def _configuration(directory: Path, name: str) -> Any:
@@ -146,10 +148,38 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
     return module
 
 
-def _check_memory(directory: Path, device: torch.device, number_bytes: int) -> None:
-    """Raise StartupError if the weights alone cannot fit. The files' own numbers have 1 to 4 bytes, so what
-    they take in memory is known only roughly: judged by the least it can be."""
-    least = sum(path.stat().st_size for path in weight_files(directory)) * number_bytes // 4
+def _load_share(
+    directory: Path, name: str, config: Any, share: Share, dtype: str, device: torch.device
+) -> Any:
+    try:
+        module = bare_module(config, DTYPES[dtype])
+    except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise UnsupportedModel(
+            f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot make "
+            f"it with an attention of ours: {_first_line(error)}"
+        ) from error
+    _check_logits(name, module)
+    stage = cut_stages(name, module, share)
+    slices = cut_weights(name, module, share)
+    _check_memory(directory, device, bytes_of(module, slices))
+    try:
+        fill(module, slices, directory, device)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
+    module.to(device).eval()
+    return stage
+
+
+def _check_logits(name: str, module: Any) -> None:
+    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
+        raise UnsupportedModel(
+            f"the model {name} ({module.config.model_type}) cannot be served: its definition computes the "
+            "logits of all positions at once"
+        )
+
+
+def _check_memory(directory: Path, device: torch.device, least: int) -> None:
+    """Raise StartupError if the weights, which take `least` bytes at least, cannot fit."""
     free = available_bytes(device)
     if free is not None and least > free:
         raise StartupError(

@@ -157,7 +157,7 @@ def _table(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
 
 def _write_rows(pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache) -> torch.Tensor:
     size = cache.layout.page_tokens
-    heads = torch.arange(len(cache.layout.kv_heads), device=pages.device) * size
+    heads = torch.arange(len(cache.layout.kv_heads), device=pages.device) * cache.rows_per_head
     return ((pages * cache.rows_per_page + positions % size)[:, None] + heads).flatten()
 
 
@@ -165,11 +165,12 @@ def _group(begin: int, end: int, table: torch.Tensor, mask: torch.Tensor, cache:
     layout = cache.layout
     rows, pages = table.shape
     heads = len(layout.kv_heads)
-    halves = torch.arange(2 * heads, device=table.device).view(2, 1, heads, 1)
+    halves = torch.arange(2, device=table.device).view(2, 1, 1, 1)
+    firsts = torch.arange(heads, device=table.device).view(1, 1, heads, 1) * cache.blocks_per_head
     return Group(
         begin,
         end,
-        blocks=(table.view(1, rows, 1, pages) * cache.blocks_per_page + halves).flatten(),
+        blocks=(table.view(1, rows, 1, pages) * cache.blocks_per_page + firsts + halves).flatten(),
         fetched=cache.tensor.new_empty(2, rows, heads, pages * layout.page_tokens, layout.head_dim),
         mask=mask,
     )

@@ -3,6 +3,7 @@
 from collections import abc
 from dataclasses import dataclass, field
 
+from services.pages.checksum import WORD
 from services.rooms.request import Request
 
 
@@ -12,7 +13,27 @@ class PageSum:
 
     stop: int
     """How far it has got; at first, where it starts."""
-    total: int = 0
+    here: dict[int, int] = field(default_factory=dict)
+    """Of the layers that this rank holds, by KV head."""
+    everywhere: dict[int, int] | None = None
+    """Of all layers and KV heads of the worker, by KV head: known with the step that draws a token."""
+
+    def add(self, summed: abc.Mapping[int, int], stop: int) -> None:
+        """Carry it on to `stop` by what the pages up to there `summed` up to."""
+        for head, value in summed.items():
+            self.here[head] = (self.here.get(head, 0) + value) & WORD
+        self.stop = stop
+
+    @property
+    def total(self) -> int:
+        """Of what this rank holds."""
+        return sum(self.here.values()) & WORD
+
+    def of(self, kv_heads: abc.Iterable[int]) -> int:
+        """Of the worker's pages, for some KV heads. Only after a step that drew a token."""
+        if self.everywhere is None:
+            raise ValueError("a sum of pages is asked for before all ranks have told theirs")
+        return sum(self.everywhere.get(head, 0) for head in kv_heads) & WORD
 
 
 @dataclass(slots=True, eq=False)

@@ -1,17 +1,66 @@
 """How does a worker's engine come up?"""
 
+from typing import Final
+
+from services.engine.device import find_device
 from services.engine.engine import Engine, load_engine
+from services.engine.ranks import join_team
+from services.engine.team import Team, TeamBroken
+from services.pages.topology import Topology
+from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
 from services.runtime.model_files import prepare, resolve
+from services.runtime.setting_kinds import split_address
 from services.runtime.worker_settings import WorkerSettings
 
 log = Log(__name__)
 
+STEP_TIMEOUTS: Final = 10
+"""How many of the group's time-outs a rank waits within a step for what the others compute: a large step on
+slow cores takes long. A rank that died or stopped answering, the group's agreement finds sooner."""
 
-def start_engine(settings: WorkerSettings, threads: int) -> Engine:
-    """Find, prepare and load the model, reserve its KV cache, and run it once. Blocks for seconds.
 
-    Raises StartupError for a missing or unsupported model, or too little memory.
+def start_rank(settings: WorkerSettings, threads: int) -> Engine:
+    """Bring up the engine of the rank that `settings` name, with those of the worker's other ranks. Blocks.
+
+    Raises what `start_engine` raises, and GroupLost when another rank does not come up.
+    """
+    topology, rank = settings.topology, settings.rank or 0
+    try:
+        team = None
+        if settings.grouped:
+            host, port = split_address(settings.rendezvous)
+            team = start_team(settings, topology, rank, host, port, settings.group_timeout_ms / 1000)
+        return start_engine(settings, threads, topology, rank, team)
+    except TeamBroken as error:
+        raise GroupLost(str(error)) from error
+
+
+def start_team(
+    settings: WorkerSettings, topology: Topology, rank: int, host: str, port: int, timeout_s: float
+) -> Team | None:
+    """Meet the other ranks of this worker, if there are any, at the store that is at `host:port`. Blocks.
+
+    Raises TeamBroken, or StartupError for a device that is not there.
+    """
+    if topology.ranks == 1:
+        return None
+    device = find_device(settings.device, rank)
+    return join_team(topology, rank, host, port, timeout_s, device, STEP_TIMEOUTS * timeout_s)
+
+
+def start_engine(
+    settings: WorkerSettings,
+    threads: int,
+    topology: Topology | None = None,
+    rank: int = 0,
+    team: Team | None = None,
+) -> Engine:
+    """Find, prepare and load the model, or what `rank` of `topology` has of it, reserve its KV cache, and run
+    it once: together with the other ranks of `team`, if there are any. Blocks for seconds.
+
+    Raises StartupError for a missing or unsupported model, a number of ranks that it cannot be cut into, or
+    too little memory; TeamBroken when another rank does not come up.
     """
     directory = prepare(resolve(settings.model), lambda line: log.info("preparing the model", step=line))
     engine = load_engine(
@@ -21,6 +70,9 @@ def start_engine(settings: WorkerSettings, threads: int) -> Engine:
         page_tokens=settings.page_tokens,
         kv_cache_memory=settings.kv_cache_memory,
         threads=threads,
+        topology=topology,
+        rank=rank,
+        team=team,
     )
     engine.warm_up()
     tokens = engine.cache.pages * engine.layout.page_tokens

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from services.engine.engine import Row, SumPart
+from services.engine.team import TeamBroken
 from services.rooms.request import Token
 from services.runtime.logging import Log
 
@@ -23,7 +24,7 @@ class Steps(Protocol):
 
 
 class StepFailed(Exception):
-    """The engine raised. What the step was to write is not to be used."""
+    """The engine raised, on every rank of the worker. What the step was to write is not to be used."""
 
 
 class Stepper:
@@ -53,7 +54,8 @@ class Stepper:
     def take(self) -> list[Token | None] | None:
         """The ended step's tokens, one entry a row; None while it runs or when there was none.
 
-        Raises StepFailed, once, when the engine raised.
+        Raises StepFailed, once, when the engine raised, and TeamBroken as it is: then it raised on some rank,
+        and this worker has to end.
         """
         ended = self._ended(summing=False)
         return None if ended is None else ended.result()
@@ -62,9 +64,9 @@ class Stepper:
         """The sums that were started are there; said once. Raises StepFailed as `take` does."""
         return self._ended(summing=True) is not None
 
-    def close(self) -> None:
-        """Wait for the running step, if any, and end the thread."""
-        self._thread.shutdown(wait=True)
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread once the running step, if any, has ended; `wait` for it, or leave it to itself."""
+        self._thread.shutdown(wait=wait)
 
     def _start(self, work: Callable[[Any], Any], given: Sequence[Any], *, summing: bool) -> None:
         if self._running is not None:
@@ -79,6 +81,8 @@ class Stepper:
             return None
         ended, self._running = self._running, None
         error = ended.exception()
+        if isinstance(error, TeamBroken):
+            raise error
         if error is not None:
             log.error("a step failed", error=error)
             raise StepFailed(f"{type(error).__name__}: {error}") from error

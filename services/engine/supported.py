@@ -5,7 +5,7 @@ Two looks. `refuse_by_configuration` reads what the model says of itself, before
 for: a model that asks for something not known here is refused, so that nothing wrong is ever computed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -85,10 +85,10 @@ class Probe:
             self._needs.append(OPTION_NAMES.get(option, f"the attention option {option}"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
-    def verdict(self, name: str, config: Any) -> Geometry:
-        """What was seen in a forward pass. Raises UnsupportedModel."""
-        layers = int(config.num_hidden_layers)
-        if sorted(self._calls) != list(range(layers)):
+    def verdict(self, name: str, config: Any, layers: Sequence[int] | None = None) -> Geometry:
+        """What was seen in a forward pass of `layers` (of all, if not said). Raises UnsupportedModel."""
+        total = int(config.num_hidden_layers)
+        if sorted(self._calls) != list(range(total) if layers is None else layers):
             self._needs.append("layers without the library's common attention")
         if len(set(self._calls.values())) > 1:
             self._needs.append("layers of differing shapes")
@@ -96,8 +96,8 @@ class Probe:
             if key != value or query[3] != key[3] or query[1] % key[1]:
                 self._needs.append("keys and values of differing shapes")
         _refuse(name, _told(config, "model_type"), self._needs)
-        query, key, _ = self._calls[0]
-        return Geometry(layers, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
+        query, key, _ = next(iter(self._calls.values()))
+        return Geometry(total, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
 
 
 def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:

@@ -16,8 +16,17 @@ class IllegalPageMove(PagesError):
 class LayoutMismatch(PagesError):
     """Two layouts that cannot be mapped onto each other. Names the field (`schema-agreed`)."""
 
-    def __init__(self, field: str, ours: object, theirs: object) -> None:
-        super().__init__(f"{field} differs: ours is {ours}, theirs is {theirs}")
+    def __init__(self, field: str, one: object, other: object) -> None:
+        """`one`, `other`: the values, and whose they are."""
+        super().__init__(f"{field} differs: {one}, {other}")
+        self.field = field
+
+
+class DoesNotDivide(PagesError):
+    """A model that cannot be split among so many ranks. Names the dimension (`tensor_parallel`, …)."""
+
+    def __init__(self, field: str, ranks: int, possible: str) -> None:
+        super().__init__(f"{field} {ranks}: {possible}")
         self.field = field
 
 

@@ -2,11 +2,11 @@
 
 One page holds `page_tokens` tokens of every layer of this rank, laid out as
 
-    [layer][K, V][kv head][token][head_dim]
+    [kv head][layer][K, V][token][head_dim]
 
-so that a page is one contiguous run of bytes (few, large descriptors), a layer of a page is one run
-(layer-wise transfer, pipeline ranks), and a head of a layer is one run (differing tensor-parallel
-sizes are descriptor arithmetic).
+so that a page is one contiguous run of bytes (few, large descriptors), the heads that a tensor-parallel rank
+holds are one run of a page (differing tensor-parallel sizes are descriptor arithmetic), and so are the
+layers that a pipeline rank holds, head by head.
 """
 
 from dataclasses import dataclass

@@ -1,19 +1,23 @@
-"""Which bytes of the sender's pages go where in the receiver's?
+"""Which bytes of each sender rank's pages go where in each receiver rank's?
 
-A plan is made once per pair of layouts, at connect, and refused there by the field that differs. Pages
-are contiguous on both sides, so neighbouring pages merge into one run: few large descriptors. Layers and
-heads are compared by id (`layers-by-id`).
+A hand-over is planned once per pair of workers, at connect, and refused there by the field that differs.
+Layers and heads are compared by id (`layers-by-id`): every (layer, head) of every receiver rank has exactly
+one sender rank, which copies its strips. A strip is one head's K or V of one layer over the positions of a
+page. Strips that lie side by side in both pages go as one run, and so do neighbouring pages that go whole:
+few large descriptors.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from services.pages.errors import LayoutMismatch, Truncated
-from services.pages.layout import KvLayout
+from services.pages.errors import Truncated
+from services.pages.fit import check_fit
+from services.pages.layout import DTYPE_BYTES, KvLayout
 
 
-@dataclass(frozen=True, slots=True)
-class PageRun:
+class PageRun(NamedTuple):
     """`length` bytes from offset `source` of the sender's KV region to `target` of the receiver's."""
 
     source: int
@@ -23,38 +27,103 @@ class PageRun:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """How pages of one layout map onto pages of another. Today: pages of equal geometry."""
+    """From one sender rank to one receiver rank. One of their page sizes is a multiple of the other."""
 
-    page_bytes: int
+    source_page_tokens: int
+    target_page_tokens: int
+    source_page_bytes: int = 0
+    target_page_bytes: int = 0
+    vector_bytes: int = 0
+    """Of one head's K or V of one position."""
+    strips: tuple[tuple[int, int], ...] = ()
+    """(offset in the source page, offset in the target page) of each strip that this sender copies."""
+    blocks: tuple[PageRun, ...] = ()
+    """The runs within a page that carry every strip over the smaller page's positions."""
 
-    def runs(self, source: Sequence[int], target: Sequence[int]) -> list[PageRun]:
-        """Runs that carry page source[i] to page target[i]. Raises Truncated when the counts differ."""
-        if len(source) != len(target):
-            raise Truncated(f"{len(source)} pages to send, {len(target)} pages to fill")
-        return list(self._merged(zip(source, target, strict=True)))
+    @property
+    def empty(self) -> bool:
+        """This sender rank has nothing for that receiver rank."""
+        return not self.strips
 
-    def _merged(self, pairs: Iterator[tuple[int, int]]) -> Iterator[PageRun]:
-        size = self.page_bytes
-        start: tuple[int, int] | None = None
-        count = 0
-        for source, target in pairs:
-            if start is not None and (source, target) == (start[0] + count, start[1] + count):
-                count += 1
-                continue
-            if start is not None:
-                yield PageRun(start[0] * size, start[1] * size, count * size)
-            start, count = (source, target), 1
-        if start is not None:
-            yield PageRun(start[0] * size, start[1] * size, count * size)
+    def runs(
+        self, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
+    ) -> list[PageRun]:
+        """Runs that carry positions [start, stop) of a room.
+
+        `source`: the sender's page table from position 0 on. `target`: the receiver's pages, from position
+        `first` on. Raises Truncated when a table does not reach.
+        """
+        if first % self.target_page_tokens or not 0 <= first <= start:
+            raise ValueError(f"positions {start} on, into pages of {self.target_page_tokens} from {first} on")
+        if self.empty or start >= stop:
+            return []
+        if stop > len(source) * self.source_page_tokens:
+            raise Truncated(f"{stop} positions to send, {len(source)} pages of {self.source_page_tokens}")
+        if stop > first + len(target) * self.target_page_tokens:
+            raise Truncated(f"{stop} positions to fill, {len(target)} pages from position {first} on")
+        runs: list[PageRun] = []
+        end_source = end_target = begun_source = begun_target = -1
+        for at_source, at_target, blocks in self._pieces(source, target, first, start, stop):
+            for block_source, block_target, length in blocks:
+                run_source, run_target = at_source + block_source, at_target + block_target
+                if run_source == end_source and run_target == end_target:
+                    runs.pop()
+                else:
+                    begun_source, begun_target = run_source, run_target
+                end_source, end_target = run_source + length, run_target + length
+                runs.append(PageRun(begun_source, begun_target, end_source - begun_source))
+        return runs
+
+    def _pieces(
+        self, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
+    ) -> Iterator[tuple[int, int, Sequence[tuple[int, int, int]]]]:
+        """Stretches of positions within a page of either side: (offset of the first one's vector in the
+        first strip of the source page, of the target page, runs from there on)."""
+        small = min(self.source_page_tokens, self.target_page_tokens)
+        while start < stop:
+            count = min(small - start % small, stop - start)
+            length = count * self.vector_bytes
+            source_page, source_token = divmod(start, self.source_page_tokens)
+            target_page, target_token = divmod(start - first, self.target_page_tokens)
+            yield (
+                source[source_page] * self.source_page_bytes + source_token * self.vector_bytes,
+                target[target_page] * self.target_page_bytes + target_token * self.vector_bytes,
+                self.blocks if count == small else [(*strip, length) for strip in self.strips],
+            )
+            start += count
 
 
-def plan_transfer(source: KvLayout, target: KvLayout) -> TransferPlan:
-    """The plan from a sender's layout to a receiver's. Raises LayoutMismatch naming the field."""
-    for field in ("model", "dtype", "page_tokens", "layers", "kv_heads", "head_dim"):
-        ours, theirs = getattr(source, field), getattr(target, field)
-        if ours != theirs:
-            raise LayoutMismatch(field, ours, theirs)
-    return TransferPlan(source.page_bytes)
+@dataclass(frozen=True, slots=True)
+class HandoverPlan:
+    """From every rank of a sender to every rank of a receiver."""
+
+    plans: tuple[tuple[TransferPlan, ...], ...]
+    """By sender rank, then by receiver rank."""
+
+    def between(self, sender: int, receiver: int) -> TransferPlan:
+        return self.plans[sender][receiver]
+
+
+def plan_hand_over(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> HandoverPlan:
+    """The plan from a sender's ranks to a receiver's, in rank order. Raises LayoutMismatch by field."""
+    check_fit(senders, receivers)
+    holders: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for rank, layout in enumerate(senders):
+        for place, strip in _strips(layout):
+            holders[place].append((rank, strip))
+    wanted = [dict(_strips(layout)) for layout in receivers]
+    shares: list[list[list[tuple[int, int]]]] = [[[] for _ in receivers] for _ in senders]
+    for receiver, strips in enumerate(wanted):
+        for place, target_strip in strips.items():
+            those = holders[place]
+            sender, source_strip = those[receiver % len(those)]  # copies of a head share the work
+            shares[sender][receiver] += [(source_strip + half, target_strip + half) for half in (0, 1)]
+    return HandoverPlan(
+        tuple(
+            tuple(_plan(senders[sender], receivers[receiver], share) for receiver, share in enumerate(row))
+            for sender, row in enumerate(shares)
+        )
+    )
 
 
 def windows(runs: Sequence[PageRun], window_bytes: int) -> Iterator[list[PageRun]]:
@@ -67,14 +136,49 @@ def windows(runs: Sequence[PageRun], window_bytes: int) -> Iterator[list[PageRun
     window: list[PageRun] = []
     room = window_bytes
     for run in runs:
-        done = 0
-        while done < run.length:
-            length = min(run.length - done, room)
-            window.append(PageRun(run.source + done, run.target + done, length))
-            done += length
-            room -= length
-            if room == 0:
-                yield window
-                window, room = [], window_bytes
+        while run.length > room:
+            window.append(run._replace(length=room))
+            run = PageRun(run.source + room, run.target + room, run.length - room)
+            yield window
+            window, room = [], window_bytes
+        if run.length:
+            window.append(run)
+            room -= run.length
+        if room == 0:
+            yield window
+            window, room = [], window_bytes
     if window:
         yield window
+
+
+def _strips(layout: KvLayout) -> Iterator[tuple[tuple[int, int], int]]:
+    """((layer, head), number of its K strip in a page; V's is the next), as they lie in the page."""
+    strip = 0
+    for head in layout.kv_heads:
+        for layer in layout.layers:
+            yield (layer, head), strip
+            strip += 2
+
+
+def _plan(source: KvLayout, target: KvLayout, share: Sequence[tuple[int, int]]) -> TransferPlan:
+    """`share`: pairs of strips' numbers, as they lie in the target page."""
+    vector = source.head_dim * DTYPE_BYTES[source.dtype]
+    source_strip, target_strip = source.page_tokens * vector, target.page_tokens * vector
+    strips = [(a * source_strip, b * target_strip) for a, b in share]
+    length = min(source_strip, target_strip)
+    blocks: list[PageRun] = []
+    for at_source, at_target in strips:
+        last = blocks[-1] if blocks else PageRun(0, 0, 0)
+        if blocks and (at_source, at_target) == (last.source + last.length, last.target + last.length):
+            blocks[-1] = last._replace(length=last.length + length)
+        else:
+            blocks.append(PageRun(at_source, at_target, length))
+    return TransferPlan(
+        source_page_tokens=source.page_tokens,
+        target_page_tokens=target.page_tokens,
+        source_page_bytes=source.page_bytes,
+        target_page_bytes=target.page_bytes,
+        vector_bytes=vector,
+        strips=tuple(strips),
+        blocks=tuple(blocks),
+    )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from services.parallel.interface import (
     BALLOT_WORDS_MAX,
     COMMAND_BYTES_MAX,
+    GATHER_BYTES_MAX,
     INT64_MAX,
     INT64_MIN,
     BallotRefused,
@@ -23,8 +24,9 @@ class BallotShape:
             raise BallotRefused(f"a ballot of {len(ballot)} words; 1 to {BALLOT_WORDS_MAX} are possible")
         if self.words is not None and len(ballot) != self.words:
             raise BallotRefused(f"a ballot of {len(ballot)} words; the group's first had {self.words}")
-        for place, word in enumerate(ballot):
+        for word in (min(ballot), max(ballot)):
             if not INT64_MIN <= word <= INT64_MAX:
+                place = list(ballot).index(word)
                 raise BallotRefused(f"word {place} of the ballot is {word}: not a signed 64-bit number")
         self.words = len(ballot)
 
@@ -35,6 +37,12 @@ def check_commands(rank: int, commands: bytes | None) -> None:
         raise BallotRefused("the leader, and only the leader, brings commands")
     if commands is not None and len(commands) > COMMAND_BYTES_MAX:
         raise BallotRefused(f"{len(commands)} bytes of commands; at most {COMMAND_BYTES_MAX} in one turn")
+
+
+def check_gathered(data: bytes) -> None:
+    """Raises BallotRefused if it is too long."""
+    if len(data) > GATHER_BYTES_MAX:
+        raise BallotRefused(f"{len(data)} bytes to gather; at most {GATHER_BYTES_MAX} a rank")
 
 
 def check_rank(rank: int, size: int) -> None:

@@ -1,81 +1,86 @@
 """How do the processes of one worker agree, over gloo?
 
-The only module that uses torch.distributed for agreement. The group is its own, not torch's default one,
-so that the engine's group and its time-out stay apart. Collectives block, so they run on one thread of
-their own, in the order of the calls, and the event loop never waits. An idle group costs nothing: a
-thread that waits for a call does not spin.
+Followers send to the leader and it answers all of them: two steps for any number of ranks, and no rank waits
+for another that the leader does not wait for. Gloo's own all-reduce goes around the ring twice; `baton bench
+agree` prints both. The group is its own, not torch's default one, so that the engine's group and its time-out
+stay apart. Nobody spins: a group in which nobody calls costs nothing.
 
-A peer that dies shows at once as a closed connection; one that is stuck shows after the time-out.
+`exchange` carries the bytes, `meeting` brings the ranks together, and `watch` says why a group breaks.
 """
 
 import asyncio
-import os
-import re
-import socket
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from typing import Any, Final, TypeVar
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
 
 import torch
-import torch.distributed
 
-from services.parallel.ballots import BallotShape, check_commands, check_rank
-from services.parallel.interface import COMMAND_BYTES_MAX, GroupBroken
+from services.parallel.ballots import BallotShape, check_commands, check_gathered, check_rank
+from services.parallel.exchange import Exchange
+from services.parallel.interface import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, GroupBroken
+from services.parallel.meeting import Rendezvous, Store, meet
+from services.parallel.watch import Watch, Whereabouts
 
 FRAME_BYTES: Final = 1024
-"""What one collective carries: the length of the commands, and as much of them as fits."""
+"""What a message's first part carries: its length, and as much of it as fits."""
 LENGTH_BYTES: Final = 8
+IN_FRAME_BYTES: Final = FRAME_BYTES - LENGTH_BYTES
+LAST_WORDS_S: Final = 1.0
+"""How long a collective that is under way may still go on when the group is over: the rank that left may have
+done its part of it."""
 
-SOURCE_PLACE: Final = re.compile(r"^\[[^\]]*\] ")
-ADVICE: Final = " This is typically caused by"
 
-Outcome = TypeVar("Outcome")
+class Tag(IntEnum):
+    """What is sent. Ranks that make different calls do not take one for the other: they wait in vain."""
 
-c10d: Any = torch.distributed
-"""Untyped: the stubs lack the classes' methods."""
-ProcessGroup = Any
+    LENGTHS = 1
+    BALLOT = 2
+    COMMANDS = 3
+    GATHERED = 4
 
 
 class GlooGroup:
     """`services.parallel.interface.RankGroup` of one process per rank. Made by `join`."""
 
     def __init__(
-        self, rank: int, size: int, group: ProcessGroup, timeout_s: float, thread: ThreadPoolExecutor
+        self, rank: int, size: int, timeout_s: float, where: Whereabouts, watch: Watch, exchange: Exchange
     ) -> None:
         self._rank = rank
         self._size = size
-        self._group: ProcessGroup = group
         self._timeout_s = timeout_s
-        self._thread = thread
+        self._where = where
+        self._watch = watch
+        self._exchange = exchange
+        self._store: Store | None = None
         self._shape = BallotShape()
-        self._turn = 0
+        self._turns = 0
+        """Agreements reached."""
         self._broken: str | None = None
+        watch.on_over = self._over
+        if watch.over is not None:
+            self._over(watch.over)
 
     @classmethod
-    async def join(cls, rank: int, size: int, host: str, port: int, timeout_s: float) -> "GlooGroup":
+    async def join(
+        cls, rank: int, size: int, host: str, port: int, timeout_s: float, meet_s: float | None = None
+    ) -> "GlooGroup":
         """Meet the other ranks at `host:port`, where rank 0 listens, and wait for all of them.
 
-        `timeout_s` bounds each step of this and every collective. A rank listens only at the address
-        from which it reaches rank 0 (GLOO_SOCKET_IFNAME, torch's own variable, names another network).
+        `meet_s` bounds the wait for them (not given: `timeout_s`), `timeout_s` connecting them and every
+        collective. A rank listens only at the address from which it reaches rank 0 (GLOO_SOCKET_IFNAME,
+        torch's own variable, names another network).
         Raises GroupBroken if not all ranks come in time or the address cannot be used, ValueError for
         a rank that cannot be.
         """
         check_rank(rank, size)
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agreement")
-        meeting = thread.submit(_rendezvous, rank, size, host, port, timeout_s)
-        try:
-            group = await asyncio.wrap_future(meeting)
-        except (RuntimeError, OSError) as error:
-            thread.shutdown(wait=False)
-            raise GroupBroken(
-                f"rank {rank} of {size} has not met its group at {host}:{port}, waiting at most "
-                f"{timeout_s:g} s: {_first_line(error)}"
-            ) from error
-        except asyncio.CancelledError:
-            thread.shutdown(wait=False)
-            raise
-        return cls(rank, size, group, timeout_s, thread)
+        where = Whereabouts()
+        at = Rendezvous(host, port)
+        store, watch, group = await meet(rank, size, at, timeout_s, meet_s or timeout_s, where)
+        joined = cls(rank, size, timeout_s, where, watch, Exchange(group, timeout_s))
+        # Rank 0 serves it as long as the group lives: other groups of the worker meet there too.
+        joined._store = store
+        return joined
 
     @property
     def rank(self) -> int:
@@ -85,122 +90,176 @@ class GlooGroup:
     def size(self) -> int:
         return self._size
 
+    @property
+    def broken(self) -> str | None:
+        """Why the group is over, as soon as this rank knows it: also between two calls."""
+        return self._broken
+
     async def agree(self, ballot: Sequence[int]) -> list[int]:
+        self._open()
         first = self._shape.words is None
         self._shape.check(ballot)
-        self._turn += 1
-        words = list(ballot)
+        self._enter("agreement", self._turns + 1)
         if first:
-            least, most = await self._run(lambda group: _least(group, [len(words), -len(words)]))
+            least, most = await self._least([len(ballot), -len(ballot)], Tag.LENGTHS)
             if least != -most:
-                raise self._break(f"turn {self._turn}: ranks brought ballots of {least} to {-most} words")
-        return await self._run(lambda group: _least(group, words))
+                raise self._break(f"ranks brought ballots of {least} to {-most} words")
+        agreed = await self._least(ballot, Tag.BALLOT)
+        self._turns += 1
+        return agreed
 
     async def broadcast(self, commands: bytes | None) -> bytes:
+        self._open()
         check_commands(self._rank, commands)
-        return await self._run(lambda group: _leaders(group, commands))
+        self._enter("broadcast", self._turns + 1)
+        if commands is not None:
+            if self._exchange.under_way:
+                await self._end()  # of an earlier broadcast that no agreement followed
+            # The leader knows its commands, and whether they have arrived it learns from the agreement.
+            self._send_to_all(_frame(commands), Tag.COMMANDS)
+            if len(commands) > IN_FRAME_BYTES:
+                self._send_to_all(_tensor(commands[IN_FRAME_BYTES:]), Tag.COMMANDS)
+            return commands
+        frame = await self._received(FRAME_BYTES, Tag.COMMANDS)
+        length = self._length(frame, 0, COMMAND_BYTES_MAX)
+        if length <= IN_FRAME_BYTES:
+            return frame[LENGTH_BYTES : LENGTH_BYTES + length]
+        return frame[LENGTH_BYTES:] + await self._received(length - IN_FRAME_BYTES, Tag.COMMANDS)
+
+    async def gather(self, data: bytes) -> list[bytes]:
+        self._open()
+        check_gathered(data)
+        self._enter("gathering", self._where.turn)
+        if self._rank:
+            self._open().send(_frame(data), 0, Tag.GATHERED)
+            if len(data) > IN_FRAME_BYTES:
+                self._open().send(_tensor(data[IN_FRAME_BYTES:]), 0, Tag.GATHERED)
+            lengths = await self._received(LENGTH_BYTES * self._size, Tag.GATHERED)
+            each = [self._length(lengths, rank, GATHER_BYTES_MAX) for rank in range(self._size)]
+            whole = await self._received(sum(each), Tag.GATHERED) if sum(each) else b""
+            starts = [sum(each[:rank]) for rank in range(self._size)]
+            return [whole[start : start + length] for start, length in zip(starts, each, strict=True)]
+        gathered = await self._gathered(data)
+        self._send_to_all(_tensor(b"".join(map(_length_bytes, gathered))), Tag.GATHERED)
+        if any(gathered):
+            self._send_to_all(_tensor(b"".join(gathered)), Tag.GATHERED)
+        return gathered
 
     async def close(self) -> None:
-        if self._broken is None:
-            self._broken = f"rank {self._rank} has left the group"
-        self._group = None
-        # A collective under way ends by its own time-out; nobody waits for it here.
-        self._thread.shutdown(wait=False)
+        if self._broken is None and self._exchange.under_way:
+            # The last verdict may still be on its way to ranks that wait for it.
+            await self._exchange.end(LAST_WORDS_S)
+        self._break(f"rank {self._rank} has left the group")
+        self._store = None
 
-    async def _run(self, collective: Callable[[ProcessGroup], Outcome]) -> Outcome:
-        if self._broken is not None or self._group is None:
-            raise GroupBroken(self._broken)
-        attempt = self._thread.submit(_attempt, collective, self._group)
+    async def _least(self, words: Sequence[int], tag: Tag) -> list[int]:
+        """The minimum of every rank's, place by place."""
+        mine = torch.frombuffer(array("q", words), dtype=torch.int64)
+        if self._rank:
+            agreed = torch.empty_like(mine)
+            # In this order the leader knows where its answer may go before it has what it answers.
+            self._open().receive(agreed, 0, tag)
+            self._open().send(mine, 0, tag)
+            await self._end()
+        elif self._size > 1:
+            rows = torch.empty(self._size, len(words), dtype=torch.int64)
+            rows[0] = mine
+            for rank in range(1, self._size):
+                self._open().receive(rows[rank], rank, tag)
+            await self._end()
+            agreed = rows.amin(0)
+            self._send_to_all(agreed, tag)
+        else:
+            agreed = mine
+        least: list[int] = agreed.tolist()
+        return least
+
+    async def _gathered(self, mine: bytes) -> list[bytes]:
+        """The leader's part of a gathering: what every rank brings."""
+        frames = torch.empty(self._size, FRAME_BYTES, dtype=torch.uint8)
+        for rank in range(1, self._size):
+            self._open().receive(frames[rank], rank, Tag.GATHERED)
+        await self._end()
+        gathered, rests = [mine], []
+        for rank in range(1, self._size):
+            frame = frames[rank].numpy().tobytes()
+            length = self._length(frame, 0, GATHER_BYTES_MAX)
+            gathered.append(frame[LENGTH_BYTES : LENGTH_BYTES + length])
+            if length > IN_FRAME_BYTES:
+                rest = torch.empty(length - IN_FRAME_BYTES, dtype=torch.uint8)
+                self._open().receive(rest, rank, Tag.GATHERED)
+                rests.append((rank, rest))
+        if rests:
+            await self._end()
+        for rank, rest in rests:
+            gathered[rank] += rest.numpy().tobytes()
+        return gathered
+
+    def _send_to_all(self, tensor: torch.Tensor, tag: Tag) -> None:
+        for rank in range(1, self._size):
+            self._open().send(tensor, rank, tag)
+
+    async def _received(self, length: int, tag: Tag) -> bytes:
+        tensor = torch.empty(length, dtype=torch.uint8)
+        self._open().receive(tensor, 0, tag)
+        await self._end()
+        data: bytes = tensor.numpy().tobytes()
+        return data
+
+    def _length(self, frame: bytes, place: int, most: int) -> int:
+        start = place * LENGTH_BYTES
+        length = int.from_bytes(frame[start : start + LENGTH_BYTES], "little")
+        if length > most:
+            raise self._break(f"a message of {length} bytes was announced; at most {most} are possible")
+        return length
+
+    def _enter(self, call: str, turn: int) -> None:
+        self._where.collective += 1
+        self._where.call = call
+        self._where.turn = turn
+
+    async def _end(self) -> None:
+        """Wait for what was sent and asked for. Raises GroupBroken."""
+        exchange = self._open()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
-            outcome, problem = await asyncio.wrap_future(attempt)
+            problem = await exchange.end()
         except asyncio.CancelledError:
-            # The collective goes on without its caller: this rank no longer knows what was agreed.
-            self._break(f"turn {self._turn}: rank {self._rank} was cancelled while it waited")
+            # The exchange goes on without its caller: this rank no longer knows what was agreed.
+            self._break(f"rank {self._rank} was cancelled while it waited")
             raise
         if problem is not None:
-            waited = f"rank {self._rank} waited for its group, at most {self._timeout_s:g} s"
-            raise self._break(f"turn {self._turn}: {waited}: {problem}")
-        return outcome[0]
+            in_time = loop.time() - started < self._timeout_s
+            how = f"({problem})" if in_time else f"within {self._timeout_s:g} s"
+            raise GroupBroken(await self._watch.blame(how))
+
+    def _open(self) -> Exchange:
+        """What to send and receive with, as long as the group lives. Raises GroupBroken."""
+        if self._broken is not None:
+            raise GroupBroken(self._broken)
+        return self._exchange
 
     def _break(self, why: str) -> GroupBroken:
-        """Let go of the connections as well, so that the other ranks learn it at once."""
-        self._broken, self._group = why, None
-        return GroupBroken(why)
+        """This rank ends the group, and says why to the others."""
+        self._watch.leave(why)
+        return GroupBroken(self._broken)
+
+    def _over(self, why: str) -> None:
+        """The group has ended, by whomever."""
+        self._broken = why
+        self._exchange.give_up(LAST_WORDS_S, why)
+        self._exchange.close()
 
 
-def _attempt(
-    collective: Callable[[ProcessGroup], Outcome], group: ProcessGroup
-) -> tuple[list[Outcome], str | None]:
-    """The outcome, or what went wrong: as text, since an exception's frames would hold the group."""
-    try:
-        return [collective(group)], None
-    except RuntimeError as error:
-        return [], _first_line(error)
+def _frame(message: bytes) -> torch.Tensor:
+    head = _length_bytes(message) + message[:IN_FRAME_BYTES]
+    return _tensor(head.ljust(FRAME_BYTES, b"\0"))
 
 
-def _rendezvous(rank: int, size: int, host: str, port: int, timeout_s: float) -> ProcessGroup:
-    timeout = timedelta(seconds=timeout_s)
-    # The store would listen on every network of the machine; it is handed a socket that does not.
-    listening = socket.create_server((host, port)).detach() if rank == 0 else None
-    store = c10d.TCPStore(host, port, size, rank == 0, timeout, master_listen_fd=listening)
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        group = c10d.ProcessGroupGloo(store, rank, size, timeout)
-    else:
-        options = c10d.ProcessGroupGloo._Options()
-        options._timeout = timeout
-        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=_address_toward(host, port))]
-        group = c10d.ProcessGroupGloo(store, rank, size, options)
-    _least(group, [0])  # every rank has met every other, and the store is not needed any more
-    return group
+def _length_bytes(message: bytes) -> bytes:
+    return len(message).to_bytes(LENGTH_BYTES, "little")
 
 
-def _address_toward(host: str, port: int) -> str:
-    """This machine's address on the way to `host`."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def _least(group: ProcessGroup, words: list[int]) -> list[int]:
-    tensor = torch.tensor(words, dtype=torch.int64)
-    options = c10d.AllreduceOptions()
-    options.reduceOp = c10d.ReduceOp.MIN
-    group.allreduce([tensor], options).wait()
-    return [int(word) for word in tensor.tolist()]
-
-
-def _leaders(group: ProcessGroup, commands: bytes | None) -> bytes:
-    frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
-    if commands is not None:
-        head = len(commands).to_bytes(LENGTH_BYTES, "little") + commands[: FRAME_BYTES - LENGTH_BYTES]
-        frame[: len(head)] = _bytes_tensor(head)
-    _send(group, frame)
-    head = frame.numpy().tobytes()
-    length = int.from_bytes(head[:LENGTH_BYTES], "little")
-    if length > COMMAND_BYTES_MAX:
-        raise RuntimeError(f"the leader announced {length} bytes of commands")
-    first = head[LENGTH_BYTES : LENGTH_BYTES + length]
-    if length == len(first):
-        return first
-    rest = torch.empty(length - len(first), dtype=torch.uint8)
-    if commands is not None:
-        rest = _bytes_tensor(commands[len(first) :])
-    _send(group, rest)
-    return first + rest.numpy().tobytes()
-
-
-def _send(group: ProcessGroup, tensor: torch.Tensor) -> None:
-    options = c10d.BroadcastOptions()
-    options.rootRank = 0
-    options.rootTensor = 0
-    group.broadcast([tensor], options).wait()
-
-
-def _bytes_tensor(data: bytes) -> torch.Tensor:
+def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _first_line(error: Exception) -> str:
-    """Without the place in torch's sources before it, and the advice and C++ stack after it."""
-    return SOURCE_PLACE.sub("", str(error).partition("\n")[0]).partition(ADVICE)[0]

@@ -17,6 +17,9 @@ BALLOT_WORDS_MAX: Final = 1 << 16
 COMMAND_BYTES_MAX: Final = 16 << 20
 """Longest message of one broadcast."""
 
+GATHER_BYTES_MAX: Final = 1 << 20
+"""Longest message that one rank brings to a gathering."""
+
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
 
@@ -52,6 +55,9 @@ class RankGroup(Protocol):
     async def broadcast(self, commands: bytes | None) -> bytes:
         """The leader gives `commands` (possibly empty), the others None; all return the leader's bytes,
         in the leader's order. Raises BallotRefused, GroupBroken."""
+
+    async def gather(self, data: bytes) -> list[bytes]:
+        """Every rank's `data`, by rank, the same list on every rank. Raises BallotRefused, GroupBroken."""
 
     async def close(self) -> None:
         """Leave. Idempotent; never raises. The other ranks' next call fails, so leaving is agreed first."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from services.parallel.ballots import BallotShape, check_commands, check_rank
+from services.parallel.ballots import BallotShape, check_commands, check_gathered, check_rank
 from services.parallel.interface import GroupBroken
 
 Brought = TypeVar("Brought")
@@ -108,12 +108,20 @@ class LoopbackGroup:
         check_commands(self._rank, commands)
         return await self._meeting.meet(self._rank, "broadcast", commands, _leaders)
 
+    async def gather(self, data: bytes) -> list[bytes]:
+        check_gathered(data)
+        return await self._meeting.meet(self._rank, "gather", data, _by_rank)
+
     async def close(self) -> None:
         self._meeting.lose(self._rank, "has left the group")
 
 
 def _least(ballots: Mapping[int, list[int]]) -> list[int]:
     return [min(words) for words in zip(*ballots.values(), strict=True)]
+
+
+def _by_rank(brought: Mapping[int, bytes]) -> list[bytes]:
+    return [brought[rank] for rank in sorted(brought)]
 
 
 def _leaders(commands: Mapping[int, bytes | None]) -> bytes:

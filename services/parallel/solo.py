@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.parallel.ballots import BallotShape, check_commands
+from services.parallel.ballots import BallotShape, check_commands, check_gathered
 from services.parallel.interface import GroupBroken
 
 
@@ -26,6 +26,11 @@ class SoloGroup:
         self._check_open()
         check_commands(self.rank, commands)
         return commands or b""
+
+    async def gather(self, data: bytes) -> list[bytes]:
+        self._check_open()
+        check_gathered(data)
+        return [data]
 
     async def close(self) -> None:
         self._closed = True

@@ -1,11 +1,12 @@
 """What does every rank do each turn, in the same order?
 
-    see  ->  vote  ->  agree  ->  act  ->  compute
+    hear commands  ->  see  ->  vote  ->  agree  ->  act  ->  compute
 
 All ranks run the same turns in the same order (`same-turns`), and each turn holds exactly one broadcast and
 one agreement, so that no rank can wait on a collective its peers will not reach. That holds for stopping
-too: leaving is voted. A turn is short; a step of the model runs beside the turns, on its own thread, and
-starts only when every rank's engine is free.
+too: leaving is voted. What else the ranks have to tell each other they gather at the end of a turn that
+all of them know to need it. A turn is short; a step of the model runs beside the turns, on its own thread,
+and starts only when every rank's engine is free.
 """
 
 import asyncio
@@ -15,10 +16,14 @@ from typing import Any, Final, Protocol
 
 from services.parallel.interface import RankGroup
 from services.rooms.ballot import Ballot, Verdict, read_verdict
+from services.rooms.errors import RostersDiverged
 from services.rooms.phases import Effect, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.clock import Clock
+from services.runtime.logging import Log
+
+log = Log(__name__)
 
 BEHIND_S: Final = 0.001
 """How soon the leader looks again when another rank was behind."""
@@ -47,11 +52,23 @@ class Work(Protocol):
     def may_leave(self) -> bool:
         """Draining, and nothing is held."""
 
+    def connects(self) -> int:
+        """How many of the turn's connections, from the first on, this rank could make."""
+
+    def connected(self, count: int) -> None:
+        """So many of them every rank could make: whoever asked is answered."""
+
     def perform(self, room: Room, effect: Effect) -> None:
         """Do what a settled move asks of the world."""
 
     def compute(self) -> bool:
         """Start the next step, if there is one. True when it was started."""
+
+    def told(self) -> bytes | None:
+        """What every rank is to know of this one, once. None on all ranks or on none."""
+
+    def hear(self, told: Sequence[bytes]) -> None:
+        """What every rank told, by rank."""
 
     def record(self, agreement_s: float) -> None:
         """Publish the turn's census."""
@@ -97,6 +114,7 @@ async def run_turns(
     The leader alone rests, since what comes from outside wakes it; the others wait for it in the broadcast.
     What they have seen and it has not, it does not hear of by itself: it looks again after `behind_s`.
     """
+    await _tell_each_other(work, group)
     while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
         if group.rank or lap is Lap.BUSY:
             # Let the RPC handlers run between two busy turns.
@@ -116,13 +134,21 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     votes = work.roster.votes(now_ms, work.capacity())
     digest = work.roster.digest()
     reasons = work.roster.reasons(now_ms)
-    ballot = Ballot(progress.turn, digest, work.may_compute(), work.may_leave(), votes, reasons)
+    ballot = Ballot(
+        progress.turn, digest, work.may_compute(), work.may_leave(), votes, reasons, work.connects()
+    )
     agreed, agreement_s = await _timed_agree(group, ballot)
-    verdict = read_verdict(ballot, agreed)
+    try:
+        verdict = read_verdict(ballot, agreed)
+    except RostersDiverged as error:
+        raise RostersDiverged(f"{error}: {await _who_holds_what(group, ballot)}") from error
+    work.connected(verdict.connects)
     moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
     for room, effect in moves:
+        log.debug("moved", turn=progress.turn, room=room.id, effect=effect.value)
         work.perform(room, effect)
     started = verdict.compute and work.compute()
+    await _tell_each_other(work, group)
     work.record(agreement_s)
     progress.ended()
     if verdict.leave:
@@ -140,6 +166,20 @@ def _ahead(mine: Ballot, verdict: Verdict) -> bool:
         wish is Vote.ADVANCE and agreed is Vote.STAY
         for wish, agreed in zip(mine.votes, verdict.votes, strict=True)
     )
+
+
+async def _tell_each_other(work: Work, group: RankGroup) -> None:
+    told = work.told()
+    if told is not None:
+        work.hear(await group.gather(told))
+
+
+async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:
+    """All ranks have read the same numbers, so that all of them come here."""
+    ranks: dict[str, list[str]] = {}
+    for rank, told in enumerate(await group.gather(f"turn {mine.turn}, digest {mine.digest:#x}".encode())):
+        ranks.setdefault(told.decode(), []).append(str(rank))
+    return "; ".join(f"rank {', '.join(each)}: {told}" for told, each in ranks.items())
 
 
 async def _timed_agree(group: RankGroup, ballot: Ballot) -> tuple[Sequence[int], float]:

@@ -1,6 +1,7 @@
 """What does the prefill worker keep for a room, beside the room's own record?"""
 
 import asyncio
+from collections import abc
 from dataclasses import dataclass, field
 
 from services.engine.engine import Sequence
@@ -38,11 +39,10 @@ class Job:
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))
 
-    @property
-    def pages_checksum(self) -> int:
-        """Of what was computed for the receiver, as its record says it."""
+    def pages_checksum(self, kv_heads: abc.Sequence[int]) -> int:
+        """Of what was computed for a rank of the receiver that holds `kv_heads`, as its record says it."""
         summed = self.sequence.page_sum
-        return 0 if summed is None else told(summed.total)
+        return 0 if summed is None else told(summed.of(kv_heads))
 
     @property
     def complete(self) -> bool:

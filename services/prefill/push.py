@@ -1,18 +1,21 @@
-"""How do one room's pages, its record and its seal get to the receiver, and when is that quiet?
+"""How do a room's pages, its record and its seal get from this rank to the receiver, and when is it quiet?
 
-Pages leave in windows as chunks are computed; the record is posted when every window is DONE, and the
-seal when the record is DONE (`seal-last`). Nothing relies on an order between two writes. A room of which no
-page is to be sent has a record and a seal all the same (`zero-page-hand-over`), and each of the receiver's
-slots has one writer: the sender's rank that fills the pages beside it (`one-writer`).
+Pages leave in windows as chunks are computed. When every rank of this worker has written its pages, the
+elected one writes the record to each rank of the receiver, and when the records are DONE the seals
+(`seal-last`, `one-writer`). Nothing relies on an order between two writes. A room of which no page is to be
+sent has a record and a seal all the same (`zero-page-hand-over`).
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
+from itertools import groupby
 from typing import Final
 
-from services.pages.plan import TransferPlan, windows
+from services.pages.plan import PageRun, windows
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from services.prefill.ways import Way
 from services.rooms.evidence import Granted
 from services.rooms.ids import Incarnation
 from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
@@ -36,45 +39,66 @@ class Push:
     def __init__(
         self,
         transfer: Transfer,
-        peer: Incarnation,
-        plan: TransferPlan,
+        way: Way,
         source: Sequence[int],
+        page_tokens: int,
         grant: Granted,
         window_bytes: int,
         staging: memoryview,
         staging_index: int,
     ) -> None:
-        """`source`: the room's pages from the prefix on, as many as `grant.pages`. `staging`: this side's
-        metadata slot, from which record and seal are written."""
+        """`source`: the room's pages on this side, of `page_tokens` tokens each, from position 0 on.
+        `staging`: this side's metadata slot, from which record and seal are written."""
         self._transfer = transfer
-        self.peer = peer
-        self._plan = plan
+        self._way = way
         self._source = tuple(source)
+        self._page_tokens = page_tokens
         self._grant = grant
+        self._reach = grant.prefix_tokens + len(grant.pages) * way.page_tokens
+        """Position behind the last that the receiver has space for."""
         self._window_bytes = window_bytes
         self._staging = staging
         self._staging_offset = staging_index * SLOT_BYTES
         self._slot_offset = grant.slot * SLOT_BYTES
-        self._planned = 0
-        self._waiting: deque[list[Run]] = deque()
+        self._planned = grant.prefix_tokens
+        """Positions before it were sent, or held by the receiver before."""
+        self._complete = False
+        self._waiting: deque[tuple[Incarnation, list[PageRun]]] = deque()
         self._in_flight: dict[PutId, int] = {}
-        self._record: MetadataRecord | None = None
+        self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
+        self._seal = b""
         self.stage = Stage.PAGES
         self.failure: str | None = None
 
-    def ready(self, pages: int) -> None:
-        """The first `pages` pages will not change any more: they may leave."""
-        if pages > self._planned:
-            runs = self._plan.runs(
-                self._source[self._planned : pages], self._grant.pages[self._planned : pages]
-            )
+    def ready(self, tokens: int, *, complete: bool = False) -> None:
+        """The first `tokens` positions will not change any more: whole pages of them may leave. `complete`:
+        there are no more, so that the last page may leave as it is."""
+        size = self._page_tokens
+        stop = min(-(-tokens // size) * size if complete else tokens // size * size, self._reach)
+        self._complete |= complete
+        if stop <= self._planned:
+            return
+        first = self._grant.prefix_tokens
+        for target in self._way.targets:
+            runs = target.plan.runs(self._source, self._grant.pages, first, self._planned, stop)
             for window in windows(runs, self._window_bytes):
-                self._waiting.append([Run(run.source, run.target, run.length) for run in window])
-            self._planned = pages
+                self._waiting.append((target.peer, window))
+        self._planned = stop
 
-    def conclude(self, record: MetadataRecord) -> None:
-        """Every page is ready, and this is what the receiver is to know beside them."""
-        self._record = record
+    @property
+    def written(self) -> bool:
+        """All pages were ready, and their writes are DONE."""
+        return self._complete and self.failure is None and not (self._waiting or self._in_flight)
+
+    def conclude(self, record: MetadataRecord, checksum: Callable[[Sequence[int]], int]) -> None:
+        """Every rank has written: this is what each rank of the receiver is to know beside the pages.
+        `checksum`: of the pages, for the KV heads that the receiver's rank holds."""
+        told = [(checksum(target.kv_heads), target.peer) for target in self._way.targets]
+        for value, group in groupby(told, key=lambda each: each[0]):
+            peers = [peer for _, peer in group]
+            self._records.append((replace(record, pages_checksum=value), peers))
+        self._seal = seal_bytes(record.room, record.generation)
+        self.stage = Stage.RECORD
 
     def advance(self, count_bytes: Callable[[int], None]) -> bool:
         """Poll what is under way and post what may follow. True when something moved."""
@@ -90,12 +114,24 @@ class Push:
     def drain(self, count_bytes: Callable[[int], None]) -> bool:
         """Post nothing more; poll what is under way. True when it is quiet."""
         self._waiting.clear()
+        self._records.clear()
         self._poll(count_bytes)
         return not self._in_flight
 
     @property
     def under_way(self) -> bool:
         return bool(self._in_flight or self._waiting)
+
+    def notify(self, notice: bytes) -> None:
+        """Wake every rank of the receiver. Raises TransferError if one could not be told: the others were."""
+        problem: TransferError | None = None
+        for target in self._way.targets:
+            try:
+                self._transfer.notify(target.peer, notice)
+            except TransferError as error:
+                problem = error
+        if problem is not None:
+            raise problem
 
     def _poll(self, count_bytes: Callable[[int], None]) -> bool:
         moved = False
@@ -112,31 +148,32 @@ class Push:
         return moved
 
     def _post(self) -> bool:
-        if self.stage is Stage.SEALED:
-            return False
         if self._waiting:
             if len(self._in_flight) >= WINDOWS_IN_FLIGHT_MAX:
                 return False
-            self._put(KV, self._waiting.popleft())
+            peer, window = self._waiting.popleft()
+            self._put(peer, KV, [Run(*run) for run in window])
             return True
-        if self._in_flight or self._record is None or self._planned < len(self._grant.pages):
+        if self._in_flight or self.stage in (Stage.PAGES, Stage.SEALED):
             return False
-        match self.stage:
-            case Stage.PAGES:
-                body = self._record.pack()
-                self._staging[: len(body)] = body
-                self._put(SLOTS, [Run(self._staging_offset, self._slot_offset, len(body))])
-                self.stage = Stage.RECORD
-            case Stage.RECORD:
-                seal = seal_bytes(self._record.room, self._record.generation)
-                self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = seal
-                source, target = self._staging_offset + SEAL_OFFSET, self._slot_offset + SEAL_OFFSET
-                self._put(SLOTS, [Run(source, target, SEAL_BYTES)])
-                self.stage = Stage.SEAL
-            case Stage.SEAL:
-                self.stage = Stage.SEALED
+        if self.stage is Stage.RECORD and self._records:
+            record, peers = self._records.popleft()
+            body = record.pack()
+            self._staging[: len(body)] = body
+            self._write_slots(peers, 0, len(body))
+        elif self.stage is Stage.RECORD:
+            self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = self._seal
+            self._write_slots([target.peer for target in self._way.targets], SEAL_OFFSET, SEAL_BYTES)
+            self.stage = Stage.SEAL
+        else:
+            self.stage = Stage.SEALED
         return True
 
-    def _put(self, region: str, runs: list[Run]) -> None:
-        put = self._transfer.put(self.peer, region, runs)
+    def _write_slots(self, peers: Sequence[Incarnation], start: int, length: int) -> None:
+        for peer in peers:
+            run = Run(self._staging_offset + start, self._slot_offset + start, length)
+            self._put(peer, SLOTS, [run])
+
+    def _put(self, peer: Incarnation, region: str, runs: list[Run]) -> None:
+        put = self._transfer.put(peer, region, runs)
         self._in_flight[put] = sum(run.length for run in runs)

@@ -1,6 +1,6 @@
 """What may be asked of a prefill worker? Each method parses, asks the turn loop, renders. No policy here."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -50,12 +50,17 @@ class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
 
 class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     def __init__(
-        self, work: PrefillWork, mailbox: Mailbox, incarnation: Incarnation, layout: KvLayout
+        self,
+        work: PrefillWork,
+        mailbox: Mailbox,
+        incarnation: Incarnation,
+        layouts: Sequence[KvLayout],
     ) -> None:
+        """`layouts`: of every rank of this worker."""
         self._work = work
         self._mailbox = mailbox
         self._incarnation = incarnation
-        self._layout = layout
+        self._layouts = tuple(layouts)
 
     async def Connect(
         self, request: inference_pb2.ConnectRequest, context: grpc.aio.ServicerContext
@@ -63,7 +68,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
             await self._mailbox.ask(group_pb2.Command(connect=request), UNARY_S)
-        return inference_pb2.ConnectReply(layout=layout_to_wire(self._layout))
+        return inference_pb2.ConnectReply(layouts=[layout_to_wire(each) for each in self._layouts])
 
     async def Grant(
         self, request: inference_pb2.GrantRequest, context: grpc.aio.ServicerContext

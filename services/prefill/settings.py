@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from services.pages.topology import Topology
 from services.runtime.setting_kinds import DURATION_MS, POSITIVE
 from services.runtime.settings import setting
-from services.runtime.worker_settings import WorkerSettings
+from services.runtime.worker_settings import PARALLEL, WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,7 @@ class PrefillSettings(WorkerSettings):
 
     role: ClassVar[str] = "prefill"
 
+    pp: int = setting(1, "Pipeline parallel: ranks that share the layers.", PARALLEL)
     chunk_tokens: int = setting(512, "Most prompt tokens computed in one step.", POSITIVE)
     bootstrap_timeout_ms: int = setting(
         180_000, "Longest that a room waits here for its destination.", DURATION_MS
@@ -24,3 +26,11 @@ class PrefillSettings(WorkerSettings):
     transfer_timeout_ms: int = setting(
         30_000, "Longest without progress while a room is computed and written.", DURATION_MS
     )
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(tensor=self.tp, pipeline=self.pp)
+
+    @property
+    def dimensions(self) -> str:
+        return f"--tp {self.tp} --pp {self.pp}"

@@ -6,7 +6,7 @@ of its prompt is computed; there are no lists beside the roster that could disag
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections import abc
 from typing import Final
 
 from services.engine.engine import PageSum, Row
@@ -23,9 +23,9 @@ from services.prefill.push import Push, Stage
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
-from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed
+from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed, Written
 from services.rooms.ids import Generation, Incarnation, RoomId
-from services.rooms.phases import Effect, Phase
+from services.rooms.phases import GATED, LIVE, Effect, Phase
 from services.rooms.request import Token
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
@@ -45,7 +45,7 @@ from services.wire.conversions import (
     token_to_wire,
 )
 from services.wire.errors import NotConnected
-from services.wire.mailbox import Mailbox
+from services.wire.mailbox import Answer, Mailbox
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter
 
@@ -75,8 +75,7 @@ class PrefillWork:
         deadlines: Deadlines,
         chunk_tokens: int,
         window_bytes: int,
-        rank: int = 0,
-        ranks: int = 1,
+        ways: Ways,
         checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
         self.roster: Roster[Sender] = Roster(places)
@@ -95,8 +94,9 @@ class PrefillWork:
         self._window_bytes = window_bytes
         self._jobs: dict[RoomId, Job] = {}
         self.callers: Callers[inference_pb2.RunRoomReply] = Callers(mailbox)
-        self._rank = rank
-        self._ways = Ways(transfer, layout, rank, ranks, checksum)
+        self._ways = ways
+        self._connecting: list[tuple[Answer, Exception | None]] = []
+        """The turn's connections, and what became of them on this rank."""
         self._checksum = checksum
         self._step: list[Part] = []
 
@@ -118,6 +118,14 @@ class PrefillWork:
         finally:
             job.closers.remove(closed)
 
+    def break_off(self, cause: Cause) -> None:
+        """This worker ends here and now: tell whoever still waits for a room, with what ended it before if
+        anything did (`first-cause-wins`). Nothing is given back: all that is held ends with the process."""
+        for job in self._jobs.values():
+            if job.sender.phase in LIVE:
+                outcome = outcome_to_wire(job.sender.cause or cause)
+                self._reply(job, inference_pb2.RunRoomReply(outcome=outcome))
+
     # ---- Work
 
     def take_commands(self) -> bytes:
@@ -125,18 +133,21 @@ class PrefillWork:
 
     def apply(self, commands: bytes) -> None:
         for command in group_pb2.Commands.FromString(commands).commands:
+            problem: Exception | None = None
             try:
                 self._apply(command)
             except (Refusal, PeerFault, Truncated, LayoutMismatch) as error:
-                self._mailbox.answer(error)
+                problem = error
+            if command.WhichOneof("what") == "connect":
+                self._connecting.append((self._mailbox.hold(), problem))
             else:
-                self._mailbox.answer(None)
+                self._mailbox.answer(problem)
 
     def see(self) -> bool:
         news = self._see_step()
         self._transfer.notices()
         for job in list(self._jobs.values()):
-            if job.sender.phase is Phase.TRANSFERRING:
+            if job.sender.phase in GATED:
                 news |= self._see_push(job)
             elif job.sender.phase is Phase.FAILED and job.sender.proof is None and not job.sender.busy:
                 news |= self._see_quiet(job)
@@ -151,6 +162,25 @@ class PrefillWork:
     def may_leave(self) -> bool:
         return self.draining and not self._jobs and self._mailbox.empty
 
+    def connects(self) -> int:
+        problems = [problem is not None for _, problem in self._connecting]
+        return problems.index(True) if True in problems else len(problems)
+
+    def connected(self, count: int) -> None:
+        """Behind the first that failed it is not known of the others what became of them: asked again, a
+        connection that was made is found."""
+        for place, (answer, problem) in enumerate(self._connecting):
+            if place >= count and problem is None:
+                problem = NotConnected("not every rank of this prefill worker reaches the decode worker")
+            answer(problem)
+        self._connecting.clear()
+
+    def told(self) -> bytes | None:
+        return None
+
+    def hear(self, told: abc.Sequence[bytes]) -> None:  # noqa: ARG002
+        raise AssertionError("the ranks of a prefill worker tell each other nothing")
+
     def perform(self, room: Room, effect: Effect) -> None:
         job = self._jobs[room.id]
         match effect:
@@ -158,6 +188,8 @@ class PrefillWork:
                 self._tell(job, "destination known")
             case Effect.COMPUTE:
                 self._begin(job)
+            case Effect.SEAL:
+                self._seal(job)
             case Effect.REPORT:
                 self._reply(job, inference_pb2.RunRoomReply(outcome=outcome_to_wire(None)))
                 job.sender.note(Finished())
@@ -192,7 +224,7 @@ class PrefillWork:
         self._metrics.record_queues(
             bootstrap=census[Phase.BOOTSTRAPPING],
             waiting=census[Phase.WAITING_FOR_INPUT] + waiting,
-            inflight=census[Phase.TRANSFERRING] - waiting,
+            inflight=census[Phase.TRANSFERRING] + census[Phase.SEALING] - waiting,
         )
 
     async def rest(self) -> None:
@@ -215,6 +247,8 @@ class PrefillWork:
                 self._ways.connect(command.connect)
             case "departed":
                 self._depart(Incarnation(command.departed))
+            case "drain":
+                self.draining = True
             case other:
                 raise PeerFault(f"{other} is not a command for a prefill worker")
 
@@ -231,7 +265,16 @@ class PrefillWork:
 
         def make(place: int) -> Sender:
             peer = Incarnation(wire.decode.incarnation)
-            return Sender(room, request.request_id, peer, place, pages, self._deadlines, now_ms)
+            return Sender(
+                room,
+                request.request_id,
+                peer,
+                place,
+                pages,
+                self._deadlines,
+                now_ms,
+                elected=self._ways.elected,
+            )
 
         sender = self.roster.open(room, make, now_ms)
         job = Job(sender, request, wire.decode.name, self.callers.take(room))
@@ -248,20 +291,20 @@ class PrefillWork:
         sender = self.roster.get(room)
         if receiver != sender.peer:
             raise PeerFault(f"room {room}: the registry named another receiver")  # `authorised-writer`
-        # `promise-kept`: what the receiver holds already are whole pages, which are not written over.
-        if wire.prefix_tokens % self._layout.page_tokens:
-            raise PeerFault(f"room {room}: a prefix of {wire.prefix_tokens} tokens does not end with a page")
-        expected = sender.pages_needed - wire.prefix_tokens // self._layout.page_tokens
-        if len(grant.pages) != expected:
-            raise Truncated(f"room {room}: {len(grant.pages)} pages granted, {expected} to be sent")
         job = self._jobs[room]
         try:
             way = self._ways.granted(receiver, Incarnation(wire.exposure))
         except NotConnected as error:
-            if self._rank:
+            if not self._ways.elected:
                 # The leader answers the grant, and may have taken it: this rank alone ends the room.
                 sender.note(Failed(Cause(Reason.CONNECT_FAILED, f"prefill: {error}")))
             raise
+        # `promise-kept`: what the receiver holds already are whole pages, which are not written over.
+        if wire.prefix_tokens % way.page_tokens:
+            raise PeerFault(f"room {room}: a prefix of {wire.prefix_tokens} tokens does not end with a page")
+        expected = -(-(job.request.prefill_tokens - wire.prefix_tokens) // way.page_tokens)
+        if len(grant.pages) != expected:
+            raise Truncated(f"room {room}: {len(grant.pages)} pages granted, {expected} to be sent")
         sender.note(grant)
         job.way = way
 
@@ -311,12 +354,9 @@ class PrefillWork:
 
     def _computed(self, job: Job, token: Token | None) -> None:
         """A chunk is in the pages: send what is whole, and with the last one the first token."""
-        if job.push is None or job.sender.phase is not Phase.TRANSFERRING or job.sender.grant is None:
+        if job.push is None or job.sender.phase is not Phase.TRANSFERRING:
             return
-        grant = job.sender.grant
-        prefix_pages = grant.prefix_tokens // self._layout.page_tokens
-        whole = len(job.pages) if job.complete else job.computed // self._layout.page_tokens
-        job.push.ready(max(whole - prefix_pages, 0))
+        job.push.ready(job.computed, complete=job.complete)
         job.sender.progressed(self._clock.now_ms())
         if token is None:
             return
@@ -325,19 +365,6 @@ class PrefillWork:
         first = inference_pb2.FirstToken(token=token_to_wire(token), finish=finish)
         self._reply(job, inference_pb2.RunRoomReply(first_token=first))
         self._tell(job, "first token", f"{job.computed} tokens computed")
-        job.push.conclude(
-            MetadataRecord(
-                room=job.sender.id,
-                generation=grant.generation,
-                prompt_tokens=job.request.prefill_tokens,
-                cached_tokens=0,
-                pages=len(grant.pages),
-                first_token=token.id,
-                first_logprob=token.logprob,
-                alternatives=token.top,
-                pages_checksum=job.pages_checksum,
-            )
-        )
 
     def _see_push(self, job: Job) -> bool:
         push, sender = job.push, job.sender
@@ -347,12 +374,19 @@ class PrefillWork:
         if push.failure is not None:
             sender.note(Failed(Cause(Reason.TRANSFER_FAILED, push.failure)))
             return True
+        now_ms = self._clock.now_ms()
         if moved:
-            sender.progressed(self._clock.now_ms())
+            sender.progressed(now_ms)
+        if push.written and not sender.written:
+            sender.note(Written())
+            moved = True
+        if sender.written and (sender.phase is Phase.TRANSFERRING or not sender.elected):
+            sender.progressed(now_ms)  # only another rank can be late now, and it counts that itself
         if push.stage is Stage.SEALED:
             sender.note(Sealed(sender.grant.generation))
             self._wake(push, sender)
-            self._metrics.sealed((self._clock.now_ms() - sender.entered_ms) / 1000)
+            spent_ms = sender.phase_ms[Phase.TRANSFERRING] + now_ms - sender.entered_ms
+            self._metrics.sealed(spent_ms / 1000)
             self._tell(
                 job, "sealed", f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
             )
@@ -361,7 +395,7 @@ class PrefillWork:
     def _wake(self, push: Push, sender: Sender) -> None:
         """A notice is never the truth: one that cannot be sent is like one that was lost."""
         try:
-            self._transfer.notify(push.peer, sender.id.to_bytes(8, "little"))
+            push.notify(sender.id.to_bytes(8, "little"))
         except TransferError as error:
             log.debug("notice not sent", room=sender.id, cause=str(error))
 
@@ -387,15 +421,34 @@ class PrefillWork:
             job.sequence.page_sum = PageSum(grant.prefix_tokens)
         job.push = Push(
             self._transfer,
-            job.way.peer,
-            job.way.plan,
-            holding.pages[len(holding.pages) - len(grant.pages) :],
+            job.way,
+            holding.pages,
+            self._layout.page_tokens,
             grant,
             self._window_bytes,
             self._holdings.slots.view(holding.slot),
             holding.slot.index,
         )
         self._tell(job, "computing", f"{len(holding.pages)} pages")
+
+    def _seal(self, job: Job) -> None:
+        """The pages of every rank are there: the elected one says so to each rank of the receiver."""
+        sender, push, token = job.sender, job.push, job.first
+        if push is None or token is None or sender.grant is None:
+            raise AssertionError(f"room {sender.id} is sealed before it was computed")
+        if not sender.elected:
+            return
+        record = MetadataRecord(
+            room=sender.id,
+            generation=sender.grant.generation,
+            prompt_tokens=job.request.prefill_tokens,
+            cached_tokens=0,
+            pages=len(sender.grant.pages),
+            first_token=token.id,
+            first_logprob=token.logprob,
+            alternatives=token.top,
+        )
+        push.conclude(record, job.pages_checksum)
 
     def _fail(self, job: Job) -> None:
         cause = job.sender.cause
@@ -419,7 +472,7 @@ class PrefillWork:
 
     # ---- small things
 
-    def _computable(self) -> Iterable[Job]:
+    def _computable(self) -> abc.Iterable[Job]:
         return [
             job for job in self._jobs.values() if job.sender.phase is Phase.TRANSFERRING and not job.complete
         ]

@@ -1,15 +1,15 @@
-"""How does this rank reach the memory of each decode worker?
+"""How does this rank reach the memory of each decode worker's ranks?
 
 A way leads to one exposure: when a decode worker takes its memory back from its senders, it exposes it anew
-under another name, and whatever was to be written by the old way fails.
+under other names, and whatever was to be written by the old way fails.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.pages.checksum import KvChecksum
-from services.pages.errors import LayoutMismatch
 from services.pages.layout import KvLayout
-from services.pages.plan import TransferPlan, plan_transfer
+from services.pages.plan import HandoverPlan, TransferPlan, plan_hand_over
 from services.pages.record import SCHEMA_HASH
 from services.rooms.errors import WorkerRefused
 from services.rooms.ids import Incarnation
@@ -21,12 +21,28 @@ from services.wire.errors import NotConnected
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """One rank of the receiver that this rank writes to."""
+
+    peer: Incarnation
+    """Of its endpoint."""
+    plan: TransferPlan
+    """Of the pages; an empty one where only the record is written."""
+    kv_heads: tuple[int, ...]
+    """That it holds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Way:
     exposure: Incarnation
-    """Of rank 0's endpoint: what grants name, the same on every rank."""
-    peer: Incarnation
-    """Of the endpoint that this rank writes to."""
-    plan: TransferPlan
+    """Of the receiver's rank 0: what grants name, the same on every rank."""
+    page_tokens: int
+    """Of the receiver's pages."""
+    targets: tuple[Target, ...]
+    """For the elected rank every rank of the receiver, in their order; for the others those that they have
+    pages for."""
+    endpoints: frozenset[Incarnation] = frozenset()
+    """Of every rank of the receiver, so that all ranks answer alike to what is said of them."""
 
 
 class Ways:
@@ -35,61 +51,96 @@ class Ways:
     def __init__(
         self,
         transfer: Transfer,
-        layout: KvLayout,
+        layouts: Sequence[KvLayout],
         rank: int = 0,
-        ranks: int = 1,
         checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
+        """`layouts`: of every rank of this worker, in rank order."""
         self._transfer = transfer
-        self._layout = layout
+        self._layouts = tuple(layouts)
         self._rank = rank
-        self._ranks = ranks
         self._checksum = checksum
         self._ways: dict[Incarnation, Way] = {}
 
     def __len__(self) -> int:
         return len(self._ways)
 
+    @property
+    def elected(self) -> bool:
+        """This rank writes the records and the seals of this worker (`one-writer`)."""
+        return self._rank == 0
+
     def connect(self, wire: inference_pb2.ConnectRequest) -> None:
         """Make a decode worker's memory known here. Where another exposure of it was known, that one is
         forgotten: writes to it fail.
 
-        Raises WorkerRefused and LayoutMismatch by the differing field, Malformed, and NotConnected when its
-        memory cannot be reached (now)."""
+        Raises WorkerRefused and LayoutMismatch by the differing field and Malformed, the same on every rank,
+        and NotConnected when its memory cannot be reached from this one (now)."""
         if wire.schema != SCHEMA_HASH:
             raise WorkerRefused("schema", SCHEMA_HASH, wire.schema)
         theirs = checksum_from_wire(wire.kv_checksum)
         if theirs is not self._checksum:
             raise WorkerRefused("kv_checksum", self._checksum.value, theirs.value)
-        if len(wire.endpoints) != self._ranks:
-            raise LayoutMismatch("ranks", self._ranks, len(wire.endpoints))
-        plan = plan_transfer(self._layout, layout_from_wire(wire.layout))
-        receiver, endpoint = Incarnation(wire.receiver), endpoint_from_wire(wire.endpoints[self._rank])
-        if not (receiver and all(each.incarnation for each in wire.endpoints)):
-            raise Malformed("a receiver and each of its endpoints need an incarnation")
-        self._check(endpoint, receiver)
+        layouts = [layout_from_wire(each) for each in wire.layouts]
+        if not layouts or len(layouts) != len(wire.endpoints):
+            raise Malformed(f"{len(wire.endpoints)} endpoints and {len(layouts)} layouts: one of each a rank")
+        plan = plan_hand_over(self._layouts, layouts)
+        receiver = Incarnation(wire.receiver)
+        endpoints = [endpoint_from_wire(each) for each in wire.endpoints]
+        self._check(receiver, endpoints)
+        way = self._way(plan, layouts, endpoints)
+        reached = {target.peer for target in way.targets}
         before = self._ways.get(receiver)
-        if before is not None and before.peer != endpoint.incarnation:
+        known = {target.peer for target in before.targets} if before else set()
+        if before is not None and before.endpoints != way.endpoints:
             self.forget(receiver)
-        try:
-            self._transfer.connect(endpoint)
-        except TransferError as error:
-            raise NotConnected(f"cannot reach the decode worker's memory: {error}") from error
-        self._ways[receiver] = Way(Incarnation(wire.endpoints[0].incarnation), endpoint.incarnation, plan)
+            known = set()
+        made: list[Incarnation] = []
+        for endpoint in endpoints:
+            if endpoint.incarnation not in reached:
+                continue
+            try:
+                self._transfer.connect(endpoint)
+            except TransferError as error:
+                for peer in made:
+                    self._transfer.disconnect(peer)
+                raise NotConnected(f"cannot reach the decode worker's memory: {error}") from error
+            if endpoint.incarnation not in known:
+                made.append(endpoint.incarnation)
+        self._ways[receiver] = way
 
-    def _check(self, endpoint: Endpoint, receiver: Incarnation) -> None:
+    def _check(self, receiver: Incarnation, endpoints: Sequence[Endpoint]) -> None:
         """Before anything is forgotten for it: nonsense takes no way from anyone. Raises Malformed."""
-        try:
-            check_endpoint(endpoint)
-        except TransferError as error:
-            raise Malformed(str(error)) from error
-        if any(way.peer == endpoint.incarnation for whose, way in self._ways.items() if whose != receiver):
-            raise Malformed(f"endpoint {endpoint.agent}: it is another receiver's")
+        named = {each.incarnation for each in endpoints}
+        if not receiver or 0 in named or len(named) != len(endpoints):
+            raise Malformed("a receiver and each of its endpoints need an incarnation of their own")
+        for endpoint in endpoints:
+            try:
+                check_endpoint(endpoint)
+            except TransferError as error:
+                raise Malformed(str(error)) from error
+        for whose, way in self._ways.items():
+            if whose != receiver and way.endpoints & named:
+                raise Malformed(f"receiver {receiver:#x}: one of its endpoints is another receiver's")
+
+    def _way(self, plan: HandoverPlan, layouts: Sequence[KvLayout], endpoints: Sequence[Endpoint]) -> Way:
+        plans = [plan.between(self._rank, each) for each in range(len(endpoints))]
+        targets = tuple(
+            Target(endpoint.incarnation, each, layout.kv_heads)
+            for endpoint, each, layout in zip(endpoints, plans, layouts, strict=True)
+            if self.elected or not each.empty
+        )
+        named = frozenset(each.incarnation for each in endpoints)
+        return Way(endpoints[0].incarnation, layouts[0].page_tokens, targets, named)
 
     def granted(self, receiver: Incarnation, exposure: Incarnation) -> Way:
         """The way to the memory that a grant names. Raises NotConnected if there is none that holds."""
         way = self._ways.get(receiver)
-        if way is None or way.exposure != exposure or not self._transfer.connected(way.peer):
+        if (
+            way is None
+            or way.exposure != exposure
+            or not all(self._transfer.connected(target.peer) for target in way.targets)
+        ):
             raise NotConnected(f"receiver {receiver:#x}, exposure {exposure:#x}: connect first")
         return way
 
@@ -97,7 +148,8 @@ class Ways:
         """Nothing is written there any more; what is under way may still land. Idempotent."""
         way = self._ways.pop(receiver, None)
         if way is not None:
-            self._transfer.disconnect(way.peer)
+            for target in way.targets:
+                self._transfer.disconnect(target.peer)
 
 
 def endpoint_from_wire(wire: inference_pb2.Endpoint) -> Endpoint:

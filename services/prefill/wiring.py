@@ -6,20 +6,26 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from services.engine.start import start_engine
+from services.engine.engine import Engine
+from services.engine.start import start_rank
 from services.engine.stepper import Stepper
+from services.engine.team import TeamBroken
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
-from services.parallel.solo import SoloGroup
+from services.pages.topology import rank_layout
+from services.parallel.forming import agree_on, explained, form_group, load_together
+from services.parallel.interface import GroupBroken
 from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.settings import PrefillSettings
 from services.prefill.turn import PrefillWork
+from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
+from services.rooms.errors import RostersDiverged
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.runtime import serve
@@ -29,36 +35,50 @@ from services.runtime.host_memory import HostMemory
 from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
-from services.wire.conversions import layout_to_wire, side_to_wire
+from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
+from services.wire.follower_host import FollowerHost
 from services.wire.model_bounds import ModelBounds
 from services.wire.worker_host import Role, WorkerHost
 
+BROKEN = (GroupBroken, RostersDiverged, TeamBroken)
+"""What ends a rank's turns because of another rank."""
+
 
 def run(settings: PrefillSettings) -> int:
-    """Run a prefill worker until it is told to stop. Returns the exit code."""
+    """Run a prefill worker, or one rank of it, until it is told to stop. Returns the exit code."""
     threads = pin(settings.cpus, settings.threads)
     return serve.run(partial(_main, settings, threads))
 
 
 async def _main(settings: PrefillSettings, threads: int, shutdown: asyncio.Event) -> int:
-    host = WorkerHost(settings, Incarnation(secrets.randbits(63) | 1))
+    mine = Incarnation(secrets.randbits(63) | 1)
+    host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine)
     try:
-        return await _serve(settings, threads, host, shutdown)
+        return await _serve(settings, threads, host, mine, shutdown)
     finally:
         await host.close()
 
 
-async def _serve(settings: PrefillSettings, threads: int, host: WorkerHost, shutdown: asyncio.Event) -> int:
+async def _serve(
+    settings: PrefillSettings,
+    threads: int,
+    host: WorkerHost | FollowerHost,
+    mine: Incarnation,
+    shutdown: asyncio.Event,
+) -> int:
     clock, registry = SystemClock(), CollectorRegistry()
     checksum = KvChecksum(settings.kv_checksum)
-    incarnation = host.incarnation
+    topology, rank = settings.topology, settings.rank or 0
     progress = TurnProgress(clock)
     await host.start_pages(registry, progress.stuck_ms)
 
+    group = (await form_group(settings, mine)).group
     loop = asyncio.get_running_loop()
-    engine = await loop.run_in_executor(None, start_engine, settings, threads)
+    engine: Engine = await load_together(group, loop.run_in_executor(None, start_rank, settings, threads))
+    await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
+    layouts = [rank_layout(engine.whole, topology, each) for each in range(topology.ranks)]
     slots = HostMemory(settings.max_rooms * SLOT_BYTES)
-    transfer = NixlTransfer(incarnation)
+    transfer = NixlTransfer(mine)
     transfer.register(Region("kv", engine.cache.address, engine.cache.length, engine.cache.device))
     transfer.register(Region("slots", slots.address, slots.length))
 
@@ -84,35 +104,37 @@ async def _serve(settings: PrefillSettings, threads: int, host: WorkerHost, shut
         ),
         chunk_tokens=settings.chunk_tokens,
         window_bytes=settings.transfer_window,
+        ways=Ways(transfer, layouts, rank, checksum),
         checksum=checksum,
     )
-    inference_pb2_grpc.add_PrefillServiceServicer_to_server(
-        PrefillService(work, host.mailbox, incarnation), host.server.grpc
-    )
-    inference_pb2_grpc.add_HandoverServiceServicer_to_server(
-        HandoverService(work, host.mailbox, incarnation, engine.layout), host.server.grpc
-    )
-
-    def start_draining() -> None:
-        work.draining = True
-
-    role = Role(
-        registration=workers_pb2.RegisterRequest(
-            side=side_to_wire(Side.PREFILL),
-            topology=workers_pb2.Topology(tensor_parallel=1, pipeline_parallel=1),
-            layout=layout_to_wire(engine.layout),
-            schema=SCHEMA_HASH,
-            kv_checksum=checksum.value,
-            tokens_max=engine.cache.pages * engine.layout.page_tokens,
-            rooms_max=settings.max_rooms,
-        ),
-        services=("baton.v1.PrefillService", "baton.v1.HandoverService"),
-        turns=run_turns(work, SoloGroup(), clock, progress),
-        start_draining=start_draining,
-        on_renewal=metrics.worker.lease_renewed,
-    )
+    turns = explained(run_turns(work, group, clock, progress), group, TeamBroken)
     try:
+        if isinstance(host, FollowerHost):
+            return await host.serve(turns, BROKEN, shutdown)
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(
+            PrefillService(work, host.mailbox, mine), host.server.grpc
+        )
+        inference_pb2_grpc.add_HandoverServiceServicer_to_server(
+            HandoverService(work, host.mailbox, mine, layouts), host.server.grpc
+        )
+        role = Role(
+            registration=workers_pb2.RegisterRequest(
+                side=side_to_wire(Side.PREFILL),
+                topology=topology_to_wire(topology),
+                layout=layout_to_wire(engine.whole),
+                schema=SCHEMA_HASH,
+                kv_checksum=checksum.value,
+                tokens_max=engine.cache.pages * engine.layout.page_tokens,
+                rooms_max=settings.max_rooms,
+            ),
+            services=("baton.v1.PrefillService", "baton.v1.HandoverService"),
+            turns=turns,
+            on_renewal=metrics.worker.lease_renewed,
+            broken=BROKEN,
+            break_off=work.break_off,
+        )
         return await host.serve(role, shutdown)
     finally:
-        stepper.close()
+        await group.close()  # whatever it was: the other ranks learn it now
+        stepper.close(wait=not settings.grouped)
         transfer.close()

@@ -5,7 +5,7 @@ must be equal on all ranks is sent with its complement: the minimum of both is t
 complement only if every rank sent the same. A wish that one rank's hold must block is sent as 0/1.
 An ABORT carries its reason, so that ranks which saw nothing learn why in the same collective.
 
-    [turn, ~turn, roster digest, ~digest, may compute, may leave, vote of place 0, vote of place 1, …]
+    [turn, ~turn, roster digest, ~digest, may compute, may leave, connects, vote of place 0, of place 1, …]
 
     a vote: 2 ADVANCE, 1 STAY, 0 ABORT for no known reason, -1 - i ABORT for the i-th `Reason`
 """
@@ -17,7 +17,7 @@ from typing import Final
 from services.rooms.errors import Reason, RostersDiverged
 from services.rooms.phases import Vote
 
-HEADER: Final = 6
+HEADER: Final = 7
 _REASONS: Final = tuple(Reason)
 _VOTES: Final = tuple(Vote)
 
@@ -33,10 +33,13 @@ class Ballot:
     votes: Sequence[Vote]
     reasons: Mapping[int, Reason] = field(default_factory=dict)
     """Of its ABORTs, by place."""
+    connects: int = 0
+    """How many of the turn's connections, from the first on, this rank could make."""
 
     def encode(self) -> list[int]:
         may = (int(self.may_compute), int(self.may_leave))
-        words = [self.turn, ~self.turn, self.digest, ~self.digest, *may, *map(int, self.votes)]
+        words = [self.turn, ~self.turn, self.digest, ~self.digest, *may, self.connects]
+        words += map(int, self.votes)
         for place, reason in self.reasons.items():
             if self.votes[place] is Vote.ABORT:
                 words[HEADER + place] = -1 - _REASONS.index(reason)
@@ -51,23 +54,24 @@ class Verdict:
     votes: tuple[Vote, ...]
     reasons: Mapping[int, Reason]
     """Of the ABORTs, by place. Where ranks gave several, the one listed last in `Reason`."""
+    connects: int = 0
+    """How many of the turn's connections, from the first on, every rank could make."""
 
 
 def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:
     """Decode the minimum over all ranks. Raises RostersDiverged when ranks disagree on turn or rooms."""
     if len(agreed) != HEADER + len(mine.votes):
         raise RostersDiverged(f"turn {mine.turn}: {len(agreed)} words agreed, {len(mine.votes)} places here")
-    turn, turn_complement, digest, digest_complement, compute, leave = agreed[:HEADER]
+    turn, turn_complement, digest, digest_complement, compute, leave, connects = agreed[:HEADER]
     if turn != ~turn_complement:
         raise RostersDiverged(f"turn {mine.turn}: ranks are in different turns ({turn}..{~turn_complement})")
     if digest != ~digest_complement:
         raise RostersDiverged(
-            f"turn {mine.turn}: ranks hold different rooms: digests {digest:#x} and {~digest_complement:#x},"
-            f" this rank {mine.digest:#x}"
+            f"turn {mine.turn}: ranks hold different rooms (digests {digest:#x} to {~digest_complement:#x})"
         )
     words = agreed[HEADER:]
     reasons = {}
     if min(words, default=0) < 0:
         reasons = {place: _REASONS[-1 - word] for place, word in enumerate(words) if word < 0}
         words = [max(word, Vote.ABORT) for word in words]
-    return Verdict(bool(compute), bool(leave), tuple(map(_VOTES.__getitem__, words)), reasons)
+    return Verdict(bool(compute), bool(leave), tuple(map(_VOTES.__getitem__, words)), reasons, connects)

@@ -21,10 +21,12 @@ class WorkerFacts:
     model: str
     """Fingerprint of configuration and weights."""
     geometry: tuple[tuple[str, str], ...]
-    """(field, value) pairs that must be equal across the stack: dtype, page size, schema, …"""
+    """(field, value) pairs that must be equal across the stack: dtype, layers, schema, …"""
     tokens_max: int
     """KV positions that its whole cache holds."""
     rooms_max: int
+    page_tokens: int = 1
+    """Of any two workers of the stack, one's is a multiple of the other's."""
     topology: str = "tp1pp1"
     pid: int = 0
     """Of its process, for whoever started it on the same machine; 0: not told."""

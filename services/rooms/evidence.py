@@ -47,6 +47,11 @@ class Landed:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """Sender: all that this rank has to send was computed, and its writes are DONE."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sealed:
     """Receiver: our record is in the slot. Sender: the seal's write is DONE."""
 
@@ -72,4 +77,4 @@ class Fenced:
     proof: Proof
 
 
-Evidence = Connected | Granted | Landed | Sealed | Failed | Finished | Fenced
+Evidence = Connected | Granted | Landed | Written | Sealed | Failed | Finished | Fenced

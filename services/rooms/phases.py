@@ -21,6 +21,8 @@ class Phase(Enum):
     """Sender: destination known, waiting for pages to compute into. Receiver: waiting for pages."""
     TRANSFERRING = "transferring"
     """Sender: computing and pushing. Receiver: destination exposed, not yet ready on every rank."""
+    SEALING = "sealing"
+    """Sender: every rank's pages are written; the elected rank writes the record and the seal."""
     SUCCESS = "success"
     """Sender: sealed. Receiver: admitted to the batch."""
     FAILED = "failed"
@@ -46,6 +48,8 @@ class Effect(Enum):
     """Receiver: reserve pages and a zeroed slot, expose them, send the destination."""
     COMPUTE = "compute"
     """Sender: reserve pages and start computing."""
+    SEAL = "seal"
+    """Sender: all pages of all ranks are written; the elected rank may say so."""
     ADMIT = "admit"
     """Receiver: the pages are ours for good; join the batch."""
     REPORT = "report"
@@ -72,7 +76,9 @@ _ENDINGS: Final[Moves] = {
 SENDER_MOVES: Final[Moves] = {
     (Phase.BOOTSTRAPPING, Vote.ADVANCE): (Phase.WAITING_FOR_INPUT, Effect.QUEUE),
     (Phase.WAITING_FOR_INPUT, Vote.ADVANCE): (Phase.TRANSFERRING, Effect.COMPUTE),
-    (Phase.TRANSFERRING, Vote.ADVANCE): (Phase.SUCCESS, Effect.REPORT),
+    (Phase.TRANSFERRING, Vote.ADVANCE): (Phase.SEALING, Effect.SEAL),
+    (Phase.SEALING, Vote.ADVANCE): (Phase.SUCCESS, Effect.REPORT),
+    (Phase.SEALING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     **_ENDINGS,
 }
 
@@ -83,5 +89,8 @@ RECEIVER_MOVES: Final[Moves] = {
     **_ENDINGS,
 }
 
-LIVE: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING})
+LIVE: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING, Phase.SEALING})
 """Phases in which a room can still fail. The others are terminal and absorb (`terminal-absorbs`)."""
+
+GATED: Final = frozenset({Phase.TRANSFERRING, Phase.SEALING})
+"""Phases that a rank which is not ready cannot be voted out of but by ABORT (`gate-before-agree`)."""

@@ -353,3 +353,7 @@ def _check_fit(known: WorkerFacts, new: WorkerFacts) -> None:
     for name in sorted(want.keys() | got.keys()):
         if want.get(name) != got.get(name):
             raise WorkerRefused(name, want.get(name, "none"), got.get(name, "none"))
+    small, large = sorted((known.page_tokens, new.page_tokens))
+    if large % small:
+        told = f"{new.page_tokens}: neither is a multiple"
+        raise WorkerRefused("page_tokens", str(known.page_tokens), told)

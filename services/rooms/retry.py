@@ -42,6 +42,7 @@ GUILT: Final[Mapping[Reason, Guilt | None]] = {
     Reason.RECEIVER_CLOSED: Guilt.DECODE,
     Reason.MEMORY_REVOKED: Guilt.DECODE,
     Reason.ENGINE_FAILED: Guilt.TELLER,
+    Reason.GROUP_BROKEN: Guilt.TELLER,
     Reason.DRAINING: Guilt.TELLER,
     Reason.REFUSED: Guilt.TELLER,
 }

@@ -11,7 +11,7 @@ from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from services.rooms.evidence import Evidence, Failed, Fenced, Finished, Proof
 from services.rooms.ids import Incarnation, RoomId
-from services.rooms.phases import Effect, Moves, Phase, Side, Vote
+from services.rooms.phases import GATED, Effect, Moves, Phase, Side, Vote
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +110,7 @@ class Room:
             raise IllegalMove(f"room {self.id}: {verdict.name} while {self.phase.value}")
         if verdict is Vote.ABORT:
             self.cause = self.ending(now_ms) or self._told(reason)
-        elif self.phase is Phase.TRANSFERRING and not self._ready():
+        elif self.phase in GATED and not self._ready():
             raise IllegalMove(f"room {self.id}: all ranks are said to be ready, but {self._wanting()}")
         before = self.phase
         self.phase, effect = self.MOVES[before, verdict]
@@ -144,7 +144,7 @@ class Room:
         raise NotImplementedError
 
     def _ready(self) -> bool:
-        """BOOTSTRAPPING and TRANSFERRING: is everything there that the next phase needs?"""
+        """BOOTSTRAPPING, TRANSFERRING and SEALING: is everything there that the next phase needs?"""
         raise NotImplementedError
 
     def _contradiction(self) -> Cause | None:

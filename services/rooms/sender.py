@@ -1,32 +1,37 @@
 """The prefill side of one room on one rank: may it compute, and has everything arrived?
 
-    BOOTSTRAPPING ---> WAITING_FOR_INPUT ---> TRANSFERRING ---> SUCCESS ---> RETIRED
-       no destination     no pages yet           pushing          sealed        |
-            |                  |                     |                          |
-            +------------------+---------------------+--> FAILED ---------------+
-                                                           its writes end
+    BOOTSTRAPPING ---> WAITING_FOR_INPUT ---> TRANSFERRING ---> SEALING ---> SUCCESS ---> RETIRED
+       no destination     no pages yet           pushing         written      sealed        |
+            |                  |                     |              |                       |
+            +------------------+---------------------+--------------+--> FAILED ------------+
+                                                                          its writes end
 
-A sender posts only while TRANSFERRING and without a cause: after that `close` may be answered as soon as
-what was posted has ended. The diagram in docs/ARCHITECTURE.md is drawn from the table.
+The record and the seal are posted when every rank of the worker has written its pages (`seal-last`), by the
+elected rank alone (`one-writer`). A sender posts only while TRANSFERRING or SEALING and without a cause:
+after that `close` may be answered as soon as what was posted has ended. The diagram in docs/ARCHITECTURE.md
+is drawn from the table.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from services.rooms.errors import LocalBug, PeerFault
-from services.rooms.evidence import Evidence, Granted, Sealed
+from services.rooms.evidence import Evidence, Granted, Sealed, Written
 from services.rooms.phases import SENDER_MOVES, Moves, Phase, Side
 from services.rooms.room import Room
 
 
 @dataclass(slots=True, eq=False)
 class Sender(Room):
-    """See `Room`. `grant` is where to write; there is none before the receiver reserved it."""
+    """See `Room`. `grant` is where to write; there is none before the receiver reserved it. `elected`: this
+    rank writes the room's record and seal."""
 
     SIDE: ClassVar[Side] = Side.PREFILL
     MOVES: ClassVar[Moves] = SENDER_MOVES
 
+    elected: bool = True
     grant: Granted | None = None
+    written: bool = False
     sealed: bool = False
 
     def _note(self, evidence: Evidence) -> None:
@@ -35,18 +40,28 @@ class Sender(Room):
                 if self.grant is not None and self.grant != evidence:
                     raise PeerFault(f"room {self.id}: a second, different destination")
                 self.grant = evidence
+            case Written():
+                self.written = True
             case Sealed(generation):
                 if self.grant is None or generation != self.grant.generation:
                     raise LocalBug(f"room {self.id}: sealed generation {generation} without its grant")
+                if self.phase is not Phase.SEALING or not self.elected:
+                    raise LocalBug(f"room {self.id}: sealed while {self.phase.value}, or not by its writer")
                 self.sealed = True
             case _:
                 raise PeerFault(f"room {self.id}: {type(evidence).__name__} is not for a sender")
 
     def _ready(self) -> bool:
-        return self.grant is not None if self.phase is Phase.BOOTSTRAPPING else self.sealed
+        match self.phase:
+            case Phase.BOOTSTRAPPING:
+                return self.grant is not None
+            case Phase.TRANSFERRING:
+                return self.written
+            case _:
+                return self._unwritten()
 
     def _unwritten(self) -> bool:
-        return self.sealed
+        return self.sealed or not self.elected
 
     def _wanting(self) -> str:
         match self.phase:
@@ -54,5 +69,7 @@ class Sender(Room):
                 return "the decode worker has sent no destination"
             case Phase.WAITING_FOR_INPUT:
                 return "no pages are free to compute into"
-            case _:
+            case Phase.TRANSFERRING:
                 return "the pages were not all written"
+            case _:
+                return "the seal was not written"

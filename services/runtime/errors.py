@@ -6,6 +6,8 @@ traceback. Everything else that escapes a service is a bug and keeps its traceba
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_GROUP = 3
+"""Another rank of the worker is the reason: whoever looks for the cause looks there first."""
 
 
 class StartupError(Exception):
@@ -20,6 +22,14 @@ class StartupError(Exception):
 class MemoryKept(StartupError):
     """Memory that had to be taken back from its writers could not be moved. That the process ends is the same
     proof; whoever started it starts it again."""
+
+
+class GroupLost(StartupError):
+    """Another rank of this worker is gone, late, or disagrees. Nothing here can be finished any more, a
+    running step least of all: the process ends without waiting for it, and whoever started the group starts
+    it again."""
+
+    exit_code: int = EXIT_GROUP
 
 
 class SettingsError(StartupError):

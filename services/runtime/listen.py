@@ -14,6 +14,22 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
     It listens at once, so that a second process fails here rather than later. `flag` is the setting
     that chose the port, for the message. Raises StartupError.
     """
+    sock = reserve_port(host, port, flag)
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise cannot_listen(host, port, flag, error) from None
+    sock.setblocking(False)
+    return sock
+
+
+def reserve_port(host: str, port: int = 0, flag: str = "") -> socket.socket:
+    """Hold a port (0: a free one) without listening on it: another process that is told of it can listen
+    there, and the system gives it to nobody who is not. For as long as the socket is open.
+
+    `flag` is the setting that chose the port. Raises StartupError.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -24,11 +40,9 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise cannot_listen(host, port, flag, error) from None
-    sock.setblocking(False)
     return sock
 
 

@@ -74,9 +74,15 @@ def _time(record: logging.LogRecord) -> str:
 class TextFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.000Z INFO decode.turn room admitted room=7 worker=decode-0`"""
 
+    def __init__(self, **always: FieldValue) -> None:
+        """`always`: fields of every line."""
+        super().__init__()
+        self._always = always
+
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage().replace("\n", "\\n")
-        pairs = "".join(f" {name}={self._value(value)}" for name, value in _fields(record).items())
+        fields = self._always | _fields(record)
+        pairs = "".join(f" {name}={self._value(value)}" for name, value in fields.items())
         line = f"{_time(record)} {record.levelname} {record.name} {message}{pairs}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -90,6 +96,11 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, the fields, and the traceback if there is one."""
 
+    def __init__(self, **always: FieldValue) -> None:
+        """`always`: fields of every line."""
+        super().__init__()
+        self._always = always
+
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, FieldValue] = {
             "time": _time(record),
@@ -97,20 +108,23 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry |= {name: value for name, value in _fields(record).items() if name not in entry}
+        fields = self._always | _fields(record)
+        entry |= {name: value for name, value in fields.items() if name not in entry}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
 
 
-def configure(level: str, log_format: str, stream: TextIO | None = None) -> None:
+def configure(level: str, log_format: str, stream: TextIO | None = None, **always: FieldValue) -> None:
     """Send every logger of the process to `stream` (stderr). Replaces earlier handlers.
 
-    `level` is a key of LEVELS, `log_format` is "text" or "json". The HTTP client's and server's lines
-    about single requests are kept out below "debug": they repeat what the metrics count.
+    `level` is a key of LEVELS, `log_format` is "text" or "json", `always` are fields of every line. The
+    HTTP client's and server's lines about single requests are kept out below "debug": they repeat what the
+    metrics count.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    always = {name: value for name, value in always.items() if value is not None}
+    handler.setFormatter(JsonFormatter(**always) if log_format == "json" else TextFormatter(**always))
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
     for name in ("uvicorn", "uvicorn.access", "httpx", "asyncio"):
         logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING) if level != "debug" else "DEBUG")

@@ -3,6 +3,7 @@
 signal              first: the shutdown event is set, the service drains;  second: exit at once
 returns             exit code 0, or the number it returned
 StartupError        one line on stderr, its exit code, no traceback
+GroupLost           the same, at once: no thread is waited for
 anything else       a bug: the traceback, exit code 1
 """
 
@@ -11,11 +12,11 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NoReturn
 
 import uvloop
 
-from services.runtime.errors import StartupError
+from services.runtime.errors import GroupLost, StartupError
 
 TOLD: Final = "baton: error: "
 """How the one line begins."""
@@ -35,7 +36,10 @@ def run(main: Main) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop, number, shutdown)
-        return await main(shutdown)
+        try:
+            return await main(shutdown)
+        except GroupLost as error:
+            end_now(error)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -52,6 +56,13 @@ def tell(error: StartupError) -> int:
     """Write the error's one line to stderr. Returns the exit code."""
     print(f"{TOLD}{' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
     return error.exit_code
+
+
+def end_now(error: StartupError) -> NoReturn:
+    """End the process with the error's line and code, whatever its threads are doing."""
+    code = tell(error)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> StartupError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 SIZE_UNITS: Final = {
     "": 1, "B": 1,
@@ -141,6 +142,16 @@ def matching(pattern: str, metavar: str, allowed: str) -> Kind[str]:
         return text
 
     return Kind(metavar, allowed, parse)
+
+
+def optional(kind: Kind[T], absent: U) -> Kind[T | U]:
+    """`kind`, or nothing at all, which stands for `absent`."""
+
+    def show(value: T | U) -> str:
+        return "" if value == absent else kind.show(value)  # type: ignore[arg-type]
+
+    allowed = f"{kind.allowed}, or nothing"
+    return Kind(kind.metavar, allowed, lambda text: kind.parse(text) if text else absent, show)
 
 
 def number(least: int, most: int = 10**12 - 1) -> Kind[int]:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from services.pages.checksum import KvChecksum
+from services.pages.topology import Topology
 from services.runtime.errors import SettingsError
 from services.runtime.service_settings import ServiceSettings
 from services.runtime.setting_kinds import (
     ADDRESS,
     CPUS,
+    DURATION_MS,
     PORT,
     POSITIVE,
     SIZE,
@@ -17,6 +19,7 @@ from services.runtime.setting_kinds import (
     choices,
     matching,
     number,
+    optional,
 )
 from services.runtime.settings import setting
 
@@ -25,6 +28,12 @@ NAME = matching(r"[A-Za-z0-9._-]{0,128}", "NAME", "up to 128 letters, digits, do
 DEVICE = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
 DTYPE = choices("auto", "bfloat16", "float32")
 CHECKSUM = choices(*(each.value for each in KvChecksum))
+RANKS_MAX = 1024
+PARALLEL = number(1, RANKS_MAX)
+RANK = optional(number(0, RANKS_MAX - 1), None)
+RENDEZVOUS = optional(ADDRESS, "")
+GROUP_TIMEOUT_MS_MIN = 2_000
+"""An idle leader takes a turn each second, and the others wait for it that long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +50,9 @@ class WorkerSettings(ServiceSettings):
     dtype: str = setting("auto", "Number format of weights and KV (auto: bfloat16).", DTYPE)
     device: str = setting("auto", "Where to compute (auto: CUDA if there is one).", DEVICE)
     kv_cache_memory: int = setting(2**30, "Memory for KV pages; never exceeded.", SIZE)
-    page_tokens: int = setting(16, "Tokens per KV page; the same on every worker.", number(1, 4096))
+    page_tokens: int = setting(
+        16, "Tokens per KV page; of any two workers, one's a multiple of the other's.", number(1, 4096)
+    )
     kv_checksum: str = setting(
         KvChecksum.RECORD.value,
         "What is checked of a hand-over, the same on every worker: the metadata record's checksum, with pages"
@@ -52,6 +63,19 @@ class WorkerSettings(ServiceSettings):
     threads: int = setting(0, "Compute threads (0: as many as the cores it may use).", number(0, 4096))
     cpus: tuple[int, ...] = setting((), "Cores to run on, such as 0,2-3 (not given: all).", CPUS)
     transfer_window: int = setting(4 * 2**20, "Most bytes of KV posted to a peer in one write.", SIZE)
+    tp: int = setting(1, "Tensor parallel: ranks that share the heads of every layer.", PARALLEL)
+    rank: int | None = setting(
+        None, "Be this rank of the worker (not given: start all ranks on this machine).", RANK
+    )
+    world: int = setting(
+        0, "Ranks of the worker, checked against the others (0: not checked).", number(0, RANKS_MAX)
+    )
+    rendezvous: str = setting(
+        "", "Where the ranks of the worker meet: rank 0 listens there. With --rank.", RENDEZVOUS
+    )
+    group_timeout_ms: int = setting(
+        30_000, "Longest that the ranks of a worker wait for one of them before they all end.", DURATION_MS
+    )
 
     def __post_init__(self) -> None:
         if self.host in WILDCARDS and not self.advertise:
@@ -59,5 +83,45 @@ class WorkerSettings(ServiceSettings):
                 f"--advertise is needed with --host {self.host}: peers cannot connect to {self.host}"
             )
         super().__post_init__()
+        self._check_group()
         if not self.name:
             object.__setattr__(self, "name", f"{self.role}-{socket.gethostname()}")
+
+    @property
+    def topology(self) -> Topology:
+        """The worker's ranks."""
+        return Topology(tensor=self.tp)
+
+    @property
+    def grouped(self) -> bool:
+        """This process is one rank of several."""
+        return self.rank is not None and self.topology.ranks > 1
+
+    @property
+    def launches(self) -> bool:
+        """This process is none of the worker's ranks: it starts them."""
+        return self.rank is None and self.topology.ranks > 1
+
+    @property
+    def dimensions(self) -> str:
+        """The flags that say how many ranks there are."""
+        return f"--tp {self.tp}"
+
+    def _check_group(self) -> None:
+        """Raises SettingsError for flags of a group that do not go together."""
+        ranks, flags = self.topology.ranks, self.dimensions
+        if self.world and self.world != ranks:
+            raise SettingsError(f"--world {self.world} is not what {flags} makes: {ranks}")
+        if self.rank is None and self.rendezvous:
+            raise SettingsError("--rendezvous is for one rank of a worker: give its --rank too")
+        if self.rank is not None and self.rank >= ranks:
+            raise SettingsError(f"--rank {self.rank}: {flags} makes {ranks}, and the first is 0")
+        if self.grouped and not self.rendezvous:
+            raise SettingsError(f"--rank {self.rank} of {ranks} needs --rendezvous: where the ranks meet")
+        if ranks > 1 and self.group_timeout_ms < GROUP_TIMEOUT_MS_MIN:
+            raise SettingsError(
+                f"--group-timeout-ms {self.group_timeout_ms}: give {GROUP_TIMEOUT_MS_MIN} at least, since an"
+                " idle worker takes a turn each second"
+            )
+        if self.launches and self.device.startswith("cuda:"):
+            raise SettingsError(f"--device {self.device} is one device for {ranks} ranks: give cuda or auto")

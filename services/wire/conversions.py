@@ -4,10 +4,12 @@ Reading checks what the type system cannot: enums that are set, numbers in range
 not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
+from itertools import pairwise
 from math import inf, isfinite
 
 from services.pages.checksum import KvChecksum
 from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.pages.topology import Topology
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -218,9 +220,28 @@ def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
         raise Malformed(f"layout.dtype has the unknown value {wire.dtype!r}")
     if not (wire.page_tokens and wire.layers and wire.kv_heads and wire.head_dim):
         raise Malformed("layout has an empty dimension")
+    for name in ("layers", "kv_heads"):
+        if any(one >= other for one, other in pairwise(getattr(wire, name))):
+            raise Malformed(f"layout.{name} are not in ascending order, each once")
     return KvLayout(
         wire.model, wire.dtype, wire.page_tokens, tuple(wire.layers), tuple(wire.kv_heads), wire.head_dim
     )
+
+
+def topology_to_wire(topology: Topology) -> workers_pb2.Topology:
+    return workers_pb2.Topology(
+        tensor_parallel=topology.tensor,
+        pipeline_parallel=topology.pipeline,
+        context_parallel=topology.context,
+    )
+
+
+def topology_from_wire(wire: workers_pb2.Topology) -> Topology:
+    """Of a worker that does not say: one rank. Raises Malformed for more ranks than a worker has."""
+    try:
+        return Topology(wire.tensor_parallel or 1, wire.pipeline_parallel or 1, wire.context_parallel or 1)
+    except ValueError as error:
+        raise Malformed(f"topology: {error}") from error
 
 
 def checksum_from_wire(wire: str) -> KvChecksum:
@@ -243,7 +264,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
     if not (wire.tokens_max and wire.rooms_max):
         raise Malformed("tokens_max and rooms_max must be at least 1")
     layout = layout_from_wire(wire.layout)
-    topology = wire.topology
+    topology = topology_from_wire(wire.topology)
     return WorkerFacts(
         name=wire.worker.name,
         side=side,
@@ -254,14 +275,14 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
             ("schema", wire.schema),
             ("kv_checksum", checksum_from_wire(wire.kv_checksum).value),
             ("dtype", layout.dtype),
-            ("page_tokens", str(layout.page_tokens)),
             ("layers", str(len(layout.layers))),
             ("kv_heads", str(len(layout.kv_heads))),
             ("head_dim", str(layout.head_dim)),
         ),
         tokens_max=wire.tokens_max,
         rooms_max=wire.rooms_max,
-        topology=f"tp{topology.tensor_parallel}pp{topology.pipeline_parallel}",
+        page_tokens=layout.page_tokens,
+        topology=f"tp{topology.tensor}pp{topology.pipeline}",
         pid=wire.pid,
     )
 

@@ -7,6 +7,7 @@ answer is given by the leader when it applies it.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from services.rooms.errors import Refusal
 from services.wire.baton.v1 import group_pb2
@@ -20,6 +21,10 @@ TAKEN_BYTES_MAX = 8 << 20
 
 FRAME_BYTES = 8
 """What a command in a list takes beside itself, at most."""
+
+
+Answer = Callable[[Exception | None], None]
+"""Gives a command's answer to whoever asked; only the first counts."""
 
 
 class MailboxFull(Refusal):
@@ -86,13 +91,19 @@ class Mailbox:
         """The next taken command was applied, or could not be. Called once per command, in order."""
         if not self._asked:
             return  # a follower: nobody asked here
-        waiting = self._asked.popleft()
-        if waiting is None or waiting.done():
-            return
-        if error is None:
-            waiting.set_result(None)
-        else:
-            waiting.set_exception(error)
+        _answer(self._asked.popleft(), error)
+
+    def hold(self) -> Answer:
+        """Instead of `answer`: the next taken command's answer is given later, by what is returned."""
+        waiting = self._asked.popleft() if self._asked else None
+        return lambda error: _answer(waiting, error)
+
+    def fail(self, error: Exception) -> None:
+        """No turn takes or applies anything any more: whoever waits for an answer gets this one."""
+        for answer in (*self._asked, *(answer for _, answer in self._waiting)):
+            _answer(answer, error)
+        self._asked.clear()
+        self._waiting.clear()
 
     async def rest(self, bound_s: float) -> None:
         """Wait for news, `bound_s` at most."""
@@ -112,3 +123,12 @@ class Mailbox:
             )
         self._waiting.append((command, answer))
         self.news.set()
+
+
+def _answer(waiting: asyncio.Future[None] | None, error: Exception | None) -> None:
+    if waiting is None or waiting.done():
+        return
+    if error is None:
+        waiting.set_result(None)
+    else:
+        waiting.set_exception(error)

@@ -77,3 +77,14 @@ class Reporter:
         event = rooms_pb2.RoomEvent(wall_ms=wall_ms, source=self._source, name=name, detail=detail)
         self._waiting.append(rooms_pb2.RoomReport(room=room, event=event, retired=retired))
         self._wake.set()
+
+
+class SilentReporter(Reporter):
+    """Of a rank that does not lead: the leader reports for its group."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+
+    def note(self, room: RoomId, wall_ms: int, name: str, detail: str = "") -> None: ...
+
+    def retired(self, room: RoomId, wall_ms: int, detail: str = "") -> None: ...

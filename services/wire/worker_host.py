@@ -1,6 +1,8 @@
 """How does a worker's process live: bind, register, turn, drain, leave?
 
-Everything of it that does not depend on the role. The role brings its services and its turn loop.
+Everything of it that does not depend on the role. The role brings its services and its turn loop. Of a worker
+of several ranks it is the leader's process; the others have a `follower_host`. When the group breaks, the
+leader says so to whoever waits for a room, and the process ends.
 """
 
 import asyncio
@@ -12,25 +14,29 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation
-from services.runtime.http_server import HttpServer
-from services.runtime.listen import bind_port, cannot_listen
+from services.runtime.errors import GroupLost
+from services.runtime.listen import cannot_listen
 from services.runtime.logging import Log
-from services.runtime.metrics_http import serve_metrics
+from services.runtime.serve import end_now
 from services.runtime.worker_settings import WorkerSettings
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
 from services.wire.channel import Channels, Server
+from services.wire.errors import Draining
 from services.wire.lease import LeaseKeeper
 from services.wire.mailbox import Mailbox
 from services.wire.reporter import Reporter
+from services.wire.worker_pages import WorkerPages
 
 log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
 FLUSH_S: Final = 2.0
 DRAIN_ASK_S: Final = 0.1
-STUCK_MS: Final = 60_000
-"""Turns are short and idle ones end every second: a silence this long means that the loop hangs."""
+LAST_WORD_S: Final = 0.3
+LAST_REPLIES_S: Final = 0.7
+"""What a process whose group broke still gives: to telling the bootstrap, and to its open streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,11 @@ class Role:
     services: Sequence[str]
     """Full names of the gRPC services that were added to the host's server."""
     turns: Coroutine[Any, Any, None]
-    start_draining: Callable[[], None]
     on_renewal: Callable[[], None]
+    broken: tuple[type[Exception], ...]
+    """What ends the turns when the ranks of the worker can no longer go on together."""
+    break_off: Callable[[Cause], None]
+    """Tells whoever waits for a room."""
 
 
 class WorkerHost:
@@ -52,8 +61,8 @@ class WorkerHost:
     def __init__(self, settings: WorkerSettings, incarnation: Incarnation) -> None:
         """Raises StartupError for a port that is in use."""
         self._settings = settings
-        self._pages_socket = bind_port(settings.host, settings.metrics_port, "--metrics-port")
-        self._pages: HttpServer | None = None
+        self._pages = WorkerPages(settings)
+        self._lost: str | None = None
         self.incarnation = incarnation
         self.mailbox = Mailbox()
         self.channels = Channels()
@@ -67,26 +76,27 @@ class WorkerHost:
 
     @property
     def problem(self) -> str | None:
-        """Why no room can come yet, or None."""
+        """Why no room can come, or None."""
+        if self._lost is not None:
+            return self._lost
         return "still starting" if self._lease is None else self._lease.problem
 
     async def start_pages(self, registry: CollectorRegistry, stuck_ms: Callable[[], int]) -> None:
         """Serve /metrics, /health and /ready from now on. `stuck_ms`: since a turn last ended."""
-
-        def unhealthy() -> list[str]:
-            stuck = self.problem is None and stuck_ms() > STUCK_MS
-            return [f"no turn has ended for {stuck_ms()} ms"] if stuck else []
-
-        def unready() -> list[str]:
-            return [self.problem] if self.problem else []
-
-        self._pages = await serve_metrics(self._pages_socket, registry, unhealthy, unready)
-        log.info("listening", worker=self._settings.name, grpc_port=self.port, metrics_port=self._pages.port)
+        await self._pages.start(registry, lambda: self.problem, stuck_ms)
+        log.info(
+            "listening",
+            worker=self._settings.name,
+            grpc_port=self.port,
+            metrics_port=self._pages.port,
+            pid=os.getpid(),
+        )
 
     async def serve(self, role: Role, shutdown: asyncio.Event) -> int:
         """Serve until `shutdown` is set and all rooms have ended. Returns the exit code.
 
-        Raises what ended the turns or a helper; the streams of all rooms break then, at once.
+        Raises what ended the turns or a helper; the streams of all rooms break then, at once. When the group
+        broke it does not return: the process ends.
         """
         registration = workers_pb2.RegisterRequest()
         registration.CopyFrom(role.registration)
@@ -111,8 +121,13 @@ class WorkerHost:
             await asyncio.wait({turns, stopping, *helpers}, return_when=asyncio.FIRST_COMPLETED)
             _raise_if_failed(turns, *helpers)
             timeout_ms = self._settings.drain_timeout_ms
-            await drain(role.start_draining, lease, turns, self.mailbox, self.reporter, timeout_ms)
+            await drain(lease, turns, self.mailbox, self.reporter, timeout_ms)
             return 0 if turns.done() else 1
+        except role.broken as error:
+            for helper in helpers:
+                helper.cancel()
+            await self._break_off(role, lease, error)
+            raise
         except Exception:
             await self.server.stop(0)
             raise
@@ -125,8 +140,21 @@ class WorkerHost:
         """Break what streams are left, and end the servers."""
         await self.server.stop(STOP_GRACE_S)
         await self.channels.close()
-        if self._pages is not None:
-            await self._pages.stop()
+        await self._pages.stop()
+
+    async def _break_off(self, role: Role, lease: LeaseKeeper, error: Exception) -> None:
+        """End the process, after a word to the bootstrap, so that no room comes here any more, and then to
+        everyone who waits for one."""
+        self._lost = f"{self._settings.name}: {error}"
+        log.error("the group broke", cause=self._lost)
+        await self.server.set_serving(serving=False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                await lease.drain()
+        role.break_off(Cause(Reason.GROUP_BROKEN, f"{self._settings.role} worker {self._lost}"))
+        self.mailbox.fail(Draining(f"this worker ends: {error}"))
+        await self.server.stop(LAST_REPLIES_S)
+        end_now(GroupLost(self._lost))
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:
@@ -134,7 +162,6 @@ class WorkerHost:
 
 
 async def drain(
-    start_draining: Callable[[], None],
     lease: LeaseKeeper,
     turns: asyncio.Task[None],
     mailbox: Mailbox,
@@ -151,8 +178,7 @@ async def drain(
     ends = loop.time() + timeout_ms / 1000
     while await lease.drain() and loop.time() < ends and not turns.done():
         await asyncio.wait({turns}, timeout=DRAIN_ASK_S)
-    start_draining()
-    mailbox.wake()
+    mailbox.put(group_pb2.Command(drain=True))
     await asyncio.wait({turns}, timeout=max(ends - loop.time(), 0))
     _raise_if_failed(turns)
     with contextlib.suppress(TimeoutError):

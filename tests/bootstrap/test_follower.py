@@ -112,6 +112,19 @@ async def test_whatever_ends_one_stream_ends_the_room_and_the_other_side(
     await at.at_rest()
 
 
+async def test_terminal_reaches_peer_a_room_that_failed_before_it_was_followed_ends_its_stream(
+    at: House,
+) -> None:
+    """Its worker was lost between the room's opening and the moment in which its caller went on."""
+    entry = await at.rooms.admit("r1", 3, 6)
+    at.rooms.fail(entry.id, Cause(Reason.PREFILL_LOST, "its lease ran out"))
+    stream = at.backend.follow(entry, asked())
+    assert await read(stream) == ([], "prefill_lost")
+    assert at.prefill.called == at.decode.called == [], "nobody is asked to serve it"
+    at.retired()
+    await at.at_rest()
+
+
 async def test_terminal_reaches_peer_a_side_that_fails_after_the_answer_ends_the_other(at: House) -> None:
     """Prefill's one token was all that was asked for, and its pages never arrive: decode need not wait."""
     failed = Cause(Reason.TRANSFER_FAILED, "prefill: a write ended without reaching the decode worker")
@@ -160,6 +173,24 @@ async def test_a_worker_that_cannot_be_reached_gets_no_rooms_until_it_renews(at:
     at.rooms.renew(at.prefill.incarnation)
     assert at.registry.worker(at.prefill.incarnation).state is WorkerState.READY
     at.retired()
+
+
+async def test_a_worker_that_is_gone_is_not_told_again_that_its_room_ended(
+    at: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is the way to it, which is closed by then."""
+    at.prefill.address = "127.0.0.1:1"
+    at.rooms.lose(at.prefill.incarnation, "moved", proof="left")
+    at.prefill.incarnation = type(at.prefill.incarnation)(12)
+    at.join(at.prefill)
+    with caplog.at_level("DEBUG"):
+        assert await read(await at.backend.generate(asked())) == ([], "prefill_lost")
+        await until(lambda: "cancel not taken" in caplog.text)
+    at.rooms.exited(at.prefill.name, at.prefill.pid)
+    await at.channels.drop(at.prefill.address)
+    at.retired()
+    await at.at_rest()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("when", ["before accepted", "while computing", "while streaming"])

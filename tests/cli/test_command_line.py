@@ -58,9 +58,11 @@ def test_help_loads_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_supervisor_loads_no_tensors_and_no_grpc() -> None:
+@pytest.mark.parametrize("module", ["serve", "group"])
+def test_the_supervisor_and_the_launcher_load_no_tensors_and_no_grpc(module: str) -> None:
     script = (
-        "import sys, services.cli.serve; print(sorted({'torch', 'transformers', 'grpc'} & set(sys.modules)))"
+        f"import sys, services.cli.{module}\n"
+        "print(sorted({'torch', 'transformers', 'grpc'} & set(sys.modules)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True

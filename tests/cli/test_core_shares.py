@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.cli.backoff import Backoff
-from services.cli.cores import share_cores
+from services.cli.cores import deal_cores, share_cores
 from services.cli.quiet import LevelFilter
 
 
@@ -18,6 +18,18 @@ def test_roles_stay_apart_when_workers_outnumber_cores() -> None:
 
 def test_cores_are_split_in_runs_by_role() -> None:
     assert share_cores(range(8), 1, 3) == ([(0, 1)], [(2, 3), (4, 5), (6, 7)])
+
+
+def test_a_role_gets_cores_by_its_ranks_and_its_workers_share_them_evenly() -> None:
+    assert share_cores(range(8), 1, 2, prefill_ranks=4, decode_ranks=2) == (
+        [(0, 1, 2, 3)],
+        [(4, 5), (6, 7)],
+    )
+
+
+def test_a_workers_cores_are_dealt_to_its_ranks() -> None:
+    assert deal_cores([4, 5, 6, 7, 8], 2) == [(4, 5, 6), (7, 8)]
+    assert deal_cores([4, 5], 3) == [(4,), (5,), (4,)]
 
 
 def test_one_core_is_shared_by_all() -> None:

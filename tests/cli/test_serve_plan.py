@@ -44,6 +44,25 @@ def test_each_part_gets_what_was_asked_for_and_its_own_place() -> None:
     assert plan.url == "http://127.0.0.1:9000"
 
 
+def test_workers_of_several_ranks_are_launchers_with_cores_for_all_of_them() -> None:
+    flags = {"prefill_tp": "2", "prefill_pp": "2", "decode_tp": "2", "decode": "2", "group_timeout_ms": "9s"}
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), 8123)
+    prefill = load(PrefillSettings, _named(plan.workers[0]), {})
+    assert (prefill.tp, prefill.pp, prefill.rank, prefill.launches) == (2, 2, None, True)
+    assert (prefill.cpus, prefill.threads, prefill.group_timeout_ms) == ((0, 1, 2, 3), 0, 9_000)
+    for part, cpus in zip(plan.workers[1:], [(4, 5), (6, 7)], strict=True):
+        decode = load(DecodeSettings, _named(part), {})
+        assert (decode.tp, decode.launches, decode.cpus) == (2, True, cpus)
+
+
+@pytest.mark.parametrize(
+    "variable", ["BATON_TP", "BATON_PP", "BATON_RANK", "BATON_WORLD", "BATON_RENDEZVOUS"]
+)
+def test_a_shape_that_is_not_said_of_a_role_is_refused(variable: str) -> None:
+    with pytest.raises(SettingsError, match=f"{variable} is not taken by baton serve"):
+        load_serve({}, {variable: "2"}, KNOWN)
+
+
 def test_serving_all_addresses_keeps_workers_on_the_loopback() -> None:
     flags = {"host": "0.0.0.0"}
     plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0, 1], 8100)

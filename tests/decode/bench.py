@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from services.decode.job import replies_max
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import Peers
+from services.decode.peers import FollowerPeers, Peers
 from services.decode.turn import DecodeWork
 from services.engine.stepper import Stepper
 from services.pages.checksum import KvChecksum, told
@@ -22,6 +22,7 @@ from services.pages.holdings import Holdings
 from services.pages.pool import PagePool, PageState
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from services.pages.slots import SlotPool
+from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import Lap, TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
@@ -74,7 +75,7 @@ class Sender(inference_pb2_grpc.HandoverServiceServicer):
             await self.may_connect.wait()
             if self.refuse_connect is not None:
                 raise self.refuse_connect
-        return inference_pb2.ConnectReply(layout=layout_to_wire(toy.LAYOUT))
+        return inference_pb2.ConnectReply(layouts=[layout_to_wire(toy.LAYOUT)])
 
     async def Grant(self, request: Any, context: Any) -> inference_pb2.GrantReply:  # noqa: N802
         async with errors_as_status(context):
@@ -101,14 +102,17 @@ class DecodeBench:
         pages: int = PAGES,
         fabric: MemoryFabric | None = None,
         checksum: KvChecksum = KvChecksum.RECORD,
+        group: RankGroup | None = None,
     ) -> None:
+        """`group`: of a worker of several ranks, which all hold the same."""
+        self.group: RankGroup = group or SoloGroup()
         self.sender = sender
         self.address = address
         self.clock = ManualClock(now_ms=1_000)
         self.engine = toy.ToyEngine(pages)
         self.slots = HostMemory(PLACES * SLOT_BYTES)
         self.fabric = fabric or MemoryFabric()
-        ids = count(DECODE)
+        ids = count(DECODE + 1_000 * self.group.rank)
         self.exposure = Exposure(
             partial(MemoryTransfer, self.fabric),
             lambda: Incarnation(next(ids)),
@@ -119,15 +123,17 @@ class DecodeBench:
         self.stepper = Stepper(self.engine, self.mailbox.wake)
         self.holdings = Holdings(PagePool(pages), SlotPool(self.slots.view))
         self.registry = CollectorRegistry()
-        self.peers = Peers(
-            self.mailbox,
-            self.channels,
-            DECODE,
-            lambda: [self.exposure.endpoint()],
-            toy.LAYOUT,
-            5.0,
-            checksum,
-        )
+        self.peers: Peers = FollowerPeers()
+        if self.group.rank == 0:
+            self.peers = Peers(
+                self.mailbox,
+                self.channels,
+                DECODE,
+                lambda: self.work.endpoints,
+                [toy.LAYOUT] * self.group.size,
+                5.0,
+                checksum,
+            )
         self.work = DecodeWork(
             places=PLACES,
             incarnation=DECODE,
@@ -147,7 +153,8 @@ class DecodeBench:
             checksum=checksum,
         )
         self._progress = TurnProgress(self.clock)
-        self._group = SoloGroup()
+        if self.group.size == 1:
+            tell([self])
 
     # ---- what comes from outside
 
@@ -210,7 +217,7 @@ class DecodeBench:
     # ---- time
 
     async def turn(self) -> Lap:
-        lap = await take_turn(self.work, self._group, self.clock, self._progress)
+        lap = await take_turn(self.work, self.group, self.clock, self._progress)
         await asyncio.sleep(0)
         return lap
 
@@ -255,8 +262,9 @@ class DecodeBench:
         assert not work._jobs
         assert not work._step
         assert len(work.callers) == 0
-        assert self.peers.closing == 0
-        assert not peers._connecting
+        if self.group.rank == 0:
+            assert self.peers.closing == 0
+            assert not peers._connecting
         assert len(self.holdings) == 0
         assert self.holdings.pages.free == len(self.holdings.pages)
         assert self.holdings.slots.free == len(self.holdings.slots)
@@ -270,6 +278,14 @@ class DecodeBench:
         await self.channels.close()
         self.stepper.close()
         self.exposure.close()
+
+
+def tell(ranks: Sequence[DecodeBench]) -> None:
+    """What the ranks of one worker tell each other before their first turn."""
+    told = [each.work.told() or b"" for each in ranks]
+    assert all(told)
+    for each in ranks:
+        each.work.hear(told)
 
 
 class Caller:
@@ -333,4 +349,4 @@ async def decoding(
             await bench.close()
 
 
-__all__ = ["DecodeBench", "NotConnected", "Sender", "decoding"]
+__all__ = ["DecodeBench", "NotConnected", "Sender", "decoding", "tell"]

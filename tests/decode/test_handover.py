@@ -67,7 +67,7 @@ class Pair:
     def add_prefill(self, server: grpc.aio.Server) -> None:
         work, box = self.prefill.work, self.prefill.mailbox
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillService(work, box, PREFILL), server)
-        handover = HandoverService(work, box, PREFILL, toy.LAYOUT)
+        handover = HandoverService(work, box, PREFILL, [toy.LAYOUT])
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(handover, server)
 
     def add_decode(self, server: grpc.aio.Server) -> None:

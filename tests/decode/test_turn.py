@@ -401,7 +401,7 @@ async def test_a_refused_destination_fails_the_room_and_is_closed_all_the_same(b
 
 async def test_a_draining_worker_leaves_when_it_holds_nothing(bench: DecodeBench) -> None:
     caller = await started(bench)
-    bench.work.draining = True
+    bench.mailbox.put(group_pb2.Command(drain=True))
     assert await bench.turn() is not Lap.LAST
     bench.land(ASKED)
     await bench.settle()

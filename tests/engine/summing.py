@@ -40,15 +40,15 @@ class Memory:
 
     @property
     def raw(self) -> torch.Tensor:
-        """[page][layer][K, V][kv head][token][bytes of a vector]"""
+        """[page][kv head][layer][K, V][token][bytes of a vector]"""
         return self.cache.tensor.view(torch.uint8)
 
     def vector(self, place: Place) -> torch.Tensor:
         """The bytes at one place, to read and to write."""
         layer, half, head, position = place
         page, slot = divmod(position, self.layout.page_tokens)
-        rows = self.raw[self.table[page], self.layout.layers.index(layer), half]
-        return rows[self.layout.kv_heads.index(head), slot]
+        mine = self.raw[self.table[page], self.layout.kv_heads.index(head)]
+        return mine[self.layout.layers.index(layer), half, slot]
 
     def places(self, start: int, stop: int) -> Iterable[Place]:
         for layer in self.layout.layers:

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from services.engine.checksum import PageSummer
 from services.engine.engine import Engine, PageSum, Row, Sequence, SumPart
 from services.pages.checksum import WORD, told
 from services.pages.layout import DTYPE_BYTES, KvLayout
-from services.pages.plan import plan_transfer, windows
+from services.pages.plan import plan_hand_over, windows
+from services.pages.topology import Topology, rank_layout
 from services.rooms.request import Request
 from tests.engine.conftest import MakeEngine
 from tests.engine.summing import Memory, carry, reference
@@ -159,7 +161,7 @@ def test_a_transfer_to_the_wrong_place_is_seen(swapped: str) -> None:
     if swapped == "pages":
         target.table[0], target.table[1] = target.table[1], target.table[0]
     else:
-        axis = {"layers": 1, "halves": 2, "heads": 3, "tokens": 4}[swapped]
+        axis = {"heads": 1, "layers": 2, "halves": 3, "tokens": 4}[swapped]
         one, other = pages.select(axis, 0), pages.select(axis, 1)
         kept = one.clone()
         one.copy_(other)
@@ -168,17 +170,43 @@ def test_a_transfer_to_the_wrong_place_is_seen(swapped: str) -> None:
 
 
 @pytest.mark.parametrize("window_bytes", [700, 4096])
-def test_what_the_plan_carries_sums_up_to_the_same_and_each_missing_window_is_seen(window_bytes: int) -> None:
-    source, target = Memory(WHOLE, 48, 1), Memory(WHOLE, 48, 2)
-    runs = plan_transfer(source.layout, target.layout).runs(source.table, target.table)
-    cuts = list(windows(runs, window_bytes))
-    before, want = target.raw.clone(), total(source, 0, 48)
+@pytest.mark.parametrize(
+    ("senders", "receivers", "page_tokens"),
+    [
+        (Topology(), Topology(), 16),
+        (Topology(), Topology(tensor=3), 16),
+        (Topology(tensor=3), Topology(), 16),
+        (Topology(pipeline=3), Topology(), 16),
+        (Topology(pipeline=2), Topology(tensor=3), 8),
+        (Topology(tensor=3, pipeline=2), Topology(), 48),
+    ],
+    ids=str,
+)
+def test_what_the_plan_carries_sums_up_to_the_same_and_each_missing_window_is_seen(
+    senders: Topology, receivers: Topology, page_tokens: int, window_bytes: int
+) -> None:
+    theirs = replace(WHOLE, page_tokens=page_tokens)
+    sources = [Memory(rank_layout(WHOLE, senders, rank), 48, rank) for rank in range(senders.ranks)]
+    targets = [Memory(rank_layout(theirs, receivers, rank), 48, rank + 9) for rank in range(receivers.ranks)]
+    plan = plan_hand_over([each.layout for each in sources], [each.layout for each in targets])
+    cuts = [
+        (target, source, window)
+        for (sender, source), (receiver, target) in product(enumerate(sources), enumerate(targets))
+        for window in windows(
+            plan.between(sender, receiver).runs(source.table, target.table, 0, 0, 48), window_bytes
+        )
+    ]
+    before = [target.raw.clone() for target in targets]
+    want = sum(total(source, 0, 48) for source in sources) & WORD
     for missing in (None, *range(len(cuts))):
-        target.raw.copy_(before)
-        for run in (run for index, window in enumerate(cuts) if index != missing for run in window):
-            there, here = target.cache.address + run.target, source.cache.address + run.source
-            ctypes.memmove(there, here, run.length)
-        assert (total(target, 0, 48) == want) == (missing is None)
+        for memory, was in zip(targets, before, strict=True):
+            memory.raw.copy_(was)
+        for target, source, window in (cut for index, cut in enumerate(cuts) if index != missing):
+            for run in window:
+                there, here = target.cache.address + run.target, source.cache.address + run.source
+                ctypes.memmove(there, here, run.length)
+        got = sum(total(target, 0, 48) for target in targets) & WORD
+        assert (got == want) == (missing is None)
 
 
 # ---- how it is computed
@@ -231,7 +259,7 @@ def test_a_step_carries_the_sum_on_over_what_it_computed(engine: Engine, chunk: 
     for stop in (20, 40):
         engine.sum_pages([SumPart(landed, pages, stop)])
     assert told(landed.total) == told(summed.page_sum.total)
-    engine.cache.tensor[9, 0, 1, 0, 7] += 1.0
+    engine.cache.tensor[9, 1, 0, 0, 7] += 1.0
     spoilt = PageSum(start)
     engine.sum_pages([SumPart(spoilt, pages, 40)])
     assert told(spoilt.total) != told(summed.page_sum.total)

@@ -1,5 +1,7 @@
 """Does the KV cache keep every byte when it moves, and does the engine go on as if it had not?"""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -44,12 +46,13 @@ def test_reads_and_writes_follow_the_move_and_the_old_address_changes_nothing() 
     cache.move()
     old.fill_(1.0)
     assert torch.equal(raw(cache), before)
-    rows = torch.arange(2 * LAYOUT.page_tokens) + cache.rows_per_page  # page 1, both heads
+    tokens = torch.arange(LAYOUT.page_tokens)
+    rows = torch.cat([tokens, tokens + cache.rows_per_head]) + cache.rows_per_page  # page 1, both heads
     for layer in range(3):
         keys = torch.full((len(rows), LAYOUT.head_dim), 10.0 + layer, dtype=torch.bfloat16)
         cache.write(layer, rows, keys, -keys)
         out = torch.empty(2, LAYOUT.page_tokens * LAYOUT.head_dim, dtype=torch.bfloat16)
-        cache.read(layer, torch.tensor([cache.blocks_per_page, cache.blocks_per_page + 2]), out)
+        cache.read(layer, torch.tensor([cache.blocks_per_page, cache.blocks_per_page + 1]), out)
         assert (out[0] == 10.0 + layer).all()
         assert (out[1] == -10.0 - layer).all()
     cache.clear_tail(1, 3)
@@ -83,3 +86,22 @@ def test_memory_of_another_device_is_not_moved_and_stays_as_it_is(device: str) -
     with pytest.raises(CannotMove, match=f"{device} cannot be moved within its process"):
         cache.move()
     assert cache.tensor is tensor
+
+
+def test_a_head_of_a_page_is_one_run_of_bytes_and_layers_go_by_their_ids() -> None:
+    """What differing tensor-parallel sizes and pipeline ranks rely on."""
+    layout = replace(LAYOUT, layers=(4, 5, 6), kv_heads=(2, 3))
+    cache = PagedKvCache(layout, PAGES, CPU)
+    cache.tensor.zero_()
+    row = torch.tensor([3 * cache.rows_per_page + cache.rows_per_head + 2])  # page 3, head 3, token 2
+    ones = torch.ones(1, layout.head_dim, dtype=torch.bfloat16)
+    cache.write(5, row, ones, 2 * ones)
+    vector = layout.head_dim * 2
+    layer = 2 * layout.page_tokens * vector
+    head = len(layout.layers) * layer
+    at = 3 * layout.page_bytes + head + layer + 2 * vector
+    memory = cache.tensor.view(torch.uint8).flatten()
+    for start, value in ((at, 1.0), (at + layout.page_tokens * vector, 2.0)):
+        assert (memory[start : start + vector].view(torch.bfloat16) == value).all()
+        memory[start : start + vector] = 0
+    assert not memory.any()

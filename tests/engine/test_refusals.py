@@ -10,10 +10,14 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
+from services.engine.device import DeviceNotFound, find_device
 from services.engine.engine import load_engine
 from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
-from services.engine.model import DeviceNotFound, find_device, load_model
+from services.engine.model import load_model
+from services.engine.share import CannotSplit
 from services.engine.supported import UnsupportedModel, refuse_by_configuration
+from services.engine.team import Mute
+from services.pages.topology import Topology
 from services.runtime.model_facts import ModelUnreadable
 from tests.engine import tiny
 
@@ -142,3 +146,83 @@ def test_the_cache_is_as_large_as_it_says_and_aligned(llama: Path) -> None:
     assert cache.address % 4096 == 0
     assert cache.tensor.data_ptr() == cache.address
     assert cache.tensor[3].data_ptr() - cache.address == 3 * engine.layout.page_bytes
+
+
+# ---- what several ranks cannot share
+
+
+def alone_of(ranks: Topology) -> Mute:
+    """The first of them, before it has met the others."""
+    return Mute(ranks, 0)
+
+
+HEADS_9_3 = {**tiny.SHAPE, "hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "topology", "message"),
+    [
+        (HEADS_9_3, Topology(2), r"^--tp 2: the model .* has 9 attention heads"),
+        ({**HEADS_9_3, "num_attention_heads": 6}, Topology(2), r"^--tp 2: the model .* has 3 KV heads"),
+        (tiny.SHAPE, Topology(4), r"^--tp 4: the model .* has 6 attention heads"),
+        (
+            {**tiny.SHAPE, "intermediate_size": 81},
+            Topology(2),
+            r"^--tp 2: model\.layers\.\*\.mlp\.gate_proj of the model .* is 81 wide",
+        ),
+        (tiny.SHAPE, Topology(1, 4), r"^--pp 4: the model .* has 3 layers"),
+        (tiny.SHAPE, Topology(1, 1, 2), r"^2 context-parallel ranks"),
+    ],
+    ids=lambda each: str(each)[:28],
+)
+def test_a_number_of_ranks_that_a_model_cannot_be_cut_into_is_named_with_its_flag(
+    tmp_path: Path, options: dict[str, Any], topology: Topology, message: str
+) -> None:
+    directory = tiny.save(transformers.LlamaConfig(**options), tmp_path / "odd")
+    with pytest.raises(CannotSplit, match=message):
+        load_model(directory, "float32", "cpu", alone_of(topology))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "topology", "need"),
+    [
+        ("qwen3-moe", Topology(2), r"the tensor-parallel style \w+ \(for model\.layers\.\*\.mlp\.experts"),
+        ("gpt2-learned-positions", Topology(2), "a tensor-parallel plan, which its definition lacks"),
+        ("gpt2-learned-positions", Topology(1, 3), "a pipeline plan, which its definition lacks"),
+    ],
+)
+def test_a_model_that_several_ranks_would_compute_wrongly_is_refused_by_what_it_needs(
+    tiny_dir: Callable[[str], Path], architecture: str, topology: Topology, need: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=f"cannot be served by several ranks: it needs {need}"):
+        load_model(tiny_dir(architecture), "float32", "cpu", alone_of(topology))
+
+
+@pytest.mark.parametrize(
+    ("kind", "need"),
+    [("Phi3Config", "rowwise_split_input"), ("Olmo2Config", "colwise_gather_output")],
+)
+def test_projections_that_are_put_together_again_inside_a_layer_are_refused(
+    tmp_path: Path, kind: str, need: str
+) -> None:
+    config = getattr(transformers, kind)(**{**tiny.SHAPE, "head_dim": 8})
+    with pytest.raises(UnsupportedModel, match=f"the tensor-parallel style {need}"):
+        load_model(tiny.save(config, tmp_path / "joined"), "float32", "cpu", alone_of(Topology(2)))
+
+
+def test_weights_under_other_names_are_said_to_be_missing(tiny_dir: Callable[[str], Path]) -> None:
+    """The library makes the experts' weights of others as it loads them; several ranks do not."""
+    with pytest.raises(ModelUnreadable, match=r"lack the model's weight model\.layers\.\d\.mlp\.experts"):
+        load_model(tiny_dir("qwen3-moe"), "float32", "cpu", alone_of(Topology(1, 3)))
+
+
+def test_a_share_that_is_cut_short_or_of_another_shape(llama: Path) -> None:
+    weights = load_file(llama / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({**weights, name: weights[name][:-1].clone()}, llama / "model.safetensors")
+    with pytest.raises(ModelUnreadable, match=r"up_proj\.weight has the shape \[79, 48\], not \[80, 48\]"):
+        load_model(llama, "float32", "cpu", alone_of(Topology(2)))
+    file = llama / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelUnreadable, match="cannot be loaded"):
+        load_model(llama, "float32", "cpu", alone_of(Topology(2)))

@@ -8,6 +8,7 @@ import pytest
 
 from services.engine.rows import Row, SumPart
 from services.engine.stepper import StepFailed, Stepper
+from services.engine.team import TeamBroken
 from services.rooms.request import Token
 
 WAIT_S = 10.0
@@ -18,13 +19,13 @@ class Held:
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
-        self.fails = False
+        self.fails: Exception | None = None
 
     def step(self, rows: Sequence[Row]) -> list[Token | None]:
         if not self.let_go.wait(WAIT_S / 2):
             raise TimeoutError("nobody let the step go: whoever started it waits for its end")
-        if self.fails:
-            raise ValueError("out of memory")
+        if self.fails is not None:
+            raise self.fails
         return [Token(7)]
 
     def sum_pages(self, parts: Sequence[SumPart]) -> None:
@@ -62,13 +63,13 @@ async def test_no_blocking_a_step_is_started_and_asked_for_without_waiting(bench
 
 
 async def test_a_step_that_raised_says_so_once_and_the_next_one_runs(bench: Bench) -> None:
-    bench.engine.fails = True
+    bench.engine.fails = ValueError("out of memory")
     bench.engine.let_go.set()
     bench.stepper.start([])
     await bench.ended()
     with pytest.raises(StepFailed, match="ValueError: out of memory"):
         bench.stepper.take()
-    bench.engine.fails = False
+    bench.engine.fails = None
     bench.done.clear()
     bench.stepper.start([])
     await bench.ended()
@@ -79,3 +80,21 @@ async def test_one_step_at_a_time(bench: Bench) -> None:
     bench.stepper.start([])
     with pytest.raises(RuntimeError, match="a step is running"):
         bench.stepper.start([])
+
+
+@pytest.mark.parametrize("summing", [False, True])
+async def test_a_broken_team_is_no_failed_step(bench: Bench, summing: bool) -> None:
+    """Other ranks may not have it: the worker ends, and so the error passes through as it is."""
+    bench.engine.fails = TeamBroken("rank 1 of 2: left")
+    bench.engine.let_go.set()
+    (bench.stepper.start_sum if summing else bench.stepper.start)([])
+    await bench.ended()
+    with pytest.raises(TeamBroken, match="rank 1 of 2: left"):
+        bench.stepper.take_sum() if summing else bench.stepper.take()
+
+
+async def test_close_leaves_a_stuck_step_to_itself_if_it_is_told_to(bench: Bench) -> None:
+    bench.stepper.start([])
+    bench.stepper.close(wait=False)
+    assert not bench.engine.let_go.is_set(), "nobody waited: else it would have failed after a while"
+    assert not bench.done.is_set()

@@ -43,6 +43,12 @@ ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
     "qwen3-moe": Qwen3MoeConfig(**SHAPE, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
     "mistral-no-window": MistralConfig(**SHAPE, sliding_window=None),
     "mistral-window-beyond-context": MistralConfig(**SHAPE, sliding_window=CONTEXT),
+    "llama-biased-two-kv-heads": LlamaConfig(
+        **{**SHAPE, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 8},
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+    ),
     "gemma-one-kv-head": GemmaConfig(**{**SHAPE, "num_key_value_heads": 1, "head_dim": 32}),
     "granite-own-scaling": GraniteConfig(**SHAPE, attention_multiplier=0.4),
     "gpt2-learned-positions": GPT2Config(
@@ -67,5 +73,9 @@ def saved(name: str, root: Path) -> Path:
 def save(config: PreTrainedConfig, directory: Path) -> Path:
     """A random model of `config` in `directory`, always the same."""
     torch.manual_seed(7)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for path, weight in model.named_parameters():
+        if path.endswith("bias"):  # the library starts them with zeros
+            weight.data += torch.randn_like(weight) * 0.2
+    model.save_pretrained(directory)
     return directory

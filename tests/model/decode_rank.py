@@ -20,10 +20,11 @@ from services.rooms.phases import Effect, Phase
 from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.receiver import Receiver
 from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
-from tests.model.flights import PAGE, RECORD, Flight, exposure
+from tests.model.flights import PAGE, RECORD, Flight, exposed_anew, exposure, leaders
 from tests.model.laws import Broken, Law
 from tests.model.passing import FAR, expired
 from tests.model.scopes import Scope
+from tests.model.shapes import content, layouts, strips
 from tests.model.standing import At, Standing, check_tables, nothing_held
 
 FIRST_TOKEN = 5
@@ -46,11 +47,14 @@ class Job:
 
 
 class DecodeRank:
-    def __init__(self, scope: Scope, incarnation: Incarnation, *, receives: bool = True) -> None:
-        """`receives`: it holds layers, and so has pages to be written."""
-        self._receives = receives
+    def __init__(self, scope: Scope, incarnation: Incarnation, rank: int) -> None:
+        layout = layouts(scope, 1)[rank]
+        self._strips = strips(layout)
+        """Of each page."""
+        self._sum = told_sum(layout.kv_heads) if scope.sums else 0
+        """That the record is to tell."""
         self._incarnation = incarnation
-        self._exposure = exposure(incarnation, 0)
+        self._exposure = exposure(incarnation, 0, rank)
         self._reached_by = {self._exposure}
         """Exposures by which writes still reach what is read here."""
         self._revoking = False
@@ -60,8 +64,10 @@ class DecodeRank:
         self._tokens = scope.tokens
         self._steps = scope.steps or scope.receiver_steps
         self._slot_memory = bytearray(scope.slots * SLOT_BYTES)
-        self._kv = bytearray(scope.pages)
-        """Who wrote a page since it was taken: its room, or nobody (0)."""
+        self._kv = bytearray(scope.pages * len(self._strips))
+        """What was written to each strip since its page was taken: 0 for nothing."""
+        self._slot_writers: dict[int, int] = {}
+        """Which rank of the sender wrote to a slot since it was handed out."""
         self._holdings = Holdings(PagePool(scope.pages), SlotPool(memoryview(self._slot_memory)))
         self._roster: Roster[Receiver] = Roster(scope.rooms)
         self._jobs: dict[RoomId, Job] = {}
@@ -70,6 +76,11 @@ class DecodeRank:
         self._forgotten: set[RoomId] = set()
         self._cancelled: set[RoomId] = set()
         """Before they were opened."""
+        self._later = scope.budget.lags > 0 and len(layouts(scope, 1)) > 1
+        """The sender is told where to write when every rank has exposed it: after the next agreement. (Where
+        no rank is late, that makes no difference but one more turn.)"""
+        self._granting: list[Done] = []
+        """Exposed here, and not yet known to be so on every rank."""
         self._gone: set[Incarnation] = set()
         """Prefill workers known to be gone: nobody connects to them any more."""
 
@@ -160,13 +171,34 @@ class DecodeRank:
         if flight.peer not in self._reached_by:
             return ""
         if flight.kind == PAGE:
-            for page in flight.targets:
-                self._kv[page] = flight.room
+            self._land_pages(flight)
             return ""
         (slot,) = flight.targets
+        if self._slot_writers.setdefault(slot, flight.by) != flight.by:
+            raise Broken(Law.ONE_WRITER, f"two ranks write the record of room {flight.room} to slot {slot}")
         start = slot * SLOT_BYTES + (0 if flight.kind == RECORD else SEAL_OFFSET)
         self._slot_memory[start : start + len(flight.body)] = flight.body
         return ""
+
+    def _land_pages(self, flight: Flight) -> None:
+        pages = self._holdings.get(flight.room).exposed if flight.room in self._holdings else ()
+        for page, strip, content_there in flight.strips:
+            at = page * len(self._strips) + strip
+            if page in pages and content_there != self._expected(flight.room, pages.index(page), strip):
+                raise Broken(
+                    Law.LAYERS_BY_ID, f"room {flight.room}: another layer's or head's bytes go to page {page}"
+                )
+            if self._kv[at] == content_there:
+                raise Broken(Law.ONE_WRITER, f"room {flight.room}: bytes of page {page} are written twice")
+            self._kv[at] = content_there
+
+    def _expected(self, room: RoomId, page: int, strip: int) -> int:
+        return content(room, page, self._strips[strip])
+
+    def _blank(self, pages: Sequence[int]) -> None:
+        size = len(self._strips)
+        for page in pages:
+            self._kv[page * size : (page + 1) * size] = bytes(size)
 
     def step_ends(self) -> str:
         """Every sequence of the batch has drawn a token."""
@@ -186,19 +218,20 @@ class DecodeRank:
         with expired(self._roster, late):
             return tuple(self._ballot().encode())
 
-    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[Done, ...]:
+    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[tuple[Done, ...], tuple[str, ...]]:
         """See, vote, take the verdict, act, compute."""
         with expired(self._roster, late):
             ballot = self._ballot()
             verdict = read_verdict(ballot, agreed)
             moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
         self._left = verdict.leave
-        done = [(room.id, effect, self._perform(room, effect)) for room, effect in moves]
+        done, self._granting = self._granting, []
+        done += [(room.id, effect, self._perform(room, effect)) for room, effect in moves]
         if verdict.compute and self._revoking:
             self._take_memory_back()
         elif verdict.compute:
             self._compute()
-        return tuple(done)
+        return tuple(done), ()
 
     def _ballot(self) -> Ballot:
         for job in self._jobs.values():
@@ -232,6 +265,8 @@ class DecodeRank:
     def _check_record(self, receiver: Receiver, record: MetadataRecord) -> None:
         if (record.prompt_tokens, record.pages) != (self._prompt, receiver.pages_expected):
             raise RecordCorrupt(f"it tells of {record.pages} pages")
+        if record.pages_checksum != self._sum:
+            raise RecordCorrupt("it tells the checksum of another rank's pages")
 
     def _perform(self, receiver: Receiver, effect: Effect) -> tuple[object, ...]:
         match effect:
@@ -255,13 +290,18 @@ class DecodeRank:
     def _grant(self, receiver: Receiver) -> tuple[object, ...]:
         self._holdings.take(receiver.id, receiver.pages_needed)
         holding = self._holdings.expose(receiver.id, receiver.pages_expected)
-        for page in holding.pages:
-            self._kv[page] = 0
+        self._blank(holding.pages)
+        self._slot_writers.pop(holding.slot.index, None)
         if any(self._holdings.slots.view(holding.slot)):
             raise Broken(Law.SLOT_ZERO, f"slot {holding.slot.index} is handed to room {receiver.id} written")
         receiver.expose(Generation(holding.slot.generation))
         self._jobs[receiver.id].exposure = self._exposure
-        return ("grant", self._exposure, holding.slot.generation, holding.exposed, holding.slot.index)
+        where = holding.slot.generation, holding.exposed, holding.slot.index
+        told = ("grant", leaders(self._exposure), *where)
+        if not self._later:
+            return told
+        self._granting.append((receiver.id, Effect.GRANT, told))
+        return ()
 
     def _take_memory_back(self) -> None:
         if self._step:
@@ -279,7 +319,7 @@ class DecodeRank:
         self._kv = bytearray(self._kv)
         self._holdings.slots.moved(memoryview(self._slot_memory))
         self._reached_by.clear()
-        self._exposure = Incarnation(self._exposure + 1)
+        self._exposure = exposed_anew(self._exposure)
         self._reached_by.add(self._exposure)
 
     def _release(self, receiver: Receiver) -> None:
@@ -287,12 +327,13 @@ class DecodeRank:
             raise Broken(Law.PROOF_NOT_TIME, f"room {receiver.id} gives its memory back without a proof")
         if receiver.id in self._step:
             raise Broken(Law.EXITS_RELEASE_ALL, f"room {receiver.id} is released under a running step")
-        held = self._holdings.get(receiver.id).pages if receiver.id in self._holdings else ()
+        if receiver.id in self._holdings:
+            holding = self._holdings.get(receiver.id)
+            self._blank(holding.pages)
+            self._slot_writers.pop(holding.slot.index, None)
         self._holdings.give_back(receiver.id)
         self._roster.retire(receiver.id, 0)
         del self._jobs[receiver.id]
-        for page in held:
-            self._kv[page] = 0
 
     def _compute(self) -> None:
         for room, job in self._jobs.items():
@@ -309,6 +350,7 @@ class DecodeRank:
         check_tables(self._roster, self._holdings, self._jobs, self._opened, self._forgotten)
         owners: dict[int, tuple[RoomId, bool]] = {}
         slots: dict[int, tuple[RoomId, int, bool]] = {}
+        sealed: set[RoomId] = set()
         landed: set[RoomId] = set()
         for room in self._jobs:
             if room not in self._holdings:
@@ -319,8 +361,10 @@ class DecodeRank:
             owners |= {page: (room, open_to_peer and page in exposed) for page in holding.pages}
             generation = holding.slot.generation
             slots[holding.slot.index] = (room, generation, open_to_peer)
-            if self._all_there(room, exposed, holding.slot.index, generation):
-                landed.add(room)
+            if self._seal_there(room, holding.slot.index, generation):
+                sealed.add(room)
+                if self._pages_there(room, holding.exposed):
+                    landed.add(room)
             if holding.standing is Held.EXPOSED and self._jobs[room].exposure != self._exposure:
                 raise Broken(
                     Law.EXPOSURE_ON_PAGE,
@@ -336,21 +380,27 @@ class DecodeRank:
             bool(self._step),
             self._draining,
             self._left,
-            self._receives,
             exposure=self._exposure,
             reached_by=frozenset(self._reached_by),
             revoking=self._revoking,
             overdue=revocation_due(receivers, _LATE_MS, len(self._holdings.pages)),
             owners=owners,
             slots=slots,
+            sealed=frozenset(sealed),
             landed=frozenset(landed),
         )
 
-    def _all_there(self, room: RoomId, pages: Sequence[int], slot: int, generation: int) -> bool:
+    def _seal_there(self, room: RoomId, slot: int, generation: int) -> bool:
         seal = slot * SLOT_BYTES + SEAL_OFFSET
-        written = bytes(self._slot_memory[seal : seal + SEAL_BYTES])
-        pages = pages if self._receives else ()
-        return all(self._kv[page] == room for page in pages) and written == seal_bytes(room, generation)
+        return bytes(self._slot_memory[seal : seal + SEAL_BYTES]) == seal_bytes(room, generation)
+
+    def _pages_there(self, room: RoomId, pages: Sequence[int]) -> bool:
+        size = len(self._strips)
+        return all(
+            self._kv[page * size + strip] == self._expected(room, index, strip)
+            for index, page in enumerate(pages)
+            for strip in range(size)
+        )
 
     def _check_memory(self, slots: dict[int, tuple[RoomId, int, bool]], landed: set[RoomId]) -> None:
         for index in range(len(self._holdings.slots)):
@@ -365,3 +415,8 @@ class DecodeRank:
 def _doubtful(receiver: Receiver) -> bool:
     """Whether the way from its sender may be what went wrong."""
     return receiver.cause is None or receiver.cause.reason not in CALLERS_OWN
+
+
+def told_sum(heads: Sequence[int]) -> int:
+    """The checksum of a rank's pages, as its record tells it where the scope has `sums`."""
+    return 1 + heads[0]

@@ -10,7 +10,7 @@ from functools import partial
 from services.rooms.ids import RoomId
 from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
-from tests.model.flights import Flight, exposed_by
+from tests.model.flights import Flight, exposed_by, rank_of
 from tests.model.handover import acknowledge, can_acknowledge
 from tests.model.laws import Broken
 from tests.model.registry import abandoned, issue, joined, untold
@@ -18,6 +18,7 @@ from tests.model.troubles import (
     Label,
     Possible,
     Steps,
+    alive,
     awake,
     is_missed,
     lease_ends,
@@ -26,8 +27,9 @@ from tests.model.troubles import (
     revoke,
     silence,
     troubles,
+    waits,
 )
-from tests.model.turns import ask_close, deliver, turn
+from tests.model.turns import ask_close, catch_up, deliver, turn
 from tests.model.world import DECODE, PREFILL, WANTED, Known, State, World, one_rank
 
 
@@ -61,12 +63,9 @@ def _ordinary(world: World, state: State) -> Iterator[Possible]:
 def _moving(world: World, state: State) -> Steps:
     """What happens outside of turns."""
     yield from _issuing(world, state)
-    for message in state.mail:
-        if state.stalled and message[0] == PREFILL:
-            if is_missed(world, state, message):
-                yield ("miss", message), partial(misses, world, state, message)
-        else:
-            yield ("deliver", message), partial(deliver, world, state, message)
+    if state.lag is not None:
+        yield ("catch up", *state.lag[:2]), partial(catch_up, world, state)
+    yield from _arriving(world, state)
     if state.stalled:
         if lease_ends(world, state):
             yield ("silence",), partial(silence, world, state)
@@ -74,8 +73,24 @@ def _moving(world: World, state: State) -> Steps:
         yield from _closing(world, state)
     if world.scope.registry:
         yield from _registering(world, state)
-    for rank, pair in enumerate(state.pairs):
-        yield from _alone(world, state, rank, pair)
+    for rank in range(len(state.senders)):
+        yield from _flying(world, state, rank)
+    for side in alive(state):
+        for rank, standing in enumerate(world.standings(state, side)):
+            if standing.stepping:
+                ends = ("step_ends",)
+                yield ("step ends", side, rank), partial(one_rank, world, state, side, rank, ends)
+
+
+def _arriving(world: World, state: State) -> Steps:
+    for message in state.mail:
+        if waits(state, message[0]):
+            continue
+        if state.stalled and message[0] == PREFILL:
+            if is_missed(world, state, message):
+                yield ("miss", message), partial(misses, world, state, message)
+        else:
+            yield ("deliver", message), partial(deliver, world, state, message)
 
 
 def _issuing(world: World, state: State) -> Steps:
@@ -92,7 +107,7 @@ def _issuing(world: World, state: State) -> Steps:
 def _closing(world: World, state: State) -> Steps:
     for close in state.closes:
         asked_of = state.rooms[close.room - 1].peers[PREFILL]
-        if close.asked == WANTED and asked_of == state.peers[PREFILL]:
+        if close.asked == WANTED and asked_of == state.peers[PREFILL] and not waits(state, PREFILL):
             yield ("ask close", close), partial(ask_close, world, state, close)
         elif can_acknowledge(world, state, close):
             yield ("acknowledge", close), partial(acknowledge, world, state, close)
@@ -106,7 +121,7 @@ def _registering(world: World, state: State) -> Steps:
         ):
             yield ("join", side), partial(joined, world, state, side)
     leaving = state.draining
-    if leaving is None or world.standings(state, leaving)[0].draining:
+    if leaving is None or waits(state, leaving) or world.standings(state, leaving)[0].draining:
         return
     _, waited_for = world.books.do(state.book, ("charged", leaving, state.peers[leaving]))
     if not waited_for:
@@ -114,30 +129,27 @@ def _registering(world: World, state: State) -> Steps:
 
 
 def _drained(world: World, state: State, side: int) -> State:
-    for rank in range(len(state.pairs)):
+    for rank in range(len(state.ranks(side))):
         state = one_rank(world, state, side, rank, ("drain",))
     return state
 
 
-def _alone(world: World, state: State, rank: int, pair: tuple[int, int]) -> Steps:
-    """What happens to one pair of ranks alone."""
-    here, there = world.standing(PREFILL, pair[PREFILL]), world.standing(DECODE, pair[DECODE])
+def _flying(world: World, state: State, rank: int) -> Steps:
+    """What becomes of the writes of one of the sender's ranks."""
+    here = world.standing(PREFILL, state.senders[rank])
     for flight in here.flying:
         lives = exposed_by(flight.peer) == state.peers[DECODE]
         if lives:
             yield ("land", rank, flight), partial(_land, world, state, rank, flight)
+        there = world.standing(DECODE, state.receivers[rank_of(flight.peer)])
         if flight.peer != there.exposure and (lives or here.at(flight.room) is not None):
             fails = ("ended", flight.number, PutState.FAILED)
             yield ("put fails", rank, flight), partial(one_rank, world, state, PREFILL, rank, fails)
-    for side in awake(state):
-        if world.standing(side, pair[side]).stepping:
-            ends = ("step_ends",)
-            yield ("step ends", side, rank), partial(one_rank, world, state, side, rank, ends)
 
 
 def _land(world: World, state: State, rank: int, flight: Flight) -> State:
     state = one_rank(world, state, PREFILL, rank, ("ended", flight.number, PutState.DONE))
-    return one_rank(world, state, DECODE, rank, ("land", flight))
+    return one_rank(world, state, DECODE, rank_of(flight.peer), ("land", flight))
 
 
 def _patience(world: World, state: State) -> Iterator[Possible]:

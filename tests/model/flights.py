@@ -9,28 +9,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.pages.layout import KvLayout
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.prefill.push import KV
 from services.rooms.ids import Generation, Incarnation, RoomId
 from services.transfer.interface import Endpoint, PutId, PutState, Run, TransferError
 from tests.model.laws import Broken, Law
+from tests.model.scopes import Scope
+from tests.model.shapes import STRIP, content, layouts, strips
 
 PAGE, RECORD, SEAL = "page", "record", "seal"
 
-LAYOUT: Final = KvLayout("model", "float16", 1, (0,), (0,), 1)
-"""A token a page."""
+_TIMES: Final = 100
+"""A worker exposes its memory less often than that, on …"""
+_RANKS: Final = 10
+"""… fewer ranks than that."""
 
-_EXPOSURES: Final = 1000
+
+def exposure(receiver: Incarnation, number: int, rank: int) -> Incarnation:
+    """Under which name a rank of a decode worker exposes its memory for the `number`-th time."""
+    return Incarnation((receiver * _TIMES + number) * _RANKS + rank)
 
 
-def exposure(receiver: Incarnation, number: int) -> Incarnation:
-    """Under which name a decode worker's memory is exposed, for the `number`-th time."""
-    return Incarnation(receiver * _EXPOSURES + number)
+def exposed_anew(exposure: Incarnation) -> Incarnation:
+    """Under which name the same memory is exposed the next time."""
+    return Incarnation(exposure + _RANKS)
 
 
 def exposed_by(exposure: Incarnation) -> Incarnation:
-    return Incarnation(exposure // _EXPOSURES)
+    return Incarnation(exposure // (_TIMES * _RANKS))
+
+
+def rank_of(exposure: Incarnation) -> int:
+    return exposure % _RANKS
+
+
+def leaders(exposure: Incarnation) -> Incarnation:
+    """What the receiver's first rank exposed at the same time: the name that a grant tells."""
+    return Incarnation(exposure - rank_of(exposure))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +62,12 @@ class Flight:
     """Pages, or the staging slot, that it reads."""
     targets: tuple[int, ...]
     """Pages, or the slot, that it writes."""
+    by: int
+    """The sender's rank."""
     body: bytes = b""
     """What it writes to the slot."""
+    strips: tuple[tuple[int, int, int], ...] = ()
+    """What it writes to the pages: (page, strip of it, content)."""
 
 
 @dataclass(slots=True)
@@ -56,6 +75,11 @@ class Airspace:
     """One sender rank's writes, and the ways they take: of `services.transfer.interface.Transfer`, what
     the product's `Ways` calls."""
 
+    rank: int
+    mine: tuple[int, ...]
+    """Which strips a page of this rank has."""
+    theirs: tuple[int, ...]
+    """How many strips a page of each of the receiver's ranks has."""
     flying: dict[int, Flight] = field(default_factory=dict)
     ended: dict[int, tuple[PutState, Incarnation]] = field(default_factory=dict)
     """Landed or failed, and not polled yet; and whereto."""
@@ -65,9 +89,21 @@ class Airspace:
     """Decode workers that do not exist any more."""
     breaks: bool = True
     """A way is seen to be broken once a write on it has failed."""
+    reaches: bool = True
+    """What is asked to connect now can be reached from this rank."""
+    unwritten: set[RoomId] = field(default_factory=set)
+    """Rooms of which a page's write has failed."""
+
+    @classmethod
+    def of(cls, scope: Scope, rank: int) -> "Airspace":
+        theirs = tuple(len(strips(layout)) for layout in layouts(scope, 1))
+        return cls(rank, strips(layouts(scope, 0)[rank]), theirs, breaks=scope.ways)
 
     def end(self, number: int, state: PutState) -> None:
-        self.ended[number] = state, self.flying.pop(number).peer
+        flight = self.flying.pop(number)
+        self.ended[number] = state, flight.peer
+        if state is PutState.FAILED and flight.kind == PAGE:
+            self.unwritten.add(flight.room)
 
     def poll(self, number: int) -> PutState:
         if number not in self.ended:
@@ -80,7 +116,7 @@ class Airspace:
 
     def connect(self, endpoint: Endpoint) -> None:
         peer = endpoint.incarnation
-        if exposed_by(peer) in self.gone:
+        if exposed_by(peer) in self.gone or not self.reaches:
             raise TransferError("there is nobody")
         if peer in self.broken:
             if peer in self.whereto():
@@ -109,6 +145,8 @@ class Line:
     air: Airspace
     room: RoomId
     generation: Generation
+    pages: tuple[int, ...]
+    """Of the room on this rank, in the prompt's order."""
     slot_memory: bytearray
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
@@ -118,24 +156,43 @@ class Line:
         number = 0
         while number in self.air.flying or number in self.air.ended:
             number += 1
-        if region == KV:
-            sources = tuple(page for run in runs for page in _pages(run.source, run.length))
-            targets = tuple(page for run in runs for page in _pages(run.target, run.length))
-            flight = Flight(number, self.room, self.generation, peer, PAGE, sources, targets)
-        else:
-            (run,) = runs
-            kind = SEAL if run.length == SEAL_BYTES and run.target % SLOT_BYTES == SEAL_OFFSET else RECORD
-            if any(flight.room == self.room for flight in self.air.flying.values()):
-                raise Broken(Law.SEAL_LAST, f"room {self.room}: its {kind} is posted while other writes fly")
-            body = bytes(self.slot_memory[run.source : run.source + run.length])
-            ends = (run.source // SLOT_BYTES,), (run.target // SLOT_BYTES,)
-            flight = Flight(number, self.room, self.generation, peer, kind, *ends, body)
+        flight = self._pages(number, peer, runs) if region == KV else self._slot(number, peer, runs)
         self.air.flying[number] = flight
         return PutId(peer, number)
 
     def poll(self, put: PutId) -> PutState:
         return self.air.poll(put.number)
 
+    def _pages(self, number: int, peer: Incarnation, runs: Sequence[Run]) -> Flight:
+        mine, theirs = len(self.air.mine), self.air.theirs[rank_of(peer)]
+        read, written = [], []
+        for run in runs:
+            for offset in range(0, run.length, STRIP):
+                page, strip = divmod((run.source + offset) // STRIP, mine)
+                holds = content(self.room, self.pages.index(page), self.air.mine[strip])
+                read.append(page)
+                written.append((*divmod((run.target + offset) // STRIP, theirs), holds))
+        sources, targets = dict.fromkeys(read), dict.fromkeys(page for page, _, _ in written)
+        return Flight(
+            number,
+            self.room,
+            self.generation,
+            peer,
+            PAGE,
+            tuple(sources),
+            tuple(targets),
+            self.air.rank,
+            strips=tuple(written),
+        )
 
-def _pages(start: int, length: int) -> range:
-    return range(start // LAYOUT.page_bytes, (start + length) // LAYOUT.page_bytes)
+    def _slot(self, number: int, peer: Incarnation, runs: Sequence[Run]) -> Flight:
+        (run,) = runs
+        kind = SEAL if run.length == SEAL_BYTES and run.target % SLOT_BYTES == SEAL_OFFSET else RECORD
+        for flight in self.air.flying.values():
+            if flight.room == self.room and flight.kind != kind:
+                raise Broken(
+                    Law.SEAL_LAST, f"room {self.room}: its {kind} is posted while its {flight.kind} flies"
+                )
+        body = bytes(self.slot_memory[run.source : run.source + run.length])
+        ends = (run.source // SLOT_BYTES,), (run.target // SLOT_BYTES,)
+        return Flight(number, self.room, self.generation, peer, kind, *ends, self.air.rank, body)

@@ -15,6 +15,8 @@ class Law(Enum):
     SLOT_ZERO = "slot-zero"
     SLOT_OWNER = "slot-owner"
     SEAL_LAST = "seal-last"
+    ONE_WRITER = "one-writer"
+    LAYERS_BY_ID = "layers-by-id"
     GATE_BEFORE_AGREE = "gate-before-agree"
     NO_FREE_UNDER_WRITE = "no-free-under-write"
     EXPOSURE_ON_PAGE = "exposure-on-page"

@@ -3,7 +3,7 @@
 from services.rooms.ids import Incarnation
 from tests.model.laws import Broken, Law
 from tests.model.registry import CALLED_OFF, joined, lost, over, without
-from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World, replaced
+from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World, with_ranks
 
 
 def died(world: World, state: State, side: int) -> State:
@@ -17,10 +17,10 @@ def left(world: World, state: State, side: int) -> State:
     cut = lost(world, state, side, state.peers[side], "left")
     if cut:
         raise Broken(Law.DRAIN_KEEPS_PROMISES, f"{SIDES[side]} leaves, and rooms {cut} still run on it")
-    reached = [standing.reached_by for standing in world.standings(state, DECODE)]
-    for rank, standing in enumerate(world.standings(state, PREFILL)):
+    reached = {peer for standing in world.standings(state, DECODE) for peer in standing.reached_by}
+    for standing in world.standings(state, PREFILL):
         for flight in standing.flying:
-            if flight.peer in reached[rank]:
+            if flight.peer in reached:
                 raise Broken(
                     Law.DRAIN_KEEPS_PROMISES,
                     f"{SIDES[side]} leaves, and a {flight.kind} of room {flight.room} is under way",
@@ -32,11 +32,9 @@ def _gone(world: World, state: State, side: int, proof: str) -> State:
     gone = state.peers[side]
     rooms = lost(world, state, side, gone, proof)
     following = without(world, state, side, gone, proof)
-    fresh = [world.blank(side, Incarnation(gone + 1), each.carries) for each in world.standings(state, side)]
     mail = frozenset(message for message in state.mail if message[0] != side) | {(1 - side, "depart", gone)}
     closes = frozenset(each._replace(asked=min(each.asked, WANTED)) for each in state.closes)
-    following = following._replace(
-        pairs=replaced(state.pairs, side, fresh),
+    following = with_ranks(following, side, world.blank(side, Incarnation(gone + 1)))._replace(
         mail=mail,
         peers=(Incarnation(gone + 1), state.peers[DECODE])
         if side == PREFILL
@@ -44,6 +42,7 @@ def _gone(world: World, state: State, side: int, proof: str) -> State:
         closes=frozenset() if side == DECODE else closes,
         way=Way.UNKNOWN if world.scope.ways else state.way,
         stalled=state.stalled and side != PREFILL,
+        lag=None if state.lag is not None and state.lag[0] == side else state.lag,
     )
     for room in rooms:
         following = over(world, following, room, CALLED_OFF)

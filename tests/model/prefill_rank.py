@@ -7,35 +7,33 @@ Left out: tensors, gRPC, and words for people. Time stands still; a deadline tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, cast
+from typing import cast
 
 from services.pages.holdings import Holdings
-from services.pages.plan import TransferPlan
+from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
-from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord
+from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord
 from services.pages.slots import SlotPool
 from services.prefill.push import Push, Stage
 from services.prefill.ways import Way, Ways
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
-from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed
+from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed, Written
 from services.rooms.ids import Generation, Incarnation, RoomId
-from services.rooms.phases import Effect, Phase
+from services.rooms.phases import GATED, Effect, Phase
 from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
 from services.rooms.sender import Sender
 from services.transfer.interface import PutState, Transfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
 from services.wire.errors import NotConnected
-from tests.model.decode_rank import FIRST_TOKEN, Done
-from tests.model.flights import LAYOUT, PAGE, Airspace, Flight, Line, exposed_by
+from tests.model.decode_rank import FIRST_TOKEN, Done, told_sum
+from tests.model.flights import PAGE, RECORD, SEAL, Airspace, Flight, Line, exposed_by
 from tests.model.laws import Broken, Law
 from tests.model.passing import FAR, expired
 from tests.model.scopes import Scope
+from tests.model.shapes import layouts
 from tests.model.standing import At, Standing, check_tables, nothing_held
-
-NOTHING: Final = TransferPlan(page_bytes=0)
-"""Of a rank that holds no layer of those that its receiver has: it sends the record alone."""
 
 
 @dataclass(slots=True)
@@ -48,9 +46,10 @@ class Job:
 
 
 class PrefillRank:
-    def __init__(self, scope: Scope, *, sends: bool = True) -> None:
-        """`sends`: it holds layers, and so has pages to send."""
-        self._sends = sends
+    def __init__(self, scope: Scope, rank: int) -> None:
+        self._layout = layouts(scope, 0)[rank]
+        self._theirs = layouts(scope, 1)
+        self._sums = scope.sums
         self._draining = self._left = False
         self._prompt = scope.prompt_pages
         self._told_ways = scope.ways
@@ -63,14 +62,18 @@ class PrefillRank:
         self._opened: set[RoomId] = set()
         self._forgotten: set[RoomId] = set()
         self._cancelled: set[RoomId] = set()
-        self._air = Airspace(breaks=scope.ways)
-        self._ways = Ways(cast(Transfer, self._air), LAYOUT)
+        self._air = Airspace.of(scope, rank)
+        self._ways = Ways(cast(Transfer, self._air), layouts(scope, 0), rank)
+        self._connecting: list[str] = []
+        """The turn's connections, and what became of them on this rank: "" for a way that was made."""
 
     # ---- commands, the same on every rank
 
     def open(self, room: RoomId, peer: Incarnation) -> str:
         def make(place: int) -> Sender:
-            return Sender(room, f"request-{room}", peer, place, self._prompt, FAR, 0)
+            return Sender(
+                room, f"request-{room}", peer, place, self._prompt, FAR, 0, elected=self._ways.elected
+            )
 
         try:
             sender = self._roster.open(room, make, 0)
@@ -84,9 +87,17 @@ class PrefillRank:
         self._jobs[room] = Job(sender)
         return ""
 
-    def connect(self, receiver: Incarnation, exposure: Incarnation) -> str:
+    def connect(self, receiver: Incarnation, exposure: Incarnation, reaches: bool = True) -> str:
+        """What became of it here; whoever asked is told after the next turn. `reaches`: its memory can be
+        reached from this rank."""
+        self._air.reaches = reaches
+        self._connecting.append(self._connect(receiver, exposure))
+        self._air.reaches = True
+        return self._connecting[-1]
+
+    def _connect(self, receiver: Incarnation, exposure: Incarnation) -> str:
         try:
-            self._ways.connect(_connect(receiver, exposure))
+            self._ways.connect(_connect(receiver, exposure, self._theirs))
         except NotConnected as error:
             return type(error).__name__
         return ""
@@ -99,9 +110,8 @@ class PrefillRank:
         generation: Generation,
         pages: tuple[int, ...],
         slot: int,
-        leads: bool = True,
     ) -> str:
-        """Not empty: why it was refused. `leads`: this rank gives the answer."""
+        """Not empty: why it was refused. The leader gives the answer."""
         grant = Granted(generation, pages, slot)
         if room not in self._roster:
             self._roster.note(room, grant)
@@ -109,20 +119,21 @@ class PrefillRank:
         sender = self._roster.get(room)
         if receiver != sender.peer:
             return "PeerFault"
-        if len(pages) != sender.pages_needed:
-            return "Truncated"
         if not self._told_ways:
-            self.connect(receiver, exposure)
+            self._connect(receiver, exposure)
         try:
-            self._jobs[room].way = self._ways.granted(receiver, exposure)
+            way = self._ways.granted(receiver, exposure)
         except NotConnected as error:
-            if not leads:
+            if not self._ways.elected:
                 sender.note(Failed(Cause(Reason.CONNECT_FAILED, "not connected here")))
             return type(error).__name__
+        if len(pages) != sender.pages_needed:
+            return "Truncated"
         try:
             sender.note(grant)
         except PeerFault as error:
             return type(error).__name__
+        self._jobs[room].way = way
         return ""
 
     def cancel(self, room: RoomId, reason: Reason) -> str:
@@ -179,14 +190,8 @@ class PrefillRank:
             job = self._jobs[room]
             sender = job.sender
             sender.busy, job.computed = False, True
-            if job.push is None or sender.phase is not Phase.TRANSFERRING or sender.grant is None:
-                continue
-            job.push.ready(len(job.pages))
-            job.push.conclude(
-                MetadataRecord(
-                    room, sender.grant.generation, self._prompt, 0, len(sender.grant.pages), FIRST_TOKEN
-                )
-            )
+            if job.push is not None and sender.phase is Phase.TRANSFERRING:
+                job.push.ready(self._prompt, complete=True)
         self._step = []
         return ""
 
@@ -197,29 +202,40 @@ class PrefillRank:
         with expired(self._roster, late):
             return tuple(self._ballot().encode())
 
-    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[Done, ...]:
-        """See, vote, take the verdict, act, compute."""
+    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[tuple[Done, ...], tuple[str, ...]]:
+        """See, vote, take the verdict, act, compute. Returns the answers to the turn's connections, too."""
         with expired(self._roster, late):
             ballot = self._ballot()
             verdict = read_verdict(ballot, agreed)
             moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
         self._left = verdict.leave
+        answers = self._connected(verdict.connects)
         for sender, effect in moves:
             self._perform(sender, effect)
         if verdict.compute:
             self._compute()
-        return tuple((sender.id, effect, ()) for sender, effect in moves)
+        return tuple((sender.id, effect, ()) for sender, effect in moves), answers
+
+    def _connected(self, count: int) -> tuple[str, ...]:
+        answers = [
+            NotConnected.__name__ if place >= count and not problem else problem
+            for place, problem in enumerate(self._connecting)
+        ]
+        self._connecting.clear()
+        return tuple(answers)
 
     def _ballot(self) -> Ballot:
         for job in list(self._jobs.values()):
-            if job.sender.phase is Phase.TRANSFERRING:
+            if job.sender.phase in GATED:
                 self._see_push(job)
             elif job.sender.phase is Phase.FAILED and job.sender.proof is None and not job.sender.busy:
                 self._see_quiet(job)
         capacity = Capacity(self._holdings.pages.free, self._holdings.slots.free)
         votes, digest = self._roster.votes(0, capacity), self._roster.digest()
         may_leave = self._draining and not self._jobs
-        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0))
+        made = [not problem for problem in self._connecting]
+        connects = made.index(False) if False in made else len(made)
+        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0), connects)
 
     def _see_push(self, job: Job) -> None:
         push, sender = job.push, job.sender
@@ -228,7 +244,10 @@ class PrefillRank:
         push.advance(_uncounted)
         if push.failure is not None:
             sender.note(Failed(Cause(Reason.TRANSFER_FAILED, push.failure)))
-        elif push.stage is Stage.SEALED:
+            return
+        if push.written and not sender.written:
+            sender.note(Written())
+        if push.stage is Stage.SEALED:
             sender.note(Sealed(sender.grant.generation))
 
     def _see_quiet(self, job: Job) -> None:
@@ -241,9 +260,12 @@ class PrefillRank:
         match effect:
             case Effect.COMPUTE:
                 self._begin(self._jobs[sender.id])
+            case Effect.SEAL:
+                self._seal(self._jobs[sender.id])
             case Effect.REPORT:
                 sender.note(Finished())
             case Effect.RELEASE:
+                self._air.unwritten.discard(sender.id)
                 self._holdings.give_back(sender.id)
                 self._roster.retire(sender.id, 0)
                 del self._jobs[sender.id]
@@ -256,18 +278,34 @@ class PrefillRank:
             raise AssertionError(f"room {sender.id} computes without a destination")
         holding = self._holdings.take(sender.id, sender.pages_needed)
         job.pages = holding.pages
-        line = Line(self._air, sender.id, grant.generation, self._slot_memory)
+        line = Line(self._air, sender.id, grant.generation, holding.pages, self._slot_memory)
         staging = self._holdings.slots.view(holding.slot)
         job.push = Push(
             cast(Transfer, line),
-            job.way.peer,
-            job.way.plan if self._sends else NOTHING,
-            holding.pages[len(holding.pages) - len(grant.pages) :],
+            job.way,
+            holding.pages,
+            self._layout.page_tokens,
             grant,
-            LAYOUT.page_bytes,
+            self._layout.page_bytes,
             staging,
             holding.slot.index,
         )
+
+    def _seal(self, job: Job) -> None:
+        sender, push = job.sender, job.push
+        if push is None or not job.computed or sender.grant is None:
+            raise AssertionError(f"room {sender.id} is sealed before it was computed")
+        if not sender.elected:
+            return
+        record = MetadataRecord(
+            room=sender.id,
+            generation=sender.grant.generation,
+            prompt_tokens=self._prompt,
+            cached_tokens=0,
+            pages=len(sender.grant.pages),
+            first_token=FIRST_TOKEN,
+        )
+        push.conclude(record, lambda heads: told_sum(heads) if self._sums else 0)
 
     def _compute(self) -> None:
         for room, job in self._jobs.items():
@@ -292,8 +330,10 @@ class PrefillRank:
             bool(self._step),
             self._draining,
             self._left,
-            self._sends,
             flying=flying,
+            owing=frozenset(
+                room for room, job in self._jobs.items() if not job.computed or room in self._air.unwritten
+            ),
         )
 
     def _check_source(self, flight: Flight) -> None:
@@ -308,6 +348,10 @@ class PrefillRank:
             raise Broken(Law.SOURCE_PINNED, f"room {room}: a {flight.kind} is read from pages not its own")
         if flight.kind == PAGE and not self._jobs[room].computed:
             raise Broken(Law.WRITTEN_BEFORE_SENT, f"room {room}: a page is sent before it is computed")
+        start = holding.slot.index * SLOT_BYTES + (SEAL_OFFSET if flight.kind == SEAL else 0)
+        body = bytes(self._slot_memory[start : start + len(flight.body)])
+        if flight.kind in (RECORD, SEAL) and body != flight.body:
+            raise Broken(Law.SOURCE_PINNED, f"room {room}: what a {flight.kind} is read from has changed")
 
 
 def _uncounted(length: int) -> None:
@@ -315,11 +359,16 @@ def _uncounted(length: int) -> None:
 
 
 @cache
-def _connect(receiver: Incarnation, exposure: Incarnation) -> inference_pb2.ConnectRequest:
-    """What a decode worker says of its memory. Each rank is shown the endpoint that is for it."""
+def _connect(
+    receiver: Incarnation, exposure: Incarnation, theirs: tuple[KvLayout, ...]
+) -> inference_pb2.ConnectRequest:
+    """What a decode worker says of its ranks' memory. `exposure`: the first one's."""
     return inference_pb2.ConnectRequest(
-        endpoints=[inference_pb2.Endpoint(incarnation=exposure, agent=f"exposure {exposure}", metadata=b"-")],
-        layout=layout_to_wire(LAYOUT),
+        endpoints=[
+            inference_pb2.Endpoint(incarnation=exposure + rank, agent=f"{exposure} {rank}", metadata=b"-")
+            for rank in range(len(theirs))
+        ],
+        layouts=[layout_to_wire(layout) for layout in theirs],
         schema=SCHEMA_HASH,
         receiver=receiver,
     )

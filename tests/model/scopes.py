@@ -4,6 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from services.pages.topology import Topology
+
+_ONE: Final = Topology()
+_TP2: Final = Topology(tensor=2)
+_TP3: Final = Topology(tensor=3)
+_PP2: Final = Topology(pipeline=2)
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -37,6 +44,11 @@ class Budget:
     """A worker is asked to finish its rooms and to leave; another takes its place."""
     forgets: int = 0
     """What a worker remembers of rooms that it does not hold expires."""
+    lags: int = 0
+    """One rank does what was agreed in a turn only after the others of its worker have, and their leader may
+    have told of it."""
+    misconnects: int = 0
+    """One prefill rank cannot reach the receiver's memory (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +56,11 @@ class Scope:
     name: str
     tells: str
     """What is explored, in a line."""
-    ranks: int = 1
-    """Of either side: sender rank i writes to receiver rank i."""
+    senders: Topology = _ONE
+    receivers: Topology = _ONE
+    """The ranks of either side: who writes what to whom follows from these."""
+    kv_heads: int = 0
+    """Of the model. 0: one for each tensor rank of the larger side; fewer are held by several ranks each."""
     rooms: int = 2
     prompt_pages: int = 1
     """Pages of a prompt: what is pushed. 0: the receiver holds them all already."""
@@ -56,8 +71,8 @@ class Scope:
     slots: int = 1
     """Of each receiver rank."""
     sender_pages: int = 2
-    silent_ranks: int = 0
-    """So many of them hold no layers: they have nothing to send, and vote like the others."""
+    sums: bool = False
+    """The receiver's ranks are told different checksums, so that each gets a record of its own."""
     overlap: bool = False
     """Rooms run beside each other. False: each is issued when the outcome of the one before is known, as
     its retry, while the workers may still hold what that one held."""
@@ -90,7 +105,12 @@ class Scope:
 
 
 _ALL: Final = (
-    Scope("calm", "no trouble; two ranks a side, a slot used by one room after the other", ranks=2),
+    Scope(
+        "calm",
+        "no trouble; two ranks a side, a slot used by one room after the other",
+        senders=_TP2,
+        receivers=_TP2,
+    ),
     Scope(
         "pages",
         "two pages a prompt and one to grow into, a second slot",
@@ -104,7 +124,8 @@ _ALL: Final = (
     Scope(
         "zero-pages",
         "nothing to push: the record alone",
-        ranks=2,
+        senders=_TP2,
+        receivers=_TP2,
         rooms=1,
         prompt_pages=0,
         budget=Budget(aborts=1, expiries=1),
@@ -117,7 +138,8 @@ _ALL: Final = (
     Scope(
         "ranks-differ",
         "two ranks a side; one sees a failure, a message comes twice",
-        ranks=2,
+        senders=_TP2,
+        receivers=_TP2,
         rooms=1,
         budget=Budget(aborts=1, failures=1, repeats=1),
     ),
@@ -129,7 +151,8 @@ _ALL: Final = (
     Scope(
         "steps",
         "steps of the engines run on while rooms end",
-        ranks=2,
+        senders=_TP2,
+        receivers=_TP2,
         rooms=1,
         steps=True,
         budget=Budget(aborts=1, failures=1),
@@ -165,7 +188,8 @@ _ALL: Final = (
     Scope(
         "revocation-ranks",
         "two ranks a side, whose engines run on while memory is to be taken back",
-        ranks=2,
+        senders=_TP2,
+        receivers=_TP2,
         rooms=1,
         ways=True,
         steps=True,
@@ -202,30 +226,113 @@ _ALL: Final = (
     ),
     Scope(
         "pipeline",
-        "three ranks a side, one of which has nothing to send",
-        ranks=3,
+        "two pipeline ranks write to one; the client hangs up, one rank sees a failure",
+        senders=_PP2,
         rooms=1,
-        silent_ranks=1,
+        budget=Budget(aborts=1, failures=1, expiries=1),
+    ),
+    Scope(
+        "pipeline-rooms",
+        "two pipeline ranks write two rooms, one after the other, to one slot of one rank; late writes",
+        senders=_PP2,
+        budget=Budget(aborts=1, failures=1),
+        quick=False,
+    ),
+    Scope(
+        "pipeline-death",
+        "the same beside a sender's death and a message that is lost",
+        senders=_PP2,
+        budget=Budget(sender_deaths=1, losses=1),
+        quick=False,
+    ),
+    Scope(
+        "pipeline-tensor",
+        "each of two pipeline ranks writes to both tensor ranks of the receiver",
+        senders=_PP2,
+        receivers=_TP2,
+        rooms=1,
+        budget=Budget(aborts=1, failures=1),
+    ),
+    Scope(
+        "join",
+        "two tensor ranks write to one",
+        senders=_TP2,
+        rooms=1,
+        budget=Budget(aborts=1, failures=1),
+    ),
+    Scope(
+        "split",
+        "one rank writes to two tensor ranks, each of which gets a record of its own",
+        receivers=_TP2,
+        rooms=1,
+        sums=True,
+        budget=Budget(aborts=1, failures=1),
+    ),
+    Scope(
+        "replicated",
+        "three ranks hold one head: two send it, to a rank of the receiver each, one has nothing to send",
+        senders=_TP3,
+        receivers=_TP2,
+        kv_heads=1,
+        rooms=1,
         budget=Budget(aborts=1),
+    ),
+    Scope(
+        "connects",
+        "a rank of two does not reach the receiver's memory at first; ways break",
+        senders=_TP2,
+        receivers=_TP2,
+        rooms=1,
+        ways=True,
+        budget=Budget(misconnects=1, failures=1),
+    ),
+    Scope(
+        "lags",
+        "one of two ranks is late to do what was agreed; the client hangs up",
+        senders=_TP2,
+        receivers=_TP2,
+        rooms=1,
+        budget=Budget(lags=1, aborts=1),
+    ),
+    Scope(
+        "lags-rooms",
+        "the same without an abort, and the slot is used again",
+        senders=_TP2,
+        receivers=_TP2,
+        budget=Budget(lags=1),
+        quick=False,
+    ),
+    Scope(
+        "lags-revocation",
+        "one of two ranks is late, and memory is taken back while things still move",
+        senders=_TP2,
+        receivers=_TP2,
+        rooms=1,
+        ways=True,
+        budget=Budget(lags=1, revocations=1, aborts=1),
+        quick=False,
     ),
     Scope(
         "two-by-two",
         "two ranks a side, two rooms in one slot, an abort and a fault",
-        ranks=2,
+        senders=_TP2,
+        receivers=_TP2,
         budget=Budget(aborts=1, failures=1),
         quick=False,
     ),
     Scope(
         "two-by-two-death",
         "the same beside a sender's death and a message that comes twice",
-        ranks=2,
+        senders=_TP2,
+        receivers=_TP2,
         budget=Budget(aborts=1, repeats=1, sender_deaths=1),
         quick=False,
     ),
     Scope(
         "two-by-two-overlap",
         "two ranks a side, two rooms beside each other, to a stated depth",
-        ranks=2,
+        senders=_TP2,
+        receivers=_TP2,
         overlap=True,
         budget=Budget(aborts=1, failures=1),
         depth=20,
@@ -270,7 +377,8 @@ _ALL: Final = (
     Scope(
         "revocation-two",
         "two ranks a side, two rooms in one slot, a silent sender that may wake, to a stated depth",
-        ranks=2,
+        senders=_TP2,
+        receivers=_TP2,
         ways=True,
         budget=Budget(stalls=1),
         depth=24,
@@ -288,7 +396,8 @@ _ALL: Final = (
     Scope(
         "three-ranks",
         "three ranks a side, one of which sees a failure",
-        ranks=3,
+        senders=_TP3,
+        receivers=_TP3,
         rooms=1,
         budget=Budget(aborts=1, failures=1),
         quick=False,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.model.events import after
 from tests.model.laws import Broken, Law
-from tests.model.packing import Packing, same
+from tests.model.packing import Packing, tidy
 from tests.model.scopes import Scope
 from tests.model.tell import tell
 from tests.model.world import State, World
@@ -68,7 +68,7 @@ class Search:
         return found
 
     def _explore(self, found: Found, states_max: int | None) -> None:
-        start = same(self.world, self.world.start())
+        start = tidy(self.world, self.world.start())
         self._add(self._packing.pack(start), -1, 0)
         number = 0
         while number < len(self._states):
@@ -83,7 +83,7 @@ class Search:
                     story = tell(self.world, self.way_to(number), following)
                     found.violations.append(Violation(following.law, following.text, story))
                     return
-                reached = self._reach(same(self.world, following), number, depth + 1)
+                reached = self._reach(tidy(self.world, following), number, depth + 1)
                 if usual:
                     self._from.append(number)
                     self._to.append(reached)
@@ -97,7 +97,8 @@ class Search:
         return self._add(word, parent, depth) if known is None else known
 
     def state(self, number: int) -> State:
-        return self._packing.unpack(self._states[number], self.world.scope.ranks)
+        scope = self.world.scope
+        return self._packing.unpack(self._states[number], scope.senders.ranks, scope.receivers.ranks)
 
     def _add(self, word: int, parent: int, depth: int) -> int:
         number = self._numbers[word] = len(self._states)

@@ -18,13 +18,13 @@ from services.prefill import push
 from services.prefill.push import SLOTS, Push
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Evidence, Failed, Fenced, Granted, Proof
-from services.rooms.ids import RoomId
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import RECEIVER_MOVES, Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster, Tombstone
 from services.rooms.sender import Sender
-from tests.model import defects, events, handover, slips_workers
+from tests.model import defects, events, handover, slips_groups, slips_workers
 from tests.model.laws import Law
 from tests.model.world import ASKED
 
@@ -123,8 +123,10 @@ def a_page_is_not_sent(patch: Patch) -> None:
     """The last page of every run is left out, and its record is sent all the same."""
     runs = TransferPlan.runs
 
-    def all_but_the_last(plan: TransferPlan, source: Sequence[int], target: Sequence[int]) -> list[PageRun]:
-        return runs(plan, source[:-1], target[:-1])
+    def all_but_the_last(
+        plan: TransferPlan, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
+    ) -> list[PageRun]:
+        return runs(plan, source, target, first, start, max(start, stop - 1))
 
     patch.setattr(TransferPlan, "runs", all_but_the_last)
 
@@ -133,10 +135,10 @@ def written_to_the_next_slot(patch: Patch) -> None:
     """The record goes to another slot than the one that was granted."""
     put = Push._put
 
-    def one_further(push: Push, region: str, runs: list[Any]) -> None:
+    def one_further(push: Push, peer: Incarnation, region: str, runs: list[Any]) -> None:
         if region == SLOTS:
             runs = [type(run)(run.source, run.target + 256, run.length) for run in runs]
-        put(push, region, runs)
+        put(push, peer, region, runs)
 
     patch.setattr(Push, "_put", one_further)
 
@@ -341,6 +343,16 @@ SLIPS: Final[Mapping[str, Slip]] = {
         Slip(released_under_a_step, Law.EXITS_RELEASE_ALL, "steps"),
         Slip(quiet_is_not_heard, Law.ROOM_ENDS, "ranks-differ"),
         Slip(no_deadlines, Law.ROOM_ENDS, "losses"),
+        Slip(slips_groups.sealed_when_its_own_is_written, Law.SEAL_LAST, "calm"),
+        Slip(slips_groups.every_rank_seals, Law.ONE_WRITER, "calm"),
+        Slip(slips_groups.one_head_is_sent_by_all_who_hold_it, Law.ONE_WRITER, "replicated"),
+        Slip(slips_groups.paired_by_position, Law.LAYERS_BY_ID, "pipeline-tensor"),
+        Slip(slips_groups.sealing_is_past_failing, Law.MOVES_LISTED, "pipeline"),
+        Slip(slips_groups.the_first_rank_is_told, Law.GATE_BEFORE_AGREE, "split"),
+        Slip(slips_groups.later_ranks_keep_what_fails, Law.FAILURE_IS_AGREED, "pipeline"),
+        Slip(slips_groups.each_record_at_once, Law.SOURCE_PINNED, "split"),
+        Slip(slips_groups.told_when_the_leader_has_exposed, Law.NO_FREE_UNDER_WRITE, "lags"),
+        Slip(slips_groups.connected_here_is_enough, Law.APPLY_VERDICT, "connects"),
         Slip(slips_workers.no_revocation, Law.ROOM_ENDS, "revocation"),
         Slip(slips_workers.sealed_here_is_enough, Law.ROOM_ENDS, "revocation-ranks"),
         Slip(slips_workers.revoked_in_name_only, Law.NO_FREE_UNDER_WRITE, "revocation"),

@@ -37,10 +37,10 @@ class Standing:
     draining: bool
     left: bool
     """All ranks agreed to leave."""
-    carries: bool
-    """It holds layers, and so has pages to send or to be written."""
     flying: tuple[Flight, ...] = ()
     """Sender: writes that may still land."""
+    owing: frozenset[RoomId] = frozenset()
+    """Sender: rooms that run here, and whose pages this rank has not all computed, or could not write."""
     exposure: Incarnation | None = None
     """Receiver: under which its memory is known now."""
     reached_by: frozenset[Incarnation] = frozenset()
@@ -52,6 +52,8 @@ class Standing:
     """Receiver: each held page's room, and whether a peer may write there."""
     slots: Mapping[int, tuple[RoomId, int, bool]] = field(default_factory=dict)
     """Receiver: each held slot's room and generation, and whether a peer may write there."""
+    sealed: frozenset[RoomId] = frozenset()
+    """Receiver: rooms whose seal is there, as the memory itself says."""
     landed: frozenset[RoomId] = frozenset()
     """Receiver: rooms whose every page and seal is there, as the memory itself says."""
 

@@ -5,15 +5,17 @@ stands as comments between.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from services.rooms.errors import Reason
 from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase
+from tests.model.decode_rank import Done
 from tests.model.events import after
-from tests.model.flights import PAGE, SEAL, Flight
+from tests.model.flights import PAGE, SEAL, Flight, rank_of
 from tests.model.laws import Broken, Law
-from tests.model.packing import same, tidy
+from tests.model.packing import tidy
 from tests.model.scopes import Scope
 from tests.model.troubles import Label
 from tests.model.turns import agree
@@ -28,7 +30,7 @@ def tell(world: World, way: Sequence[State], end: Broken) -> str:
         label, following = next(
             (label, following)
             for label, following, _ in after(world, here)
-            if not isinstance(following, Broken) and same(world, following) == there
+            if not isinstance(following, Broken) and tidy(world, following) == there
         )
         lines += _lines(world, here, label) + _posted(world, here, following)
         here = tidy(world, following)
@@ -43,8 +45,9 @@ def _is(result: State | Broken, end: Broken) -> bool:
 
 
 def _groups(scope: Scope) -> str:
-    decode = f"group decode ranks={scope.ranks} pages={scope.pages} slots={scope.slots}"
-    return f"{decode}; group prefill ranks={scope.ranks} pages={scope.sender_pages} slots={scope.rooms}"
+    decode = f"group decode ranks={scope.receivers.ranks} pages={scope.pages} slots={scope.slots}"
+    prefill = f"group prefill ranks={scope.senders.ranks} pages={scope.sender_pages} slots={scope.rooms}"
+    return f"{decode}; {prefill}"
 
 
 def _lines(world: World, state: State, label: Label) -> list[str]:
@@ -62,6 +65,11 @@ def _lines(world: World, state: State, label: Label) -> list[str]:
             return [f"# lost: {_message(world.scope, about[0])}"]
         case "miss":
             return [f"# nobody answers: {_message(world.scope, about[0])}"]
+        case "lag":
+            side, rank = about
+            return [*_turn(world, state, side, None), f"# {SIDES[side]} r{rank} has not done that yet"]
+        case "misconnect":
+            return [f"{_message(world.scope, about[0])}, and r{about[1]} does not reach it"]
         case "land":
             return [_landed(world.scope, *about)]
         case _:
@@ -72,7 +80,7 @@ _SEEN: Final = ("engine_failed", "transfer_failed")
 _WORDS: Final[Mapping[str, Callable[..., str]]] = {
     "issue": lambda room: f"# the registry opens room {room} and calls prefill",
     "put fails": lambda rank, flight: (
-        f"# the {flight.kind} of room {flight.room} fails on its way to r{rank}"
+        f"# the {flight.kind} of room {flight.room} from r{rank} fails on its way to r{rank_of(flight.peer)}"
     ),
     "fail": lambda side, rank, room: f"fail {SIDES[side]} room={room} rank={rank} reason={_SEEN[side]}",
     "ask close": lambda close: f"close room={close.room}",
@@ -90,16 +98,17 @@ _WORDS: Final[Mapping[str, Callable[..., str]]] = {
     "join": lambda side: f"# the {SIDES[side]} worker registers again",
     "drain": lambda side: f"# the {SIDES[side]} worker is asked to leave",
     "drained": lambda side: f"# nobody waits for the {SIDES[side]} worker's rooms: it takes no more",
+    "catch up": lambda side, rank: f"# {SIDES[side]} r{rank} does what was agreed",
     "forget": lambda side: f"# what the {SIDES[side]} worker remembers of rooms that are gone expires",
 }
 
 
 def _turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None) -> list[str]:
-    ranks = tuple(pair[side] for pair in state.pairs)
-    try:
-        after, done = agree(world, side, ranks, late)
-    except Broken:
-        after, done = ranks, [()]
+    ranks = state.ranks(side)
+    after: Sequence[int] = ranks
+    done: Sequence[tuple[Done, ...]] = [()]
+    with suppress(Broken):
+        after, done, *_ = agree(world, side, ranks, late)
     lines: list[str] = []
     before = world.standing(side, ranks[0]).exposure
     if late is not None:
@@ -148,7 +157,9 @@ def _message(scope: Scope, message: Message) -> str:
             return f"{deed} room={about[0]}"
 
 
-def _landed(scope: Scope, rank: int, flight: Flight) -> str:
+def _landed(scope: Scope, _: int, flight: Flight) -> str:
+    """What only a part of a page is for the model is a page in the story."""
+    rank = rank_of(flight.peer)
     if flight.kind == PAGE:
         return f"write room={flight.room} rank={rank} pages=1"
     if flight.kind == SEAL:
@@ -158,11 +169,13 @@ def _landed(scope: Scope, rank: int, flight: Flight) -> str:
 
 def _posted(world: World, before: State, after: State) -> list[str]:
     lines = []
-    for rank, (was, now) in enumerate(zip(before.pairs, after.pairs, strict=True)):
-        old: Any = world.standing(PREFILL, was[PREFILL]).flying
-        for flight in world.standing(PREFILL, now[PREFILL]).flying:
+    for rank, (was, now) in enumerate(zip(before.senders, after.senders, strict=True)):
+        old: Any = world.standing(PREFILL, was).flying
+        for flight in world.standing(PREFILL, now).flying:
             if flight not in old:
-                where = f"{'page' if flight.kind == PAGE else 'slot'} {_names(flight)}"
+                where = (
+                    f"{'page' if flight.kind == PAGE else 'slot'} {_names(flight)} of r{rank_of(flight.peer)}"
+                )
                 lines.append(f"# prefill r{rank} posts the {flight.kind} of room {flight.room} to {where}")
     return lines
 

@@ -20,7 +20,7 @@ from tests.model.registry import (
     running_on,
     without,
 )
-from tests.model.turns import deliver, turn
+from tests.model.turns import connect, deliver, lag, turn
 from tests.model.world import (
     DECODE,
     PREFILL,
@@ -165,25 +165,25 @@ def _drain(world: World, state: State, side: int) -> State:
 
 def _forgets(world: World, state: State) -> Steps:
     """All ranks of a worker at once."""
-    for side in (PREFILL, DECODE):
+    for side in awake(state):
         yield ("forget", side), partial(_forget, world, state, side)
 
 
 def _forget(world: World, state: State, side: int) -> State:
-    for rank in range(len(state.pairs)):
+    for rank in range(len(state.ranks(side))):
         state = one_rank(world, state, side, rank, ("forget",))
     return state
 
 
 def _repeats(world: World, state: State) -> Steps:
     for message in state.mail:
-        if message[0] == PREFILL and state.stalled:
+        if (message[0] == PREFILL and state.stalled) or waits(state, message[0]):
             continue
         yield ("repeat", message), partial(deliver, world, state, message, repeat=True)
 
 
 def _failures(world: World, state: State) -> Steps:
-    for side in awake(state):
+    for side in alive(state):
         for rank, standing in enumerate(world.standings(state, side)):
             for room in (*standing.rooms, *sorted(standing.past)):
                 yield ("fail", side, rank, room), partial(one_rank, world, state, side, rank, ("fail", room))
@@ -191,6 +191,15 @@ def _failures(world: World, state: State) -> Steps:
         for flight in standing.flying:
             deed = ("ended", flight.number, PutState.FAILED)
             yield ("put fails", rank, flight), partial(one_rank, world, state, PREFILL, rank, deed)
+
+
+def _misconnects(world: World, state: State) -> Steps:
+    for message in state.mail:
+        if message[1] == "connect" and PREFILL in awake(state):
+            after = state._replace(mail=state.mail - {message})
+            for rank in range(len(state.senders)):
+                label = ("misconnect", message, rank)
+                yield label, partial(connect, world, after, message, unreached=rank)
 
 
 def _rumours(world: World, state: State) -> Steps:
@@ -212,8 +221,23 @@ def _expiries(world: World, state: State) -> Steps:
         yield ("overdue",), partial(abandoned, world, state)
 
 
-def awake(state: State) -> tuple[int, ...]:
+def alive(state: State) -> tuple[int, ...]:
     return (DECODE,) if state.stalled else (PREFILL, DECODE)
+
+
+def waits(state: State, side: int) -> bool:
+    """A worker takes no turn and no command before its last rank has ended the turn before."""
+    return state.lag is not None and state.lag[0] == side
+
+
+def awake(state: State) -> tuple[int, ...]:
+    return tuple(side for side in alive(state) if not waits(state, side))
+
+
+def _lags(world: World, state: State) -> Steps:
+    for side in awake(state) if state.lag is None else ():
+        for rank in range(len(state.ranks(side))) if len(state.ranks(side)) > 1 else ():
+            yield ("lag", side, rank), partial(lag, world, state, side, rank)
 
 
 def _sender_deaths(world: World, state: State) -> Steps:
@@ -239,4 +263,6 @@ _OF: dict[str, Callable[[World, State], Steps]] = {
     "orphans": _orphans,
     "drains": _drains,
     "forgets": _forgets,
+    "lags": _lags,
+    "misconnects": _misconnects,
 }

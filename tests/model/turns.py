@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from services.rooms.errors import Reason
 from services.rooms.ids import RoomId
-from services.rooms.phases import Effect
+from services.rooms.phases import Effect, Phase
 from tests.model.decode_rank import Done
+from tests.model.flights import leaders
 from tests.model.handover import asked, connected, doubted, grant, opened, refused, wants_close
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
@@ -25,8 +26,11 @@ from tests.model.world import (
     State,
     Way,
     World,
+    one_rank,
     with_ranks,
 )
+
+Taken = tuple[Sequence[int], Sequence[tuple[Done, ...]], tuple[str, ...], tuple[int, ...]]
 
 LOST: Final = (Reason.PREFILL_LOST, Reason.DECODE_LOST)
 
@@ -35,9 +39,22 @@ def turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None 
     """See, vote, agree, act, compute, on every rank. `late`: (rank, room) whose deadline has passed there.
 
     A turn that did no more than queue rooms is taken together with the next."""
-    ranks, done = agree(world, side, tuple([pair[side] for pair in state.pairs]), late)
+    return taken(world, state, side, late)[0]
+
+
+def taken(
+    world: World, state: State, side: int, late: tuple[int, RoomId] | None = None
+) -> tuple[State, tuple[str, ...]]:
+    """A turn, and the leader's answers to those who wait for its end."""
+    ranks, done, answers, _ = agree(world, side, state.ranks(side), late)
+    return _did(world, state, side, ranks, done), answers
+
+
+def _did(
+    world: World, state: State, side: int, ranks: Sequence[int], done: Sequence[tuple[Done, ...]]
+) -> State:
     following = with_ranks(state, side, ranks)
-    if following.pairs == state.pairs:
+    if following.ranks(side) == state.ranks(side):
         return state
     if done[0] and all(effect is Effect.QUEUE for _, effect, _ in done[0]):
         return turn(world, following, side)
@@ -45,8 +62,10 @@ def turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None 
         if effect in (Effect.FENCE, Effect.STOP):
             following = _failed(world, following, side, room)
         if side == DECODE:
-            told = [facts for each in done for name, _, facts in each if name == room]
+            told = [facts for each in done for name, did, facts in each if (name, did) == (room, effect)]
             following = _decode_did(world, state, following, room, effect, told)
+        if effect is Effect.REPORT:
+            _check_sent(world, state, room)
         if effect is Effect.RELEASE:
             following = gave_back(world, following, room, side)
     if side == DECODE and _moved(world, state, following):
@@ -69,10 +88,9 @@ def _moved(world: World, before: State, after: State) -> bool:
     return world.standings(before, DECODE)[0].exposure != world.standings(after, DECODE)[0].exposure
 
 
-def agree(
-    world: World, side: int, ranks: tuple[int, ...], late: tuple[int, RoomId] | None
-) -> tuple[Sequence[int], Sequence[tuple[Done, ...]]]:
-    """What the ranks of a group are after a turn, and what each did in it."""
+def agree(world: World, side: int, ranks: tuple[int, ...], late: tuple[int, RoomId] | None) -> Taken:
+    """What the ranks of a group are after a turn, what each did in it, what its leader answered, and what was
+    agreed."""
     key = (side, ranks, late)
     known = world.turns.get(key)
     if known is None:
@@ -81,14 +99,37 @@ def agree(
         ballots = [do(rank, ("ballot", room))[1] for rank, room in zip(ranks, rooms, strict=True)]
         agreed = tuple(map(min, zip(*ballots, strict=True)))
         after = [do(rank, ("turn", agreed, room)) for rank, room in zip(ranks, rooms, strict=True)]
-        done = [each[1] for each in after]
+        done = [each[1][0] for each in after]
         _check_alike(side, done)
         if side == DECODE:
-            exposures = {world.standing(DECODE, each[0]).exposure for each in after}
-            if len(exposures) > 1:
+            exposures = [world.standing(DECODE, each[0]).exposure for each in after]
+            if len({leaders(each) for each in exposures if each is not None}) > 1:
                 raise Broken(Law.APPLY_VERDICT, "one rank alone took its memory back")
-        known = world.turns[key] = [each[0] for each in after], done
+        known = world.turns[key] = [each[0] for each in after], done, after[0][1][1], agreed
     return known
+
+
+def lag(world: World, state: State, side: int, rank: int) -> State:
+    """A turn, in which all ranks but one do what was agreed. That one does it at any later time, before the
+    next."""
+    ranks, done, _, agreed = agree(world, side, state.ranks(side), None)
+    if not done[0] or world.standing(side, ranks[0]).left:
+        return state  # nothing that anyone could notice
+    if side == DECODE and _moved(world, state, with_ranks(state, side, ranks)):
+        return state  # no rank is ahead: such a turn ends when all have told where their memory is
+    if all(effect is Effect.QUEUE for _, effect, _ in done[0]):
+        return lag(world, with_ranks(state, side, ranks), side, rank)
+    following = _did(world, state, side, ranks, done)
+    acted = list(following.ranks(side))
+    acted[rank] = state.ranks(side)[rank]
+    return with_ranks(following, side, acted)._replace(lag=(side, rank, agreed))
+
+
+def catch_up(world: World, state: State) -> State:
+    if state.lag is None:
+        return state
+    side, rank, agreed = state.lag
+    return one_rank(world, state, side, rank, ("turn", agreed, None))._replace(lag=None)
 
 
 def deliver(world: World, state: State, message: Message, *, repeat: bool = False) -> State:
@@ -98,6 +139,8 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
     following = state if repeat else state._replace(mail=state.mail - {message})
     if side == BOOTSTRAP:
         return following._replace(book=world.books.do(state.book, (deed, *about))[0])
+    if deed == "connect":
+        return connect(world, following, message, repeat=repeat)
     answer, following = _command(world, following, side, deed, about)
     if repeat:
         return following
@@ -108,12 +151,26 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
             return accepted(world, following, about[0])
         case "open":
             return opened(world, following, about[1])
-        case "connect":
-            return connected(world, following, message, answer)
         case "grant" if answer:
             return refused(world, following, message, answer)
         case _:
             return following
+
+
+def connect(
+    world: World, state: State, message: Message, *, repeat: bool = False, unreached: int | None = None
+) -> State:
+    """All ranks connect, and agree in that turn on what became of it: only then is it answered. `unreached`:
+    the rank that cannot reach the receiver's memory."""
+    _, _, receiver, exposure, _ = message
+    do = world.casts[PREFILL].do
+    deeds = [("connect", receiver, exposure, rank != unreached) for rank in range(len(state.senders))]
+    after = [do(rank, deed) for rank, deed in zip(state.senders, deeds, strict=True)]
+    following, (answer,) = taken(world, with_ranks(state, PREFILL, [rank for rank, _ in after]), PREFILL)
+    for rank, (_, problem) in enumerate(after):
+        if problem and not answer:
+            raise Broken(Law.APPLY_VERDICT, f"a connect is answered as made, and on r{rank} it was not")
+    return following if repeat else connected(world, following, message, answer)
 
 
 def ask_close(world: World, state: State, close: Close) -> State:
@@ -125,18 +182,14 @@ def ask_close(world: World, state: State, close: Close) -> State:
 
 def _command(world: World, state: State, side: int, deed: str, about: list[Any]) -> tuple[str, State]:
     """All ranks obey, and the leader's answer is heard."""
-    ways, ranks = world.scope.ways, len(state.pairs)
-    deeds: list[tuple[Any, ...]] = [(deed, *about)] * ranks
-    match deed:
-        case "open" if side == DECODE and ways:
-            known = state.way is Way.CONNECTED and about[1] == state.peers[PREFILL]
-            deeds = [(deed, *about, known)] * ranks
-        case "connect":
-            deeds = [(deed, *about[:2])] * ranks
-        case "grant":
-            deeds = [(deed, *about[:-1], rank == 0 or not ways) for rank in range(ranks)]
+    ways = world.scope.ways
+    told: tuple[Any, ...] = (deed, *about)
+    if deed == "open" and side == DECODE and ways:
+        told = (*told, state.way is Way.CONNECTED and about[1] == state.peers[PREFILL])
+    elif deed == "grant":
+        told = told[:-1]
     do = world.casts[side].do
-    after = [do(pair[side], each) for pair, each in zip(state.pairs, deeds, strict=True)]
+    after = [do(rank, told) for rank in state.ranks(side)]
     answers = [answer for _, answer in after]
     if len(set(answers)) > 1 and not (ways and set(answers) == {"", "NotConnected"}):
         raise Broken(Law.COMMANDS_ORDERED, f"ranks answer a {deed} with {sorted(set(answers))}")
@@ -147,7 +200,7 @@ def _decode_did(
     world: World, before: State, state: State, room: RoomId, effect: Effect, told: list[tuple[object, ...]]
 ) -> State:
     match effect:
-        case Effect.GRANT:
+        case Effect.GRANT if any(told):
             return grant(world, state, room, told)
         case Effect.ADMIT:
             _check_gate(world, before, state, room)
@@ -181,4 +234,17 @@ def _check_gate(world: World, before: State, after: State, room: RoomId) -> None
         if room not in standing.landed:
             raise Broken(
                 Law.GATE_BEFORE_AGREE, f"room {room} is admitted, and on r{rank} not all of it has landed"
+            )
+
+
+def _check_sent(world: World, state: State, room: RoomId) -> None:
+    """What is reported as sent was said to be there, to every rank that waits for it."""
+    if world.scope.budget.forgets:
+        return  # who waits may be another room of the same id, of which nothing was sent
+    for rank, standing in enumerate(world.standings(state, DECODE)):
+        at = standing.at(room)
+        waits = at is not None and at.phase is Phase.TRANSFERRING and at.cause is None
+        if waits and room not in standing.sealed:
+            raise Broken(
+                Law.GATE_BEFORE_AGREE, f"room {room} is reported as sent, and r{rank} has no seal of it"
             )

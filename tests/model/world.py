@@ -1,6 +1,6 @@
 """What is one state of the world, and which are its parts?
 
-Pairs of ranks (a sender's and its receiver's), the control messages under way, what the registry knows of
+The ranks of either side, the control messages under way, what the registry knows of
 each room, the closes that are being asked, and how much trouble may still strike. Everything is small and
 hashable: ranks are numbers of a `Cast`.
 """
@@ -19,6 +19,7 @@ from tests.model.flights import PAGE, Flight
 from tests.model.laws import Broken, Law
 from tests.model.prefill_rank import PrefillRank
 from tests.model.scopes import Budget, Scope
+from tests.model.shapes import layouts
 from tests.model.standing import Standing, check_step
 
 PREFILL, DECODE, BOOTSTRAP = 0, 1, 2
@@ -71,8 +72,9 @@ TROUBLES = tuple(field.name for field in fields(Budget))
 
 
 class State(NamedTuple):
-    pairs: tuple[tuple[int, int], ...]
-    """(sender rank, receiver rank), in no order, but for the leaders' where they are told apart."""
+    senders: tuple[int, ...]
+    receivers: tuple[int, ...]
+    """Their ranks, the leader's first."""
     mail: frozenset[Message]
     rooms: tuple[Entry, ...]
     closes: frozenset[Close]
@@ -87,6 +89,11 @@ class State(NamedTuple):
     """The side whose worker was asked to leave, and has not."""
     book: int = 0
     """The registry's tables, in `World.books`."""
+    lag: tuple[int, int, tuple[int, ...]] | None = None
+    """(side, rank, verdict) of the rank that has not done yet what its worker's last turn asked of it."""
+
+    def ranks(self, side: int) -> tuple[int, ...]:
+        return self.senders if side == PREFILL else self.receivers
 
 
 class World:
@@ -99,16 +106,17 @@ class World:
         """Which of a mail's messages are cancels."""
         self.books: Cast[BookStanding] = Cast(check_book)
         self.books.enter(Book(scope))
-        self.turns: dict[tuple[int, tuple[int, ...], Any], tuple[Sequence[int], Sequence[Any]]] = {}
+        self.turns: dict[tuple[int, tuple[int, ...], Any], Any] = {}
         """What came of each group's turn: see `tests.model.turns`."""
         self._sound: set[tuple[int, int]] = set()
+        self._apart: set[tuple[int, ...]] = set()
 
     def start(self) -> State:
         first = Incarnation(1)
-        carries = [rank < self.scope.ranks - self.scope.silent_ranks for rank in range(self.scope.ranks)]
         nothing = Entry(Known.UNISSUED, (first, first))
         return State(
-            tuple((self.blank(PREFILL, first, each), self.blank(DECODE, first, each)) for each in carries),
+            self.blank(PREFILL, first),
+            self.blank(DECODE, first),
             frozenset(),
             (nothing,) * self.scope.rooms,
             frozenset(),
@@ -117,34 +125,41 @@ class World:
             Way.UNKNOWN if self.scope.ways else Way.CONNECTED,
         )
 
-    def blank(self, side: int, incarnation: Incarnation, carries: bool) -> int:
-        """A rank that has just started."""
+    def blank(self, side: int, incarnation: Incarnation) -> tuple[int, ...]:
+        """The ranks of a worker that has just started."""
+        ranks = range(len(layouts(self.scope, side)))
         if side == PREFILL:
-            return self.casts[side].enter(PrefillRank(self.scope, sends=carries))
-        return self.casts[side].enter(DecodeRank(self.scope, incarnation, receives=carries))
+            return tuple(self.casts[side].enter(PrefillRank(self.scope, rank)) for rank in ranks)
+        return tuple(self.casts[side].enter(DecodeRank(self.scope, incarnation, rank)) for rank in ranks)
 
     def standing(self, side: int, rank: int) -> Standing:
         return self.casts[side].standings[rank]
 
     def standings(self, state: State, side: int) -> list[Standing]:
-        return [self.casts[side].standings[pair[side]] for pair in state.pairs]
+        standings = self.casts[side].standings
+        return [standings[rank] for rank in state.ranks(side)]
 
     def check(self, state: State) -> None:
-        """What must hold between the two ranks of a pair. Raises Broken."""
-        for pair in state.pairs:
-            if pair not in self._sound:
-                self._check_flights(pair)
-                self._sound.add(pair)
+        """What must hold between two ranks of different sides, and between those of the sender's. Raises
+        Broken."""
+        if state.senders not in self._apart:
+            check_writers(self.standings(state, PREFILL))
+            self._apart.add(state.senders)
+        for sender in state.senders:
+            for receiver in state.receivers:
+                if (sender, receiver) not in self._sound:
+                    self._check_flights(sender, receiver)
+                    self._sound.add((sender, receiver))
 
-    def _check_flights(self, pair: tuple[int, int]) -> None:
-        there = self.standing(DECODE, pair[DECODE])
-        for flight in self.standing(PREFILL, pair[PREFILL]).flying:
+    def _check_flights(self, sender: int, receiver: int) -> None:
+        there = self.standing(DECODE, receiver)
+        for flight in self.standing(PREFILL, sender).flying:
             if flight.peer in there.reached_by:
                 check_target(flight, there)
 
     def served_last(self, state: State) -> bool:
         """The last room has been admitted, and its client is being answered."""
-        at = self.casts[DECODE].standings[state.pairs[0][DECODE]].at(RoomId(len(state.rooms)))
+        at = self.casts[DECODE].standings[state.receivers[0]].at(RoomId(len(state.rooms)))
         return at is not None and at.phase is Phase.SUCCESS and at.cause is None
 
     def may_serve_last(self, state: State) -> bool:
@@ -196,26 +211,36 @@ def _free(flight: Flight, where: str) -> None:
     raise Broken(Law.NO_FREE_UNDER_WRITE, text)
 
 
-def replaced(
-    pairs: tuple[tuple[int, int], ...], side: int, ranks: Sequence[int]
-) -> tuple[tuple[int, int], ...]:
-    """The pairs with one side's ranks exchanged."""
-    if side == PREFILL:
-        return tuple((rank, pair[DECODE]) for rank, pair in zip(ranks, pairs, strict=True))
-    return tuple((pair[PREFILL], rank) for rank, pair in zip(ranks, pairs, strict=True))
+def check_writers(senders: Sequence[Standing]) -> None:
+    """One rank writes a room's records and seals, when every rank has written all its pages of it."""
+    sealing = {
+        (rank, flight.room)
+        for rank, standing in enumerate(senders)
+        for flight in standing.flying
+        if flight.kind != PAGE
+    }
+    for rank, room in sealing:
+        if (writers := {each for each, about in sealing if about == room}) != {rank}:
+            raise Broken(Law.ONE_WRITER, f"ranks {sorted(writers)} all write the record of room {room}")
+        for other, standing in enumerate(senders):
+            pending = any(flight.room == room and flight.kind == PAGE for flight in standing.flying)
+            if pending or room in standing.owing:
+                wanting = "flies" if pending else "is not written"
+                raise Broken(
+                    Law.SEAL_LAST,
+                    f"r{rank} writes the record of room {room}, of which a page of r{other} {wanting}",
+                )
 
 
 def with_ranks(state: State, side: int, ranks: Sequence[int]) -> State:
-    return with_pairs(state, replaced(state.pairs, side, ranks))
-
-
-def with_pairs(state: State, pairs: tuple[tuple[int, int], ...]) -> State:
     """As `_replace`, which is slow, for what changes most often."""
-    return State._make((pairs, *state[1:]))
+    if side == PREFILL:
+        return State._make((tuple(ranks), *state[1:]))
+    return State._make((state[0], tuple(ranks), *state[2:]))
 
 
 def one_rank(world: World, state: State, side: int, rank: int, deed: tuple[Any, ...]) -> State:
     """One rank alone does something."""
-    ranks = [pair[side] for pair in state.pairs]
+    ranks = list(state.ranks(side))
     ranks[rank], _ = world.casts[side].do(ranks[rank], deed)
     return with_ranks(state, side, ranks)

@@ -8,6 +8,7 @@ import pytest
 from services.parallel.interface import (
     BALLOT_WORDS_MAX,
     COMMAND_BYTES_MAX,
+    GATHER_BYTES_MAX,
     INT64_MAX,
     INT64_MIN,
     BallotRefused,
@@ -59,6 +60,24 @@ async def test_the_leaders_commands_reach_every_rank_in_order(groups: list[RankG
     assert await play(groups, script) == [commands] * len(groups)
 
 
+async def test_every_rank_gathers_what_every_rank_brings_by_rank(groups: list[RankGroup]) -> None:
+    rng = random.Random(6)
+    lengths = [
+        (0, 0, 0),
+        (5, 0, 1016),
+        (1016, 1017, 3),
+        (70_000, 1, 1016),
+        (0, 0, GATHER_BYTES_MAX),
+        (1, 2, 3),
+    ]
+    brought = [[rng.randbytes(length) for length in each[: len(groups)]] for each in lengths]
+
+    async def script(group: RankGroup) -> object:
+        return [await group.gather(each[group.rank]) for each in brought]
+
+    assert await play(groups, script) == [brought] * len(groups)
+
+
 async def test_many_turns_of_broadcast_and_agree(groups: list[RankGroup]) -> None:
     async def script(group: RankGroup) -> object:
         heard = []
@@ -95,6 +114,8 @@ async def test_a_refused_ballot_sends_nothing_and_the_group_lives_on(groups: lis
         if group.rank == 0:
             with pytest.raises(BallotRefused, match="bytes of commands"):
                 await group.broadcast(bytes(COMMAND_BYTES_MAX + 1))
+        with pytest.raises(BallotRefused, match="bytes to gather"):
+            await group.gather(bytes(GATHER_BYTES_MAX + 1))
         return agreed, await group.agree([3, 4])
 
     assert await play(groups, script) == [([1, 2], [3, 4])] * len(groups)
@@ -114,6 +135,18 @@ async def test_ranks_whose_first_ballots_differ_in_length_break_the_group(groups
     assert [type(outcome) for outcome in again] == [GroupBroken] * len(groups)
 
 
+async def test_a_rank_that_leaves_after_an_agreement_takes_no_verdict_from_the_others(
+    groups: list[RankGroup],
+) -> None:
+    async def script(group: RankGroup) -> object:
+        heard = await group.broadcast(b"leave" if group.rank == 0 else None)
+        agreed = await group.agree([group.rank] * 20_000)
+        await group.close()
+        return heard, agreed
+
+    assert await play(groups, script) == [(b"leave", [0] * 20_000)] * len(groups)
+
+
 async def test_leaving_ends_the_group_for_everyone(groups: list[RankGroup]) -> None:
     leaver = groups[-1]
 
@@ -126,5 +159,7 @@ async def test_leaving_ends_the_group_for_everyone(groups: list[RankGroup]) -> N
 
     outcomes = await play(groups, script)
     assert [type(outcome) for outcome in outcomes] == [GroupBroken] * len(groups)
-    with pytest.raises(GroupBroken):
+    with pytest.raises(GroupBroken, match=f"rank {leaver.rank} has left the group"):
         await leaver.broadcast(b"" if leaver.rank == 0 else None)
+    with pytest.raises(GroupBroken, match=f"rank {leaver.rank} has left the group"):
+        await groups[0].gather(b"")

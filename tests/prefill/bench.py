@@ -1,6 +1,7 @@
 """A prefill worker's turns, one at a time, beside a receiver's memory in the same process."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -10,13 +11,16 @@ from services.decode.peers import endpoint_to_wire
 from services.engine.stepper import Stepper
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
 from services.pages.pool import PagePool, PageState
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
 from services.pages.slots import SlotPool
+from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import Lap, TurnProgress, take_turn
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.turn import PrefillWork
+from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
@@ -77,10 +81,15 @@ class PrefillBench:
         chunk_tokens: int = 8,
         window_bytes: int = toy.LAYOUT.page_bytes,
         checksum: KvChecksum = KvChecksum.RECORD,
+        group: RankGroup | None = None,
+        layouts: Sequence[KvLayout] = (toy.LAYOUT,),
     ) -> None:
+        """`group`, `layouts`: of a worker of several ranks."""
+        self._group: RankGroup = group or SoloGroup()
+        rank = self._group.rank
         self.clock = ManualClock(now_ms=1_000)
         self.engine = toy.ToyEngine(pages)
-        self.transfer = MemoryTransfer(fabric, PREFILL)
+        self.transfer = MemoryTransfer(fabric, Incarnation(PREFILL + 1_000 * rank))
         slots = HostMemory(PLACES * SLOT_BYTES)
         self.transfer.register(Region("kv", self.engine.memory.address, self.engine.memory.length))
         self.transfer.register(Region("slots", slots.address, slots.length))
@@ -92,7 +101,7 @@ class PrefillBench:
         self.work = PrefillWork(
             places=PLACES,
             holdings=self.holdings,
-            layout=toy.LAYOUT,
+            layout=layouts[rank],
             bounds=BOUNDS,
             stepper=self.stepper,
             transfer=self.transfer,
@@ -103,10 +112,10 @@ class PrefillBench:
             deadlines=deadlines(),
             chunk_tokens=chunk_tokens,
             window_bytes=window_bytes,
+            ways=Ways(self.transfer, layouts, rank, checksum),
             checksum=checksum,
         )
         self._progress = TurnProgress(self.clock)
-        self._group = SoloGroup()
 
     # ---- what comes from outside
 
@@ -114,6 +123,7 @@ class PrefillBench:
         """As one rank obeys the command."""
         wire = connect_request(receiver)
         self.work.apply(group_pb2.Commands(commands=[group_pb2.Command(connect=wire)]).SerializeToString())
+        self.work.connected(self.work.connects())
         assert self.transfer.connected(receiver.endpoint.incarnation)
 
     async def enter(self, command: group_pb2.Command) -> None:
@@ -225,7 +235,7 @@ def connect_request(receiver: Receiver, *more: Receiver) -> inference_pb2.Connec
         incarnation=PREFILL,
         receiver=DECODE,
         endpoints=[endpoint_to_wire(each.endpoint) for each in (receiver, *more)],
-        layout=layout_to_wire(toy.LAYOUT),
+        layouts=[layout_to_wire(toy.LAYOUT) for _ in (receiver, *more)],
         schema=SCHEMA_HASH,
     )
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.pages.plan import plan_transfer
+from services.pages.plan import plan_hand_over
 from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
+from services.prefill.ways import Target, Way
 from services.rooms.evidence import Granted
 from services.rooms.ids import Generation, Incarnation
 from services.runtime.host_memory import HostMemory
@@ -18,7 +19,8 @@ from tests.prefill import toy
 from tests.prefill.bench import DECODE, PAGES, PLACES, PREFILL, Receiver
 
 PAGE = toy.LAYOUT.page_bytes
-RECORD = MetadataRecord(room=9, generation=5, prompt_tokens=16, cached_tokens=0, pages=4, first_token=3)
+TOKENS = 16
+RECORD = MetadataRecord(room=9, generation=5, prompt_tokens=TOKENS, cached_tokens=0, pages=4, first_token=3)
 
 
 class Watched(MemoryTransfer):
@@ -46,11 +48,12 @@ class Bench:
         self.transfer.register(Region("slots", self.slots.address, self.slots.length))
         self.transfer.connect(self.receiver.endpoint)
         self.counted: list[int] = []
+        pages = plan_hand_over([toy.LAYOUT], [toy.LAYOUT]).between(0, 0)
         self.push = Push(
             self.transfer,
-            DECODE,
-            plan_transfer(toy.LAYOUT, toy.LAYOUT),
+            Way(DECODE, toy.PAGE_TOKENS, (Target(DECODE, pages, toy.LAYOUT.kv_heads),)),
             source,
+            toy.PAGE_TOKENS,
             grant,
             window_bytes,
             self.slots.view[SLOT_BYTES : 2 * SLOT_BYTES],
@@ -62,6 +65,17 @@ class Bench:
             self.push.advance(self.counted.append)
             if self.push.stage is Stage.SEALED or self.push.failure is not None:
                 return
+
+    def write(self, most: int = 500) -> None:
+        """Until the pages are there."""
+        for _ in range(most):
+            if self.push.written:
+                return
+            self.push.advance(self.counted.append)
+        raise AssertionError("the pages were not written")
+
+    def conclude(self) -> None:
+        self.push.conclude(RECORD, lambda _: 0)
 
     def record(self) -> MetadataRecord | None:
         return self.receiver.record(2, 9, 5)
@@ -78,15 +92,16 @@ def bench(plan: FaultPlan = NO_FAULTS, window_bytes: int = PAGE) -> Bench:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_page_is_there_before_the_record_and_the_record_before_the_seal(seed: int) -> None:
     at = bench(FaultPlan(seed, delay_steps_max=9, hold_share=0.3, hold_steps=20))
-    at.push.ready(4)
-    at.push.conclude(RECORD)
+    at.push.ready(TOKENS, complete=True)
+    at.write()
+    assert [at.receiver.page(page) for page in GRANT.pages] == [bytes([page + 1]) * PAGE for page in SOURCE]
+    at.conclude()
     for _ in range(500):
         at.push.advance(at.counted.append)
         if at.record() is not None:
             break
         assert at.push.stage is not Stage.SEALED
     assert at.record() == RECORD
-    assert [at.receiver.page(page) for page in GRANT.pages] == [bytes([page + 1]) * PAGE for page in SOURCE]
     at.advance()
     assert at.push.stage is Stage.SEALED
     assert sum(at.counted) == 4 * PAGE
@@ -97,42 +112,65 @@ def test_every_page_is_there_before_the_record_and_the_record_before_the_seal(se
 
 def test_no_more_windows_are_under_way_than_may_and_none_is_larger() -> None:
     at = bench(FaultPlan(delay_steps_max=30), window_bytes=PAGE // 2)
-    at.push.ready(4)
+    at.push.ready(TOKENS, complete=True)
     for _ in range(400):
         at.push.advance(at.counted.append)
     assert [length for _, length, _ in at.transfer.posted] == [PAGE // 2] * 8
     assert max(pending for _, _, pending in at.transfer.posted) == WINDOWS_IN_FLIGHT_MAX - 1
     assert at.push.stage is Stage.PAGES, "nothing was concluded"
+    assert at.push.written
 
 
 def test_neighbouring_pages_leave_as_one_run_and_nothing_leaves_before_it_is_ready() -> None:
     at = bench(window_bytes=8 * PAGE)
-    at.push.ready(1)
-    at.push.conclude(RECORD)
+    at.push.ready(toy.PAGE_TOKENS)
     at.advance(20)
     assert [length for _, length, _ in at.transfer.posted] == [PAGE]
-    at.push.ready(4)
-    at.advance()
-    assert [length for _, length, _ in at.transfer.posted][:2] == [PAGE, 3 * PAGE]
-    assert at.push.stage is Stage.SEALED
+    at.push.ready(TOKENS, complete=True)
+    at.write()
+    assert [length for _, length, _ in at.transfer.posted] == [PAGE, 3 * PAGE]
+
+
+def test_a_page_that_is_partly_computed_stays_and_leaves_as_it_is_with_the_last_chunk() -> None:
+    at = bench(window_bytes=8 * PAGE)
+    for tokens in range(1, toy.PAGE_TOKENS):
+        at.push.ready(tokens)
+        at.advance(5)
+        assert at.transfer.posted == []
+    at.push.ready(2 * toy.PAGE_TOKENS + 1)
+    at.advance(5)
+    at.push.ready(2 * toy.PAGE_TOKENS + 2, complete=True)
+    at.write()
+    assert [length for _, length, _ in at.transfer.posted] == [2 * PAGE, PAGE]
+    assert at.receiver.page(GRANT.pages[2]) == bytes([SOURCE[2] + 1]) * PAGE
+
+
+def test_pages_are_written_when_all_were_ready_and_not_when_all_that_were_ready_are() -> None:
+    at = bench()
+    at.push.ready(TOKENS)
+    at.advance(50)
+    assert len(at.counted) == 4
+    assert not at.push.written, "more may come"
+    at.push.ready(TOKENS, complete=True)
+    assert at.push.written
 
 
 def test_a_failed_write_fails_the_push_and_it_is_quiet_only_when_the_others_have_ended() -> None:
     at = bench(FaultPlan(seed=1, fail_share=1.0, delay_steps_max=5))
-    at.push.ready(4)
-    at.push.conclude(RECORD)
+    at.push.ready(TOKENS, complete=True)
     at.advance()
     assert at.push.failure == "a write ended without reaching the decode worker"
+    assert not at.push.written
     while not at.push.drain(at.counted.append):
         assert at.transfer.pending(DECODE) > 0
     assert at.transfer.pending(DECODE) == 0
+    assert not at.push.written
     assert at.record() is None
 
 
 def test_a_drained_push_posts_nothing_more_and_waits_for_what_it_posted() -> None:
     at = bench(FaultPlan(hold_share=1.0, hold_steps=50))
-    at.push.ready(4)
-    at.push.conclude(RECORD)
+    at.push.ready(TOKENS, complete=True)
     at.push.advance(at.counted.append)
     assert at.push.under_way
     laps = 0
@@ -146,14 +184,17 @@ def test_a_drained_push_posts_nothing_more_and_waits_for_what_it_posted() -> Non
 
 def test_a_destination_outside_the_peers_memory_fails_the_push() -> None:
     at = Bench(FaultPlan(), Granted(Generation(5), (PAGES,), 0), (1,), PAGE)
-    at.push.ready(1)
+    at.push.ready(toy.PAGE_TOKENS)
     at.advance()
     assert at.push.failure is not None
     assert "does not lie in region 'kv'" in at.push.failure
 
 
 def test_a_room_with_no_page_to_send_still_gets_its_record() -> None:
-    at = Bench(FaultPlan(), Granted(Generation(5), (), 2, prefix_tokens=16), (), PAGE)
-    at.push.conclude(RECORD)
+    at = Bench(FaultPlan(), Granted(Generation(5), (), 2, prefix_tokens=TOKENS), SOURCE, PAGE)
+    at.push.ready(TOKENS, complete=True)
+    assert at.push.written
+    at.conclude()
     at.advance()
     assert at.record() == RECORD
+    assert [region for region, _, _ in at.transfer.posted] == ["slots", "slots"]

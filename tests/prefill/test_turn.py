@@ -352,8 +352,9 @@ async def test_a_room_that_gets_no_destination_ends_at_its_deadline(pair: Pair) 
 async def test_a_draining_worker_leaves_when_it_holds_nothing_and_nothing_waits(pair: Pair) -> None:
     bench = pair.bench
     await bench.run(toy.request("1", PROMPT))
-    bench.work.draining = True
+    bench.mailbox.put(group_pb2.Command(drain=True))
     assert await bench.turn() is not Lap.LAST
+    assert bench.work.draining
     await bench.grant(1, GRANTED)
     await settle(bench)
     bench.mailbox.put(group_pb2.Command(departed=DECODE))

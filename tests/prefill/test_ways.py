@@ -4,13 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.pages.errors import LayoutMismatch
-from services.prefill.ways import Ways
 from services.rooms.errors import PeerFault, WorkerRefused
 from services.rooms.ids import Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
-from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
 from services.wire.errors import NotConnected
@@ -97,9 +94,13 @@ async def test_what_the_old_exposure_granted_never_reaches_the_new_one(pair: Pai
     pair.bench.assert_empty()
 
 
-async def test_a_worker_of_another_number_of_ranks_is_refused_by_name(pair: Pair) -> None:
-    with pytest.raises(LayoutMismatch, match="ranks differs: ours is 1, theirs is 2"):
-        await connect(pair.bench, connect_request(pair.receiver, pair.anew))
+async def test_as_many_layouts_as_endpoints_are_told(pair: Pair) -> None:
+    wire = connect_request(pair.receiver, pair.anew)
+    del wire.layouts[1]
+    with pytest.raises(Malformed, match="2 endpoints and 1 layouts: one of each a rank"):
+        await connect(pair.bench, wire)
+    with pytest.raises(Malformed, match="0 endpoints and 0 layouts"):
+        await connect(pair.bench, inference_pb2.ConnectRequest(receiver=DECODE, schema=wire.schema))
 
 
 async def test_another_record_schema_is_refused_by_name(pair: Pair) -> None:
@@ -157,13 +158,3 @@ async def test_a_second_destination_that_is_refused_changes_nothing(pair: Pair) 
         await pair.bench.grant(1, GRANTED, exposure=AGAIN)
     await settle(pair.bench)
     assert pair.receiver.record(0, 1, 5) is not None
-
-
-async def test_one_writer_each_rank_reaches_the_receivers_rank_of_its_own_number(pair: Pair) -> None:
-    transfer = MemoryTransfer(pair.fabric, Incarnation(12))
-    second = Ways(transfer, toy.LAYOUT, rank=1, ranks=2)
-    second.connect(connect_request(pair.receiver, pair.anew))
-    way = second.granted(DECODE, pair.receiver.endpoint.incarnation)
-    assert way.peer == pair.anew.endpoint.incarnation, "grants name rank 0's exposure on every rank"
-    assert not transfer.connected(pair.receiver.endpoint.incarnation)
-    transfer.close()

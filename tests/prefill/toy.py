@@ -56,7 +56,7 @@ class ToyPages:
     @property
     def tensor(self) -> torch.Tensor:
         flat = torch.frombuffer(self._memory.view, dtype=torch.float32)
-        return flat.view(-1, 1, 1, PAGE_TOKENS, 2, 2).permute(0, 1, 4, 2, 3, 5)
+        return flat.view(-1, 1, 1, PAGE_TOKENS, 2, 2).permute(0, 1, 2, 4, 3, 5)
 
 
 class ToyEngine:
@@ -90,6 +90,9 @@ class ToyEngine:
         self._carry_on(
             [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
         )
+        for row in rows:
+            if row.sample and row.sequence.page_sum is not None:
+                row.sequence.page_sum.everywhere = dict(row.sequence.page_sum.here)
         return tokens
 
     def sum_pages(self, parts: Sequenced[SumPart]) -> None:
@@ -107,8 +110,7 @@ class ToyEngine:
     def _carry_on(self, parts: Sequenced[SumPart]) -> None:
         for part in parts:
             if part.sum.stop < part.stop:
-                part.sum.total += self.summer.total(part.pages, part.sum.stop, part.stop)
-                part.sum.stop = part.stop
+                part.sum.add(self.summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
 
     def _row(self, row: Row) -> Token | None:
         mark = int(row.sequence.request.request_id)

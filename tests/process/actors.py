@@ -30,6 +30,7 @@ from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
+from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.ids import Incarnation, RoomId
 from services.runtime.clock import SystemClock
@@ -195,6 +196,7 @@ async def _prefill(pipe: Connection, port: int, *, mute: bool = False) -> None:
         deadlines=_deadlines(),
         chunk_tokens=4096,
         window_bytes=WINDOW_BYTES,
+        ways=Ways(transfer, [LAYOUT]),
     )
     group, jobs = Turns(), work._jobs
 
@@ -203,7 +205,7 @@ async def _prefill(pipe: Connection, port: int, *, mute: bool = False) -> None:
             PrefillService(work, mailbox, incarnation), server
         )
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(
-            HandoverService(work, mailbox, incarnation, LAYOUT), server
+            HandoverService(work, mailbox, incarnation, [LAYOUT]), server
         )
 
     questions: dict[str, Question] = {
@@ -242,7 +244,7 @@ async def _decode(pipe: Connection, port: int) -> None:
     )
     holdings = FencedIfTold(PagePool(PAGES), SlotPool(slots.view), defence)
     stepper = Stepper(engine, mailbox.wake)
-    peers = Peers(mailbox, channels, incarnation, lambda: [exposure.endpoint()], LAYOUT, 20.0)
+    peers = Peers(mailbox, channels, incarnation, lambda: work.endpoints, [LAYOUT], 20.0)
     work = DecodeWork(
         places=PLACES,
         incarnation=incarnation,

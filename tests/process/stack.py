@@ -1,6 +1,7 @@
 """How do the process tests run real services? As a pod does: by their command lines, one process each."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,24 +17,45 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.runtime.listen import port_of, reserve_port
+
 READY_S = 180.0
 IDLE_S = 30.0
 STOP_S = 40.0
 POLL_S = 0.05
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
+LISTENING = re.compile(r" listening (?:rank=(\d+) )?worker=\S+ .*?metrics_port=(\d+) pid=(\d+)")
+
+
+_RESERVED: list[socket.socket] = []
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Nobody is given it who is not told of it, as long as the tests run: many processes are started at once,
+    and a port that is merely free may be another's before its own process listens there."""
+    _RESERVED.append(reserve_port("127.0.0.1"))
+    return port_of(_RESERVED[-1])
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of a worker."""
+
+    pid: int
+    http: str
+    """Base URL of its /metrics."""
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def gauges(self) -> dict[Sample, float]:
+        return gauges_of(self.http)
 
 
 @dataclass
 class Service:
-    """One running process."""
+    """One running process; of a worker of several ranks, their launcher."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -52,14 +74,15 @@ class Service:
         }
 
     def gauges(self) -> dict[Sample, float]:
-        """Every gauge of its /metrics."""
-        text = httpx.get(f"{self.http}/metrics", timeout=10).text
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(text)
-            if family.type == "gauge" and not family.name.endswith("_created")
-            for sample in family.samples
-        }
+        """Every gauge of its /metrics: the leader's, where there are several ranks."""
+        return gauges_of(self.http)
+
+    def ranks(self) -> list[Rank]:
+        """A worker's processes as they were started last, the leader first."""
+        latest: dict[int, Rank] = {}
+        for rank, port, pid in LISTENING.findall(self.log.read_text(errors="replace")):
+            latest[int(rank or 0)] = Rank(int(pid), f"http://127.0.0.1:{port}")
+        return [latest[rank] for rank in sorted(latest)]
 
     def total(self, name: str) -> float:
         """The sum over labels of one counter."""
@@ -77,6 +100,16 @@ class Service:
 
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def gauges_of(http: str) -> dict[Sample, float]:
+    text = httpx.get(f"{http}/metrics", timeout=10).text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        if family.type == "gauge" and not family.name.endswith("_created")
+        for sample in family.samples
+    }
 
 
 @dataclass
@@ -111,9 +144,13 @@ class Stack:
         """The same command line again, as a supervisor does."""
         old = self.services[name]
         if name != "bootstrap":
-            self._gone |= {each["incarnation"] for each in self._workers() if each["name"] == name}
+            self.forget(name)
         self.services[name] = self._spawn(name, old.command, old.http)
         return self.services[name]
+
+    def forget(self, name: str) -> None:
+        """The worker as it is now does not count as ready any more: it was, or is about to be, killed."""
+        self._gone |= {each["incarnation"] for each in self._workers() if each["name"] == name}
 
     def wait_ready(self, workers: int | None = None) -> None:
         """Until the bootstrap says that a hand-over passed, and so many workers are ready."""
@@ -167,7 +204,12 @@ class Stack:
         return listed
 
     def _gauges(self) -> dict[str, dict[Sample, float]]:
-        return {name: service.gauges() for name, service in self.services.items()}
+        """By process: a worker's other ranks are `name/1`, `name/2`, …"""
+        found = {name: service.gauges() for name, service in self.services.items()}
+        for name, service in self.services.items():
+            for rank, process in enumerate(service.ranks()[1:], start=1):
+                found[f"{name}/{rank}"] = process.gauges()
+        return found
 
     def tails(self) -> str:
         return "\n".join(f"---- {name}\n{service.tail()}" for name, service in self.services.items())

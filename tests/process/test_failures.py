@@ -169,7 +169,7 @@ def test_the_bootstrap_restarts_and_workers_find_it_again(breakable: Stack) -> N
 
 def test_a_worker_that_does_not_fit_is_refused_by_field_and_keeps_running(breakable: Stack) -> None:
     start = breakable.idle_gauges()
-    odd = breakable.start_worker("decode", "decode-odd", page_tokens="32")
+    odd = breakable.start_worker("decode", "decode-odd", page_tokens="24")
     try:
         problems: list[str] = []
         while not any("page_tokens" in problem for problem in problems):

@@ -88,5 +88,7 @@ def receiver(
     )
 
 
-def sender(room: RoomId, place: int, *, needed: int = 1, now_ms: int = 0, ms: int = 100) -> Sender:
-    return Sender(room, f"request-{room}", PEER, place, needed, deadlines(ms), now_ms)
+def sender(
+    room: RoomId, place: int, *, needed: int = 1, now_ms: int = 0, ms: int = 100, elected: bool = True
+) -> Sender:
+    return Sender(room, f"request-{room}", PEER, place, needed, deadlines(ms), now_ms, elected=elected)

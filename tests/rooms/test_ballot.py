@@ -21,6 +21,7 @@ ballots = st.builds(
     may_leave=st.booleans(),
     votes=votes,
     reasons=reasons,
+    connects=st.integers(0, 3),
 )
 
 
@@ -38,6 +39,7 @@ def test_the_verdict_is_the_minimum_and_the_same_on_every_rank(ranks: list[Ballo
     )
     assert verdicts[0].compute == all(rank.may_compute for rank in ranks)
     assert verdicts[0].leave == all(rank.may_leave for rank in ranks)
+    assert verdicts[0].connects == min(rank.connects for rank in ranks)
 
 
 @given(st.lists(ballots, min_size=1, max_size=4))

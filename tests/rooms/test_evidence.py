@@ -5,10 +5,21 @@ from itertools import permutations
 import pytest
 
 from services.rooms.errors import LocalBug, PeerFault, Reason, StaleGeneration
-from services.rooms.evidence import Connected, Evidence, Fenced, Granted, Landed, Proof, Sealed
+from services.rooms.evidence import (
+    Connected,
+    Evidence,
+    Fenced,
+    Finished,
+    Granted,
+    Landed,
+    Proof,
+    Sealed,
+    Written,
+)
 from services.rooms.ids import Generation, RoomId
-from services.rooms.phases import Phase, Vote
+from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
+from services.rooms.sender import Sender
 from tests.rooms.group import receiver, sender
 
 ROOM = RoomId(7)
@@ -125,6 +136,15 @@ def test_a_receiver_takes_no_senders_evidence() -> None:
         receiver(ROOM, 0).note(Granted(GEN, (), 0))
 
 
+def granted(*, elected: bool = True) -> Sender:
+    room = sender(ROOM, 0, elected=elected)
+    room.note(Granted(GEN, (1, 2), 0))
+    room.settle(Vote.ADVANCE, 0)
+    room.settle(Vote.ADVANCE, 0)
+    assert room.phase is Phase.TRANSFERRING
+    return room
+
+
 def test_a_sender_cannot_seal_what_it_was_not_granted() -> None:
     room = sender(ROOM, 0)
     with pytest.raises(LocalBug):
@@ -132,6 +152,33 @@ def test_a_sender_cannot_seal_what_it_was_not_granted() -> None:
     room.note(Granted(GEN, (), 0))
     with pytest.raises(LocalBug):
         room.note(Sealed(OTHER))
+
+
+def test_seal_last_nobody_seals_before_all_ranks_have_written() -> None:
+    """A rank that has written wishes the next phase; only there may it seal."""
+    room = granted()
+    assert room.vote(1, has_capacity=False) is Vote.STAY
+    room.note(Written())
+    assert room.vote(1, has_capacity=False) is Vote.ADVANCE
+    with pytest.raises(LocalBug, match="sealed while transferring"):
+        room.note(Sealed(GEN))
+    assert room.settle(Vote.ADVANCE, 1) is Effect.SEAL
+    assert room.vote(2, has_capacity=False) is Vote.STAY
+    room.note(Sealed(GEN))
+    assert room.vote(2, has_capacity=False) is Vote.ADVANCE
+
+
+def test_one_writer_a_rank_that_is_not_elected_waits_for_no_seal_of_its_own_and_writes_none() -> None:
+    room = granted(elected=False)
+    room.note(Written())
+    room.settle(Vote.ADVANCE, 1)
+    assert room.phase is Phase.SEALING
+    assert room.vote(2, has_capacity=False) is Vote.ADVANCE
+    with pytest.raises(LocalBug, match="not by its writer"):
+        room.note(Sealed(GEN))
+    assert room.settle(Vote.ADVANCE, 2) is Effect.REPORT
+    room.note(Finished())
+    assert room.vote(3, has_capacity=False) is Vote.ADVANCE
 
 
 def test_evidence_never_moves_a_room() -> None:

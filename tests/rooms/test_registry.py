@@ -27,7 +27,7 @@ from services.rooms.registry import (
 )
 
 LEASE_MS, KEPT, FAILED_KEPT = 1000, 3, 2
-GEOMETRY = (("schema", "1"), ("dtype", "bfloat16"), ("page_tokens", "16"))
+GEOMETRY = (("schema", "1"), ("dtype", "bfloat16"), ("layers", "30"))
 LOST = Cause(Reason.DECODE_LOST, "its process is gone")
 
 
@@ -94,8 +94,8 @@ def test_schema_agreed_another_model_is_refused_by_name(stack: Registry) -> None
 @pytest.mark.parametrize(
     ("geometry", "field", "text"),
     [
-        ((*GEOMETRY[:2], ("page_tokens", "32")), "page_tokens", "this stack has 16, the worker has 32"),
-        (GEOMETRY[:2], "page_tokens", "this stack has 16, the worker has none"),
+        ((*GEOMETRY[:2], ("layers", "32")), "layers", "this stack has 30, the worker has 32"),
+        (GEOMETRY[:2], "layers", "this stack has 30, the worker has none"),
         ((*GEOMETRY, ("rope", "yarn")), "rope", "this stack has none, the worker has yarn"),
     ],
 )
@@ -106,6 +106,32 @@ def test_schema_agreed_another_geometry_is_refused_by_field(
         stack.register(replace(P2, geometry=geometry), 0)
     assert caught.value.field == field
     assert len(stack.workers()) == 2
+
+
+@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("page_tokens", [24, 12, 3])
+def test_schema_agreed_a_page_size_that_is_no_multiple_of_anothers_is_refused(
+    side: Side, page_tokens: int
+) -> None:
+    stack = registry_of(replace(P1, page_tokens=16))
+    with pytest.raises(
+        WorkerRefused, match=f"this stack has 16, the worker has {page_tokens}: neither is a multiple"
+    ) as caught:
+        stack.register(replace(P2, side=side, page_tokens=page_tokens), 0)
+    assert caught.value.field == "page_tokens"
+    assert len(stack.workers()) == 1
+
+
+@pytest.mark.parametrize("page_tokens", [1, 8, 16, 48])
+def test_page_sizes_may_differ_by_a_factor(page_tokens: int) -> None:
+    stack = registry_of(replace(P1, page_tokens=16), replace(P2, page_tokens=page_tokens))
+    assert len(stack.workers()) == 2
+
+
+def test_schema_agreed_a_page_size_fits_every_worker_that_there_is() -> None:
+    stack = registry_of(replace(P1, page_tokens=16), replace(P2, page_tokens=48))
+    with pytest.raises(WorkerRefused, match="this stack has 48, the worker has 32"):
+        stack.register(replace(D1, page_tokens=32), 0)
 
 
 @pytest.mark.parametrize("side", Side)

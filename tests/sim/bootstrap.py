@@ -18,7 +18,7 @@ from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels
 from tests.sim.calls import Channel, Server
 from tests.sim.clock import SkewedClock
-from tests.sim.engine import CONTEXT, LAYOUT
+from tests.sim.engine import CONTEXT, WHOLE
 from tests.sim.loop import Process
 from tests.sim.rank import World
 from tests.sim.worker import BOOTSTRAP
@@ -54,7 +54,7 @@ class Bootstrap:
         metrics = BootstrapMetrics(self.metrics)
         self._first_room = world.rng.getrandbits(61) | 1
         self.registry = Registry(
-            model=LAYOUT.model,
+            model=WHOLE.model,
             first_room=self._first_room,
             lease_ms=LEASE_MS,
             kept=1024,

@@ -49,6 +49,15 @@ class Server:
     def open(self) -> None:
         self._network.listen(self.address, self)
 
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls; wait for those that there are, no longer than so. The end of the process breaks
+        what is left."""
+        self._network.unlisten(self.address)
+        loop = self._network.loop
+        ends = loop.time() + grace_s
+        while loop.time() < ends and self._network.serves(self.process):
+            await asyncio.sleep(0.05)
+
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """The registered ones say the same."""
 

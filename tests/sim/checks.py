@@ -19,10 +19,11 @@ NEWS_S: Final = 2.0
 DEATHS: Final = frozenset({"crash", "rank crash", "rank pause"})
 SILENCE: Final = frozenset({"pause", "rank pause", "cut", "bootstrap pause"})
 WRITES: Final = frozenset({"write failed", "write held"})
+FAILURES: Final = frozenset({"step failed", "rank abort"})
 LOSSES: Final = frozenset({"request lost", "answer lost", "reset", "slow message"})
 TROUBLE: Final = DEATHS | SILENCE | LOSSES | {"bootstrap crash"}
 
-QUIET: Final = DEATHS - {"rank pause"} | WRITES | {"step failed", "cancel", "storm"}
+QUIET: Final = DEATHS - {"rank pause"} | WRITES | {"step failed", "rank abort", "cancel", "storm"}
 """Troubles that keep no news from anyone."""
 
 EXPLAINS: Final[dict[str, frozenset[str]]] = {
@@ -33,10 +34,11 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     Reason.BOOTSTRAP_LOST.value: TROUBLE,
     Reason.CONNECT_FAILED.value: TROUBLE | WRITES,
     Reason.TRANSFER_FAILED.value: TROUBLE | WRITES,
-    Reason.RECEIVER_CLOSED.value: TROUBLE | WRITES | {"step failed"},
+    Reason.RECEIVER_CLOSED.value: TROUBLE | WRITES | FAILURES,
     Reason.MEMORY_REVOKED.value: SILENCE | WRITES | LOSSES | DEATHS,
-    Reason.ENGINE_FAILED.value: frozenset({"step failed"}),
-    Reason.DRAINING.value: SILENCE | LOSSES | {"bootstrap crash"},
+    Reason.ENGINE_FAILED.value: FAILURES,
+    Reason.GROUP_BROKEN.value: frozenset({"rank crash", "rank pause"}),
+    Reason.DRAINING.value: SILENCE | LOSSES | {"rank crash", "bootstrap crash"},
     Reason.REFUSED.value: TROUBLE | WRITES,
     "no worker": TROUBLE | {"drain"},
 }

@@ -1,9 +1,9 @@
 """A model whose KV says whose it is, in virtual time.
 
-Every word of every page says which request, rank, layer, half, head, position and token it is for. A step
-reads all that it may read when it starts and again when it ends, fills what it is to write with noise in
-between, and reports every foreign word: one page that changed hands too early, one that was sent too early,
-one byte of another rank or head is seen.
+Every word of every page says which request, layer, half, head, position and token it is for, whichever rank
+holds it. A step reads all that it may read when it starts and again when it ends, fills what it is to write
+with noise in between, and reports every foreign word: one page that changed hands too early, one that was
+sent too early, one byte of another layer or head is seen. What lands is read once more when it is admitted.
 """
 
 import random
@@ -21,13 +21,11 @@ from tests.sim.loop import VirtualLoop
 VOCABULARY: Final = 50_000
 CONTEXT: Final = 512
 PAGE_TOKENS: Final = 4
-LAYOUT: Final = KvLayout("toy", "float32", PAGE_TOKENS, (0, 3), (1, 2), 2)
-WORD: Final = LAYOUT.head_dim * 4
-LANES: Final = tuple(
-    (layer, half, head) for layer in LAYOUT.layers for half in (0, 1) for head in LAYOUT.kv_heads
-)
-LANE: Final = PAGE_TOKENS * WORD
-NOISE: Final = b"\xa5" * WORD
+WHOLE: Final = KvLayout("toy", "float32", PAGE_TOKENS, (0, 3, 5), (1, 2), 1)
+"""What the ranks of any worker hold together, in pages of their own size."""
+WORD: Final = WHOLE.head_dim * 4
+_LANES: Final = [(head, layer, half) for head in WHOLE.kv_heads for layer in WHOLE.layers for half in "KV"]
+_NOISE: Final = b"\xa5"
 _MASK: Final = (1 << 64) - 1
 
 
@@ -52,80 +50,106 @@ def mark(request: Request) -> int:
     return request.sampling.seed
 
 
+class Model:
+    """What pages must hold, remembered for all ranks that hold the same of it."""
+
+    def __init__(self) -> None:
+        self._words: dict[tuple[int, int, int], bytes] = {}
+        self.pages: dict[tuple[int, ...], dict[tuple[int, int, tuple[int, ...]], bytes]] = {}
+        """By what a rank holds, then by request, first position and tokens."""
+
+    def words(self, mark: int, position: int, token: int) -> bytes:
+        """Of one position, one for each of _LANES: no two are alike."""
+        key = (mark, position, token)
+        if key not in self._words:
+            what = f"{mark} {position} {token}".encode()
+            self._words[key] = blake2b(what, digest_size=WORD * len(_LANES)).digest()
+        return self._words[key]
+
+
 class Engine:
     """One rank's memory and what is computed in it."""
 
-    def __init__(self, rank: int, pages: int, foreign: Callable[[str], None]) -> None:
-        self._rank = rank
+    def __init__(self, layout: KvLayout, pages: int, model: Model, foreign: Callable[[str], None]) -> None:
+        self._layout = layout
+        self._size = layout.page_tokens
+        self._lanes = tuple(
+            number
+            for number, (head, layer, _) in enumerate(_LANES)
+            if head in layout.kv_heads and layer in layout.layers
+        )
+        self._lane_bytes = self._size * WORD
+        self._model = model
         self._foreign = foreign
-        self.memory = HostMemory(pages * LAYOUT.page_bytes)
-        self._pages: dict[tuple[int, int, tuple[int, ...]], bytes] = {}
+        self.memory = HostMemory(pages * layout.page_bytes)
+        self._pages = model.pages.setdefault((self._size, *self._lanes), {})
 
     def begin(self, rows: Sequence[Row]) -> None:
         self._read(rows, "starts")
-        view = self.memory.view
+        noise = _NOISE * self._layout.page_bytes
         for row in rows:
-            for position in range(row.start, row.stop):
-                at = self._offset(row, position)
-                for lane in range(len(LANES)):
-                    view[at + lane * LANE : at + lane * LANE + WORD] = NOISE
+            for first in range(row.start - row.start % self._size, row.stop, self._size):
+                self._write(row, first, noise)
 
     def end(self, rows: Sequence[Row]) -> list[Token | None]:
         self._read(rows, "ends")
-        view, drawn = self.memory.view, []
+        drawn = []
         for row in rows:
             known = row.sequence.tokens(0, row.stop)
-            for first in range(row.start - row.start % PAGE_TOKENS, row.stop, PAGE_TOKENS):
-                page = self._page(row.sequence.request, first, known)
-                at = row.pages[first // PAGE_TOKENS] * LAYOUT.page_bytes
-                low = max(row.start - first, 0) * WORD
-                high = min(row.stop - first, PAGE_TOKENS) * WORD
-                for start in range(0, LAYOUT.page_bytes, LANE):
-                    view[at + start + low : at + start + high] = page[start + low : start + high]
+            for first in range(row.start - row.start % self._size, row.stop, self._size):
+                self._write(row, first, self._page(row.sequence.request, first, known))
             drawn.append(Token(next_token(known)) if row.sample else None)
         return drawn
 
+    def check(
+        self, request: Request, pages: Sequence[int], known: Sequence[int], stop: int, when: str
+    ) -> None:
+        """Do `pages` hold positions [0, stop) of `request`, each layer and head that this rank has?"""
+        view, page_bytes = self.memory.view, self._layout.page_bytes
+        for first in range(0, stop, self._size):
+            page = self._page(request, first, known)
+            at = pages[first // self._size] * page_bytes
+            length = min(stop - first, self._size) * WORD
+            found = view[at : at + page_bytes]
+            if length == self._lane_bytes and found == page:
+                continue
+            for lane, start in zip(self._lanes, range(0, page_bytes, self._lane_bytes), strict=True):
+                if found[start : start + length] != page[start : start + length]:
+                    head, layer, half = _LANES[lane]
+                    self._foreign(
+                        f"request {request.request_id}: {half} of layer {layer}, head {head}, tokens {first}"
+                        f" to {first + length // WORD}, page {at // page_bytes}, is foreign when {when}"
+                    )
+                    return
+
     def _read(self, rows: Sequence[Row], when: str) -> None:
-        view = self.memory.view
         for row in rows:
             known = row.sequence.tokens(0, row.stop)
-            for first in range(0, row.start, PAGE_TOKENS):
-                page = self._page(row.sequence.request, first, known)
-                at = row.pages[first // PAGE_TOKENS] * LAYOUT.page_bytes
-                if row.start - first >= PAGE_TOKENS:
-                    same = view[at : at + LAYOUT.page_bytes] == page
-                else:
-                    length = (row.start - first) * WORD
-                    same = all(
-                        view[at + start : at + start + length] == page[start : start + length]
-                        for start in range(0, LAYOUT.page_bytes, LANE)
-                    )
-                if not same:
-                    self._foreign(
-                        f"request {row.sequence.request.request_id} rank {self._rank}: page"
-                        f" {row.pages[first // PAGE_TOKENS]} (tokens {first} to"
-                        f" {min(first + PAGE_TOKENS, row.start)}) holds foreign bytes when a step {when}"
-                    )
+            self.check(row.sequence.request, row.pages, known, row.start, f"a step {when}")
+
+    def _write(self, row: Row, first: int, page: bytes) -> None:
+        """The part of `page`, of the tokens from `first` on, that is in the row."""
+        view, page_bytes = self.memory.view, self._layout.page_bytes
+        at = row.pages[first // self._size] * page_bytes
+        low = max(row.start - first, 0) * WORD
+        high = min(row.stop - first, self._size) * WORD
+        if high - low == self._lane_bytes:
+            view[at : at + page_bytes] = page
+            return
+        for start in range(0, page_bytes, self._lane_bytes):
+            view[at + start + low : at + start + high] = page[start + low : start + high]
 
     def _page(self, request: Request, first: int, known: Sequence[int]) -> bytes:
         """What the page of tokens from `first` on must hold, as far as they are known."""
-        tokens = tuple(known[first : first + PAGE_TOKENS])
+        tokens = tuple(known[first : first + self._size])
         key = (mark(request), first, tokens)
         page = self._pages.get(key)
         if page is None:
-            words = [self._words(key[0], first + place, token) for place, token in enumerate(tokens)]
-            words += [bytes(WORD * len(LANES))] * (PAGE_TOKENS - len(tokens))
-            lanes = range(0, WORD * len(LANES), WORD)
+            words = [self._model.words(key[0], first + place, token) for place, token in enumerate(tokens)]
+            words += [bytes(WORD * len(_LANES))] * (self._size - len(tokens))
+            lanes = [lane * WORD for lane in self._lanes]
             page = self._pages[key] = b"".join([each[lane : lane + WORD] for lane in lanes for each in words])
         return page
-
-    def _words(self, mark: int, position: int, token: int) -> bytes:
-        """Of one position, one for each layer, half and head: no two are alike."""
-        what = f"{mark} {self._rank} {position} {token}".encode()
-        return blake2b(what, digest_size=WORD * len(LANES)).digest()
-
-    def _offset(self, row: Row, position: int) -> int:
-        return row.pages[position // PAGE_TOKENS] * LAYOUT.page_bytes + position % PAGE_TOKENS * WORD
 
 
 class SimStepper:

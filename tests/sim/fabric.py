@@ -1,22 +1,28 @@
-"""Does every write land where its own room may be written to, at the moment in which it lands?"""
+"""Does every write land where its own room may be written to, at the moment in which it lands, and is what
+says so written last?"""
 
-from collections.abc import Sequence
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.pages.holdings import Holding, Holdings, Standing
-from services.pages.record import SLOT_BYTES
+from services.pages.layout import KvLayout
+from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.rooms.ids import Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import Region, Run
 from services.transfer.memory import MemoryTransfer
-from tests.sim.engine import LAYOUT
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network
 from tests.sim.trace import Trace
 
 WRITABLE = frozenset({Standing.EXPOSED, Standing.QUARANTINED})
+ANY = frozenset(Standing)
+BEFORE = {"pages": (), "records": ("pages",), "seals": ("pages", "records")}
+"""Writes of a room that are DONE before these are posted, whichever rank's they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +31,37 @@ class Bank:
 
     name: str
     host: str
+    worker: Incarnation
     rank: int
+    layout: KvLayout
     kv: HostMemory
     slots: HostMemory
     holdings: Holdings
 
-    def unit(self, address: int) -> tuple[str, int] | None:
-        """Which page or slot lies there. None: memory that was taken back from its writers."""
-        if 0 <= address - self.kv.address < self.kv.length:
-            return "page", (address - self.kv.address) // LAYOUT.page_bytes
-        if 0 <= address - self.slots.address < self.slots.length:
-            return "slot", (address - self.slots.address) // SLOT_BYTES
-        return None
+    def units(self, address: int, length: int) -> Iterator[tuple[str, int] | None]:
+        """Which pages or slots lie there. None: memory that was taken back from its writers."""
+        for kind, memory, size in (
+            ("page", self.kv, self.layout.page_bytes),
+            ("slot", self.slots, SLOT_BYTES),
+        ):
+            start = address - memory.address
+            if 0 <= start < memory.length:
+                for index in range(start // size, (start + length - 1) // size + 1):
+                    yield kind, index
+                return
+        yield None
 
-    def owner(self, unit: tuple[str, int]) -> tuple[int, Holding] | None:
-        kind, index = unit
-        for room, holding in self.holdings._held.items():
-            if index in holding.pages if kind == "page" else index == holding.slot.index:
-                return room, holding
-        return None
+    def owner(self, unit: tuple[str, int], guess: int) -> tuple[int, Holding] | None:
+        """`guess`: a room that is looked at first."""
+        held = self.holdings._held
+        if guess in held and _in(unit, held[guess]):
+            return guess, held[guess]
+        return next(((room, holding) for room, holding in held.items() if _in(unit, holding)), None)
+
+
+def _in(unit: tuple[str, int], holding: Holding) -> bool:
+    kind, index = unit
+    return index in holding.pages if kind == "page" else index == holding.slot.index
 
 
 class WatchedFabric(MemoryFabric):
@@ -56,8 +74,16 @@ class WatchedFabric(MemoryFabric):
         self._network = network
         self._trace = trace
         self._banks: dict[Incarnation, Bank] = {}
-        self._rooms: dict[int, tuple[Write, int]] = {}
-        """Of writes under way (by identity): which room its sender held the source for."""
+        self._rooms: dict[int, tuple[Write, int, str]] = {}
+        """Of writes under way (by identity): which room its sender held the source for, and what it carries:
+        pages, records or seals."""
+        self._pending: Counter[tuple[Incarnation, int, str]] = Counter()
+        """By the sender's worker, room and what they carry: writes that did not end DONE."""
+        self._sealed: set[tuple[Incarnation, int]] = set()
+        self._random_rank = random.Random(f"{plan.seed}/late")
+        self.late_share = 0.0
+        """Of rooms' records and seals: to one rank they come late."""
+        self.late_steps = 0
 
     def endpoint(self, incarnation: Incarnation, bank: Bank) -> MemoryTransfer:
         self._banks[incarnation] = bank
@@ -68,15 +94,21 @@ class WatchedFabric(MemoryFabric):
     ) -> Write:
         write = super().post(sender, receiver, source, target, runs)
         bank = self._banks[sender]
-        unit = bank.unit(source.address + runs[0].source)
-        owner = None if unit is None else bank.owner(unit)
+        unit = next(bank.units(source.address + runs[0].source, 1))
+        owner = None if unit is None else bank.owner(unit, 0)
         room = 0 if owner is None else owner[0]
         if owner is None:
             self._violate("source-pinned", f"{bank.name} sends {unit}, which no room of it holds", room)
-        self._rooms[id(write)] = (write, room)
+        carries = "pages"
+        if target.name == "slots":
+            carries = "seals" if runs[0].target % SLOT_BYTES == SEAL_OFFSET else "records"
+            self._come_late(write)
+        self._check_order(bank, room, carries)
+        self._rooms[id(write)] = (write, room, carries)
+        self._pending[bank.worker, room, carries] += 1
         if any(part.due - self._step > self._plan.delay_steps_max + 1 for part in write.parts):
             self._trace.fault(self._loop.time(), "write held", bank.name)
-        self._note(bank.name, f"posts {target.name}", room, f"{len(runs)} runs to {self._name(receiver)}")
+        self._note(bank.name, f"posts {carries}", room, f"{len(runs)} runs to {self._name(receiver)}")
         return write
 
     def follow(self, plan: FaultPlan) -> None:
@@ -94,21 +126,44 @@ class WatchedFabric(MemoryFabric):
         landing = [part for part in write.parts if part.due <= self._step]
         if not landing:
             return
-        room = self._rooms[id(write)][1]
+        _, room, carries = self._rooms[id(write)]
         for part in landing:
-            unit = receiver.unit(part.target)
-            if unit is None:
-                self._violate("no-free-under-write", f"a write outside {receiver.name}'s memory", room)
-                continue
-            size = LAYOUT.page_bytes if unit[0] == "page" else SLOT_BYTES
-            for index in range(unit[1], unit[1] + -(-part.length // size)):
-                self._check(receiver, (unit[0], index), room, WRITABLE, "no-free-under-write")
+            written = list(receiver.units(part.target, part.length))
+            for unit in written:
+                if unit is None:
+                    self._violate("no-free-under-write", f"a write outside {receiver.name}'s memory", room)
+                else:
+                    self._check(receiver, unit, room, WRITABLE, "no-free-under-write")
             if isinstance(part.source, int):
-                self._check(sender, sender.unit(part.source), room, frozenset(Standing), "source-pinned")
-            self._note(receiver.name, f"{unit[0]} {unit[1]} written", room, f"{part.length} bytes")
+                for unit in sender.units(part.source, part.length):
+                    self._check(sender, unit, room, ANY, "source-pinned")
+            self._note(receiver.name, f"{written[0]} written", room, f"{part.length} bytes")
         super()._land(write)
         if not write.parts:
             del self._rooms[id(write)]
+            self._pending[sender.worker, room, carries] -= 1
+
+    def _come_late(self, write: Write) -> None:
+        """What one rank of a receiver hears last, and the others long before."""
+        if self._random_rank.random() < self.late_share:
+            self._trace.fault(self._loop.time(), "write held", self._name(write.receiver))
+            for part in write.parts:
+                part.due += self.late_steps
+
+    def _check_order(self, bank: Bank, room: int, carries: str) -> None:
+        """Records follow all pages of all ranks, seals all records, nothing follows a seal (`seal-last`), and
+        one rank writes both (`one-writer`)."""
+        if carries != "pages" and bank.rank:
+            self._violate("one-writer", f"{bank.name} writes {carries} of room {room}", room)
+        for earlier in BEFORE[carries]:
+            count = self._pending[bank.worker, room, earlier]
+            if count:
+                text = f"{bank.name} posts {carries} of room {room}: {count} writes of {earlier} are not DONE"
+                self._violate("seal-last", text, room)
+        if carries == "seals":
+            self._sealed.add((bank.worker, room))
+        elif (bank.worker, room) in self._sealed:
+            self._violate("seal-last", f"{bank.name} posts {carries} of room {room} behind its seal", room)
 
     def _check(
         self,
@@ -118,7 +173,7 @@ class WatchedFabric(MemoryFabric):
         allowed: frozenset[Standing],
         invariant: str,
     ) -> None:
-        owner = None if unit is None else bank.owner(unit)
+        owner = None if unit is None else bank.owner(unit, room)
         if owner is not None and owner[0] == room and owner[1].standing in allowed:
             return
         found = "nobody's" if owner is None else f"room {owner[0]}'s ({owner[1].standing.value})"

@@ -4,6 +4,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Failed
 from services.rooms.phases import Phase, Side
 from services.transfer.faults import NO_FAULTS
 from tests.sim.clients import Clients
@@ -31,9 +33,12 @@ class Faults:
         self._world.network.weather = self._world.shape.weather
         self._world.step_failure_share = troubles.step_failure_share
         self._world.fabric.follow(self._world.shape.writes)
+        self._world.fabric.late_share = troubles.late_share
+        self._world.fabric.late_steps = troubles.late_steps
         kinds: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
             (troubles.crashes, self._crash),
             (troubles.rank_crashes, self._crash_rank),
+            (troubles.rank_aborts, self._abort_rank),
             (troubles.pauses, self._pause),
             (troubles.rank_pauses, self._pause_rank),
             (troubles.silences, self._silence),
@@ -59,6 +64,7 @@ class Faults:
         self._world.network.weather = CALM
         self._world.step_failure_share = 0.0
         self._world.fabric.follow(NO_FAULTS)
+        self._world.fabric.late_share = 0.0
         self._platform.bootstrap.process.resume()
         for worker in self._platform.running():
             worker.resume()
@@ -88,6 +94,16 @@ class Faults:
             rank = self._random.randrange(len(worker.ranks))
             self._note("rank crash", worker.ranks[rank].process.name)
             worker.crash(rank)
+
+    async def _abort_rank(self) -> None:
+        """What one rank alone knows, be it a pipeline's first stage or its last, ends the room on all."""
+        worker = self._any_worker()
+        rooms = [] if worker is None else [room for room in worker.work.roster if room.cause is None]
+        if worker is not None and rooms:
+            rank, room = self._random.choice((worker.ranks[0], worker.ranks[-1])), self._random.choice(rooms)
+            self._note("rank abort", f"room {room.id} on {rank.process.name}")
+            cause = Cause(Reason.ENGINE_FAILED, f"{worker.side.value}: a fault of the simulation")
+            rank.work.roster.note(room.id, Failed(cause))
 
     async def _pause(self) -> None:
         worker = self._any_worker()

@@ -101,6 +101,12 @@ class Network:
     def listen(self, address: str, server: "Server") -> None:
         self._servers[address] = server
 
+    def unlisten(self, address: str) -> None:
+        self._servers.pop(address, None)
+
+    def serves(self, process: Process) -> bool:
+        return any(call.server_process is process for call in self._calls.values())
+
     def server(self, address: str) -> "Server | None":
         return self._servers.get(address)
 

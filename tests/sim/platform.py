@@ -15,7 +15,7 @@ from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from tests.sim.bootstrap import Bootstrap
 from tests.sim.calls import Channel
 from tests.sim.loop import Process
-from tests.sim.rank import World
+from tests.sim.rank import Shape, World
 from tests.sim.worker import BOOTSTRAP, Worker
 
 REPORT_TRIES: Final = 3
@@ -29,10 +29,13 @@ class Platform:
         self._pids = 1_000
         self.workers: dict[str, Worker] = {}
         """By name, the present incarnation, which may be over."""
-        self._sides = {
-            **{f"prefill-{number}": Side.PREFILL for number in range(world.shape.prefills)},
-            **{f"decode-{number}": Side.DECODE for number in range(world.shape.decodes)},
-        }
+        shape, self._stack = world.shape, dict[str, tuple[Side, Shape]]()
+        for number, topology in enumerate(shape.prefills):
+            made = Shape.of(topology, shape.prefill_page_tokens, shape.pages)
+            self._stack[f"prefill-{number}"] = (Side.PREFILL, made)
+        for number, topology in enumerate(shape.decodes):
+            made = Shape.of(topology, shape.decode_page_tokens, shape.pages)
+            self._stack[f"decode-{number}"] = (Side.DECODE, made)
         self.everyone: list[Worker] = []
         """Every incarnation that ever was."""
         self.bootstrap = Bootstrap(world)
@@ -41,7 +44,7 @@ class Platform:
 
     def start(self) -> None:
         self.start_bootstrap()
-        for name in self._sides:
+        for name in self._stack:
             self._start_worker(name)
 
     def start_bootstrap(self) -> None:
@@ -66,7 +69,7 @@ class Platform:
 
     def _start_worker(self, name: str) -> None:
         self._pids += 1
-        worker = Worker(self._world, self._sides[name], name, self._pids, self._on_end)
+        worker = Worker(self._world, *self._stack[name], name, self._pids, self._on_end)
         self.workers[name] = worker
         self.everyone.append(worker)
         self._world.trace.note(self._world.loop.time(), name, "started", 0, f"pid {worker.pid}")

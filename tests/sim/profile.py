@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from services.pages.topology import Topology
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from tests.sim.network import CALM, Weather
 
@@ -21,6 +22,11 @@ class Troubles:
     told_share: float = 1.0
     """Of crashes: whoever started the worker tells the bootstrap of its exit."""
     rank_crashes: int = 0
+    rank_aborts: int = 0
+    """A room fails on the first or on the last rank of a worker alone."""
+    late_share: float = 0.0
+    """Of records and seals: one rank of the receiver gets them long after the others."""
+    late_steps: int = 0
     pauses: int = 0
     """All of a worker's processes stop for a while."""
     rank_pauses: int = 0
@@ -46,11 +52,13 @@ class Troubles:
 @dataclass(frozen=True, slots=True)
 class Profile:
     name: str
-    prefills: int
-    decodes: int
-    ranks: int
-    """Of every worker: sender rank r writes to receiver rank r."""
+    prefills: tuple[Topology, ...]
+    """Of each worker."""
+    decodes: tuple[Topology, ...]
+    prefill_page_tokens: int
+    decode_page_tokens: int
     pages: int
+    """Of each rank, if they were of 4 tokens."""
     places: int
     max_running: int
     queue: int
@@ -75,6 +83,8 @@ NAMES: Final = (
     "hangups",
     "engine",
     "ranks",
+    "aborts",
+    "seals",
     "drain",
     "fence",
     "late",
@@ -94,19 +104,40 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     # A sender falls silent while rooms fail: quarantine, and in the end revocation.
     "fence": {"silences": (2, 3), "crashes": (0, 1), "hangup_share": (0.0, 0.3), "told_share": (0.0,)},
     "late": {"hangup_share": (0.6,), "silences": (0, 1), "cancel_share": (0.0, 0.2)},
+    "aborts": {"rank_aborts": (10, 40), "slow_ranks": (0, 1), "hangup_share": (0.0, 0.2)},
+    "seals": {"late_share": (0.05, 0.3), "late_steps": (50, 500, 5_000), "hangup_share": (0.0, 0.3)},
 }
 """What each kind of seed draws from."""
+
+ONE: Final = Topology()
+GROUPS: Final = (
+    ONE,
+    Topology(2),
+    Topology(2),
+    Topology(pipeline=2),
+    Topology(pipeline=2),
+    Topology(pipeline=3),
+    Topology(2, 2),
+    Topology(4),
+)
+"""The toy has two KV heads and three layers: four ranks hold each head twice, two stages are uneven."""
+GROUPED: Final = frozenset({"ranks", "aborts", "seals"})
+"""Profiles that are about several ranks."""
 
 
 def profile(seed: int, rooms: int, name: str | None = None) -> Profile:
     """What seed `seed` stands for; `name` instead of the kind that the seed would have."""
     draw = random.Random(f"{seed}/profile")
     name = name or NAMES[seed % len(NAMES)]
+    groups = GROUPS[1:] if name in GROUPED else draw.choice(((ONE,), (ONE,), GROUPS))
+    prefills = tuple(draw.choice(groups) for _ in range(draw.choice((1, 1, 1, 2, 2, 3))))
+    decodes = tuple(draw.choice(groups) for _ in range(draw.choice((1, 1, 1, 2, 2, 3))))
     shape = Profile(
         name=name,
-        prefills=draw.choice((1, 1, 1, 2, 2, 3)),
-        decodes=draw.choice((1, 1, 1, 2, 2, 3)),
-        ranks=draw.choice((1, 1, 1, 1, 2, 2, 3)),
+        prefills=prefills,
+        decodes=decodes,
+        prefill_page_tokens=draw.choice((4, 4, 4, 4, 2, 8)),
+        decode_page_tokens=draw.choice((4, 4, 4, 4, 2, 8)),
         pages=draw.choice((48, 96, 160)),
         places=draw.choice((8, 12, 16)),
         max_running=draw.choice((3, 8, 16)),
@@ -163,9 +194,8 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
         case "full":
             pages, places = draw.choice((10, 12, 16)), draw.choice((2, 4))
             return replace(shape, pages=pages, places=places, queue=draw.choice((8, 40)))
-        case "ranks":
-            shape = replace(shape, ranks=draw.choice((2, 3)))
         case "fence":
-            shape = replace(shape, prefills=draw.choice((2, 3)))
+            while len(shape.prefills) < 2:
+                shape = replace(shape, prefills=(*shape.prefills, draw.choice(shape.prefills)))
     choices = {key: draw.choice(values) for key, values in TROUBLES[name].items()}
     return replace(shape, troubles=replace(shape.troubles, **choices))

@@ -2,38 +2,43 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import Peers
+from services.decode.peers import FollowerPeers, Peers
 from services.decode.turn import DecodeWork
 from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
+from services.pages.topology import Topology, rank_layout
 from services.parallel.interface import RankGroup
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.turn import PrefillWork
+from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.ids import Incarnation
-from services.rooms.phases import Side
+from services.rooms.phases import Effect, Side
+from services.rooms.room import Room
 from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
-from services.transfer.interface import Endpoint, Region, Transfer
+from services.transfer.interface import Region, Transfer
+from services.wire.baton.v1 import inference_pb2
 from services.wire.channel import Channels
 from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter
+from services.wire.reporter import Reporter, SilentReporter
 from tests.sim.clock import SkewedClock
-from tests.sim.engine import CONTEXT, LAYOUT, VOCABULARY, Engine, SimStepper
+from tests.sim.engine import CONTEXT, PAGE_TOKENS, VOCABULARY, WHOLE, Engine, Model, SimStepper
 from tests.sim.fabric import Bank, WatchedFabric
-from tests.sim.followers import NoPeers, PatientMailbox, SilentReporter
 from tests.sim.loop import Process, VirtualLoop
 from tests.sim.network import Network
 from tests.sim.profile import Profile
+from tests.sim.slowness import PatientMailbox
 from tests.sim.trace import Trace
 
 CONNECT_S: Final = 1.5
@@ -55,6 +60,7 @@ class World:
     rng: random.Random
     """What processes draw at start: incarnations, drifts."""
     step_failure_share: float = 0.0
+    model: Model = field(default_factory=Model)
 
     def incarnation(self) -> Incarnation:
         return Incarnation(self.rng.getrandbits(63) | 1)
@@ -87,8 +93,46 @@ class Outside:
     def reporter(self) -> Reporter:
         return Reporter(self.channels.to(self.bootstrap), self.incarnation, self.name)
 
-    def peers(self, mailbox: Mailbox, endpoints: Callable[[], Sequence[Endpoint]]) -> Peers:
-        return Peers(mailbox, self.channels, self.incarnation, endpoints, LAYOUT, CONNECT_S)
+    def peers(
+        self,
+        mailbox: Mailbox,
+        endpoints: Callable[[], Sequence[inference_pb2.Endpoint]],
+        layouts: Sequence[KvLayout],
+    ) -> Peers:
+        return Peers(mailbox, self.channels, self.incarnation, endpoints, layouts, CONNECT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of one worker."""
+
+    topology: Topology
+    whole: KvLayout
+    pages: int
+    """Of each rank."""
+
+    @classmethod
+    def of(cls, topology: Topology, page_tokens: int, pages: int) -> "Shape":
+        """`pages`: if they held PAGE_TOKENS each."""
+        return cls(topology, replace(WHOLE, page_tokens=page_tokens), pages * PAGE_TOKENS // page_tokens)
+
+    @property
+    def layouts(self) -> list[KvLayout]:
+        """Of every rank."""
+        return [rank_layout(self.whole, self.topology, rank) for rank in range(self.topology.ranks)]
+
+
+class WatchedDecode(DecodeWork):
+    """Reads what has landed before anything else does."""
+
+    landed: Engine
+
+    def perform(self, room: Room, effect: Effect) -> None:
+        job = self._jobs[room.id]
+        if effect is Effect.ADMIT and job.record is not None:
+            stop = job.request.prefill_tokens
+            self.landed.check(job.request, job.pages, job.sequence.tokens(0, stop), stop, "it is admitted")
+        super().perform(room, effect)
 
 
 def make_rank(
@@ -98,11 +142,12 @@ def make_rank(
     process: Process,
     group: RankGroup,
     outside: Outside | None,
-    endpoints: Callable[[], Sequence[Endpoint]],
+    worker_shape: Shape,
     rng: random.Random,
 ) -> Rank:
-    """`outside`: the leader's. `endpoints`: of all ranks, as they are when it is called."""
-    shape = world.shape
+    """`outside`: the leader's."""
+    shape, layouts = world.shape, worker_shape.layouts
+    layout = layouts[group.rank]
     clock = _clock(world, rng)
     mailbox = PatientMailbox(LOOK_S)
     reporter = SilentReporter() if outside is None else outside.reporter()
@@ -117,14 +162,17 @@ def make_rank(
         world.trace.fault(world.loop.time(), "step failed", process.name)
         return True
 
-    engine = Engine(group.rank, shape.pages, foreign)
+    engine = Engine(layout, worker_shape.pages, world.model, foreign)
     stepper = SimStepper(engine, world.loop, rng, mailbox.wake, fails)
     slots = HostMemory(shape.places * SLOT_BYTES)
-    holdings = Holdings(PagePool(shape.pages), SlotPool(slots.view))
-    bank = Bank(process.name, process.host, group.rank, engine.memory, slots, holdings)
+    holdings = Holdings(PagePool(worker_shape.pages), SlotPool(slots.view))
+    bank = Bank(process.name, process.host, worker, group.rank, layout, engine.memory, slots, holdings)
     known: list[Incarnation] = []
     exposure: Exposure | None = None
     work: PrefillWork | DecodeWork
+
+    def told() -> Sequence[inference_pb2.Endpoint]:
+        return work.endpoints if isinstance(work, DecodeWork) else ()
 
     def connected(incarnation: Incarnation) -> Transfer:
         known.append(incarnation)
@@ -138,7 +186,7 @@ def make_rank(
         work = PrefillWork(
             places=shape.places,
             holdings=holdings,
-            layout=LAYOUT,
+            layout=layout,
             bounds=ModelBounds(VOCABULARY, CONTEXT),
             stepper=stepper.as_stepper(),
             transfer=transfer,
@@ -149,21 +197,20 @@ def make_rank(
             deadlines=PREFILL_DEADLINES,
             chunk_tokens=shape.chunk_tokens,
             window_bytes=shape.window_bytes,
-            rank=group.rank,
-            ranks=group.size,
+            ways=Ways(transfer, layouts, group.rank),
         )
     else:
         exposure = Exposure(connected, world.incarnation, {"kv": engine.memory, "slots": slots})
-        work = DecodeWork(
+        work = WatchedDecode(
             places=shape.places,
             incarnation=worker,
             holdings=holdings,
-            layout=LAYOUT,
+            layout=layout,
             bounds=ModelBounds(VOCABULARY, CONTEXT),
             stepper=stepper.as_stepper(),
             exposure=exposure,
             slots=slots,
-            peers=NoPeers() if outside is None else outside.peers(mailbox, endpoints),
+            peers=FollowerPeers() if outside is None else outside.peers(mailbox, told, layouts),
             mailbox=mailbox,
             reporter=reporter,
             metrics=DecodeMetrics(registry),
@@ -171,6 +218,7 @@ def make_rank(
             deadlines=DECODE_DEADLINES,
             max_running=shape.max_running,
         )
+        work.landed = engine
     return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known, exposure)
 
 

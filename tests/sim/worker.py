@@ -1,6 +1,7 @@
 """One incarnation of a worker: the processes of its ranks, and how they live and die together."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,36 +16,45 @@ from services.parallel.loopback import Loopback
 from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
-from services.rooms.errors import RostersDiverged
+from services.rooms.errors import Cause, Reason, RostersDiverged
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
-from services.transfer.interface import Endpoint
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import layout_to_wire, side_to_wire
+from services.wire.errors import Draining
 from services.wire.lease import LeaseKeeper
 from services.wire.reporter import Reporter
-from services.wire.worker_host import drain
+from services.wire.worker_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from tests.sim.calls import Channel, Server
-from tests.sim.engine import LAYOUT
-from tests.sim.followers import SlowGroup
 from tests.sim.loop import Life, Process
-from tests.sim.rank import LOOK_S, Outside, Rank, World, make_rank
+from tests.sim.rank import LOOK_S, Outside, Rank, Shape, World, make_rank
+from tests.sim.slowness import SlowGroup
 
 BOOTSTRAP: Final = "bootstrap:8100"
 DRAIN_MS: Final = 20_000
 GROUP_S: Final = 2.0
 """How long ranks wait for one of them before the group counts as broken."""
+GRACE_S: Final = 1.5
+"""How long the platform leaves the others when a rank has ended, so that they say why."""
+KILL_S: Final = 0.05
 
 
 class Worker:
     """`on_end` is called once, with why, when all its processes are gone."""
 
     def __init__(
-        self, world: World, side: Side, name: str, pid: int, on_end: Callable[["Worker", str], None]
+        self,
+        world: World,
+        side: Side,
+        shape: Shape,
+        name: str,
+        pid: int,
+        on_end: Callable[["Worker", str], None],
     ) -> None:
         self._world = world
         self.side = side
+        self.shape = shape
         self.name = name
         self.pid = pid
         self._on_end = on_end
@@ -55,7 +65,7 @@ class Worker:
         self.incarnation = world.incarnation()
         self._address = f"{name}:9000"
         rng = random.Random(f"{world.shape.writes.seed}/{self.incarnation}")
-        self._meeting = Loopback(world.shape.ranks)
+        self._meeting = Loopback(shape.topology.ranks)
         late = min(world.shape.troubles.slow_ranks, self._meeting.size)
         slow = set(rng.sample(range(self._meeting.size), late))
         self.ranks: list[Rank] = []
@@ -70,7 +80,7 @@ class Worker:
                     Process(world.loop, f"{name}.{rank}" if self._meeting.size > 1 else name, name),
                     SlowGroup(group, rng, 0.01) if rank in slow else group,
                     None if rank else outside,
-                    self._endpoints,
+                    shape,
                     rng,
                 )
             )
@@ -129,7 +139,7 @@ class Worker:
             return
         self._kill(self.ranks[rank])
         self._meeting.lose(rank, "died")
-        self._world.loop.call_later(0.05, self._die, "one of its ranks crashed")
+        self._end_all(self.ranks[rank], "one of its ranks crashed")
 
     # ---- its life
 
@@ -143,11 +153,27 @@ class Worker:
         turns.add_done_callback(self._left)
         helpers = [loop.create_task(lease.run()), loop.create_task(self.reporter.run())]
         stopping = loop.create_task(self._stop.wait())
-        await asyncio.wait({turns, stopping, *helpers}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (turns, *helpers):
-            if task.done():
-                task.result()
-        await drain(self._start_draining, lease, turns, leader.mailbox, self.reporter, DRAIN_MS)
+        try:
+            await asyncio.wait({turns, stopping, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (turns, *helpers):
+                if task.done():
+                    task.result()
+            await drain(lease, turns, leader.mailbox, self.reporter, DRAIN_MS)
+        except (GroupBroken, RostersDiverged) as error:
+            for helper in helpers:
+                helper.cancel()
+            await self._break_off(lease, error)
+            raise
+
+    async def _break_off(self, lease: LeaseKeeper, error: Exception) -> None:
+        """As `WorkerHost` does."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                await lease.drain()
+        text = f"{self.side.value} worker {self.name}: {error}"
+        self.work.break_off(Cause(Reason.GROUP_BROKEN, text))
+        self.leader.mailbox.fail(Draining(f"this worker ends: {error}"))
+        await self._server.stop(LAST_REPLIES_S)
 
     def _left(self, turns: "asyncio.Task[None]") -> None:
         """All ranks agreed to leave: then none has anything left to do."""
@@ -161,16 +187,9 @@ class Worker:
     def _turns(self, rank: Rank) -> Any:
         return run_turns(rank.work, rank.group, rank.clock, TurnProgress(rank.clock), LOOK_S)
 
-    def _start_draining(self) -> None:
-        for rank in self.ranks:
-            rank.work.draining = True
-
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:
             self.leader.mailbox.put(group_pb2.Command(departed=incarnation))
-
-    def _endpoints(self) -> list[Endpoint]:
-        return [rank.exposure.endpoint() for rank in self.ranks if rank.exposure is not None]
 
     def _add_services(self) -> None:
         work, mailbox, server = self.work, self.leader.mailbox, self._server
@@ -179,7 +198,7 @@ class Worker:
                 PrefillService(work, mailbox, self.incarnation), server
             )
             inference_pb2_grpc.add_HandoverServiceServicer_to_server(
-                HandoverService(work, mailbox, self.incarnation, LAYOUT), server
+                HandoverService(work, mailbox, self.incarnation, self.shape.layouts), server
             )
         else:
             inference_pb2_grpc.add_DecodeServiceServicer_to_server(
@@ -187,15 +206,17 @@ class Worker:
             )
 
     def _registration(self) -> workers_pb2.RegisterRequest:
-        shape = self._world.shape
+        topology, whole = self.shape.topology, self.shape.whole
         return workers_pb2.RegisterRequest(
             worker=rooms_pb2.Peer(name=self.name, incarnation=self.incarnation, address=self._address),
             side=side_to_wire(self.side),
-            topology=workers_pb2.Topology(tensor_parallel=len(self.ranks), pipeline_parallel=1),
-            layout=layout_to_wire(LAYOUT),
+            topology=workers_pb2.Topology(
+                tensor_parallel=topology.tensor, pipeline_parallel=topology.pipeline
+            ),
+            layout=layout_to_wire(whole),
             schema=SCHEMA_HASH,
-            tokens_max=shape.pages * LAYOUT.page_tokens,
-            rooms_max=shape.places,
+            tokens_max=self.shape.pages * whole.page_tokens,
+            rooms_max=self._world.shape.places,
             pid=self.pid,
         )
 
@@ -216,7 +237,11 @@ class Worker:
             self._world.trace.violate(self._world.loop.time(), name, text)
         self._wounded = self._wounded or "broken"
         self._kill(rank)
-        self._world.loop.call_later(0.05, self._die, f"{type(error).__name__}")
+        self._end_all(rank, type(error).__name__)
+
+    def _end_all(self, ended: Rank, why: str) -> None:
+        """One of them has ended: the others have a while to say why, and without their leader none."""
+        self._world.loop.call_later(KILL_S if ended is self.leader else GRACE_S, self._die, why)
 
     def _lose_paused(self, rank: int) -> None:
         if not self.over and self.ranks[rank].process.life is Life.PAUSED:

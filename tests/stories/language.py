@@ -8,11 +8,12 @@ stage says to them.
                                              or one rank alone, which is a bug: rank=1; deadline=… of each
                                              phase in ms, waiting=… of waiting for pages
     connect room=7                           decode is connected to the sender
-    grant room=7                             decode's destinations reach the sender's ranks
+    grant room=7                             decode's destination, the same on its ranks, reaches the sender's
     post / ended room=7 rank=0               the sender has writes under way / they have ended
     write room=7 rank=0 pages=2              those bytes reach decode's memory, where it was told
     seal room=7 rank=0 pages=3               the record, telling of 3 pages, and the seal reach it
-    sealed room=7                            the sender saw its seal DONE
+    written room=7 rank=0                    that rank of the sender saw all its pages DONE (or all ranks)
+    sealed room=7                            the sender's elected rank saw the seals DONE
     land room=7 rank=0 pages=3               decode notes pages without having read a record
     fail decode room=7 rank=1 reason=…       one rank alone sees a failure
     cancel decode room=7 reason=…            every rank is told to end the room
@@ -25,12 +26,13 @@ stage says to them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from services.pages.errors import PagesError
 from services.pages.pool import PageState
 from services.rooms.errors import Cause, Reason, RoomError
-from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof
+from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Written
 from services.rooms.ids import RoomId
 from services.rooms.phases import Phase, Vote
 from services.rooms.quarantine import in_quarantine
@@ -63,7 +65,7 @@ class Play:
         try:
             return self._verbs[verb](side, words)
         except (RoomError, PagesError, LookupError) as error:
-            return [f"{type(error).__name__}: {str(error).split(': digests')[0]}"]
+            return [f"{type(error).__name__}: {str(error).split(' (digests')[0]}"]
 
     def do_group(self, side: str, words: Words) -> list[str]:
         ranks, pages, slots = int(words["ranks"]), int(words["pages"]), int(words["slots"])
@@ -75,16 +77,16 @@ class Play:
         room, needed, now_ms = _room(words), int(words["needed"]), self._now_ms
         ms, expected = int(words.get("deadline", DEADLINE_MS)), int(words.get("expected", 0))
 
-        def make(place: int) -> Any:
+        def make(place: int, rank: int) -> Any:
             if side == "prefill":
-                made: Room = sender(room, place, needed=needed, now_ms=now_ms, ms=ms)
+                made: Room = sender(room, place, needed=needed, now_ms=now_ms, ms=ms, elected=rank == 0)
             else:
                 made = receiver(room, place, needed=needed, expected=expected, now_ms=now_ms, ms=ms)
             made.deadlines = replace(made.deadlines, waiting_ms=int(words.get("waiting", ms)))
             return made
 
-        for _, roster in self._ranks(side, words):
-            roster.open(room, make, now_ms)
+        for rank, roster in self._ranks(side, words):
+            roster.open(room, partial(make, rank=rank), now_ms)
         return []
 
     def do_connect(self, side: str, words: Words) -> list[str]:
@@ -92,7 +94,7 @@ class Play:
 
     def do_grant(self, side: str, words: Words) -> list[str]:
         room = int(words["room"])
-        noted = self._prefill.grant(room, [memory.told[room] for memory in self._decode.memories])
+        noted = self._prefill.grant(room, self._decode.memories[0].told[room])
         return [] if all(noted) else [f"room {room} is not known to the sender: dropped"]
 
     def do_post(self, side: str, words: Words) -> list[str]:
@@ -110,6 +112,9 @@ class Play:
     def do_seal(self, side: str, words: Words) -> list[str]:
         self._decode.seal(int(words["room"]), int(words["rank"]), int(words["pages"]))
         return []
+
+    def do_written(self, side: str, words: Words) -> list[str]:
+        return self._note("prefill", words, Written())
 
     def do_sealed(self, side: str, words: Words) -> list[str]:
         self._prefill.sealed(int(words["room"]))

@@ -5,7 +5,6 @@ surrounds them in production: applying effects (as the workers' turns do), memor
 who writes where it was told to, whatever has become of that memory since.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.pages.errors import PagesError
@@ -145,20 +144,17 @@ class PrefillStage:
         self.memories = [Memory.of(pages, slots) for _ in range(ranks)]
         self.said: list[str] = []
 
-    def grant(self, room: int, destinations: Sequence[Destination]) -> list[bool]:
-        """Rank i is told where rank i of the receiver, or its last one, wants the room."""
-        noted = []
-        for rank, roster in enumerate(self.group.rosters):
-            to = destinations[min(rank, len(destinations) - 1)]
-            noted.append(roster.note(RoomId(room), Granted(Generation(to.generation), to.pages, to.slot)))
-        return noted
+    def grant(self, room: int, to: Destination) -> list[bool]:
+        """Every rank is told where the receiver's ranks want the room."""
+        granted = Granted(Generation(to.generation), to.pages, to.slot)
+        return [roster.note(RoomId(room), granted) for roster in self.group.rosters]
 
     def sealed(self, room: int) -> None:
-        """The room's record and seal are written: DONE, on every rank."""
+        """The room's records and seals are written: DONE. The elected rank alone sees that."""
         for roster in self.group.rosters:
-            grant = roster.get(RoomId(room)).grant
-            if grant is not None:
-                roster.note(RoomId(room), Sealed(grant.generation))
+            sender = roster.get(RoomId(room))
+            if sender.elected and sender.grant is not None:
+                sender.note(Sealed(sender.grant.generation))
 
     def close(self, room: int, now_ms: int) -> bool:
         """The receiver gave the room up. True when every rank can prove that it is quiet."""

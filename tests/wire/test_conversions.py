@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.pages.topology import Topology
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import Event
@@ -18,6 +19,7 @@ from services.wire.conversions import Malformed
 
 ids = st.integers(0, 2**32 - 1)
 id_tuples = st.lists(ids, max_size=8).map(tuple)
+ascending = st.sets(ids, min_size=1, max_size=4).map(sorted).map(tuple)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 penalties = st.floats(-wire.PENALTY_MAX, wire.PENALTY_MAX)
 biases = st.floats(-wire.BIAS_MAX, wire.BIAS_MAX)
@@ -77,13 +79,41 @@ def test_finishes_come_back_as_they_were(finish: FinishReason | None) -> None:
         model=texts,
         dtype=st.sampled_from(sorted(DTYPE_BYTES)),
         page_tokens=st.integers(1, 4096),
-        layers=st.lists(ids, min_size=1, max_size=4).map(tuple),
-        kv_heads=st.lists(ids, min_size=1, max_size=4).map(tuple),
+        layers=ascending,
+        kv_heads=ascending,
         head_dim=st.integers(1, 256),
     )
 )
 def test_layouts_come_back_as_they_were(layout: KvLayout) -> None:
     assert wire.layout_from_wire(wire.layout_to_wire(layout)) == layout
+
+
+@pytest.mark.parametrize("field", ["layers", "kv_heads"])
+@pytest.mark.parametrize("ids", [[1, 0], [0, 0], [0, 2, 2, 3], [0, 3, 2]])
+def test_a_layout_that_names_a_layer_or_head_twice_or_out_of_order_is_refused(
+    field: str, ids: list[int]
+) -> None:
+    message = workers_pb2.KvLayout(dtype="float32", page_tokens=1, layers=[0], kv_heads=[0], head_dim=1)
+    message.ClearField(field)  # type: ignore[arg-type]
+    getattr(message, field).extend(ids)
+    with pytest.raises(Malformed, match=f"layout.{field} are not in ascending order"):
+        wire.layout_from_wire(message)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 16))
+def test_topologies_come_back_as_they_were(tensor: int, pipeline: int, context: int) -> None:
+    topology = Topology(tensor, pipeline, context)
+    assert wire.topology_from_wire(wire.topology_to_wire(topology)) == topology
+
+
+def test_a_worker_that_does_not_say_is_one_rank() -> None:
+    assert wire.topology_from_wire(workers_pb2.Topology()) == Topology()
+
+
+@pytest.mark.parametrize("dimension", ["tensor_parallel", "pipeline_parallel", "context_parallel"])
+def test_more_ranks_than_a_worker_has_are_refused(dimension: str) -> None:
+    with pytest.raises(Malformed, match=r"topology: .* ranks, a worker has 1024 at most"):
+        wire.topology_from_wire(workers_pb2.Topology(**{dimension: 2**32 - 1}))
 
 
 @given(st.builds(Event, st.integers(0, 2**62), texts, texts, texts))
@@ -183,7 +213,8 @@ def test_a_registration_says_what_the_worker_is() -> None:
     facts = wire.worker_from_wire(registration())
     assert (facts.name, facts.side, facts.incarnation, facts.pid) == ("w", Side.DECODE, 3, 7)
     assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", "tp2pp3", 10, 2)
-    assert dict(facts.geometry)["page_tokens"] == "16"
+    assert facts.page_tokens == 16
+    assert "page_tokens" not in dict(facts.geometry), "need not be equal"
     assert dict(facts.geometry)["schema"] == "s"
     assert dict(facts.geometry)["kv_checksum"] == "record", "what a worker that does not say does"
     summing = wire.worker_from_wire(registration(kv_checksum="pages"))

@@ -52,7 +52,7 @@ LIKELY = {
     "reason": st.sampled_from([each.value for each in Reason]),
     "schema": st.just(SCHEMA_HASH),
     "kv_checksum": st.just(""),
-    "layout": st.just(layout_to_wire(toy.LAYOUT)),
+    "layouts": st.lists(st.just(layout_to_wire(toy.LAYOUT)), max_size=2),
     "Peer.name": st.just("decode-1"),
     "Peer.incarnation": PROCESSES,
     "Peer.address": st.just("127.0.0.1:1"),
@@ -106,6 +106,7 @@ def improve(bench: PrefillBench, command: group_pb2.Command, shown: Receiver) ->
     if command.HasField("connect"):
         del command.connect.endpoints[:]
         command.connect.endpoints.append(endpoint_to_wire(shown.endpoint))
+        del command.connect.layouts[1:]
     elif command.HasField("grant") and RoomId(command.grant.room) in bench.work.roster:
         grant, sender = command.grant, bench.work.roster.get(RoomId(command.grant.room))
         grant.prefix_tokens -= grant.prefix_tokens % toy.PAGE_TOKENS

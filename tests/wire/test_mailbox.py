@@ -116,3 +116,49 @@ async def test_rest_ends_with_news_and_within_its_bound() -> None:
 
 async def test_a_follower_answers_nobody() -> None:
     Mailbox().answer(RoomExists("x"))
+
+
+async def test_an_answer_that_is_held_is_given_later_and_the_others_keep_their_order() -> None:
+    box = Mailbox()
+    asked = [asyncio.ensure_future(box.ask(cancel(room), 20)) for room in (1, 2, 3)]
+    await asyncio.sleep(0)
+    box.take()
+    box.answer(None)
+    later = box.hold()
+    box.answer(RoomExists("3"))
+    await asked[0]
+    with pytest.raises(RoomExists, match="3"):
+        await asked[2]
+    assert not asked[1].done()
+    later(RoomExists("2"))
+    later(None)
+    with pytest.raises(RoomExists, match="2"):
+        await asked[1]
+
+
+async def test_an_answer_that_is_held_for_nobody_is_given_to_nobody() -> None:
+    """On a follower, and where the one who asked has left."""
+    Mailbox().hold()(RoomExists("x"))
+    box = Mailbox()
+    asked = asyncio.ensure_future(box.ask(cancel(1), 20))
+    await asyncio.sleep(0)
+    box.take()
+    later = box.hold()
+    asked.cancel()
+    await asyncio.sleep(0)
+    later(RoomExists("1"))
+
+
+async def test_when_no_turn_comes_any_more_whoever_waits_is_told_so() -> None:
+    """Those whose commands were taken, and those whose were not."""
+    box = Mailbox()
+    taken = asyncio.ensure_future(box.ask(cancel(1), 20))
+    await asyncio.sleep(0)
+    box.take()
+    waiting = asyncio.ensure_future(box.ask(cancel(2), 20))
+    await asyncio.sleep(0)
+    box.fail(RoomExists("the end"))
+    for each in (taken, waiting):
+        with pytest.raises(RoomExists, match="the end"):
+            await each
+    assert box.empty

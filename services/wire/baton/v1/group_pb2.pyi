@@ -33,12 +33,15 @@ class Command(_message.Message):
     QUIET_FIELD_NUMBER: _builtins.int
     CONNECT_FIELD_NUMBER: _builtins.int
     REVOKE_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     departed: _builtins.int
     """An incarnation whose process is known to be gone."""
     connected: _builtins.int
     """Of a decode worker: it is connected to that incarnation."""
     revoke: _builtins.bool
     """Of a decode worker: the memory of the rooms in quarantine is to be taken back from their senders."""
+    drain: _builtins.bool
+    """No more rooms: those that there are end, then every rank leaves."""
     @_builtins.property
     def run(self) -> _inference_pb2.RunRoomRequest: ...
     @_builtins.property
@@ -70,12 +73,13 @@ class Command(_message.Message):
         quiet: _inference_pb2.CloseRequest | None = ...,
         connect: _inference_pb2.ConnectRequest | None = ...,
         revoke: _builtins.bool = ...,
+        drain: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 

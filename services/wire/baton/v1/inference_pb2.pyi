@@ -524,7 +524,7 @@ class ConnectRequest(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
-    LAYOUT_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
     RECEIVER_FIELD_NUMBER: _builtins.int
     KV_CHECKSUM_FIELD_NUMBER: _builtins.int
@@ -540,20 +540,22 @@ class ConnectRequest(_message.Message):
         """One per rank of the caller, in rank order. Others than before: what was granted before is void."""
 
     @_builtins.property
-    def layout(self) -> _workers_pb2.KvLayout: ...
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[_workers_pb2.KvLayout]:
+        """Of each endpoint's rank, in the same order."""
+
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
         endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
-        layout: _workers_pb2.KvLayout | None = ...,
+        layouts: _abc.Iterable[_workers_pb2.KvLayout] | None = ...,
         schema: _builtins.str = ...,
         receiver: _builtins.int = ...,
         kv_checksum: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "incarnation", b"incarnation", "kv_checksum", b"kv_checksum", "layout", b"layout", "receiver", b"receiver", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "incarnation", b"incarnation", "kv_checksum", b"kv_checksum", "layouts", b"layouts", "receiver", b"receiver", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -563,17 +565,19 @@ Global___ConnectRequest: _TypeAlias = ConnectRequest  # noqa: Y015
 class ConnectReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    LAYOUT_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def layout(self) -> _workers_pb2.KvLayout: ...
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[_workers_pb2.KvLayout]:
+        """One per rank of the sender, in rank order."""
+
     def __init__(
         self,
         *,
-        layout: _workers_pb2.KvLayout | None = ...,
+        layouts: _abc.Iterable[_workers_pb2.KvLayout] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layouts", b"layouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

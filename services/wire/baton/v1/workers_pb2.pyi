@@ -21,23 +21,26 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Topology(_message.Message):
-    """Ranks of one worker."""
+    """Ranks of one worker, in each dimension. 0: not said, which is 1."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
     PIPELINE_PARALLEL_FIELD_NUMBER: _builtins.int
+    CONTEXT_PARALLEL_FIELD_NUMBER: _builtins.int
     tensor_parallel: _builtins.int
     pipeline_parallel: _builtins.int
+    context_parallel: _builtins.int
     def __init__(
         self,
         *,
         tensor_parallel: _builtins.int = ...,
         pipeline_parallel: _builtins.int = ...,
+        context_parallel: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pipeline_parallel", b"pipeline_parallel", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_parallel", b"context_parallel", "pipeline_parallel", b"pipeline_parallel", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -45,7 +48,7 @@ Global___Topology: _TypeAlias = Topology  # noqa: Y015
 
 @_typing.final
 class KvLayout(_message.Message):
-    """Geometry of one rank's KV pages."""
+    """Geometry of KV pages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -112,7 +115,7 @@ class RegisterRequest(_message.Message):
     def topology(self) -> Global___Topology: ...
     @_builtins.property
     def layout(self) -> Global___KvLayout:
-        """Rank 0's."""
+        """Of the worker as a whole: what its ranks hold together."""
 
     def __init__(
         self,

@@ -1,50 +1,12 @@
-"""What do the ranks have in place of the leader's outside, when nobody outside talks to them?"""
+"""What do ranks have in the simulation that is slower than in production, or late?"""
 
 import asyncio
 import random
 from collections.abc import Sequence
 from typing import Any
 
-from services.decode.peers import Peers
 from services.parallel.interface import RankGroup
-from services.rooms.ids import Generation, Incarnation, RoomId
-from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.wire.mailbox import Mailbox
-from services.wire.reporter import Reporter
-
-
-class SilentReporter(Reporter):
-    """The leader reports for its group."""
-
-    def __init__(self) -> None:
-        self.dropped = 0
-
-    def note(self, room: RoomId, wall_ms: int, name: str, detail: str = "") -> None: ...
-
-    def retired(self, room: RoomId, wall_ms: int, detail: str = "") -> None: ...
-
-
-class NoPeers(Peers):
-    """The leader connects, grants and closes for its group; what it learns comes as commands."""
-
-    def __init__(self) -> None: ...
-
-    def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
-        return True  # not for a follower to hold up: the leader's vote says when
-
-    def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None: ...
-
-    def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None: ...
-
-    def stop_closing(self, room: RoomId) -> None: ...
-
-    def forget(self, peer: Incarnation) -> None: ...
-
-    def doubt(self, peer: Incarnation) -> None: ...
-
-    def doubt_all(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 class PatientMailbox(Mailbox):
@@ -81,6 +43,10 @@ class SlowGroup:
     async def broadcast(self, commands: bytes | None) -> bytes:
         await self._be_late()
         return await self._group.broadcast(commands)
+
+    async def gather(self, data: bytes) -> list[bytes]:
+        await self._be_late()
+        return await self._group.gather(data)
 
     async def close(self) -> None:
         await self._group.close()

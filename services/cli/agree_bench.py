@@ -1,0 +1,189 @@
+"""What does a turn's agreement cost a group of so many ranks, beside gloo's own all-reduce?
+
+Each rank is a process with the event loop of production. Every round does each of these once, one after the
+other, so that what disturbs the machine disturbs all of them:
+
+    all_reduce    bare gloo, MIN, of as many bytes as a ballot has, waited for by the calling thread
+    agree         `RankGroup.agree` of a ballot
+    broadcast     `RankGroup.broadcast` of no commands, until the leader has sent them
+    turn          `take_turn` of a worker that holds nothing
+    wake          the same after the leader has rested: from its waking to the end of the turn
+"""
+
+import asyncio
+import multiprocessing
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from services.parallel.interface import RankGroup
+from services.parallel.turns import TurnProgress, take_turn
+from services.rooms.ballot import HEADER, Ballot
+from services.rooms.phases import Effect, Vote
+from services.rooms.receiver import Receiver
+from services.rooms.room import Room
+from services.rooms.roster import Capacity, Roster
+from services.runtime.clock import SystemClock
+
+HOST: Final = "127.0.0.1"
+TIMEOUT_S: Final = 30.0
+WARM_UP: Final = 20
+REST_S: Final = 0.02
+"""Long enough for every thread of the group to sleep."""
+
+Medians = dict[str, float]
+
+
+def ballot_words(rooms: int) -> int:
+    return HEADER + rooms
+
+
+def measure_group(size: int, rooms: int, runs: int, patience_s: float) -> Medians | None:
+    """Seconds at the median, by what was measured, at the leader. None when the ranks gave no answer."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe(duplex=False)
+    ports = [_free_port(), _free_port()]
+    ranks = [
+        context.Process(target=_rank, args=(rank, size, ports, rooms, runs, theirs), daemon=True)
+        for rank in range(size)
+    ]
+    for rank in ranks:
+        rank.start()
+    theirs.close()
+    try:
+        return mine.recv() if mine.poll(patience_s) else None
+    except EOFError:
+        return None
+    finally:
+        for rank in ranks:
+            rank.join(1.0)
+            rank.kill()
+
+
+def _rank(rank: int, size: int, ports: Sequence[int], rooms: int, runs: int, answer: Connection) -> None:
+    import torch
+    import uvloop
+
+    torch.set_num_threads(1)
+    seconds = uvloop.run(_measure(rank, size, ports, rooms, runs))
+    if rank == 0:
+        answer.send({key: statistics.median(values[WARM_UP:]) for key, values in seconds.items()})
+
+
+async def _measure(
+    rank: int, size: int, ports: Sequence[int], rooms: int, runs: int
+) -> dict[str, list[float]]:
+    group = await _group(rank, size, ports[0])
+    all_reduce = _bare(rank, size, ports[1], ballot_words(rooms))
+    work, clock = _NoWork(rooms), SystemClock()
+    progress = TurnProgress(clock)
+    ballot = Ballot(0, 0, True, False, [Vote.STAY] * rooms).encode()
+    seconds: dict[str, list[float]] = {
+        key: [] for key in ("all_reduce", "agree", "broadcast", "turn", "wake")
+    }
+
+    def note(key: str, started: float) -> None:
+        seconds[key].append(time.perf_counter() - started)
+
+    for _ in range(WARM_UP + runs):
+        started = time.perf_counter()
+        all_reduce()
+        note("all_reduce", started)
+        started = time.perf_counter()
+        await group.agree(ballot)
+        note("agree", started)
+        started = time.perf_counter()
+        await group.broadcast(b"" if rank == 0 else None)
+        note("broadcast", started)
+        await group.agree(ballot)  # for the leader a broadcast is over before the others have it
+        started = time.perf_counter()
+        await take_turn(work, group, clock, progress)
+        note("turn", started)
+        if rank == 0:
+            await asyncio.sleep(REST_S)
+        started = time.perf_counter()
+        await take_turn(work, group, clock, progress)
+        note("wake", started)
+    all_reduce()  # nobody leaves before all have measured
+    await group.close()
+    return seconds
+
+
+async def _group(rank: int, size: int, port: int) -> RankGroup:
+    """As a worker makes it."""
+    from services.parallel.gloo import GlooGroup
+    from services.parallel.solo import SoloGroup
+
+    return SoloGroup() if size == 1 else await GlooGroup.join(rank, size, HOST, port, TIMEOUT_S)
+
+
+def _bare(rank: int, size: int, port: int, words: int) -> Callable[[], None]:
+    """Gloo's all-reduce with nothing around it."""
+    import torch
+    import torch.distributed
+
+    from services.parallel.meeting import Rendezvous, gloo_connections, open_store
+
+    c10d: Any = torch.distributed
+    at = Rendezvous(HOST, port)
+    connections = gloo_connections(rank, size, at, TIMEOUT_S, open_store(rank, size, at, TIMEOUT_S))
+    options = c10d.AllreduceOptions()
+    options.reduceOp = c10d.ReduceOp.MIN
+    tensor = torch.ones(words, dtype=torch.int64)
+
+    def all_reduce() -> None:
+        connections.allreduce([tensor], options).wait()
+
+    return all_reduce
+
+
+class _NoWork:
+    """`services.parallel.turns.Work` of a worker that holds no room."""
+
+    def __init__(self, places: int) -> None:
+        self.roster = Roster[Receiver](places)
+
+    def take_commands(self) -> bytes:
+        return b""
+
+    def apply(self, commands: bytes) -> None: ...
+
+    def see(self) -> bool:
+        return False
+
+    def capacity(self) -> Capacity:
+        return Capacity(pages=0, slots=0)
+
+    def may_compute(self) -> bool:
+        return True
+
+    def may_leave(self) -> bool:
+        return False
+
+    def connects(self) -> int:
+        return 0
+
+    def connected(self, count: int) -> None: ...
+
+    def perform(self, room: Room, effect: Effect) -> None: ...
+
+    def compute(self) -> bool:
+        return False
+
+    def told(self) -> bytes | None:
+        return None
+
+    def hear(self, told: Sequence[bytes]) -> None: ...
+
+    def record(self, agreement_s: float) -> None: ...
+
+    async def rest(self) -> None: ...
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port

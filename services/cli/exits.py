@@ -1,0 +1,51 @@
+"""How does the bootstrap learn that a worker's process is gone, from whoever saw it exit?"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+REPORT_TIMEOUT_S: Final = 2.0
+REPORT_TRIES: Final = 5
+
+ReportExit = Callable[[str, int], Awaitable[None]]
+"""Tells the bootstrap that the worker's process (name, pid) was seen to exit. Raises when it could not."""
+
+
+def reporter(bootstrap_address: str) -> ReportExit:
+    """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
+
+    async def report(name: str, pid: int) -> None:
+        from services.wire.clients import report_exit
+
+        await report_exit(bootstrap_address, name, pid)
+
+    return report
+
+
+async def tell_exit(report: ReportExit, name: str, pid: int, stopping: asyncio.Event) -> str | None:
+    """Report it, several times if need be, but not beyond `stopping`. Returns why it could not be told.
+
+    Whatever keeps the report from arriving must not keep the worker from coming back.
+    """
+    reason = None
+    for _ in range(REPORT_TRIES):
+        try:
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                await report(name, pid)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            return None
+        await wait(stopping, REPORT_TIMEOUT_S / REPORT_TRIES)
+        if stopping.is_set():
+            return None
+    return reason
+
+
+async def wait(event: asyncio.Event, timeout_s: float) -> None:
+    """Sleep, but not beyond `event`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

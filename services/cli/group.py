@@ -1,0 +1,169 @@
+"""How do the ranks of one worker come up on this machine, end, and come back, as one?
+
+starting   a rank that ends is fatal: its words are this process's
+running    a rank that ends takes the others with it: they get a moment to say why, then they are killed; when
+           all are gone the bootstrap is told, and the group is started again, with back-off
+stopping   the leader is told, and all ranks leave when their rooms have ended
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Final
+
+import httpx
+
+from services.cli.backoff import Backoff
+from services.cli.child import Child, start_child
+from services.cli.cores import deal_cores
+from services.cli.exits import ReportExit, reporter, tell_exit, wait
+from services.cli.quiet import HEAD
+from services.cli.rank_ends import Ended, collect, death
+from services.cli.shape import check_shape
+from services.runtime.clock import Clock, SystemClock
+from services.runtime.cpus import allowed_cpus
+from services.runtime.errors import EXIT_FAILED
+from services.runtime.listen import port_of, reserve_port
+from services.runtime.logging import Log
+from services.runtime.serve import run
+from services.runtime.setting_kinds import join_address
+from services.runtime.settings import PREFIX, to_flags
+from services.runtime.worker_settings import WILDCARDS, WorkerSettings
+
+log = Log(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+LEAVING_S: Final = 10.0
+"""For the other ranks, after one has left in order: the leader still says goodbye."""
+STOP_MARGIN_S: Final = 3.0
+POLL_S: Final = 0.25
+HTTP_TIMEOUT_S: Final = 2.0
+
+Command = Callable[[WorkerSettings], Sequence[str]]
+
+
+def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
+    """Run a worker of several ranks until it is told to stop. Returns the exit code. Raises StartupError."""
+    check_shape(settings)
+    group = Group(settings, environ, reporter(settings.bootstrap), SystemClock())
+    return run(group.serve)
+
+
+def baton_command(settings: WorkerSettings) -> Sequence[str]:
+    return (sys.executable, "-m", "services.cli.main", settings.role, *to_flags(settings))
+
+
+class Group:
+    """The ranks of one worker, incarnation after incarnation. Used by one task."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        environ: Mapping[str, str],
+        report_exit: ReportExit,
+        clock: Clock,
+        command: Command = baton_command,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._settings = settings
+        self._environ = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+        self._report_exit = report_exit
+        self._clock = clock
+        self._command = command
+        self._backoff = Backoff() if backoff is None else backoff
+        self._was_ready = False
+
+    async def serve(self, shutdown: asyncio.Event) -> int:
+        """Keep the group running until `shutdown`. Returns the exit code. Raises StartupError if it does not
+        come up the first time."""
+        with ExitStack() as reserved:
+            # Nobody else is given these ports, while a rank that is told of one may listen there.
+            meeting = reserved.enter_context(reserve_port(LOOPBACK))
+            host, port = self._settings.host, self._settings.metrics_port
+            pages = port_of(reserved.enter_context(reserve_port(host, port, "--metrics-port")))
+            ranks = self._ranks(join_address(LOOPBACK, port_of(meeting)), pages)
+            while True:
+                started_ms = self._clock.now_ms()
+                ended = await self._run_once(ranks, pages, shutdown)
+                if ended.in_order or (shutdown.is_set() and not ended.ready):
+                    return 0
+                if shutdown.is_set():
+                    log.warning("the group did not leave in order", cause=ended.why)
+                    return EXIT_FAILED
+                if not self._was_ready:
+                    raise death(ended)
+                wait_ms = self._backoff.next_ms(self._clock.now_ms() - started_ms)
+                words = ended.first.own_words()
+                log.error("the group ended: starting it again", why=ended.why, cause=words, wait_ms=wait_ms)
+                await wait(shutdown, wait_ms / 1000)
+                if shutdown.is_set():
+                    return 0
+
+    def _ranks(self, rendezvous: str, pages: int) -> list[WorkerSettings]:
+        """What each rank is told. The cores are dealt out; only the leader listens where it was said."""
+        settings = self._settings
+        shares = deal_cores(settings.cpus or allowed_cpus(), settings.topology.ranks)
+        return [
+            replace(
+                settings,
+                rank=rank,
+                rendezvous=rendezvous,
+                cpus=cpus,
+                metrics_port=0 if rank else pages,
+                grpc_port=0 if rank else settings.grpc_port,
+            )
+            for rank, cpus in enumerate(shares)
+        ]
+
+    async def _run_once(self, ranks: Sequence[WorkerSettings], pages: int, shutdown: asyncio.Event) -> Ended:
+        """One incarnation, from the start of its ranks until all of them were seen to exit."""
+        children = [await self._start(each) for each in ranks]
+        ends = {asyncio.create_task(child.wait()): child for child in children}
+        stop = asyncio.create_task(shutdown.wait())
+        ready = asyncio.create_task(self._see_ready(pages))
+        codes: dict[Child, int] = {}
+        await asyncio.wait({stop, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        left_s = LEAVING_S
+        if shutdown.is_set():
+            left_s = self._settings.drain_timeout_ms / 1000 + STOP_MARGIN_S if ready.done() else 0.0
+            children[0].ask_to_stop()
+        await collect(ends, codes, left_s)
+        killed = [child for child in children if child not in codes]
+        for child in killed:
+            log.warning("killing a rank that has not ended", which=child.name, pid=child.pid)
+            child.kill()
+        await collect(ends, codes, None)
+        ended = Ended(codes, frozenset(killed), ready.done())
+        stop.cancel()
+        ready.cancel()
+        self._was_ready |= ended.ready
+        if self._was_ready and not ended.in_order:
+            # All of them have exited: nothing of this incarnation is written any more.
+            name, pid = self._settings.name, children[0].pid
+            reason = await tell_exit(self._report_exit, name, pid, shutdown)
+            if reason is not None:
+                log.warning("the bootstrap could not be told that the group ended", cause=reason)
+        return ended
+
+    async def _start(self, settings: WorkerSettings) -> Child:
+        name = f"rank {settings.rank}"
+
+        def say(line: str) -> None:
+            """A rank's log lines say which rank it is; nothing else that it writes does."""
+            own = line.removeprefix(f"{name}: ")
+            print(own if HEAD.match(own) else line, file=sys.stderr, flush=True)
+
+        return await start_child(name, self._command(settings), self._environ, lambda _: True, say)
+
+    async def _see_ready(self, pages: int) -> None:
+        """Returns when the leader is ready."""
+        host = LOOPBACK if self._settings.host in WILDCARDS else self._settings.host
+        url = f"http://{join_address(host, pages)}/ready"
+        async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_S, trust_env=False) as http:
+            while True:
+                with suppress(httpx.TransportError):
+                    if (await http.get(url)).is_success:
+                        return
+                await asyncio.sleep(POLL_S)

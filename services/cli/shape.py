@@ -1,0 +1,51 @@
+"""Can so many ranks share the model? Found out from its configuration, before any of them is started."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from services.pages.errors import DoesNotDivide
+from services.pages.layout import KvLayout
+from services.pages.topology import rank_layout
+from services.runtime.errors import StartupError
+from services.runtime.logging import Log
+from services.runtime.model_files import prepare, resolve
+from services.runtime.worker_settings import WorkerSettings
+
+log = Log(__name__)
+
+FLAGS: Final = {"tensor_parallel": "--tp", "pipeline_parallel": "--pp"}
+
+
+class ShapeRefused(StartupError):
+    """The model cannot be cut into as many parts as there are to be ranks. Names the flag and the number."""
+
+
+def check_shape(settings: WorkerSettings) -> None:
+    """Raises ShapeRefused, and StartupError for a model that is not there. A model whose configuration does
+    not say how large it is, is for the ranks to refuse."""
+    directory = prepare(resolve(settings.model), lambda line: log.info("preparing the model", step=line))
+    config = _words(directory)
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(kv_heads, int)):
+        return
+    topology = settings.topology
+    if heads % topology.tensor:
+        raise ShapeRefused(
+            f"--tp {topology.tensor}: the model has {heads} attention heads, which is no multiple of it"
+        )
+    try:
+        rank_layout(KvLayout("", "", 1, tuple(range(layers)), tuple(range(kv_heads)), 1), topology, 0)
+    except DoesNotDivide as error:
+        raise ShapeRefused(str(error).replace(error.field, FLAGS[error.field])) from error
+
+
+def _words(directory: Path) -> dict[str, Any]:
+    """The part of the configuration that is about text."""
+    try:
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}  # who loads it says what is wrong
+    text = config.get("text_config") if isinstance(config, dict) else None
+    return text if isinstance(text, dict) else config if isinstance(config, dict) else {}

@@ -1,0 +1,219 @@
+"""How do the processes of one worker compute one step together?
+
+Groups of their own, beside torch's default one and beside the agreement's: gloo between CPUs, nccl between
+GPUs. They meet through the store that the agreement's first rank hosts.
+
+A peer that dies shows at once as a closed connection; one that is stuck shows after the time-out. On GPUs a
+collective is queued and waited for at the end of the step, and it is nccl's own watch that ends the process
+of a rank that was left waiting.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.distributed
+
+from services.engine.team import TeamBroken
+from services.pages.checksum import WORD
+from services.pages.topology import Topology
+
+NAME: Final = "team"
+LOADING_S: Final = 600.0
+"""How long the ranks of a worker may be apart in loading a model: from one disk, or from many."""
+
+SOURCE_PLACE: Final = re.compile(r"^\[[^\]]*\] ")
+ADVICE: Final = " This is typically caused by"
+TAG: Final = 0
+
+Outcome = TypeVar("Outcome")
+
+c10d: Any = torch.distributed
+"""Untyped: the stubs lack the classes' methods."""
+Group = Any
+
+
+class ProcessTeam:
+    """`services.engine.team.Team` of one process per rank. Made by `join_team`."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        device: torch.device,
+        timeout_s: float,
+        everyone: Group,
+        stage: Group | None,
+    ) -> None:
+        """`stage`: the group of the tensor ranks of this rank's stage, where there are several."""
+        self.topology = topology
+        self.rank = rank
+        self._device = device
+        self._timeout_s = timeout_s
+        self._groups: tuple[Group, Group | None] | None = (everyone, stage)
+        self._broken = ""
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.topology.tensor == 1 or tensor.numel() == 0:
+            return tensor
+        tensor = tensor.contiguous()
+        self._run(lambda _, stage: _reduce(stage, tensor, c10d.ReduceOp.SUM))
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        ranks = self.topology.tensor
+        if ranks == 1 or tensor.numel() == 0:
+            return tensor
+        tensor = tensor.contiguous()
+        first = self.topology.place(self.rank).tensor == 0
+        parts = [torch.empty_like(tensor) for _ in range(ranks)] if first else []
+
+        def collect(_: Group, stage: Group) -> None:
+            options = c10d.GatherOptions()
+            options.rootRank = 0
+            stage.gather([parts] if first else [], [tensor], options).wait()
+
+        self._run(collect)
+        return torch.cat(parts, dim=-1) if first else tensor
+
+    def send(self, tensor: torch.Tensor) -> None:
+        tensor = tensor.contiguous()
+        after = self.rank + self.topology.tensor * self.topology.context
+        self._run(lambda everyone, _: everyone.send([tensor], after, TAG).wait())
+
+    def receive(self, like: torch.Tensor) -> torch.Tensor:
+        tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
+        before = self.rank - self.topology.tensor * self.topology.context
+        self._run(lambda everyone, _: everyone.recv([tensor], before, TAG).wait())
+        return tensor
+
+    def tell(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
+        told = torch.zeros(count, dtype=torch.float64)
+        if words is not None:
+            told.copy_(torch.tensor(words, dtype=torch.float64))
+        told = told.to(self._device)
+
+        def broadcast(everyone: Group, _: Group) -> list[float]:
+            options = c10d.BroadcastOptions()
+            options.rootRank = rank
+            options.rootTensor = 0
+            everyone.broadcast([told], options).wait()
+            return told.tolist()
+
+        return self._run(broadcast)
+
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        signed = [each - 2**64 if each >= 2**63 else each for each in numbers]
+        return [each & WORD for each in self._agree(signed, c10d.ReduceOp.SUM, self._timeout_s)]
+
+    def least(self, number: int) -> int:
+        return self._agree([number], c10d.ReduceOp.MIN, max(LOADING_S, self._timeout_s))[0]
+
+    def leave(self, why: str) -> TeamBroken:
+        """Let go of the connections, so that the other ranks learn it at once."""
+        if not self._broken:
+            self._broken = f"rank {self.rank} of {self.topology.ranks}: {why}"
+        self._groups = None
+        return TeamBroken(self._broken)
+
+    def _agree(self, numbers: Sequence[int], operation: Any, timeout_s: float) -> list[int]:
+        tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+        def reduced(everyone: Group, _: Group) -> list[int]:
+            _reduce(everyone, tensor, operation, timeout_s)
+            return [int(each) for each in tensor.tolist()]
+
+        return self._run(reduced, timeout_s)
+
+    def _run(self, collective: Callable[[Group, Group], Outcome], timeout_s: float | None = None) -> Outcome:
+        problem = self._broken
+        if self._groups is not None:
+            try:
+                return collective(*self._groups)
+            except RuntimeError as error:  # as text: the exception's frames would hold the groups
+                problem = _first_line(error)
+        most = self._timeout_s if timeout_s is None else timeout_s
+        raise self.leave(f"waited for the other ranks of its step, at most {most:g} s: {problem}")
+
+
+def join_team(
+    topology: Topology,
+    rank: int,
+    host: str,
+    port: int,
+    timeout_s: float,
+    device: torch.device,
+    step_timeout_s: float | None = None,
+) -> ProcessTeam:
+    """Meet the other ranks through the store at `host:port`, and wait for all of them.
+
+    `timeout_s` bounds the wait for them, `step_timeout_s`, if it is not the same, each collective after that:
+    a rank waits there for what others compute. A rank listens only at the address from which it reaches the
+    store (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name another network). Raises TeamBroken if not all ranks
+    come in time, ValueError for a rank that cannot be.
+    """
+    place = topology.place(rank)
+    step_timeout_s = step_timeout_s or timeout_s
+    try:
+        waiting, timeout = timedelta(seconds=timeout_s), timedelta(seconds=step_timeout_s)
+        store = c10d.PrefixStore(NAME, c10d.TCPStore(host, port, None, False, waiting, False))
+        store.set(f"rank-{rank}", "here")
+        store.wait([f"rank-{each}" for each in range(topology.ranks)], waiting)
+        toward = "" if device.type == "cuda" else _address_toward(host, port)
+        everyone = _group(c10d.PrefixStore("all", store), rank, topology.ranks, timeout, toward, device)
+        stage = None
+        if topology.tensor > 1:
+            prefix = f"stage-{place.pipeline}-{place.context}"
+            stage = _group(
+                c10d.PrefixStore(prefix, store), place.tensor, topology.tensor, timeout, toward, device
+            )
+        met = torch.zeros(1, dtype=torch.int64, device=device)
+        for group in (everyone, stage):
+            if group is not None:
+                _reduce(group, met, c10d.ReduceOp.SUM)
+        met.tolist()
+    except (RuntimeError, OSError) as error:
+        raise TeamBroken(
+            f"rank {rank} of {topology.ranks} has not met its team at {host}:{port}, waiting at most "
+            f"{timeout_s:g} s: {_first_line(error)}"
+        ) from None
+    return ProcessTeam(topology, rank, device, step_timeout_s, everyone, stage)
+
+
+def _group(store: Any, rank: int, size: int, timeout: timedelta, toward: str, device: torch.device) -> Group:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return c10d.ProcessGroupNCCL(store, rank, size, options)
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return c10d.ProcessGroupGloo(store, rank, size, timeout)
+    options = c10d.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=toward)]
+    return c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+def _address_toward(host: str, port: int) -> str:
+    """This machine's address on the way to `host`."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _reduce(group: Group, tensor: torch.Tensor, operation: Any, timeout_s: float | None = None) -> None:
+    options = c10d.AllreduceOptions()
+    options.reduceOp = operation
+    if timeout_s is not None:
+        options.timeout = timedelta(seconds=timeout_s)
+    group.allreduce([tensor], options).wait()
+
+
+def _first_line(error: Exception) -> str:
+    """Without the place in torch's sources before it, and the advice and C++ stack after it."""
+    return SOURCE_PLACE.sub("", str(error).partition("\n")[0]).partition(ADVICE)[0]

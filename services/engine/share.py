@@ -1,0 +1,107 @@
+"""Which layers and heads of a model does one rank compute, where other ranks compute the rest?"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.engine.supported import Geometry, UnsupportedModel
+from services.engine.team import Mute, Team
+from services.pages.errors import DoesNotDivide
+from services.pages.layout import KvLayout
+from services.pages.topology import rank_layout
+from services.runtime.errors import StartupError
+
+
+class CannotSplit(StartupError):
+    """`--tp` or `--pp` is a number of ranks that this model cannot be cut into. The text names the number."""
+
+
+@dataclass(slots=True)
+class Link:
+    """To the other ranks."""
+
+    team: Team
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Within it nothing is said to anybody, and nobody is waited for."""
+        team, self.team = self.team, Mute(self.team.topology, self.team.rank)
+        try:
+            yield
+        finally:
+            self.team = team
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of a model of which all ranks together have `whole`."""
+
+    link: Link
+    whole: Geometry
+    layers: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+
+    @property
+    def last(self) -> bool:
+        """The head is in this stage."""
+        return self.layers[-1] == self.whole.layers - 1
+
+    @property
+    def has_logits(self) -> bool:
+        """Here all of them are."""
+        return self.last and self.tensor_rank == 0
+
+    @property
+    def tensor_ranks(self) -> int:
+        return self.link.team.topology.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        return self.link.team.topology.place(self.link.team.rank).tensor
+
+    @property
+    def seen(self) -> Geometry:
+        """The model as this rank's attention is to see it."""
+        return replace(
+            self.whole,
+            query_heads=self.whole.query_heads // self.tensor_ranks,
+            kv_heads=len(self.kv_heads),
+        )
+
+
+def share_of(name: str, config: Any, team: Team) -> Share:
+    """What the rank of `team` has of the model `name`. Raises UnsupportedModel or CannotSplit."""
+    topology = team.topology
+    if topology.context > 1:
+        raise CannotSplit(f"{topology.context} context-parallel ranks: no engine computes with more than one")
+    whole = _geometry(name, config)
+    if whole.query_heads % topology.tensor:
+        raise CannotSplit(
+            f"--tp {topology.tensor}: the model {name} has {whole.query_heads} attention heads, which is no "
+            "multiple of it"
+        )
+    numbers = KvLayout(name, "", 1, tuple(range(whole.layers)), tuple(range(whole.kv_heads)), whole.head_dim)
+    try:
+        rank = rank_layout(numbers, topology, team.rank)
+    except DoesNotDivide as error:
+        stages = f"--pp {topology.pipeline}: the model {name} has {whole.layers} layers"
+        heads = f"--tp {topology.tensor}: the model {name} has {whole.kv_heads} KV heads, which is neither a "
+        by_stages = error.field == "pipeline_parallel"
+        raise CannotSplit(stages if by_stages else f"{heads}multiple nor a divisor of it") from error
+    return Share(Link(team), whole, rank.layers, rank.kv_heads)
+
+
+def _geometry(name: str, config: Any) -> Geometry:
+    """As the configuration says it, which is known before anything is loaded."""
+    layers, queries, hidden = (
+        getattr(config, key, None) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    )
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    if not (isinstance(layers, int) and isinstance(queries, int) and isinstance(heads, int)):
+        raise UnsupportedModel(
+            f"the model {name} ({config.model_type}) cannot be served by several ranks: its configuration "
+            "does not say how many layers and heads it has"
+        )
+    head_dim = getattr(config, "head_dim", None) or (hidden or 0) // queries
+    return Geometry(layers, queries, heads, head_dim)

@@ -1,0 +1,108 @@
+"""How do tensors go between two ranks over gloo without the event loop waiting for them?
+
+To send, and to ask for what is to be received, takes no time. What blocks is to wait for the end of it: that
+does one thread, which wakes the loop. It is a daemon: a wait for a rank that hangs delays nobody's leaving.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, Final
+
+import torch
+
+from services.parallel.meeting import ProcessGroup, first_line, post
+
+WAIT_MIN_S: Final = 0.001
+
+Ended = asyncio.Future[str | None]
+"""Of what is under way: what went wrong, if anything."""
+Works = list[tuple[Any, torch.Tensor]]
+"""Gloo's handles, each with the memory that it reads or writes."""
+
+
+class Exchange:
+    """This rank's connections to the others. Made by `meeting`, used by one event loop."""
+
+    def __init__(self, group: ProcessGroup, timeout_s: float) -> None:
+        self._group: ProcessGroup | None = group
+        self._timeout_s = timeout_s
+        self._works: Works = []
+        self._problem: str | None = None
+        self._ended: Ended | None = None
+        self._waits: SimpleQueue[tuple[asyncio.AbstractEventLoop, Ended, Works] | None] = SimpleQueue()
+        threading.Thread(target=self._wait, name="agreement", daemon=True).start()
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._works) or self._problem is not None
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
+        """The tensor is not to be written before `end`, which also says what went wrong."""
+        self._start(tensor, lambda group: group.send([tensor], to, tag))
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> None:
+        """The tensor is whole after `end`, which also says what went wrong."""
+        self._start(tensor, lambda group: group.recv([tensor], source, tag))
+
+    def _start(self, tensor: torch.Tensor, start: Callable[[ProcessGroup], Any]) -> None:
+        assert self._group is not None
+        try:
+            self._works.append((start(self._group), tensor))
+        except RuntimeError as error:  # the connection is known to be closed
+            self._problem = first_line(error)
+
+    async def end(self, within_s: float | None = None) -> str | None:
+        """Wait for everything under way, at most `within_s` or the time-out. What went wrong, if anything."""
+        if self._problem is not None:
+            return self._problem
+        loop = asyncio.get_running_loop()
+        self._ended = ended = loop.create_future()
+        works, self._works = self._works, []
+        self._waits.put((loop, ended, works))
+        if within_s is not None:
+            self.give_up(within_s, f"not ended in {within_s:g} s")
+        try:
+            problem: str | None = await ended
+        finally:
+            self._ended = None
+        return problem
+
+    def give_up(self, after_s: float, why: str) -> None:
+        """What is under way may go on a little; then it counts as failed."""
+        if self._ended is not None:
+            asyncio.get_running_loop().call_later(after_s, _settle, self._ended, why)
+
+    def close(self) -> None:
+        """Idempotent. The connections go as soon as gloo's own threads let go of them."""
+        if self._group is not None:
+            self._waits.put(None)
+            threading.Thread(target=_let_go, args=([self._group, *self._works],), daemon=True).start()
+            self._group, self._works = None, []
+
+    def _wait(self) -> None:
+        while (wait := self._waits.get()) is not None:
+            loop, ended, works = wait
+            post(loop, _settle, ended, _problem(works, time.monotonic() + self._timeout_s))
+            del wait, works
+
+
+def _problem(works: Works, until: float) -> str | None:
+    try:
+        for work, _ in works:
+            work.wait(timedelta(seconds=max(until - time.monotonic(), WAIT_MIN_S)))
+    except RuntimeError as error:
+        return first_line(error)
+    return None
+
+
+def _settle(ended: Ended, problem: str | None) -> None:
+    if not ended.done():
+        ended.set_result(problem)
+
+
+def _let_go(held: list[Any]) -> None:
+    held.clear()

@@ -1,0 +1,55 @@
+"""How do two ranks tell each other short sentences, beside what they agree on?"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
+HELLO_S: Final = 5.0
+"""How long a connection may take to say which rank it is."""
+LINE_BYTES_MAX: Final = 4096
+
+
+class Line(asyncio.Protocol):
+    """One connection, as lines of text."""
+
+    def __init__(self, heard: "Callable[[Line, str, str], None]", gone: "Callable[[Line], None]") -> None:
+        self._heard = heard
+        self._gone = gone
+        self._bytes = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self.rank: int | None = None
+        """Who is at the other end, once it has said so."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not every event loop's connections are formally of this class.
+        self._transport = cast("asyncio.Transport", transport)
+        if self.rank is None:
+            asyncio.get_running_loop().call_later(HELLO_S, self._hang_up_on_silence)
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += data
+        *lines, rest = self._bytes.split(b"\n")
+        self._bytes = rest
+        if max(map(len, (*lines, rest))) > LINE_BYTES_MAX:
+            self.close()
+            return
+        for line in lines:
+            word, _, text = line.decode(errors="replace").partition(" ")
+            self._heard(self, word, text)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._gone(self)
+
+    def say(self, word: str, text: object = "") -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            line = " ".join(f"{word} {text}".split()).encode()
+            self._transport.write(line[:LINE_BYTES_MAX] + b"\n")
+
+    def close(self) -> None:
+        """What was said is still sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _hang_up_on_silence(self) -> None:
+        if self.rank is None:
+            self.close()

@@ -1,0 +1,165 @@
+"""How do the processes of one worker find each other, and what is said when they do not?
+
+Rank 0 hosts a store at the rendezvous, for the whole life of the group. Through it the followers learn where
+their watch connections go; when the leader has all of them, every rank makes its gloo connections. What
+blocks runs on a thread of its own, which is left behind when its caller gives up.
+"""
+
+import asyncio
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import torch.distributed
+
+from services.parallel.interface import GroupBroken
+from services.parallel.watch import FollowerWatch, LeaderWatch, Watch, Whereabouts
+
+WATCH_KEY: Final = "baton/watch"
+GLOO_PREFIX: Final = "baton/agreement"
+
+SOURCE_PLACE: Final = re.compile(r"^\[[^\]]*\] ")
+ADVICE: Final = " This is typically caused by"
+
+Outcome = TypeVar("Outcome")
+
+c10d: Any = torch.distributed
+"""Untyped: the stubs lack the classes' methods."""
+ProcessGroup = Any
+Store = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+async def meet(
+    rank: int, size: int, at: Rendezvous, timeout_s: float, meet_s: float, where: Whereabouts
+) -> tuple[Store, Watch, ProcessGroup]:
+    """The store, this rank's watch and its gloo connections, when all ranks are there. That takes at most
+    `meet_s`, and connecting them `timeout_s`. Raises GroupBroken."""
+    watch: Watch | None = None
+    try:
+        store = await aside(lambda: open_store(rank, size, at, meet_s))
+        if rank == 0:
+            watch = leader = LeaderWatch(where, size, timeout_s)
+            store.set(WATCH_KEY, await leader.listen(at.host))
+            await leader.meet(meet_s)
+        else:
+            watch = follower = FollowerWatch(where, rank, size, timeout_s)
+            address = await aside(lambda: store.get(WATCH_KEY).decode())
+            await follower.meet(at.host, address, meet_s)
+        connecting = aside(
+            lambda: gloo_connections(rank, size, at, timeout_s, c10d.PrefixStore(GLOO_PREFIX, store))
+        )
+        watch.on_over = lambda why: _stop(connecting, why)
+        return store, watch, await connecting
+    except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
+        why = f"rank {rank} of {size} has not met its group at {at}, waiting at most {meet_s:g} s"
+        cause = watch.over if watch is not None and watch.over is not None else first_line(error)
+        if watch is not None:
+            watch.leave(f"rank {rank} gave up: {cause}")
+        raise GroupBroken(f"{why}: {cause}") from error
+    except asyncio.CancelledError:
+        if watch is not None:
+            watch.leave(f"rank {rank} was cancelled while it met its group")
+        raise
+
+
+def aside(work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
+    """What `work` returns, or raises, on a daemon thread: neither this loop nor the end of the process waits
+    for it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Outcome] = loop.create_future()
+
+    def settle(outcome: list[Outcome], error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(outcome[0])
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        outcome, problem = [], None
+        try:
+            outcome = [work()]
+        except Exception as error:
+            problem = error
+        post(loop, settle, outcome, problem)
+
+    threading.Thread(target=run, name="agreement", daemon=True).start()
+    return done
+
+
+def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
+    """Have the loop make a call, from another thread; nothing when the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(call, *arguments)
+    except RuntimeError:
+        return
+
+
+def _stop(waiting: "asyncio.Future[Outcome]", why: str) -> None:
+    if not waiting.done():
+        waiting.set_exception(ConnectionAbortedError(why))
+
+
+def first_line(error: Exception) -> str:
+    """Without the place in torch's sources before it, and the advice and C++ stack after it."""
+    return SOURCE_PLACE.sub("", str(error).partition("\n")[0]).partition(ADVICE)[0]
+
+
+def open_store(rank: int, size: int, at: Rendezvous, timeout_s: float) -> Store:
+    """Blocks, at most `timeout_s`. Rank 0 serves it as long as it holds it. Raises RuntimeError, OSError."""
+    listening = _listen(at) if rank == 0 else None
+    # The store would listen on every network of the machine; it is handed a socket that does not.
+    return c10d.TCPStore(
+        at.host,
+        at.port,
+        size,
+        rank == 0,
+        timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
+
+
+def _listen(at: Rendezvous) -> int:
+    family, _, _, _, address = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)[0]
+    try:
+        return socket.create_server(address[:2], family=family).detach()
+    except OSError as error:
+        raise OSError(f"rank 0 cannot listen at {at}: {error.strerror}") from error
+
+
+def gloo_connections(rank: int, size: int, at: Rendezvous, timeout_s: float, store: Store) -> ProcessGroup:
+    """Blocks, at most `timeout_s`, until every rank has met every other. Raises RuntimeError, OSError."""
+    timeout = timedelta(seconds=timeout_s)
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        group = c10d.ProcessGroupGloo(store, rank, size, timeout)
+    else:
+        options = c10d.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=_address_toward(at))]
+        group = c10d.ProcessGroupGloo(store, rank, size, options)
+    group.barrier().wait()
+    return group
+
+
+def _address_toward(at: Rendezvous) -> str:
+    """This machine's address on the way to rank 0."""
+    family, kind, protocol, _, address = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

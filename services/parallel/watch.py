@@ -1,0 +1,267 @@
+"""Which rank is to blame when a group can no longer agree?
+
+Beside its collectives a group has one plain connection from every follower to the leader. A process that dies
+closes it, at once; one that is stopped leaves it open and does not answer on it; one that works, but has not
+come to the collective that the others wait in, says so. The leader draws the conclusion and tells all ranks
+the same sentence; of the leader itself the followers judge, by the same signs.
+
+    follower -> leader    hello <token> <rank> <size>   failed <collective> <call> <how>
+                          at <collective>   left <text>
+    leader -> follower    ready   where   over <text>
+
+Everything here runs on the event loop and waits for nothing longer than `ANSWER_S`.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from services.parallel.line import Line
+
+ANSWER_S: Final = 1.0
+"""How long a rank may take to say where it is, when another one's collective has failed."""
+LEADER_ANSWER_S: Final = 1.5
+"""The same of the leader, which asks the others first."""
+STRANGERS_MAX: Final = 64
+"""Connections that have not said yet which rank they are."""
+
+OnOver = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Whereabouts:
+    """Where this rank is. Written by the group, read by its watch."""
+
+    collective: int = 0
+    """How many collectives it has entered."""
+    turn: int = 0
+    call: str = "meeting"
+
+    def says(self, text: str) -> str:
+        return f"turn {self.turn}: {text}" if self.turn else text
+
+
+class Watch:
+    """What both sides have in common: the sentence that ends the group, said once."""
+
+    def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
+        self.where = where
+        self.size = size
+        self.timeout_s = timeout_s
+        self.over: str | None = None
+        """Why the group is over."""
+        self.on_over: OnOver | None = None
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def blame(self, how: str) -> str:
+        """This rank's collective has failed: the sentence that says whose fault it is, soon."""
+        if self.over is None:
+            self._inquire(self.where.collective, self.where.call, how)
+        return await asyncio.shield(self._ended)
+
+    def leave(self, text: str) -> None:
+        """Say why this rank goes, and hang up. Nothing when the group is over already."""
+        raise NotImplementedError
+
+    def _inquire(self, collective: int, call: str, how: str) -> None:
+        raise NotImplementedError
+
+    def _end(self, text: str) -> None:
+        if self.over is None:
+            self.over = text
+            self._ended.set_result(text)
+            if self.on_over is not None:
+                self.on_over(text)
+
+
+class LeaderWatch(Watch):
+    """The leader's end of every follower's connection."""
+
+    def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
+        super().__init__(where, size, timeout_s)
+        self._token = secrets.token_hex(8)
+        self._ranks: dict[int, Line] = {}
+        self._strangers: set[Line] = set()
+        self._server: asyncio.Server | None = None
+        self._complete = asyncio.Event()
+        self._asked: set[int] | None = None
+        """Ranks that have not answered yet, while an inquiry is under way."""
+        self._late: set[int] = set()
+        """Ranks that work, but have not come to the collective that failed."""
+        self._failed, self._call, self._how = 0, "", ""
+
+    async def listen(self, host: str) -> str:
+        """Where followers come to, and what they have to know: one word for each."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._called, host, 0)
+        return f"{self._server.sockets[0].getsockname()[1]} {self._token}"
+
+    async def meet(self, within_s: float) -> None:
+        """Wait until every follower is here. Raises TimeoutError, which names those that are not."""
+        try:
+            if self.size > 1:
+                await asyncio.wait_for(self._complete.wait(), within_s)
+        except TimeoutError:
+            missing = sorted(set(range(1, self.size)) - set(self._ranks))
+            text = f"{names(missing)} did not come within {within_s:g} s"
+            self._end(text)
+            raise TimeoutError(text) from None
+        finally:
+            if self._server is not None:
+                self._server.close()
+        for line in self._ranks.values():
+            line.say("ready")
+
+    def leave(self, text: str) -> None:
+        self._end(self.where.says(text))
+        for line in self._ranks.values():
+            line.close()
+
+    def _called(self) -> Line:
+        line = Line(self._heard, self._gone)
+        if len(self._strangers) < STRANGERS_MAX:
+            self._strangers.add(line)
+            return line
+        return Line(lambda line, *_: line.close(), lambda _: None)
+
+    def _heard(self, line: Line, word: str, text: str) -> None:
+        if line.rank is None:
+            self._introduced(line, word, text)
+        elif word == "left" and self._complete.is_set():
+            self._end(self.where.says(text))
+        elif word == "failed":
+            collective, call, how = text.split(maxsplit=2)
+            self._inquire(int(collective), call, how)
+            self._answered(line.rank, int(collective))
+        elif word == "at":
+            self._answered(line.rank, int(text))
+
+    def _introduced(self, line: Line, word: str, text: str) -> None:
+        self._strangers.discard(line)
+        match word, text.split():
+            case "hello", [token, rank, size] if token == self._token and (rank + size).isdecimal():
+                problem = self._admit(line, int(rank), int(size))
+                if problem is not None:
+                    line.say("over", problem)
+                    line.close()
+            case _:
+                line.close()
+
+    def _admit(self, line: Line, rank: int, size: int) -> str | None:
+        if self.over is not None:
+            return self.over
+        if size != self.size:
+            return f"rank {rank} was started for a group of {size}, rank 0 for one of {self.size}"
+        if rank in self._ranks or not 1 <= rank < self.size:
+            return f"rank {rank} is here already, as another process"
+        line.rank = rank
+        self._ranks[rank] = line
+        if len(self._ranks) == self.size - 1:
+            self._complete.set()
+        return None
+
+    def _gone(self, line: Line) -> None:
+        self._strangers.discard(line)
+        if line.rank is None or self._ranks.get(line.rank) is not line:
+            return
+        if not self._complete.is_set():
+            del self._ranks[line.rank]  # it may come again
+            return
+        self._end(self.where.says(f"rank {line.rank} has gone (connection closed)"))
+
+    def _inquire(self, collective: int, call: str, how: str) -> None:
+        if self._asked is not None or self.over is not None:
+            return
+        self._asked = set(self._ranks)
+        self._failed, self._call, self._how = collective, call, how
+        for line in self._ranks.values():
+            line.say("where")
+        if self.where.collective < collective:
+            self._late.add(0)
+        patience_s = min(ANSWER_S, self.timeout_s)
+        asyncio.get_running_loop().call_later(patience_s, self._conclude)
+
+    def _answered(self, rank: int, collective: int) -> None:
+        if self._asked is None:
+            return
+        self._asked.discard(rank)
+        if collective < self._failed:
+            self._late.add(rank)
+        if not self._asked:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        silent = sorted(self._asked or ())
+        if silent:
+            text = f"{names(silent)} did not answer {self._how}"
+        elif self._late:
+            text = f"{names(sorted(self._late))} did not come to the {self._call} {self._how}"
+        else:
+            text = f"all ranks are there, but did not reach each other {self._how}"
+        self._end(self.where.says(text))
+
+    def _end(self, text: str) -> None:
+        super()._end(text)
+        for line in self._ranks.values():
+            line.say("over", self.over)
+
+
+class FollowerWatch(Watch):
+    """A follower's connection to the leader."""
+
+    def __init__(self, where: Whereabouts, rank: int, size: int, timeout_s: float) -> None:
+        super().__init__(where, size, timeout_s)
+        self._ready = asyncio.Event()
+        self._line = Line(self._heard, self._gone)
+        self._line.rank = 0
+        self._rank = rank
+
+    async def meet(self, host: str, address: str, within_s: float) -> None:
+        """Wait until all ranks are there. Raises OSError."""
+        port, token = address.split()
+        loop = asyncio.get_running_loop()
+        try:
+            # The leader gives up first, and can name who is missing.
+            async with asyncio.timeout(within_s + LEADER_ANSWER_S):
+                await loop.create_connection(lambda: self._line, host, int(port))
+                self._line.say("hello", f"{token} {self._rank} {self.size}")
+                await self._ready.wait()
+        except ConnectionRefusedError:
+            raise ConnectionRefusedError("rank 0 expects no more ranks: the group is complete") from None
+        except TimeoutError:
+            raise TimeoutError("rank 0 did not say that all ranks are there") from None
+        if self.over is not None:
+            raise ConnectionAbortedError(self.over)
+
+    def leave(self, text: str) -> None:
+        if self.over is None:
+            self._line.say("left", text)
+        self._end(self.where.says(text))
+
+    def _heard(self, line: Line, word: str, text: str) -> None:
+        if word == "ready":
+            self._ready.set()
+        elif word == "where":
+            line.say("at", self.where.collective)
+        elif word == "over":
+            self._end(text)
+
+    def _gone(self, _: Line) -> None:
+        self._end(self.where.says("rank 0 has gone (connection closed)"))
+
+    def _inquire(self, collective: int, call: str, how: str) -> None:
+        self._line.say("failed", f"{collective} {call} {how}")
+        text = self.where.says(f"rank 0 did not answer {how}")
+        patience_s = min(LEADER_ANSWER_S, 1.5 * self.timeout_s)
+        asyncio.get_running_loop().call_later(patience_s, self._end, text)
+
+    def _end(self, text: str) -> None:
+        super()._end(text)
+        self._ready.set()
+        self._line.close()
+
+
+def names(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,119 @@
+"""Small stand-ins for the ranks of a worker, as real processes."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.cli.backoff import Backoff
+from services.cli.group import Group
+from services.decode.settings import DecodeSettings
+from services.runtime.clock import SystemClock
+from services.runtime.worker_settings import WorkerSettings
+from tests.cli.stand_ins import eventually
+
+# Writes `RANK up PID` and `RANK asked` into the journal. The leader answers /ready, and all leave, or lose
+# their group, when a file says so.
+RANK = """
+import http.server, os, pathlib, signal, sys, threading, time
+rank, port, journal, behaviour = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4]
+leave, lost = journal.with_name("leave"), journal.with_name("lost")
+def write(word):
+    with journal.open("a") as file: file.write(f"{rank} {word}\\n")
+def asked(*_):
+    write("asked")
+    if behaviour != "deaf": leave.touch()
+signal.signal(signal.SIGTERM, asked)
+write(f"up {os.getpid()}")
+if behaviour == "refuses":
+    sys.exit("baton: error: too little memory: lower --kv-cache-memory")
+if behaviour == "crashes":
+    raise ZeroDivisionError("a bug at start")
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if behaviour != "never ready" else 503)
+        self.end_headers()
+    def log_message(self, *_): pass
+if rank == 0:
+    server = http.server.HTTPServer(("127.0.0.1", port), Ready)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+print(f"2026-01-31T12:00:00.000Z INFO rank turning rank={rank}", flush=True)
+print("a native library greets", flush=True)
+while not leave.exists():
+    if lost.exists():
+        print(f"baton: error: {lost.read_text()}", flush=True)
+        os._exit(3)
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+class Ranks:
+    """The ranks of one worker, by behaviour, and what became of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.behaviour: dict[int, str] = {}
+        """By rank: refuses, crashes, never ready, deaf (to SIGTERM); others just run."""
+        self.reported: list[tuple[str, int]] = []
+        self.living_when_reported: list[list[int]] = []
+        self._journal = folder / "journal"
+
+    def group(self, ranks: int = 3, **flags: int) -> Group:
+        settings = DecodeSettings(name="decode-0", tp=ranks, **flags)  # type: ignore[arg-type]
+        backoff = Backoff(first_ms=10, most_ms=20)
+        return Group(settings, os.environ, self._report, SystemClock(), self._command, backoff)
+
+    def _command(self, settings: WorkerSettings) -> Sequence[str]:
+        rank = settings.rank or 0
+        behaviour = self.behaviour.get(rank, "runs")
+        return (
+            sys.executable,
+            "-c",
+            RANK,
+            str(rank),
+            str(settings.metrics_port),
+            str(self._journal),
+            behaviour,
+        )
+
+    async def _report(self, name: str, pid: int) -> None:
+        self.reported.append((name, pid))
+        self.living_when_reported.append([each for each in self.pids if not _gone(each)])
+
+    @property
+    def journal(self) -> list[str]:
+        return self._journal.read_text().splitlines() if self._journal.exists() else []
+
+    @property
+    def pids(self) -> list[int]:
+        """Of every rank that came up, in that order."""
+        return [int(line.split()[2]) for line in self.journal if " up " in line]
+
+    def latest(self, rank: int) -> int:
+        """The process that is, or was last, this rank."""
+        return [int(line.split()[2]) for line in self.journal if line.startswith(f"{rank} up")][-1]
+
+    def lose(self, why: str) -> None:
+        """Every rank that can learns that the group is lost."""
+        lost = self._journal.with_name("written")
+        lost.write_text(why)
+        lost.rename(self._journal.with_name("lost"))
+
+    def mend(self) -> None:
+        self._journal.with_name("lost").unlink()
+
+    async def up(self, count: int) -> None:
+        """Until so many ranks have come up, in all incarnations together."""
+        await eventually(lambda: len(self.pids) >= count)
+
+    def kill(self, rank: int) -> None:
+        os.kill(self.latest(rank), signal.SIGKILL)
+
+
+def _gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

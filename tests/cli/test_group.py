@@ -1,0 +1,222 @@
+"""What becomes of a worker's ranks when one refuses, crashes, is killed or stopped, or all are to leave?"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.cli import rank_ends
+from services.cli.group import run_group
+from services.prefill.settings import PrefillSettings
+from services.runtime.errors import EXIT_FAILED, StartupError
+from services.runtime.listen import bind_port, port_of, reserve_port
+from services.runtime.logging import TextFormatter
+from services.runtime.settings import load
+from tests.cli.ranks import Ranks
+from tests.cli.stand_ins import PATIENCE_S, eventually, gone
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    monkeypatch.setattr(rank_ends, "GRACE_S", 0.3)
+    return Ranks(tmp_path)
+
+
+class Running:
+    """A group of three that is kept, and has been seen ready."""
+
+    def __init__(self, ranks: Ranks, **flags: int) -> None:
+        self.shutdown = asyncio.Event()
+        self._group = ranks.group(**flags)
+        self.served = asyncio.create_task(self._group.serve(self.shutdown))
+
+    async def ends(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.served
+
+    async def stop(self) -> int:
+        self.shutdown.set()
+        return await self.ends()
+
+
+async def ready(ranks: Ranks, said: Callable[[], str]) -> None:
+    """The leader was seen to be ready: it is asked four times a second."""
+    await ranks.up(3)
+    await eventually(lambda: said().count("turning") >= 3)
+    await asyncio.sleep(0.5)
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """All that the ranks wrote so far, and then the launcher's own log lines."""
+    lines: list[str] = []
+    formatter = TextFormatter()
+
+    def read() -> str:
+        lines.append(capfd.readouterr().err)
+        return "".join(lines) + "\n".join(formatter.format(each) for each in caplog.records)
+
+    return read
+
+
+async def test_a_rank_that_refuses_to_start_ends_the_worker_with_its_words_and_code(ranks: Ranks) -> None:
+    ranks.behaviour |= {0: "never ready", 1: "refuses"}
+    running = Running(ranks)
+    with pytest.raises(StartupError, match=r"^rank 1: too little memory: lower --kv-cache-memory$") as ended:
+        await running.ends()
+    assert ended.value.exit_code == EXIT_FAILED
+    assert len(ranks.pids) == 3
+    assert all(gone(pid) for pid in ranks.pids)
+
+
+async def test_the_rank_that_is_the_reason_is_told_and_not_those_that_lost_it(ranks: Ranks) -> None:
+    ranks.behaviour[0] = "never ready"
+    running = Running(ranks)
+    await ranks.up(3)
+    ranks.lose("turn 0: rank 2 has gone")
+    os.kill(ranks.latest(2), signal.SIGKILL)
+    with pytest.raises(StartupError, match=r"^rank 2 was killed by SIGKILL before the worker was ready$"):
+        await running.ends()
+
+
+async def test_a_rank_that_crashes_at_start_shows_its_traceback(
+    ranks: Ranks, said: Callable[[], str]
+) -> None:
+    ranks.behaviour[0] = "crashes"
+    with pytest.raises(StartupError, match=r"^rank 0 ended with exit code 1 before the worker was ready$"):
+        await Running(ranks).ends()
+    assert "rank 0: ZeroDivisionError: a bug at start\n" in said()
+
+
+async def test_a_killed_rank_takes_all_with_it_and_the_group_comes_back(
+    ranks: Ranks, said: Callable[[], str]
+) -> None:
+    running = Running(ranks)
+    await ready(ranks, said)
+    leader = ranks.latest(0)
+    ranks.kill(1)
+    await ranks.up(6)
+    assert all(gone(pid) for pid in ranks.pids[:3])
+    assert ranks.reported == [("decode-0", leader)]
+    assert ranks.living_when_reported == [[]]
+    assert 'why="rank 1 was killed by SIGKILL"' in said()
+    assert await running.stop() == 0
+    assert all(gone(pid) for pid in ranks.pids)
+
+
+async def test_a_stopped_rank_is_killed_when_the_others_have_given_it_up(
+    ranks: Ranks, said: Callable[[], str]
+) -> None:
+    running = Running(ranks)
+    await ready(ranks, said)
+    stopped = ranks.latest(2)
+    os.kill(stopped, signal.SIGSTOP)
+    ranks.lose("turn 7: rank 2 did not answer within 30 s")
+    await eventually(lambda: gone(stopped))
+    ranks.mend()
+    await eventually(lambda: "starting it again" in said())
+    await ranks.up(6)
+    assert 'cause="turn 7: rank 2 did not answer within 30 s"' in said()
+    assert await running.stop() == 0
+
+
+async def test_a_group_that_does_not_come_back_waits_longer_each_time(
+    ranks: Ranks, said: Callable[[], str]
+) -> None:
+    running = Running(ranks)
+    await ready(ranks, said)
+    ranks.behaviour[2] = "refuses"
+    ranks.kill(0)
+    await eventually(lambda: said().count("starting it again") >= 2)
+    assert "wait_ms=10" in said()
+    assert 'cause="too little memory: lower --kv-cache-memory" wait_ms=20' in said()
+    await running.stop()
+
+
+async def test_the_leader_alone_is_asked_to_stop_and_all_leave(ranks: Ranks, said: Callable[[], str]) -> None:
+    running = Running(ranks)
+    await ready(ranks, said)
+    assert await running.stop() == 0
+    assert [line for line in ranks.journal if "asked" in line] == ["0 asked"]
+    assert ranks.reported == []
+
+
+async def test_a_group_that_does_not_leave_is_killed_and_said_so(
+    ranks: Ranks, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cli.group.STOP_MARGIN_S", 0.1)
+    ranks.behaviour[0] = "deaf"
+    running = Running(ranks, drain_timeout_ms=100)
+    await ready(ranks, said)
+    assert await running.stop() == EXIT_FAILED
+    assert all(gone(pid) for pid in ranks.pids)
+    assert said().count("killing a rank that has not ended") == 3
+    assert ranks.reported == [("decode-0", ranks.latest(0))]
+
+
+async def test_a_group_that_is_not_ready_has_nothing_to_finish(ranks: Ranks) -> None:
+    ranks.behaviour[0] = "never ready"
+    running = Running(ranks)
+    await ranks.up(3)
+    assert await running.stop() == 0
+    assert all(gone(pid) for pid in ranks.pids)
+
+
+async def test_a_group_whose_leader_was_told_by_another_ends_with_it(
+    ranks: Ranks, said: Callable[[], str]
+) -> None:
+    running = Running(ranks)
+    await ready(ranks, said)
+    os.kill(ranks.latest(0), signal.SIGTERM)
+    assert await running.ends() == 0
+
+
+async def test_log_lines_come_out_as_they_are_and_other_lines_by_rank(
+    ranks: Ranks, said: Callable[[], str]
+) -> None:
+    running = Running(ranks)
+    await ready(ranks, said)
+    await running.stop()
+    lines = said().splitlines()
+    for rank in range(3):
+        assert f"2026-01-31T12:00:00.000Z INFO rank turning rank={rank}" in lines
+        assert f"rank {rank}: a native library greets" in lines
+
+
+def test_a_reserved_port_can_be_listened_on_by_who_is_told_of_it_and_is_given_to_nobody_else() -> None:
+    with reserve_port("127.0.0.1") as reserved:
+        port = port_of(reserved)
+        for _ in range(2):
+            with bind_port("127.0.0.1", port, "--x"), socket.create_connection(("127.0.0.1", port)):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"tp": "4"}, r"^--tp 4: the model has 6 attention heads, which is no multiple of it$"),
+        ({"tp": "3"}, r"^--tp 3: the model has 2 KV heads, which must be a multiple or a divisor of it$"),
+        ({"pp": "5"}, r"^--pp 5: the model has 4 layers$"),
+    ],
+)
+def test_what_the_model_cannot_be_cut_into_is_refused_before_a_rank_is_started(
+    tmp_path: Path, flags: dict[str, str], text: str
+) -> None:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(StartupError, match=text):
+        run_group(load(PrefillSettings, {"model": str(tmp_path), **flags}, {}), {})
+
+
+async def test_a_metrics_port_that_is_in_use_is_refused_before_a_rank_is_started(ranks: Ranks) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"^port {port} on 127.0.0.1 is in use: .* --metrics-port$"):
+            await Running(ranks, metrics_port=port).ends()
+    assert not ranks.pids

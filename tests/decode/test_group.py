@@ -1,0 +1,246 @@
+"""Do the ranks of a decode worker move as one, and does the leader know where the memory of each is?"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from services.pages.record import SEAL_OFFSET, SLOT_BYTES
+from services.parallel.interface import GroupBroken
+from services.parallel.loopback import Loopback
+from services.parallel.turns import Lap
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Failed
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import FaultPlan
+from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
+from services.wire.conversions import cause_to_wire
+from tests.decode.bench import Caller, DecodeBench, Sender, tell
+from tests.prefill import toy
+from tests.prefill.bench import DEADLINE_MS
+from tests.wire.servers import serving
+
+PROMPT = tuple(range(200, 206))
+ASKED = toy.request("1", PROMPT, max_tokens=4)
+RANKS = 2
+
+
+class Group:
+    """Two ranks that hold the same, beside a sender that plays a script."""
+
+    def __init__(self, sender: Sender, address: str) -> None:
+        self.sender = sender
+        self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=5_000))
+        self.ranks = [
+            DecodeBench(sender, address, fabric=self.fabric, group=group)
+            for group in Loopback(RANKS).groups()
+        ]
+        self.leader, self.follower = self.ranks
+
+    async def turn(self) -> list[Lap]:
+        return await asyncio.gather(*(each.turn() for each in self.ranks))
+
+    async def turns_until(self, holds: object) -> None:
+        async with asyncio.timeout(20):
+            while not holds():  # type: ignore[operator]
+                for each in self.ranks:
+                    if not each.stepper.free:
+                        await each.step_end()
+                await self.turn()
+                await asyncio.sleep(0.001)
+
+    async def stream(self, request: object = ASKED) -> Caller:
+        caller = Caller(self.leader, request, 11)  # type: ignore[arg-type]
+        caller.task = asyncio.ensure_future(caller.listen())
+        await asyncio.sleep(0)
+        await self.turns_until(lambda: bool(caller.replies))
+        return caller
+
+    async def granted(self, room: int) -> None:
+        await self.turns_until(lambda: room in self.sender.grants)
+
+    async def settle(self) -> None:
+        await self.turns_until(lambda: not any(len(each.work.roster) for each in self.ranks))
+        for each in self.ranks:
+            each.assert_empty()
+
+    def exposed(self) -> list[int]:
+        return [each.exposure.id for each in self.ranks]
+
+    def told(self) -> list[list[int]]:
+        """What each rank has heard of all."""
+        return [[endpoint.incarnation for endpoint in each.work.endpoints] for each in self.ranks]
+
+    def connected(self) -> list[list[int]]:
+        """What the sender was told, connect by connect."""
+        return [[each.incarnation for each in connect.endpoints] for connect in self.sender.connects]
+
+
+@pytest.fixture
+async def group() -> AsyncIterator[Group]:
+    sender = Sender()
+    sender.may_connect.set()
+
+    def add(server: object) -> None:
+        inference_pb2_grpc.add_HandoverServiceServicer_to_server(sender, server)
+
+    async with serving(add) as address:
+        made = Group(sender, address)
+        tell(made.ranks)
+        try:
+            yield made
+        finally:
+            for each in made.ranks:
+                await each.close()
+
+
+async def test_the_sender_is_told_where_the_memory_of_every_rank_is(group: Group) -> None:
+    caller = await group.stream()
+    await group.granted(1)
+    assert group.connected() == [group.exposed()]
+    assert len(set(group.exposed())) == RANKS
+    assert len(group.sender.connects[0].layouts) == RANKS
+    assert group.sender.grants[1].exposure == group.leader.exposure.id
+    for each in group.ranks:
+        each.land(ASKED)
+    await group.settle()
+    assert caller.tokens == toy.answer(ASKED)
+
+
+async def test_exposure_on_page_the_sender_is_told_of_memory_when_every_rank_has_exposed_it(
+    group: Group,
+) -> None:
+    """The other rank is held up between the verdict and what it is to do about it."""
+    caller = await group.stream()
+    held, follower = asyncio.Event(), group.follower.group
+    agree = follower.agree
+
+    async def later(ballot: Sequence[int]) -> list[int]:
+        agreed = await agree(ballot)
+        await asyncio.sleep(0.01)
+        if group.leader.phase(1) is Phase.TRANSFERRING:
+            await held.wait()
+        return agreed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follower, "agree", later)
+        turning = asyncio.ensure_future(group.granted(1))
+        while group.leader.phase(1) is not Phase.TRANSFERRING:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        assert group.follower.phase(1) is Phase.WAITING_FOR_INPUT
+        assert group.sender.grants == {}
+        held.set()
+        await turning
+    assert group.follower.phase(1) is Phase.TRANSFERRING
+    for each in group.ranks:
+        each.land(ASKED)
+    await group.settle()
+    assert caller.tokens == toy.answer(ASKED)
+
+
+async def test_gate_before_agree_what_one_rank_has_is_not_enough(group: Group) -> None:
+    """Pages, record and seal are on the leader; the other rank's seal comes late."""
+    caller = await group.stream()
+    await group.granted(1)
+    for each in group.ranks:
+        each.land(ASKED)
+    at = group.sender.grants[1].slot * SLOT_BYTES + SEAL_OFFSET
+    view = group.follower.slots.view
+    seal, view[at : at + 24] = bytes(view[at : at + 24]), bytes(24)
+    for _ in range(5):
+        await group.turn()
+    assert [each.phase(1) for each in group.ranks] == [Phase.TRANSFERRING] * RANKS
+    assert group.leader.work.roster.get(RoomId(1)).sealed
+    view[at : at + 24] = seal
+    await group.settle()
+    assert caller.tokens == toy.answer(ASKED)
+
+
+async def test_every_rank_tells_where_its_memory_is_now_when_it_was_taken_back(group: Group) -> None:
+    """All in the turn that took it back, and the next connect says so to the sender."""
+    before = group.exposed()
+    assert group.told() == [before] * RANKS
+    caller = await group.stream()
+    await group.granted(1)
+    await _cancel(group, 1)
+    await group.turns_until(lambda: caller.task.done())
+    for each in group.ranks:
+        each.clock.advance(DEADLINE_MS)
+    await group.settle()
+    after = group.exposed()
+    assert not set(before) & set(after)
+    assert group.told() == [after] * RANKS
+    assert [each.work.told() for each in group.ranks] == [None] * RANKS, "once"
+    again = await group.stream(toy.request("2", PROMPT, max_tokens=1))
+    await group.granted(2)
+    assert group.connected() == [before, after]
+    for each in group.ranks:
+        each.land(toy.request("2", PROMPT, max_tokens=1))
+    await group.settle()
+    assert await again.outcome() == ""
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+async def test_failure_is_agreed_what_one_rank_knows_ends_the_room_on_all(group: Group, rank: int) -> None:
+    caller = await group.stream()
+    await group.granted(1)
+    cause = Cause(Reason.RECORD_CORRUPT, "decode: this rank alone knows")
+    group.ranks[rank].work.roster.note(RoomId(1), Failed(cause))
+    await group.turn()
+    assert [each.phase(1) for each in group.ranks] == [Phase.FAILED] * RANKS
+    assert await caller.outcome() == "record_corrupt"
+    group.sender.quiet.set()
+    await group.settle()
+
+
+async def test_every_rank_hears_that_the_worker_drains_and_all_leave_in_one_turn(group: Group) -> None:
+    caller = await group.stream()
+    await group.granted(1)
+    group.leader.mailbox.put(group_pb2.Command(drain=True))
+    assert Lap.LAST not in await group.turn()
+    assert [each.work.draining for each in group.ranks] == [True, True]
+    for each in group.ranks:
+        each.land(ASKED)
+    await group.settle()
+    assert caller.tokens == toy.answer(ASKED)
+    assert await group.turn() == [Lap.LAST] * RANKS
+
+
+async def test_same_turns_a_rank_that_has_something_to_tell_alone_breaks_the_group(group: Group) -> None:
+    """It does not hang: the other one makes another call."""
+    group.follower.work._untold = True
+    results = await asyncio.wait_for(
+        asyncio.gather(*(_turns(each, 2) for each in group.ranks), return_exceptions=True), 20
+    )
+    assert [type(each) for each in results] == [GroupBroken] * RANKS
+    assert all("gather" in str(each) for each in results)
+
+
+async def _turns(bench: DecodeBench, count: int) -> None:
+    for _ in range(count):
+        await bench.turn()
+
+
+async def test_a_worker_that_breaks_off_tells_who_waits_with_the_first_cause(group: Group) -> None:
+    first = await group.stream()
+    other = toy.request("2", PROMPT, max_tokens=4)
+    second = await group.stream(other)
+    early = Cause(Reason.RECORD_CORRUPT, "decode: seen before")
+    group.leader.work.roster.note(RoomId(2), Failed(early))
+    group.leader.work.break_off(Cause(Reason.GROUP_BROKEN, "decode worker d: rank 1 died"))
+    assert await first.outcome() == "group_broken"
+    assert await second.outcome() == "record_corrupt"
+    group.sender.quiet.set()
+    for room in (1, 2):
+        await _cancel(group, room)
+    await group.settle()
+
+
+async def _cancel(group: Group, room: int) -> None:
+    cause = cause_to_wire(Cause(Reason.CANCELLED, "no longer wanted"))
+    command = group_pb2.Command(cancel=inference_pb2.CancelRequest(room=room, cause=cause))
+    group.leader.mailbox.put(command)
+    await group.turn()

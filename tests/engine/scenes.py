@@ -1,0 +1,177 @@
+"""What the ranks of a worker do in the tests of groups. Each function runs on every rank of its team."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence as Sequenced
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.engine.checksum import PageSummer
+from services.engine.engine import Engine, PageSum, Row, Sequence
+from services.engine.ranks import join_team
+from services.engine.sampler import NotANumber
+from services.engine.team import TeamBroken
+from services.rooms.request import Request, Sampling, Token
+from tests.engine.crew import HOST, Post
+from tests.engine.worker import GREEDY, Worker
+
+Answers = list[list[int]]
+
+
+def answers(
+    post: Post, directory: Path, prompts: Answers, tokens: int, chunks: Sequenced[int], memory: int = 2**21
+) -> dict[str, Any]:
+    """Greedy, chunk by chunk, all prompts in every step; and what this rank takes for it."""
+    engine = post.engine(directory, kv_cache_memory=memory)
+    engine.warm_up()
+    told = [_greedy(engine, prompts, tokens, chunk) for chunk in chunks]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in engine.model.weights()}
+    weights = sum(each.nbytes() for each in storages.values()) // 4
+    return {"outputs": told, "weights": weights, "pages": engine.cache.pages, "layout": engine.layout}
+
+
+def _greedy(engine: Engine, prompts: Answers, tokens: int, chunk: int) -> Answers:
+    worker = Worker(engine, seed=chunk)
+    return worker.run([worker.admit(prompt, tokens) for prompt in prompts], chunk)
+
+
+def draws(
+    post: Post,
+    directory: Path,
+    prompts: Answers,
+    samplings: Sequenced[Sampling],
+    tokens: int,
+    dtype: str = "float32",
+) -> list[list[Token]]:
+    """Every prompt with its own settings, all in the same steps."""
+    return drawn(post.engine(directory, dtype), prompts, samplings, tokens)
+
+
+def drawn(engine: Engine, prompts: Answers, samplings: Sequenced[Sampling], tokens: int) -> list[list[Token]]:
+    worker = Worker(engine)
+    tenants = [
+        worker.admit(prompt, tokens, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)
+    ]
+    told: list[list[Token]] = [[] for _ in tenants]
+    while not all(tenant.done for tenant in tenants):
+        open_rooms = [index for index, tenant in enumerate(tenants) if not tenant.done]
+        for index, token in zip(open_rooms, worker.step(tenants, 9), strict=True):
+            if token is not None:
+                told[index].append(token)
+    return told
+
+
+def sums(post: Post, directory: Path, length: int, start: int) -> dict[str, Any]:
+    """A prompt summed chunk by chunk beside one that is not; what the pages hold on this rank."""
+    engine = post.engine(directory)
+    summed, beside = (Sequence(Request("r", tuple(range(length)), 8, sampling=GREEDY), []) for _ in range(2))
+    summed.page_sum = PageSum(start)
+    tables = [list(range(8)), list(range(8, 16))]
+    early = ""
+    for at in range(0, length, 7):
+        stop = min(at + 7, length)
+        rows = [
+            Row(each, at, stop, table, stop == length)
+            for each, table in zip((summed, beside), tables, strict=True)
+        ]
+        if at:
+            try:
+                summed.page_sum.of([0])
+            except ValueError as error:
+                early = str(error)
+        engine.step(rows)
+    return {
+        "everywhere": summed.page_sum.everywhere,
+        "of none": summed.page_sum.of([]),
+        "here": PageSummer(engine.cache).by_head(tables[0], start, length),
+        "early": early,
+        "layers": engine.layout.layers,
+    }
+
+
+def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> list[str]:
+    """Steps that fail on every rank alike, and one after them that does not."""
+    engine = post.engine(directory)
+    worker = Worker(engine)
+    told: list[str] = []
+    tenant = worker.admit(prompt, 4)
+    worker.grow(tenant, len(prompt))
+    good = Row(tenant.sequence, 0, len(prompt), tenant.pages, sample=True)
+
+    def attempt(row: Row) -> None:
+        try:
+            (token,) = engine.step([row])
+            told.append(f"drew {token and token.id}")
+        except (ValueError, NotANumber) as error:
+            told.append(f"{type(error).__name__}: {error}")
+
+    attempt(Row(tenant.sequence, 0, len(prompt) + 1, tenant.pages, sample=True))
+    weight = engine.model.weights()[-1]
+    kept = weight.clone()
+    if post.rank == poisoned:
+        weight.fill_(float("nan"))
+    attempt(good)
+    weight.copy_(kept)
+    attempt(good)
+    return told
+
+
+def end_in_a_step(post: Post, directory: Path, prompt: list[int], victim: int, way: str) -> tuple[str, float]:
+    """The rank `victim` goes away, hangs or fails while a step is computed. What the others are told, and how
+    often, and after how many seconds."""
+    engine = post.engine(directory)
+    worker = Worker(engine)
+    tenant = worker.admit(prompt, 8)
+    worker.step([tenant], len(prompt))
+    if post.rank == victim:
+        _trap(engine, way)
+    begun = time.monotonic()
+    told = []
+    for _ in range(2):
+        try:
+            worker.step([tenant], 1)
+        except TeamBroken as error:
+            told.append(str(error))
+    return " | ".join(told), time.monotonic() - begun
+
+
+def _trap(engine: Engine, way: str) -> None:
+    write, left = engine.cache.write, [2]
+
+    def trapped(layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        write(layer, rows, keys, values)
+        left[0] -= 1
+        if left[0]:
+            return
+        if way == "fail":
+            raise RuntimeError("out of memory")
+        os.kill(os.getpid(), signal.SIGKILL if way == "die" else signal.SIGSTOP)
+
+    engine.cache.write = trapped  # type: ignore[method-assign]
+
+
+def apart(post: Post, missing: int) -> str:
+    """All but the rank `missing` come."""
+    if post.rank == missing:
+        return ""
+    try:
+        post.team()
+    except TeamBroken as error:
+        return str(error)
+    return "met"
+
+
+def slowly(post: Post, seconds: float) -> int:
+    """The first rank takes its time before it tells what the second waits for."""
+    device = torch.device("cpu")
+    team = join_team(post.topology, post.rank, HOST, post.port, post.timeout_s, device, 60)
+    number = torch.zeros(1)
+    if post.rank == 0:
+        time.sleep(seconds)
+        team.send(number + 7)
+        return int(team.tell(1, None, 1)[0])
+    number = team.receive(number)
+    return int(team.tell(1, number.tolist(), 1)[0])

@@ -1,0 +1,48 @@
+"""What does each rank hold of the model, and what must every byte of a page say?
+
+The smallest model that can be split as the scope asks: a token a page, a number a head. A page is its strips,
+a strip one head's K or V of one layer, in the order that `services.pages.layout` states. What lies in a strip
+is known by one byte: of which room, which page of its prompt, which layer, head and half.
+"""
+
+from functools import cache
+from typing import Final
+
+from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.pages.topology import Topology, rank_layout
+from services.rooms.ids import RoomId
+from tests.model.scopes import Scope
+
+STRIP: Final = DTYPE_BYTES["float16"]
+"""Bytes of one."""
+
+_HEADS_MAX: Final = 4
+_PAGES_MAX: Final = 2
+_STRIPS_MAX: Final = 2 * _HEADS_MAX * 2
+
+
+@cache
+def layouts(scope: Scope, side: int) -> tuple[KvLayout, ...]:
+    """Of every rank of a worker: the prefill worker's is side 0."""
+    sizes = (scope.senders, scope.receivers)
+    heads = scope.kv_heads or max(each.tensor for each in sizes)
+    layers = max(each.pipeline for each in sizes)
+    whole = KvLayout("model", "float16", 1, tuple(range(layers)), tuple(range(heads)), 1)
+    topology: Topology = sizes[side]
+    return tuple(rank_layout(whole, topology, rank) for rank in range(topology.ranks))
+
+
+@cache
+def strips(layout: KvLayout) -> tuple[int, ...]:
+    """Which (layer, head, half) each strip of a page is, as one number."""
+    return tuple(
+        (layer * _HEADS_MAX + head) * 2 + half
+        for head in layout.kv_heads
+        for layer in layout.layers
+        for half in (0, 1)
+    )
+
+
+def content(room: RoomId, page: int, strip: int) -> int:
+    """What a strip of a room's `page`-th page says. Never 0, which is nothing."""
+    return 1 + strip + _STRIPS_MAX * (page + _PAGES_MAX * (room - 1))

@@ -1,0 +1,45 @@
+"""Which model do tests with real processes serve where the demo model's shape will not do?
+
+A small one of random weights, under the demo model's tokenizer: quick to load and to compute, and its heads
+divide evenly.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from transformers import LlamaConfig
+
+from tests.engine.tiny import save
+
+VOCABULARY: Final = 1024
+"""Of the tokenizer's, the first."""
+CONTEXT: Final = 2048
+
+EIGHT_HEADS: Final = LlamaConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=128,
+    intermediate_size=192,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=CONTEXT,
+    initializer_range=0.2,
+    tie_word_embeddings=False,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+
+TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def eight_heads(directory: Path, demo: Path) -> Path:
+    """A Llama of 4 layers, 8 heads and 2 KV heads in `directory`, always the same: 1, 2 and 4 ranks can hold
+    it, the last with copies of KV heads. `demo`: whose tokenizer it gets."""
+    save(EIGHT_HEADS, directory)
+    for name in TOKENIZER:
+        if (demo / name).is_file():
+            shutil.copyfile(demo / name, directory / name)
+    return directory

@@ -1,0 +1,149 @@
+"""Do ranks of every dimension move together: tensor, pipeline, and a third one that no engine computes yet?
+
+Agreement knows ranks only. Two by two by two of them take the product's own turns over its own tables; what
+one context rank alone has seen, or has not, decides for all eight.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Final
+
+import pytest
+
+from services.pages.topology import Place, Topology
+from services.parallel.interface import RankGroup
+from services.parallel.turns import TurnProgress, take_turn
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Proof
+from services.rooms.ids import RoomId
+from services.rooms.phases import Effect, Phase
+from services.rooms.receiver import Receiver
+from services.rooms.room import Room
+from services.rooms.roster import Capacity, Roster
+from services.runtime.clock import ManualClock
+from tests.parallel.groups import gloo_groups, loopback_groups
+from tests.rooms.group import receiver
+
+CUBE: Final = Topology(tensor=2, pipeline=2, context=2)
+FAILING: Final = RoomId(7)
+STAYING: Final = RoomId(8)
+PLACES: Final = 4
+
+
+class Rooms:
+    """`services.parallel.turns.Work` of a rank that only holds rooms."""
+
+    def __init__(self) -> None:
+        self.roster = Roster[Receiver](PLACES)
+        self.news: list[tuple[RoomId, Evidence]] = []
+        self.performed: list[tuple[RoomId, Effect]] = []
+        self.commands = b""
+
+    def take_commands(self) -> bytes:
+        commands, self.commands = self.commands, b""
+        return commands
+
+    def apply(self, commands: bytes) -> None:
+        """One byte opens one room."""
+        for room in map(RoomId, commands):
+            self.roster.open(room, partial(receiver, room), 0)
+
+    def see(self) -> bool:
+        news, self.news = self.news, []
+        for room, evidence in news:
+            assert self.roster.note(room, evidence)
+        return bool(news)
+
+    def capacity(self) -> Capacity:
+        return Capacity(pages=0, slots=0)
+
+    def may_compute(self) -> bool:
+        return False
+
+    def may_leave(self) -> bool:
+        return False
+
+    def connects(self) -> int:
+        return 0
+
+    def connected(self, count: int) -> None: ...
+
+    def perform(self, room: Room, effect: Effect) -> None:
+        self.performed.append((room.id, effect))
+        if effect is Effect.RELEASE:
+            self.roster.retire(room.id, 0)
+
+    def compute(self) -> bool:
+        return False
+
+    def told(self) -> bytes | None:
+        return None
+
+    def hear(self, told: Sequence[bytes]) -> None: ...
+
+    def record(self, agreement_s: float) -> None: ...
+
+    async def rest(self) -> None: ...
+
+    def phases(self) -> dict[RoomId, Phase]:
+        return {room.id: room.phase for room in self.roster}
+
+
+class Cube:
+    """Eight ranks that take turns together."""
+
+    def __init__(self, groups: list[RankGroup]) -> None:
+        self._groups = groups
+        self._clock = ManualClock()
+        self._progress = [TurnProgress(self._clock) for _ in groups]
+        self.ranks = [Rooms() for _ in groups]
+
+    def rank_at(self, place: Place) -> Rooms:
+        return next(rooms for rank, rooms in enumerate(self.ranks) if CUBE.place(rank) == place)
+
+    async def turn(self) -> dict[RoomId, Phase]:
+        """The phases of the rooms, the same on every rank."""
+        laps = zip(self.ranks, self._groups, self._progress, strict=True)
+        await asyncio.gather(*(take_turn(work, group, self._clock, own) for work, group, own in laps))
+        first, *others = self.ranks
+        for other in others:
+            assert other.phases() == first.phases()
+            assert other.performed == first.performed
+        return first.phases()
+
+
+@pytest.fixture(params=[loopback_groups, gloo_groups], ids=["loopback", "gloo"])
+async def cube(request: pytest.FixtureRequest) -> AsyncIterator[Cube]:
+    groups: list[RankGroup] = await request.param(CUBE.ranks)
+    yield Cube(groups)
+    for group in groups:
+        await group.close()
+
+
+async def test_a_room_waits_for_the_last_context_rank_and_ends_on_all_when_it_fails_there_alone(
+    cube: Cube,
+) -> None:
+    lone = cube.rank_at(Place(tensor=0, pipeline=1, context=1))
+    cube.ranks[0].commands = bytes([FAILING, STAYING])
+    for rank in cube.ranks:
+        rank.news += [(STAYING, Connected())] + ([] if rank is lone else [(FAILING, Connected())])
+    assert await cube.turn() == {FAILING: Phase.BOOTSTRAPPING, STAYING: Phase.WAITING_FOR_INPUT}
+    lone.news.append((FAILING, Connected()))
+    assert await cube.turn() == {FAILING: Phase.WAITING_FOR_INPUT, STAYING: Phase.WAITING_FOR_INPUT}
+
+    lone.news.append((FAILING, Failed(Cause(Reason.TRANSFER_FAILED, "seen by one rank"))))
+    assert await cube.turn() == {FAILING: Phase.FAILED, STAYING: Phase.WAITING_FOR_INPUT}
+    for rank in cube.ranks:
+        cause = rank.roster.get(FAILING).cause
+        assert cause is not None
+        assert cause.reason is Reason.TRANSFER_FAILED
+
+    for rank in cube.ranks:
+        if rank is not lone:
+            rank.news.append((FAILING, Fenced(Proof.DONE)))
+    assert (await cube.turn())[FAILING] is Phase.FAILED
+    lone.news.append((FAILING, Fenced(Proof.DONE)))
+    assert await cube.turn() == {STAYING: Phase.WAITING_FOR_INPUT}
+    assert [len(rank.roster) for rank in cube.ranks] == [1] * 8
+    assert lone.performed[-1] == (FAILING, Effect.RELEASE)

@@ -1,0 +1,122 @@
+"""The ranks of two workers in one process: memories whose every word says what it is, and the ways between
+them."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from services.decode.peers import endpoint_to_wire
+from services.pages.layout import KvLayout
+from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
+from services.pages.topology import Topology, rank_layout
+from services.prefill.ways import Ways
+from services.rooms.ids import Incarnation
+from services.runtime.host_memory import HostMemory
+from services.transfer.fabric import MemoryFabric
+from services.transfer.interface import PutId, Region, Run
+from services.transfer.memory import MemoryTransfer
+from services.wire.baton.v1 import inference_pb2
+from services.wire.conversions import layout_to_wire
+from tests.prefill.bench import PREFILL
+
+WHOLE: Final = KvLayout("toy", "float32", 4, (0, 3, 5), (1, 2), 1)
+PAGES: Final = 12
+PLACES: Final = 4
+WORD: Final = struct.Struct("<4B")
+RECEIVER: Final = Incarnation(20)
+SENDER_RANKS: Final = Incarnation(100)
+RECEIVER_RANKS: Final = Incarnation(200)
+
+
+def layouts(topology: Topology, page_tokens: int = 4) -> list[KvLayout]:
+    whole = replace(WHOLE, page_tokens=page_tokens)
+    return [rank_layout(whole, topology, rank) for rank in range(topology.ranks)]
+
+
+def word(layer: int, half: int, head: int, position: int) -> bytes:
+    return WORD.pack(layer + 1, half + 1, head, position + 1)
+
+
+class RankMemory(MemoryTransfer):
+    """One rank's. Notes what it posts."""
+
+    def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, layout: KvLayout) -> None:
+        super().__init__(fabric, incarnation)
+        self.layout = layout
+        self.kv = HostMemory(PAGES * layout.page_bytes)
+        self.slots = HostMemory(PLACES * SLOT_BYTES)
+        self.register(Region("kv", self.kv.address, self.kv.length))
+        self.register(Region("slots", self.slots.address, self.slots.length))
+        self.known = self.endpoint()
+        self.posted: list[tuple[Incarnation, str, int]] = []
+        """Whom to, what, and how many puts were under way by then, to anyone."""
+
+    def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
+        under_way = sum(self.pending(each) for each in {peer for peer, _, _ in self.posted})
+        self.posted.append((peer, region, under_way))
+        return super().put(peer, region, runs)
+
+    def fill(self, table: Sequence[int], tokens: int) -> None:
+        """Positions [0, tokens) of a room whose pages these are."""
+        for at, found in self._words(table, 0, tokens):
+            self.kv.view[at : at + WORD.size] = found
+
+    def holds(self, table: Sequence[int], first: int, start: int, stop: int) -> bool:
+        """Positions [start, stop); page 0 of the table has position `first`."""
+        shifted = [*[0] * (first // self.layout.page_tokens), *table]
+        return all(
+            bytes(self.kv.view[at : at + WORD.size]) == found
+            for at, found in self._words(shifted, start, stop)
+        )
+
+    def _words(self, table: Sequence[int], start: int, stop: int) -> list[tuple[int, bytes]]:
+        layout, found = self.layout, []
+        for position in range(start, stop):
+            page, token = divmod(position, layout.page_tokens)
+            lane = 0
+            for head in layout.kv_heads:
+                for layer in layout.layers:
+                    for half in (0, 1):
+                        at = table[page] * layout.page_bytes + (lane * layout.page_tokens + token) * WORD.size
+                        found.append((at, word(layer, half, head, position)))
+                        lane += 1
+        return found
+
+    def record(self, slot: int, room: int, generation: int) -> MetadataRecord | None:
+        return read_slot(self.slots.view[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES], room, generation)
+
+
+class Ranks:
+    """Of a sender, and of the receiver that it is to know."""
+
+    def __init__(
+        self,
+        fabric: MemoryFabric,
+        senders: Topology,
+        receivers: Topology,
+        page_tokens: tuple[int, int] = (4, 4),
+    ) -> None:
+        self.fabric = fabric
+        mine, theirs = layouts(senders, page_tokens[0]), layouts(receivers, page_tokens[1])
+        self.senders = [
+            RankMemory(fabric, Incarnation(SENDER_RANKS + rank), each) for rank, each in enumerate(mine)
+        ]
+        self.receivers = [
+            RankMemory(fabric, Incarnation(RECEIVER_RANKS + rank), each) for rank, each in enumerate(theirs)
+        ]
+        self.ways = [Ways(transfer, mine, rank) for rank, transfer in enumerate(self.senders)]
+
+    def request(self) -> inference_pb2.ConnectRequest:
+        """What the receiver's leader says."""
+        return inference_pb2.ConnectRequest(
+            incarnation=PREFILL,
+            receiver=RECEIVER,
+            endpoints=[endpoint_to_wire(each.known) for each in self.receivers],
+            layouts=[layout_to_wire(each.layout) for each in self.receivers],
+            schema=SCHEMA_HASH,
+        )
+
+    def connect(self) -> None:
+        for each in self.ways:
+            each.connect(self.request())

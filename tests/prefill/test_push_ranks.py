@@ -1,0 +1,220 @@
+"""How do the ranks of one worker write a room together into the ranks of another?"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from services.pages.record import SLOT_BYTES, MetadataRecord
+from services.pages.topology import Topology
+from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
+from services.rooms.evidence import Granted
+from services.rooms.ids import Generation
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.transfer.interface import UnknownPeer
+from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, Ranks
+
+ROOM, GENERATION, SLOT = 9, 5, 2
+PAIRS = {
+    "tp 2 to tp 2": (Topology(2), Topology(2)),
+    "pp 2 to 1": (Topology(pipeline=2), Topology()),
+    "pp 2 to tp 2": (Topology(pipeline=2), Topology(2)),
+    "1 to tp 2": (Topology(), Topology(2)),
+    "tp 2 to 1": (Topology(2), Topology()),
+    "replicated heads 4 to 1": (Topology(4), Topology()),
+    "1 to replicated heads 4": (Topology(), Topology(4)),
+    "tp 2 and pp 3 to tp 4": (Topology(2, 3), Topology(4)),
+}
+
+
+class Room:
+    """One room on every rank."""
+
+    def __init__(
+        self,
+        senders: Topology,
+        receivers: Topology,
+        *,
+        tokens: int = 14,
+        prefix: int = 0,
+        page_tokens: tuple[int, int] = (4, 4),
+        plan: FaultPlan = NO_FAULTS,
+        window_bytes: int = 48,
+    ) -> None:
+        self.tokens, self.prefix = tokens, prefix
+        self.at = Ranks(MemoryFabric(plan), senders, receivers, page_tokens)
+        self.at.connect()
+        pages = -(-(tokens - prefix) // page_tokens[1])
+        self.grant = Granted(Generation(GENERATION), tuple(range(pages, 0, -1)), SLOT, prefix)
+        self.pushes = [self._push(rank, page_tokens[0], window_bytes) for rank in range(senders.ranks)]
+
+    def _push(self, rank: int, page_tokens: int, window_bytes: int) -> Push:
+        transfer = self.at.senders[rank]
+        source = [11 - rank - page for page in range(-(-self.tokens // page_tokens))]
+        transfer.fill(source, self.tokens)
+        way = self.at.ways[rank].granted(RECEIVER, RECEIVER_RANKS)
+        staging = transfer.slots.view[:SLOT_BYTES]
+        return Push(transfer, way, source, page_tokens, self.grant, window_bytes, staging, 0)
+
+    def write(self, *chunks: int) -> None:
+        """Compute so far on every rank, and in the end all of it; until every rank has written."""
+        for stop in (*chunks, self.tokens):
+            for push in self.pushes:
+                push.ready(stop, complete=stop == self.tokens)
+                self.advance()
+        for _ in range(2_000):
+            if all(push.written for push in self.pushes):
+                return
+            self.advance()
+        raise AssertionError("the pages were not written")
+
+    def advance(self, laps: int = 1) -> None:
+        for _ in range(laps):
+            for push in self.pushes:
+                push.advance(lambda _: None)
+
+    def conclude(self, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
+        pages = len(self.grant.pages)
+        record = MetadataRecord(ROOM, GENERATION, self.tokens, 0, pages, first_token=3)
+        self.pushes[0].conclude(record, checksum)
+
+    def seal(self) -> None:
+        self.conclude()
+        for _ in range(500):
+            self.advance()
+            if self.pushes[0].stage is Stage.SEALED:
+                return
+        raise AssertionError("never sealed")
+
+    def landed(self) -> list[bool]:
+        return [
+            each.holds(self.grant.pages, self.prefix, self.prefix, self.tokens) for each in self.at.receivers
+        ]
+
+    def records(self) -> list[MetadataRecord | None]:
+        return [each.record(SLOT, ROOM, GENERATION) for each in self.at.receivers]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("prefix", "chunks"), [(0, ()), (8, (3, 9)), (0, (5,))])
+def test_layers_by_id_every_rank_of_the_receiver_gets_its_layers_and_heads(
+    pair: str, prefix: int, chunks: tuple[int, ...]
+) -> None:
+    room = Room(*PAIRS[pair], prefix=prefix, plan=FaultPlan(delay_steps_max=5))
+    room.write(*chunks)
+    assert all(room.landed())
+    room.seal()
+    assert all(record is not None for record in room.records())
+
+
+@pytest.mark.parametrize("page_tokens", [(2, 4), (4, 2), (8, 4), (4, 8), (2, 8), (8, 2)], ids=str)
+@pytest.mark.parametrize("prefix", [0, 8])
+@pytest.mark.parametrize("tokens", [13, 14, 16])
+def test_pages_of_another_size_are_filled_just_so(
+    page_tokens: tuple[int, int], prefix: int, tokens: int
+) -> None:
+    room = Room(Topology(2), Topology(pipeline=2), tokens=tokens, prefix=prefix, page_tokens=page_tokens)
+    room.write(3, 9, 11)
+    assert all(room.landed())
+
+
+def test_one_writer_the_elected_rank_writes_record_and_seal_to_every_rank_of_the_receiver() -> None:
+    """Also to those that it has no page for; the others write pages alone."""
+    room = Room(Topology(2), Topology(2))
+    room.write()
+    room.seal()
+    first, second = room.at.senders
+    to = [RECEIVER_RANKS, RECEIVER_RANKS + 1]
+    assert [peer for peer, region, _ in first.posted if region == "slots"] == [*to, *to]
+    assert {peer for peer, region, _ in first.posted if region == "kv"} == {RECEIVER_RANKS}
+    assert {(peer, region) for peer, region, _ in second.posted} == {(RECEIVER_RANKS + 1, "kv")}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_seal_last_no_rank_is_sealed_before_every_rank_has_its_record(seed: int) -> None:
+    plan = FaultPlan(seed, delay_steps_max=9, hold_share=0.4, hold_steps=60)
+    room = Room(Topology(pipeline=2), Topology(4), plan=plan)
+    room.write()
+    room.conclude()
+    slots = [each.slots.view[SLOT * SLOT_BYTES :] for each in room.at.receivers]
+    while room.pushes[0].stage is not Stage.SEALED:
+        room.advance()
+        if any(record is not None for record in room.records()):
+            assert all(any(slot[:32]) for slot in slots), "a record is missing"
+    assert all(record is not None for record in room.records())
+    seals = [under_way for _, region, under_way in room.at.senders[0].posted if region == "slots"][4:]
+    assert seals == [0, 1, 2, 3], "nothing was under way when the first seal was posted"
+
+
+def test_a_write_that_is_under_way_to_any_rank_of_the_receiver_is_waited_for() -> None:
+    """Not only one to the first that it writes to."""
+    room = Room(Topology(), Topology(2))
+    push = room.pushes[0]
+    room.at.fabric.stall(room.at.receivers[1].known.incarnation)
+    push.ready(room.tokens, complete=True)
+    room.advance(200)
+    assert not push.written
+    assert not push.drain(lambda _: None)
+    room.at.fabric.resume(room.at.receivers[1].known.incarnation)
+    room.advance(5)
+    assert push.drain(lambda _: None)
+
+
+def test_ranks_of_the_receiver_that_hold_other_heads_are_told_other_sums() -> None:
+    """And each the sum of its own: the slot that records are written from is used again only when what was
+    written from it before is DONE."""
+    room = Room(Topology(), Topology(4), plan=FaultPlan(hold_share=1.0, hold_steps=30))
+    room.write()
+    room.conclude(lambda heads: 1_000 + heads[0])
+    room.advance(500)
+    assert [record and record.pages_checksum for record in room.records()] == [1_001, 1_001, 1_002, 1_002]
+
+
+def test_no_more_windows_are_under_way_than_may_to_all_ranks_together() -> None:
+    room = Room(Topology(), Topology(4), plan=FaultPlan(delay_steps_max=30))
+    room.write()
+    assert max(under_way for _, _, under_way in room.at.senders[0].posted) == WINDOWS_IN_FLIGHT_MAX - 1
+
+
+def test_a_rank_with_nothing_to_send_has_written_when_it_has_computed() -> None:
+    room = Room(Topology(4), Topology(), tokens=5)
+    idle = [rank for rank, each in enumerate(room.pushes) if not each._way.targets]
+    assert idle == [1, 3], "two ranks hold each head, and one of them sends it"
+    push = room.pushes[1]
+    push.ready(4)
+    assert not push.written
+    push.ready(5, complete=True)
+    assert push.written
+    assert push.drain(lambda _: None)
+
+
+def test_a_write_that_fails_to_one_rank_of_the_receiver_fails_the_push_for_all() -> None:
+    room = Room(Topology(), Topology(2))
+    room.at.fabric.kill(room.at.receivers[1].known.incarnation)
+    push = room.pushes[0]
+    push.ready(room.tokens, complete=True)
+    room.advance(50)
+    assert push.failure is not None
+    assert not push.written
+
+
+def test_a_drained_push_tells_no_rank_anything_more() -> None:
+    room = Room(Topology(), Topology(4), plan=FaultPlan(hold_share=1.0, hold_steps=40))
+    room.write()
+    room.conclude(lambda heads: heads[0])
+    room.advance()
+    posted = len(room.at.senders[0].posted)
+    while not room.pushes[0].drain(lambda _: None):
+        room.at.fabric.step()
+    assert len(room.at.senders[0].posted) == posted
+    assert room.records() == [None] * 4
+    assert room.at.fabric.puts_under_way == 0
+
+
+def test_every_rank_of_the_receiver_is_woken_also_when_one_is_not_there_any_more() -> None:
+    room = Room(Topology(), Topology(2))
+    room.at.senders[0].disconnect(room.at.receivers[0].known.incarnation)
+    with pytest.raises(UnknownPeer):
+        room.pushes[0].notify(b"9")
+    room.at.fabric.step()
+    assert [len(each.notices()) for each in room.at.receivers] == [0, 1]

@@ -1,0 +1,232 @@
+"""What can a test do to one rank of a real worker, and to no other?
+
+A hook is a patch of the product's own code in that rank's process. It does nothing until the test writes a
+file of its name into the rank's folder; the text of the file says how. What a hook does on its part it says
+with a file too (`NAME.done`, `NAME.held`), so that nobody has to guess when.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from services.decode.peers import Peers
+from services.decode.turn import DecodeWork
+from services.pages.record import SEAL_OFFSET, SLOT_BYTES
+from services.parallel import turns
+from services.prefill.push import SLOTS
+from services.prefill.turn import PrefillWork
+from services.prefill.ways import Ways
+from services.rooms.ballot import Ballot, Verdict, read_verdict
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Failed
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Effect, Phase, Vote
+from services.rooms.receiver import Receiver
+from services.rooms.roster import Capacity, Roster
+from services.rooms.sender import Sender
+from services.transfer.interface import PutId, PutState, Run, TransferError
+from services.transfer.nixl import NixlTransfer
+from services.wire.baton.v1 import inference_pb2, rooms_pb2
+
+TOLD: Final = "prefill: a hook says so to this rank alone"
+STRAY_ROOM: Final = RoomId(77)
+
+
+class Folder:
+    """Of one rank: what is asked of its hooks, and what they did."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def asked(self, name: str) -> str | None:
+        """The text, while the hook is asked for."""
+        try:
+            return (self.path / name).read_text()
+        except FileNotFoundError:
+            return None
+
+    def say(self, name: str, text: str = "") -> None:
+        """In one step: who sees the file sees all of it."""
+        draft = self.path / f".{name}"
+        draft.write_text(text)
+        draft.rename(self.path / name)
+
+    def withdraw(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+
+def install(folder: Folder) -> None:
+    """Every hook. The last three are habits: they are there from the beginning, or not at all."""
+    late_seal(folder)
+    lost_grants(folder)
+    fail_alone(folder)
+    stray_room(folder)
+    own_evidence(folder)
+    if folder.asked("blind") is not None:
+        blind()
+    if folder.asked("drops_alone") is not None:
+        drops_alone()
+    if folder.asked("deaf") is not None:
+        deaf()
+
+
+def late_seal(folder: Folder) -> None:
+    """`RANK`: the elected sender's write of a seal to that rank of the receiver stays under way, without
+    having begun, until the file is withdrawn."""
+    ranks: dict[Incarnation, int] = {}
+    held: dict[PutId, tuple[Any, ...]] = {}
+    posted: dict[PutId, PutId] = {}
+    connect, put, poll = Ways.connect, NixlTransfer.put, NixlTransfer.poll
+
+    def connecting(ways: Ways, wire: inference_pb2.ConnectRequest) -> None:
+        connect(ways, wire)
+        ranks.update({Incarnation(each.incarnation): rank for rank, each in enumerate(wire.endpoints)})
+
+    def putting(transfer: NixlTransfer, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
+        seal = region == SLOTS and runs[0].target % SLOT_BYTES == SEAL_OFFSET
+        if not seal or folder.asked("late_seal") != str(ranks[peer]):
+            return put(transfer, peer, region, runs)
+        name = PutId(peer, -1 - len(held) - len(posted))
+        held[name] = (peer, region, runs)
+        folder.say("late_seal.held")
+        return name
+
+    def polling(transfer: NixlTransfer, name: PutId) -> PutState:
+        if name in held:
+            if folder.asked("late_seal") is not None:
+                return PutState.PENDING
+            folder.withdraw("late_seal.held")
+            try:
+                posted[name] = put(transfer, *held.pop(name))
+            except TransferError:  # it has gone meanwhile
+                return PutState.FAILED
+        return poll(transfer, posted.get(name, name))
+
+    _replace(Ways, connect=connecting)
+    _replace(NixlTransfer, put=putting, poll=polling)
+
+
+def lost_grants(folder: Folder) -> None:
+    """While the file is there, no sender learns from this decode worker's leader where to write."""
+    grant = Peers.grant
+
+    def granting(peers: Peers, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
+        if folder.asked("lost_grants") is None:
+            grant(peers, peer, request)
+        else:
+            folder.say("lost_grants.done")
+
+    _replace(Peers, grant=granting)
+
+
+def fail_alone(folder: Folder) -> None:
+    """`waiting` or `computing`: this sender rank alone sees a failure of the first room that waits for its
+    destination, or that is computed in part. Once."""
+    see = PrefillWork.see
+
+    def seeing(work: PrefillWork) -> bool:
+        where = folder.asked("fail_alone")
+        for job in work._jobs.values() if where is not None else ():
+            waiting = job.sender.phase is Phase.BOOTSTRAPPING
+            partly = job.sender.phase is Phase.TRANSFERRING and job.computed > 0 and not job.complete
+            if waiting if where == "waiting" else partly:
+                folder.withdraw("fail_alone")
+                job.sender.note(Failed(Cause(Reason.TRANSFER_FAILED, TOLD)))
+                folder.say("fail_alone.done", str(job.sender.id))
+                break
+        return see(work)
+
+    _replace(PrefillWork, see=seeing)
+
+
+def stray_room(folder: Folder) -> None:
+    """This rank's roster holds a room that no command opened. Once; says in which turn."""
+    take_turn, see_sent, see_received = turns.take_turn, PrefillWork.see, DecodeWork.see
+    turn = 0
+
+    async def taking(work: Any, group: Any, clock: Any, progress: turns.TurnProgress) -> turns.Lap:
+        nonlocal turn
+        turn = progress.turn
+        return await take_turn(work, group, clock, progress)
+
+    def enter(work: Any, room: type[Sender] | type[Receiver]) -> None:
+        if folder.asked("stray_room") is None:
+            return
+        folder.withdraw("stray_room")
+        now_ms = work._clock.now_ms()
+
+        def make(place: int) -> Any:
+            return room(STRAY_ROOM, "stray", Incarnation(1), place, 1, work._deadlines, now_ms)
+
+        work.roster.open(STRAY_ROOM, make, now_ms)
+        folder.say("stray_room.done", str(turn))
+
+    def seeing_sent(work: PrefillWork) -> bool:
+        enter(work, Sender)
+        return see_sent(work)
+
+    def seeing_received(work: DecodeWork) -> bool:
+        enter(work, Receiver)
+        return see_received(work)
+
+    _replace(turns, take_turn=taking)
+    _replace(PrefillWork, see=seeing_sent)
+    _replace(DecodeWork, see=seeing_received)
+
+
+def own_evidence(folder: Folder) -> None:
+    """An old defect: while the file is there, this rank goes on with what it has seen itself, whatever the
+    others have."""
+
+    def reading(mine: Ballot, agreed: Sequence[int]) -> Verdict:
+        verdict = read_verdict(mine, agreed)
+        if folder.asked("own_evidence") is None:
+            return verdict
+        pairs = zip(mine.votes, verdict.votes, strict=True)
+        votes = tuple(wish if wish is Vote.ADVANCE else agreed for wish, agreed in pairs)
+        return Verdict(verdict.compute, verdict.leave, votes, verdict.reasons, verdict.connects)
+
+    _replace(turns, read_verdict=reading)
+
+
+def blind() -> None:
+    """An old defect, of every rank: nobody compares which rooms the ranks hold."""
+    _replace(Roster, digest=lambda _: 0)
+
+
+def drops_alone() -> None:
+    """An old defect: a failure that this rank sees while a room waits for its destination is no part of what
+    the ranks agree on; the rank drops the room by itself."""
+    votes, settle = Roster.votes, Roster.settle
+
+    def voting(roster: Roster[Any], now_ms: int, capacity: Capacity) -> list[Vote]:
+        wishes = votes(roster, now_ms, capacity)
+        for room in roster:
+            if room.phase is Phase.BOOTSTRAPPING:
+                wishes[room.place] = max(wishes[room.place], Vote.STAY)
+        return wishes
+
+    def settling(
+        roster: Roster[Any],
+        verdicts: Sequence[Vote],
+        now_ms: int,
+        reasons: Mapping[int, Reason] = MappingProxyType({}),
+    ) -> list[tuple[Any, Effect]]:
+        moves = list(verdicts)
+        for room in roster:
+            if room.phase is Phase.BOOTSTRAPPING and room.cause is not None:
+                moves[room.place] = Vote.ABORT
+        return settle(roster, moves, now_ms, reasons)
+
+    _replace(Roster, votes=voting, settle=settling)
+
+
+def deaf() -> None:
+    """An old defect, of ranks behind the first: what ends a room from outside does not reach this one."""
+    _replace(Roster, cancel=lambda *_: False)
+
+
+def _replace(where: Any, **those: Callable[..., Any]) -> None:
+    for name, what in those.items():
+        setattr(where, name, what)

@@ -1,0 +1,172 @@
+"""What becomes of a worker of several ranks, and of its requests, when one of them is killed or stopped?
+
+Whoever is hit: nothing waits longer than the group's time-out, the other ranks end, the launcher starts the
+group again, and the requests go on where they were, token for token.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.stand_ins import gone
+from tests.models import VOCABULARY, eight_heads
+from tests.process.load import Asked, any_prompts, asked
+from tests.process.stack import Rank, Stack, running_stack
+
+ANSWER_S = 180.0
+CLIENTS = 3
+OUTPUT_TOKENS = 40
+LENGTHS = (400, 500, 600)
+GROUP_TIMEOUT_MS = 4_000
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+
+
+@pytest.fixture(scope="module")
+def groups(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two pipeline ranks compute the prompts, two tensor ranks draw, and there is no other pair."""
+    model = eight_heads(tmp_path_factory.mktemp("eight-heads"), demo_model_dir)
+    with running_stack(
+        str(model),
+        prefill=[{"pp": "2", "chunk_tokens": "64"}],
+        decode=[{"tp": "2"}],
+        bootstrap={"retry_wait_ms": "120000", "room_attempts": "8"},
+        dtype="float32",
+        kv_cache_memory="8MiB",
+        group_timeout_ms=str(GROUP_TIMEOUT_MS),
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def known(groups: Stack) -> Asked:
+    return asked(Path(groups.model), any_prompts(LENGTHS, VOCABULARY), OUTPUT_TOKENS)
+
+
+@dataclass
+class Clients:
+    """Ask one request after another, each its own prompt, until told to leave."""
+
+    stack: Stack
+    asked: Asked
+    answers: int = 0
+    wrong: list[str] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
+    _leave: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self._ask, args=(index,)) for index in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._leave.set()
+            for thread in threads:
+                thread.join(ANSWER_S)
+
+    def wait_answers(self, more: int) -> None:
+        """Until so many more requests were answered."""
+        wanted, deadline = self.answers + more, time.monotonic() + ANSWER_S
+        while self.answers < wanted:
+            assert not self.wrong, self.wrong
+            assert time.monotonic() < deadline, self.stack.tails()
+            time.sleep(0.05)
+
+    def _ask(self, index: int) -> None:
+        prompt, want = self.asked.prompts[index], list(self.asked.answers[index])
+        model = httpx.get(f"{self.stack.url}/v1/models").json()["data"][0]["id"]
+        body: dict[str, Any] = {"model": model, "prompt": list(prompt), "max_tokens": len(want)}
+        body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        while not self._leave.is_set():
+            reply = httpx.post(f"{self.stack.url}/v1/completions", json=body, timeout=ANSWER_S)
+            if reply.status_code == 503 and reply.json()["error"]["code"] == "no_worker":
+                time.sleep(0.1)  # it came while a side was away: refused at once, as it should be
+                continue
+            self.request_ids.append(reply.headers["x-request-id"])
+            if reply.status_code != 200:
+                self.wrong.append(f"prompt {index}: {reply.status_code} {reply.text}")
+            elif (ids := reply.json()["choices"][0]["token_ids"]) != want:
+                self.wrong.append(f"prompt {index}: {ids} expected {want}")
+            self.answers += 1
+
+    def causes(self) -> list[tuple[str, str]]:
+        """(reason, text) of every room of these requests that failed."""
+        found = []
+        for each in self.request_ids:
+            rooms = httpx.get(f"{self.stack.url}/rooms", params={"request_id": each}).json()["rooms"]
+            found += [(room["cause"]["reason"], room["cause"]["text"]) for room in rooms if room["cause"]]
+        return found
+
+
+def wait_gone(ranks: list[Rank]) -> None:
+    deadline = time.monotonic() + ANSWER_S
+    while not all(gone(rank.pid) for rank in ranks):
+        assert time.monotonic() < deadline, [rank.pid for rank in ranks if not gone(rank.pid)]
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [KILL, STOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_requests_go_on_token_for_token_and_the_group_comes_back_when_a_rank_is(
+    groups: Stack, known: Asked, side: str, rank: int, number: signal.Signals
+) -> None:
+    start = groups.idle_gauges()
+    service = groups.services[f"{side}-0"]
+    before = service.ranks()
+    clients = Clients(groups, known)
+    with clients.asking():
+        clients.wait_answers(CLIENTS)
+        groups.forget(service.name)
+        before[rank].send(number)
+        wait_gone(before)
+        groups.wait_ready(2)
+        clients.wait_answers(CLIENTS)
+    assert not clients.wrong, clients.wrong
+    causes = clients.causes()
+    if rank == 0:
+        assert f"{side}_lost" in {reason for reason, _ in causes}, causes
+    else:
+        assert any(reason == "group_broken" and "rank 1" in text for reason, text in causes), causes
+    assert not {each.pid for each in service.ranks()} & {each.pid for each in before}
+    groups.wait_idle(start)
+
+
+@pytest.mark.timeout(300)
+def test_ranks_die_with_their_launcher_and_its_next_start_serves(groups: Stack, known: Asked) -> None:
+    start = groups.idle_gauges()
+    ranks = groups.services["decode-0"].ranks()
+    clients = Clients(groups, known)
+    with clients.asking():
+        clients.wait_answers(1)
+        groups.services["decode-0"].kill()
+        wait_gone(ranks)
+        groups.restart("decode-0")
+        groups.wait_ready(2)
+        clients.wait_answers(CLIENTS)
+    assert not clients.wrong, clients.wrong
+    groups.wait_idle(start)
+
+
+def test_the_first_signal_drains_every_rank_of_every_group_and_all_exit_zero(
+    groups: Stack, known: Asked
+) -> None:
+    ranks = [rank for name in ("prefill-0", "decode-0") for rank in groups.services[name].ranks()]
+    assert len(ranks) == 4
+    clients = Clients(groups, known)
+    with clients.asking():
+        clients.wait_answers(1)
+    codes = groups.stop()
+    assert codes == {"prefill-0": 0, "decode-0": 0, "bootstrap": 0}, groups.tails()
+    assert not clients.wrong
+    wait_gone(ranks)

@@ -1,0 +1,50 @@
+"""Which flags of a worker of several ranks go together, and what does a process take itself for?"""
+
+import pytest
+
+from services.decode.settings import DecodeSettings
+from services.pages.topology import Topology
+from services.prefill.settings import PrefillSettings
+from services.runtime.errors import SettingsError
+from services.runtime.settings import load, to_flags
+
+REFUSED: list[tuple[dict[str, str], str]] = [
+    ({"rank": "0", "tp": "2"}, r"^--rank 0 of 2 needs --rendezvous"),
+    ({"tp": "2", "rendezvous": "a:1"}, r"^--rendezvous is for one rank of a worker: give its --rank too"),
+    ({"rank": "2", "tp": "2", "rendezvous": "a:1"}, r"^--rank 2: --tp 2 --pp 1 makes 2, and the first is 0"),
+    ({"rank": "1"}, r"^--rank 1: --tp 1 --pp 1 makes 1"),
+    ({"tp": "2", "pp": "2", "world": "2"}, r"^--world 2 is not what --tp 2 --pp 2 makes: 4"),
+    ({"tp": "2", "device": "cuda:1"}, r"^--device cuda:1 is one device for 2 ranks: give cuda or auto"),
+    ({"tp": "2", "group_timeout_ms": "1s"}, r"^--group-timeout-ms 1000: give 2000 at least"),
+    ({"rank": "-1"}, r"^--rank: '-1' is not allowed: use a whole number from 0 to 1023, or nothing"),
+    ({"rendezvous": "here"}, r"^--rendezvous: 'here' is not allowed: use host:port"),
+    ({"tp": "0"}, r"^--tp: '0' is not allowed: use a whole number from 1 to 1024"),
+]
+
+
+@pytest.mark.parametrize(("flags", "text"), REFUSED, ids=lambda each: str(each)[:40])
+def test_flags_that_do_not_go_together_are_refused_by_name(flags: dict[str, str], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        load(PrefillSettings, flags, {})
+
+
+def test_a_worker_is_one_process_unless_it_is_said_to_be_several() -> None:
+    alone = load(DecodeSettings, {}, {})
+    assert (alone.topology, alone.launches, alone.grouped) == (Topology(), False, False)
+    first = load(DecodeSettings, {"rank": "0", "world": "1"}, {})
+    assert (first.launches, first.grouped) == (False, False)
+
+
+def test_without_a_rank_a_process_launches_and_with_one_it_is_that_rank() -> None:
+    launcher = load(PrefillSettings, {"tp": "2", "pp": "3", "world": "6"}, {})
+    assert (launcher.topology, launcher.launches) == (Topology(tensor=2, pipeline=3), True)
+    rank = load(PrefillSettings, {"tp": "2", "pp": "3"}, {"BATON_RANK": "5", "BATON_RENDEZVOUS": "a:1"})
+    assert (rank.rank, rank.launches, rank.grouped) == (5, False, True)
+
+
+def test_what_the_launcher_passes_on_loads_to_the_same_settings() -> None:
+    given = {"tp": "2", "rank": "0", "rendezvous": "127.0.0.1:4000", "name": "decode-0"}
+    settings = load(DecodeSettings, given, {})
+    flags = to_flags(settings)
+    named = {flag[2:].replace("-", "_"): text for flag, text in zip(flags[::2], flags[1::2], strict=True)}
+    assert load(DecodeSettings, named, {}) == settings

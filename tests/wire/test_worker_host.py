@@ -1,0 +1,209 @@
+"""What do a worker's processes do when its group breaks, and when they are told to stop?"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.parallel.interface import GroupBroken
+from services.prefill.settings import PrefillSettings
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import Incarnation
+from services.runtime.errors import GroupLost, StartupError
+from services.runtime.settings import load
+from services.wire import follower_host, worker_host
+from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
+from services.wire.conversions import outcome_from_wire, outcome_to_wire
+from services.wire.errors import Draining
+from services.wire.follower_host import FollowerHost
+from services.wire.worker_host import Role, WorkerHost
+from tests.wire.servers import PATIENCE_S, channel_to, serving, until
+from tests.wire.test_lease import Registry
+
+WHY = "turn 7: rank 2 has gone (connection closed)"
+
+
+class Ended(BaseException):
+    """In place of the end of the process."""
+
+
+@pytest.fixture(autouse=True)
+def ended_with(monkeypatch: pytest.MonkeyPatch) -> list[StartupError]:
+    """What the process ended with."""
+    found: list[StartupError] = []
+
+    def end(error: StartupError) -> NoReturn:
+        found.append(error)
+        raise Ended
+
+    monkeypatch.setattr(worker_host, "end_now", end)
+    monkeypatch.setattr(follower_host, "end_now", end)
+    return found
+
+
+@dataclass
+class Streams(inference_pb2_grpc.PrefillServiceServicer):
+    """One open stream that ends with what the worker is told to say."""
+
+    outcomes: asyncio.Queue[Cause] = field(default_factory=asyncio.Queue)
+
+    async def RunRoom(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[inference_pb2.RunRoomReply]:
+        yield inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())
+        yield inference_pb2.RunRoomReply(outcome=outcome_to_wire(await self.outcomes.get()))
+
+    async def Cancel(self, request: Any, context: Any) -> inference_pb2.CancelReply:  # noqa: N802
+        raise NotImplementedError
+
+
+@dataclass
+class Leader:
+    """The leader's process, registered and turning, until its group breaks."""
+
+    host: WorkerHost
+    registry: Registry
+    streams: Streams
+    broke: asyncio.Event
+    said: list[list[str]]
+    """What was to be seen outside when its streams were told: calls to the bootstrap, problems on /ready."""
+    serving: asyncio.Task[int]
+
+
+@asynccontextmanager
+async def leading() -> AsyncIterator[Leader]:
+    registry, streams, broke = Registry(), Streams(), asyncio.Event()
+    said: list[list[str]] = []
+    add = partial(workers_pb2_grpc.add_WorkerRegistryServicer_to_server, registry)
+    async with serving(add) as at:
+        settings = load(PrefillSettings, {"name": "prefill-0", "bootstrap": at}, {})
+        host = WorkerHost(settings, Incarnation(7))
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(streams, host.server.grpc)
+        await host.start_pages(CollectorRegistry(), lambda: 0)
+
+        async def turns() -> None:
+            await broke.wait()
+            raise GroupBroken(WHY)
+
+        def break_off(cause: Cause) -> None:
+            said.append([*registry.calls, str(host.problem)])
+            streams.outcomes.put_nowait(cause)
+
+        registration = workers_pb2.RegisterRequest()
+        role = Role(registration, (), turns(), lambda: None, (GroupBroken,), break_off)
+        task = asyncio.create_task(host.serve(role, asyncio.Event()))
+        try:
+            await until(lambda: host.problem is None)
+            yield Leader(host, registry, streams, broke, said, task)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await host.close()
+
+
+async def test_the_leader_of_a_broken_group_tells_the_bootstrap_then_its_streams_why_and_ends(
+    ended_with: list[StartupError],
+) -> None:
+    async with leading() as leader, channel_to(f"127.0.0.1:{leader.host.port}") as channel:
+        call = inference_pb2_grpc.PrefillServiceStub(channel).RunRoom(inference_pb2.RunRoomRequest())
+        replies = aiter(call)
+        assert (await anext(replies)).HasField("accepted")
+        leader.broke.set()
+        async with asyncio.timeout(PATIENCE_S):
+            outcome = (await anext(replies)).outcome
+            with pytest.raises(Ended):
+                await leader.serving
+    text = f"prefill worker prefill-0: {WHY}"
+    assert outcome_from_wire(outcome) == Cause(Reason.GROUP_BROKEN, text)
+    [seen] = leader.said
+    assert seen[-2:] == ["drain", f"prefill-0: {WHY}"]
+    [error] = ended_with
+    assert isinstance(error, GroupLost)
+    assert str(error) == f"prefill-0: {WHY}"
+
+
+async def test_who_waits_for_a_turn_of_a_broken_group_is_told_and_need_not_wait() -> None:
+    async with leading() as leader:
+        asked = asyncio.create_task(
+            leader.host.mailbox.ask(group_pb2.Command(run=inference_pb2.RunRoomRequest()), 600.0)
+        )
+        await asyncio.sleep(0)
+        leader.broke.set()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(Draining, match="rank 2 has gone"):
+                await asked
+
+
+async def test_a_stream_that_does_not_end_holds_the_end_up_no_longer_than_a_moment() -> None:
+    async with leading() as leader, channel_to(f"127.0.0.1:{leader.host.port}") as channel:
+        stub = inference_pb2_grpc.PrefillServiceStub(channel)
+        calls = [stub.RunRoom(inference_pb2.RunRoomRequest()) for _ in range(2)]
+        for call in calls:
+            await anext(aiter(call))
+        leader.broke.set()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(Ended):
+                await leader.serving
+
+
+@asynccontextmanager
+async def following() -> AsyncIterator[tuple[FollowerHost, asyncio.Event]]:
+    settings = load(PrefillSettings, {"name": "prefill-0"}, {})
+    host, shutdown = FollowerHost(settings), asyncio.Event()
+    await host.start_pages(CollectorRegistry(), lambda: 0)
+    try:
+        yield host, shutdown
+    finally:
+        await host.close()
+
+
+async def test_a_follower_leaves_the_first_signal_to_the_leader(caplog: pytest.LogCaptureFixture) -> None:
+    leave = asyncio.Event()
+
+    async def turns() -> None:
+        await leave.wait()
+
+    async with following() as (host, shutdown):
+        with caplog.at_level(logging.WARNING):
+            serve = asyncio.create_task(host.serve(turns(), (GroupBroken,), shutdown))
+            shutdown.set()
+            await until(lambda: "the leader decides" in caplog.text)
+        assert not serve.done()
+        leave.set()
+        assert await serve == 0
+
+
+async def test_a_follower_of_a_broken_group_ends_with_why(ended_with: list[StartupError]) -> None:
+    async def turns() -> None:
+        raise GroupBroken(WHY)
+
+    async with following() as (host, shutdown):
+        with pytest.raises(Ended):
+            await host.serve(turns(), (GroupBroken,), shutdown)
+    assert [str(error) for error in ended_with] == [f"prefill-0: {WHY}"]
+
+
+async def test_a_follower_answers_the_platform_on_pages_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    leave = asyncio.Event()
+
+    async def turns() -> None:
+        await leave.wait()
+
+    with caplog.at_level(logging.INFO):
+        async with following() as (host, shutdown):
+            [said] = [each for each in caplog.records if each.msg == "listening"]
+            port = vars(said)["baton_fields"]["metrics_port"]
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+                assert (await http.get("/ready")).json()["problems"] == ["still starting"]
+                serve = asyncio.create_task(host.serve(turns(), (GroupBroken,), shutdown))
+                await asyncio.sleep(0)
+                assert (await http.get("/ready")).status_code == 200
+            leave.set()
+            await serve
