@@ -10,13 +10,16 @@ and starts only when every rank's engine is free.
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Protocol
 
 from services.parallel.interface import RankGroup
 from services.rooms.ballot import Ballot, Verdict, read_verdict
-from services.rooms.errors import RostersDiverged
+from services.rooms.errors import Cause, RostersDiverged
+from services.rooms.evidence import Failed
+from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
@@ -27,6 +30,11 @@ log = Log(__name__)
 
 BEHIND_S: Final = 0.001
 """How soon the leader looks again when another rank was behind."""
+
+WORDS_MAX: Final = 300
+ROOMS_MAX: Final = 512
+"""Of how many rooms that end in one turn each rank says why, in so many characters: what is beyond ends with
+the reason alone."""
 
 
 class Work(Protocol):
@@ -143,6 +151,7 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     except RostersDiverged as error:
         raise RostersDiverged(f"{error}: {await _who_holds_what(group, ballot)}") from error
     work.connected(verdict.connects)
+    await _say_why(work, group, verdict, now_ms)
     moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
     for room, effect in moves:
         log.debug("moved", turn=progress.turn, room=room.id, effect=effect.value)
@@ -166,6 +175,22 @@ def _ahead(mine: Ballot, verdict: Verdict) -> bool:
         wish is Vote.ADVANCE and agreed is Vote.STAY
         for wish, agreed in zip(mine.votes, verdict.votes, strict=True)
     )
+
+
+async def _say_why(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:
+    """Where rooms end, the ranks that saw nothing hear the words of the first that did: the cause that a
+    client reads is the root one (`first-cause-wins`)."""
+    if group.size == 1 or not verdict.reasons:
+        return
+    mine = [
+        (room.id, cause.text[:WORDS_MAX])
+        for room in work.roster
+        if (cause := room.ending(now_ms)) is not None and verdict.reasons.get(room.place) is cause.reason
+    ]
+    for told in await group.gather(json.dumps(mine[:ROOMS_MAX]).encode()):
+        for room, text in json.loads(told):
+            reason = verdict.reasons[work.roster.get(RoomId(room)).place]
+            work.roster.note(RoomId(room), Failed(Cause(reason, text)))
 
 
 async def _tell_each_other(work: Work, group: RankGroup) -> None:

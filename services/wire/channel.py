@@ -38,8 +38,9 @@ _CHANNEL: Final = (
     # What another channel to this address has lived through (an earlier process, a back-off) is not ours.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Despite its name the time that one attempt to connect may take: a busy peer needs more than a moment.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
 )
 # Above its default of about 1,000 pending calls a server drops some silently as CANCELLED.
 _SERVER: Final = (

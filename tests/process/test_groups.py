@@ -27,6 +27,10 @@ TENSOR = ("1", "2", "4")
 SEEDED = {"temperature": 0.9, "seed": 11, "top_p": 0.95, "top_k": 50}
 LOGPROB_ERROR = 1e-3
 
+STEADY = {"lease_ms": "20000"}
+PATIENT = {"connect_timeout_ms": "60000"}
+"""Many processes share a few cores here, and a room that was given up for slowness would be a failure."""
+
 TEXTS = (
     "Hello",
     "The capital of France is",
@@ -66,7 +70,8 @@ def every_tensor(small: Path) -> Iterator[Stack]:
             {"tp": tensor, "kv_cache_memory": f"{size}MiB", "chunk_tokens": str(CHUNK_TOKENS)}
             for tensor, size in prefill
         ],
-        decode=[{"tp": tensor, "kv_cache_memory": f"{size}MiB"} for tensor, size in decode],
+        decode=[{"tp": tensor, "kv_cache_memory": f"{size}MiB", **PATIENT} for tensor, size in decode],
+        bootstrap=STEADY,
         dtype="float32",
     ) as stack:
         yield stack
@@ -82,9 +87,10 @@ def mixed(small: Path) -> Iterator[Stack]:
             {"page_tokens": "32", "chunk_tokens": str(CHUNK_TOKENS)},
         ],
         decode=[
-            {"page_tokens": "16", "kv_cache_memory": "8MiB"},
-            {"tp": "4", "page_tokens": "32", "kv_cache_memory": "6MiB"},
+            {"page_tokens": "16", "kv_cache_memory": "8MiB", **PATIENT},
+            {"tp": "4", "page_tokens": "32", "kv_cache_memory": "6MiB", **PATIENT},
         ],
+        bootstrap=STEADY,
         dtype="float32",
         kv_checksum="pages",
         kv_cache_memory="8MiB",
@@ -169,7 +175,8 @@ async def test_greedy_output_of_the_demo_model_equals_the_reference_into_one_and
     with running_stack(
         str(demo_model_dir),
         prefill=[{"tp": tensor, "pp": pipeline, "chunk_tokens": str(CHUNK_TOKENS)}],
-        decode=[{"tp": "1"}, {"tp": "3"}],
+        decode=[{"tp": "1", **PATIENT}, {"tp": "3", **PATIENT}],
+        bootstrap=STEADY,
         dtype="float32",
         kv_cache_memory="256MiB",
     ) as stack:
