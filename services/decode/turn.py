@@ -170,11 +170,11 @@ class DecodeWork:
     def connects(self) -> int:
         return 0
 
-    def connected(self, count: int) -> None:
+    def agreed(self, connects: int) -> None:
         """Nobody connects to a decode worker. But where every rank agrees anew, every rank has done what the
         turn before asked of it: what the leader reserved and exposed then, the others have, too."""
-        if count:
-            raise AssertionError(f"{count} connections to a decode worker")
+        if connects:
+            raise AssertionError(f"{connects} connections to a decode worker")
         self._tell_senders()
 
     def told(self) -> bytes | None:

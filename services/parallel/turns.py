@@ -63,8 +63,9 @@ class Work(Protocol):
     def connects(self) -> int:
         """How many of the turn's connections, from the first on, this rank could make."""
 
-    def connected(self, count: int) -> None:
-        """So many of them every rank could make: whoever asked is answered."""
+    def agreed(self, connects: int) -> None:
+        """All ranks have reached this turn, and so have done what the one before asked of them. So many of
+        the turn's connections every rank could make: whoever asked is answered."""
 
     def perform(self, room: Room, effect: Effect) -> None:
         """Do what a settled move asks of the world."""
@@ -150,7 +151,7 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
         verdict = read_verdict(ballot, agreed)
     except RostersDiverged as error:
         raise RostersDiverged(f"{error}: {await _who_holds_what(group, ballot)}") from error
-    work.connected(verdict.connects)
+    work.agreed(verdict.connects)
     await _say_why(work, group, verdict, now_ms)
     moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
     for room, effect in moves:

@@ -166,11 +166,11 @@ class PrefillWork:
         problems = [problem is not None for _, problem in self._connecting]
         return problems.index(True) if True in problems else len(problems)
 
-    def connected(self, count: int) -> None:
+    def agreed(self, connects: int) -> None:
         """Behind the first that failed it is not known of the others what became of them: asked again, a
         connection that was made is found."""
         for place, (answer, problem) in enumerate(self._connecting):
-            if place >= count and problem is None:
+            if place >= connects and problem is None:
                 problem = NotConnected("not every rank of this prefill worker reaches the decode worker")
             answer(problem)
         self._connecting.clear()

@@ -67,7 +67,7 @@ class Rooms:
     def connects(self) -> int:
         return 0
 
-    def connected(self, count: int) -> None: ...
+    def agreed(self, connects: int) -> None: ...
 
     def perform(self, room: Room, effect: Effect) -> None:
         self.performed.append((room.id, effect))

@@ -123,7 +123,7 @@ class PrefillBench:
         """As one rank obeys the command."""
         wire = connect_request(receiver)
         self.work.apply(group_pb2.Commands(commands=[group_pb2.Command(connect=wire)]).SerializeToString())
-        self.work.connected(self.work.connects())
+        self.work.agreed(self.work.connects())
         assert self.transfer.connected(receiver.endpoint.incarnation)
 
     async def enter(self, command: group_pb2.Command) -> None:

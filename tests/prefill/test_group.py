@@ -187,7 +187,7 @@ async def test_no_connection_is_told_of_before_the_other_ranks_were_heard(group:
     await asyncio.sleep(0)
     assert not made.done()
     assert not unmade.done()
-    work.connected(1)
+    work.agreed(1)
     await made
     with pytest.raises(NotConnected, match="not every rank"):
         await unmade
