@@ -48,7 +48,7 @@ verify: $(STAMP) ## the proofs: model, simulation, mutants; one JSON object, wit
 verify-long: $(STAMP) ## the same for hours: large scopes, seeds without end (ARGS="--hours 8")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify --long $(ARGS)
 
-verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real processes: half an hour
+verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real processes, 15 minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --every-shape tests/process/test_groups.py $(ARGS)
 
 bench: $(STAMP) ## measure parts beside their limits, as JSON

@@ -12,10 +12,11 @@ and starts only when every rank's engine is free.
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from services.parallel.interface import RankGroup
+from services.parallel.interface import GroupBroken, RankGroup
 from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.errors import Cause, RostersDiverged
 from services.rooms.evidence import Failed
@@ -201,9 +202,16 @@ async def _tell_each_other(work: Work, group: RankGroup) -> None:
 
 
 async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:
-    """All ranks have read the same numbers, so that all of them come here."""
+    """All ranks have read the same numbers, so that all of them come here. They end next: whatever breaks
+    the group by then is not why."""
     ranks: dict[str, list[str]] = {}
-    for rank, told in enumerate(await group.gather(f"turn {mine.turn}, digest {mine.digest:#x}".encode())):
+    try:
+        each = await group.gather(f"turn {mine.turn}, digest {mine.digest:#x}".encode())
+    except GroupBroken as error:
+        return f"which rank holds which is not known ({error})"
+    with suppress(GroupBroken):
+        await group.gather(b"")  # no rank leaves before all have heard
+    for rank, told in enumerate(each):
         ranks.setdefault(told.decode(), []).append(str(rank))
     return "; ".join(f"rank {', '.join(each)}: {told}" for told, each in ranks.items())
 
