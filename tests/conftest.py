@@ -19,9 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rewrite", action="store_true", help="write golden stories and diagrams anew, for review"
     )
     parser.addoption(
-        "--every-shape",
+        "--all-groups",
         action="store_true",
-        help="also the shapes of groups that `make test` leaves out",
+        help="also the cases of rank groups that `make test` leaves out",
     )
 
 
@@ -34,8 +34,8 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect, and so count in the summary, the tests of a GPU where there is none, and those that take long
     and were not asked for."""
-    if not config.getoption("--every-shape"):
-        _deselect(config, items, "every_shape")
+    if not config.getoption("--all-groups"):
+        _deselect(config, items, "all_groups")
     if any(item.get_closest_marker("gpu") for item in items):
         import torch
 

@@ -95,6 +95,7 @@ def test_a_rank_that_admits_on_its_own_evidence_is_found_out_in_the_next_turn(te
     _check_went_on(tensors, answer, want)
 
 
+@pytest.mark.all_groups
 @pytest.mark.timeout(300)
 def test_without_the_comparison_of_rosters_a_rank_that_admits_on_its_own_evidence_hangs_its_group(
     tensors: Hand,
@@ -120,7 +121,7 @@ def test_without_the_comparison_of_rosters_a_rank_that_admits_on_its_own_evidenc
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("side", ["decode", "prefill"])
+@pytest.mark.parametrize("side", ["decode", pytest.param("prefill", marks=pytest.mark.all_groups)])
 def test_divergence_detected_a_room_that_one_rank_alone_holds_ends_the_group_within_its_turn(
     tensors: Hand, side: str
 ) -> None:
@@ -192,6 +193,7 @@ def test_failure_is_agreed_an_abort_that_one_stage_sees_is_drained_by_all(
     pipeline.stack.wait_idle(start)
 
 
+@pytest.mark.all_groups
 @pytest.mark.timeout(300)
 def test_a_stage_that_drops_an_aborted_room_by_itself_leaves_it_in_the_queue_of_the_others(
     pipeline: Hand,

@@ -115,9 +115,19 @@ def wait_gone(ranks: list[Rank]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [KILL, STOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
-@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("side", "rank", "number"),
+    [
+        pytest.param("prefill", 0, KILL, id="prefill-leader-killed"),
+        pytest.param("prefill", 1, STOP, id="prefill-follower-stopped"),
+        pytest.param("decode", 0, STOP, id="decode-leader-stopped"),
+        pytest.param("decode", 1, KILL, id="decode-follower-killed"),
+        pytest.param("prefill", 0, STOP, id="prefill-leader-stopped", marks=pytest.mark.all_groups),
+        pytest.param("prefill", 1, KILL, id="prefill-follower-killed", marks=pytest.mark.all_groups),
+        pytest.param("decode", 0, KILL, id="decode-leader-killed", marks=pytest.mark.all_groups),
+        pytest.param("decode", 1, STOP, id="decode-follower-stopped", marks=pytest.mark.all_groups),
+    ],
+)
 def test_requests_go_on_token_for_token_and_the_group_comes_back_when_a_rank_is(
     groups: Stack, known: Asked, side: str, rank: int, number: signal.Signals
 ) -> None:
