@@ -11,6 +11,9 @@ from starlette.types import ASGIApp
 from services.runtime.listen import port_of
 
 START_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 75
+"""How long a connection may rest between two requests. Longer than clients keep theirs (5 s is common): a
+server that hangs up first does so, now and then, on a request that is on its way."""
 
 
 class _Server(uvicorn.Server):
@@ -58,6 +61,7 @@ async def serve_http(app: ASGIApp, sock: socket.socket, graceful_timeout_s: int)
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=graceful_timeout_s,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
     )
     task = asyncio.create_task(server.serve(sockets=[sock]), name="http server")

@@ -15,7 +15,7 @@ from tests.verify.long import go_on
 from tests.verify.parts import Model, Mutants, Simulation
 
 ROOMS: Final = 100_000
-SIMULATION_S: Final = 600.0
+SIMULATION_S: Final = 720.0
 """The last seeds are begun by then."""
 
 
