@@ -8,9 +8,6 @@ collective is queued and waited for at the end of the step, and it is nccl's own
 of a rank that was left waiting.
 """
 
-import os
-import re
-import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -21,13 +18,12 @@ import torch.distributed
 from services.engine.team import TeamBroken
 from services.pages.checksum import WORD
 from services.pages.topology import Topology
+from services.runtime.gloo_connections import connect_gloo, first_line
 
 NAME: Final = "team"
 LOADING_S: Final = 600.0
 """How long the ranks of a worker may be apart in loading a model: from one disk, or from many."""
 
-SOURCE_PLACE: Final = re.compile(r"^\[[^\]]*\] ")
-ADVICE: Final = " This is typically caused by"
 TAG: Final = 0
 
 Outcome = TypeVar("Outcome")
@@ -135,7 +131,7 @@ class ProcessTeam:
             try:
                 return collective(*self._groups)
             except RuntimeError as error:  # as text: the exception's frames would hold the groups
-                problem = _first_line(error)
+                problem = first_line(error)
         most = self._timeout_s if timeout_s is None else timeout_s
         raise self.leave(f"waited for the other ranks of its step, at most {most:g} s: {problem}")
 
@@ -163,47 +159,35 @@ def join_team(
         store = c10d.PrefixStore(NAME, c10d.TCPStore(host, port, None, False, waiting, False))
         store.set(f"rank-{rank}", "here")
         store.wait([f"rank-{each}" for each in range(topology.ranks)], waiting)
-        toward = "" if device.type == "cuda" else _address_toward(host, port)
-        everyone = _group(c10d.PrefixStore("all", store), rank, topology.ranks, timeout, toward, device)
+
+        def group(name: str, place: int, size: int) -> Group:
+            under = c10d.PrefixStore(name, store)
+            if device.type == "cuda":
+                return _nccl(under, place, size, timeout, device)
+            return connect_gloo(c10d, under, place, size, timeout, host, port)
+
+        everyone = group("all", rank, topology.ranks)
         stage = None
         if topology.tensor > 1:
-            prefix = f"stage-{place.pipeline}-{place.context}"
-            stage = _group(
-                c10d.PrefixStore(prefix, store), place.tensor, topology.tensor, timeout, toward, device
-            )
+            stage = group(f"stage-{place.pipeline}-{place.context}", place.tensor, topology.tensor)
         met = torch.zeros(1, dtype=torch.int64, device=device)
-        for group in (everyone, stage):
-            if group is not None:
-                _reduce(group, met, c10d.ReduceOp.SUM)
+        for made in (everyone, stage):
+            if made is not None:
+                _reduce(made, met, c10d.ReduceOp.SUM)
         met.tolist()
     except (RuntimeError, OSError) as error:
         raise TeamBroken(
             f"rank {rank} of {topology.ranks} has not met its team at {host}:{port}, waiting at most "
-            f"{timeout_s:g} s: {_first_line(error)}"
+            f"{timeout_s:g} s: {first_line(error)}"
         ) from None
     return ProcessTeam(topology, rank, device, step_timeout_s, everyone, stage)
 
 
-def _group(store: Any, rank: int, size: int, timeout: timedelta, toward: str, device: torch.device) -> Group:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        options = c10d.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return c10d.ProcessGroupNCCL(store, rank, size, options)
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        return c10d.ProcessGroupGloo(store, rank, size, timeout)
-    options = c10d.ProcessGroupGloo._Options()
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Group:
+    torch.cuda.set_device(device)
+    options = c10d.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=toward)]
-    return c10d.ProcessGroupGloo(store, rank, size, options)
-
-
-def _address_toward(host: str, port: int) -> str:
-    """This machine's address on the way to `host`."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+    return c10d.ProcessGroupNCCL(store, rank, size, options)
 
 
 def _reduce(group: Group, tensor: torch.Tensor, operation: Any, timeout_s: float | None = None) -> None:
@@ -212,8 +196,3 @@ def _reduce(group: Group, tensor: torch.Tensor, operation: Any, timeout_s: float
     if timeout_s is not None:
         options.timeout = timedelta(seconds=timeout_s)
     group.allreduce([tensor], options).wait()
-
-
-def _first_line(error: Exception) -> str:
-    """Without the place in torch's sources before it, and the advice and C++ stack after it."""
-    return SOURCE_PLACE.sub("", str(error).partition("\n")[0]).partition(ADVICE)[0]

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from services.parallel.meeting import ProcessGroup, first_line, post
+from services.parallel.meeting import ProcessGroup, post
+from services.runtime.gloo_connections import first_line
 
 WAIT_MIN_S: Final = 0.001
 

@@ -6,8 +6,6 @@ blocks runs on a thread of its own, which is left behind when its caller gives u
 """
 
 import asyncio
-import os
-import re
 import socket
 import threading
 from collections.abc import Callable
@@ -19,12 +17,10 @@ import torch.distributed
 
 from services.parallel.interface import GroupBroken
 from services.parallel.watch import FollowerWatch, LeaderWatch, Watch, Whereabouts
+from services.runtime.gloo_connections import connect_gloo, first_line
 
 WATCH_KEY: Final = "baton/watch"
 GLOO_PREFIX: Final = "baton/agreement"
-
-SOURCE_PLACE: Final = re.compile(r"^\[[^\]]*\] ")
-ADVICE: Final = " This is typically caused by"
 
 Outcome = TypeVar("Outcome")
 
@@ -115,11 +111,6 @@ def _stop(waiting: "asyncio.Future[Outcome]", why: str) -> None:
         waiting.set_exception(ConnectionAbortedError(why))
 
 
-def first_line(error: Exception) -> str:
-    """Without the place in torch's sources before it, and the advice and C++ stack after it."""
-    return SOURCE_PLACE.sub("", str(error).partition("\n")[0]).partition(ADVICE)[0]
-
-
 def open_store(rank: int, size: int, at: Rendezvous, timeout_s: float) -> Store:
     """Blocks, at most `timeout_s`. Rank 0 serves it as long as it holds it. Raises RuntimeError, OSError."""
     listening = _listen(at) if rank == 0 else None
@@ -145,21 +136,8 @@ def _listen(at: Rendezvous) -> int:
 
 def gloo_connections(rank: int, size: int, at: Rendezvous, timeout_s: float, store: Store) -> ProcessGroup:
     """Blocks, at most `timeout_s`, until every rank has met every other. Raises RuntimeError, OSError."""
-    timeout = timedelta(seconds=timeout_s)
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        group = c10d.ProcessGroupGloo(store, rank, size, timeout)
-    else:
-        options = c10d.ProcessGroupGloo._Options()
-        options._timeout = timeout
-        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=_address_toward(at))]
-        group = c10d.ProcessGroupGloo(store, rank, size, options)
+    group: ProcessGroup = connect_gloo(
+        c10d, store, rank, size, timedelta(seconds=timeout_s), at.host, at.port
+    )
     group.barrier().wait()
     return group
-
-
-def _address_toward(at: Rendezvous) -> str:
-    """This machine's address on the way to rank 0."""
-    family, kind, protocol, _, address = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from services.pages.checksum import KvChecksum
-from services.pages.topology import Topology
+from services.pages.topology import RANKS_MAX, Topology
 from services.runtime.errors import SettingsError
 from services.runtime.service_settings import ServiceSettings
 from services.runtime.setting_kinds import (
@@ -28,7 +28,6 @@ NAME = matching(r"[A-Za-z0-9._-]{0,128}", "NAME", "up to 128 letters, digits, do
 DEVICE = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
 DTYPE = choices("auto", "bfloat16", "float32")
 CHECKSUM = choices(*(each.value for each in KvChecksum))
-RANKS_MAX = 1024
 PARALLEL = number(1, RANKS_MAX)
 RANK = optional(number(0, RANKS_MAX - 1), None)
 RENDEZVOUS = optional(ADDRESS, "")
