@@ -50,13 +50,19 @@ class Canary:
                 await asyncio.sleep(RETRY_S)
 
     def _pair(self) -> tuple[Worker, Worker] | None:
-        """The joining worker tried least, and a partner for it: a ready one if there is one."""
-        workers = [w for w in self._rooms.registry.workers() if w.state in _USABLE]
+        """The joining worker tried least, and a partner for it: a ready one if there is one.
+
+        Each without a canary's room: a worker has `CANARY_ROOMS` places for them. The room of a canary that
+        failed may outlive it.
+        """
+        registry = self._rooms.registry
+        workers = [w for w in registry.workers() if w.state in _USABLE]
         self._tries = Counter({w.facts.incarnation: self._tries[w.facts.incarnation] for w in workers})
+        free = [worker for worker in workers if not registry.has_canary(worker)]
         pairs = [
             (joining, partner)
-            for joining in workers
-            for partner in workers
+            for joining in free
+            for partner in free
             if joining.state is WorkerState.JOINING and partner.facts.side is not joining.facts.side
         ]
         if not pairs:

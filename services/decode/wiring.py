@@ -84,7 +84,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     engine: Engine = await load_together(group, loop.run_in_executor(None, start_rank, settings, threads))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
-    slots = HostMemory(settings.max_rooms * SLOT_BYTES)
+    slots = HostMemory(settings.places * SLOT_BYTES)
     exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
 
     metrics = DecodeMetrics(registry)
@@ -101,7 +101,7 @@ async def _serve(
             checksum,
         )
     work = DecodeWork(
-        places=settings.max_rooms,
+        places=settings.places,
         incarnation=incarnation,
         holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view)),
         layout=engine.layout,

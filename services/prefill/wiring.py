@@ -77,7 +77,7 @@ async def _serve(
     engine: Engine = await load_together(group, loop.run_in_executor(None, start_rank, settings, threads))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
     layouts = [rank_layout(engine.whole, topology, each) for each in range(topology.ranks)]
-    slots = HostMemory(settings.max_rooms * SLOT_BYTES)
+    slots = HostMemory(settings.places * SLOT_BYTES)
     transfer = NixlTransfer(mine)
     transfer.register(Region("kv", engine.cache.address, engine.cache.length, engine.cache.device))
     transfer.register(Region("slots", slots.address, slots.length))
@@ -85,7 +85,7 @@ async def _serve(
     metrics = PrefillMetrics(registry)
     stepper = Stepper(engine, host.mailbox.wake)
     work = PrefillWork(
-        places=settings.max_rooms,
+        places=settings.places,
         holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view)),
         layout=engine.layout,
         bounds=ModelBounds(engine.model.vocab_size, engine.model.facts.context_length),

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from services.rooms.errors import Cause
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+
+CANARY_ROOMS: Final = 1
+"""Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class WorkerFacts:
     tokens_max: int
     """KV positions that its whole cache holds."""
     rooms_max: int
+    """Rooms of clients that it holds at once."""
     page_tokens: int = 1
     """Of any two workers of the stack, one's is a multiple of the other's."""
     topology: str = "tp1pp1"

@@ -192,6 +192,10 @@ class Registry:
         found = [entry for entry in self.rooms() if entry.request_id == request_id]
         return sorted(found, key=lambda entry: entry.id, reverse=True)
 
+    def has_canary(self, worker: Worker) -> bool:
+        """Does it hold a canary's room?"""
+        return any(self._open[room].canary for room in worker.rooms)
+
     def rooms(self) -> Iterator[RoomEntry]:
         """Newest first: the open ones, then the kept ones."""
         for table in (self._open, self._done, self._failed):

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from services.pages.checksum import KvChecksum
 from services.pages.topology import RANKS_MAX, Topology
+from services.rooms.entries import CANARY_ROOMS
 from services.runtime.errors import SettingsError
 from services.runtime.service_settings import ServiceSettings
 from services.runtime.setting_kinds import (
@@ -85,6 +86,11 @@ class WorkerSettings(ServiceSettings):
         self._check_group()
         if not self.name:
             object.__setattr__(self, "name", f"{self.role}-{socket.gethostname()}")
+
+    @property
+    def places(self) -> int:
+        """Rooms that the worker has memory for: what it registers, and what a canary needs."""
+        return self.max_rooms + CANARY_ROOMS
 
     @property
     def topology(self) -> Topology:

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from services.bootstrap.canary import OUTPUT_TOKENS, Canary
+from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary
+from services.rooms.entries import CANARY_ROOMS
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.registry import WorkerState
@@ -57,6 +58,8 @@ async def test_a_worker_that_fails_its_canary_says_why_and_keeps_nobody_else_out
             at.join(good, proven=False)
             canary = Canary(at.rooms, at.backend)
             task = asyncio.ensure_future(canary.run())
+            await until(lambda: canary.problem is not None)
+            at.retired(1)
             await until(lambda: state(at, 32) is WorkerState.READY)
             assert state(at, 31) is not WorkerState.READY
             assert bad.called, "it was tried"
@@ -75,3 +78,22 @@ async def test_a_pair_that_brings_too_few_tokens_is_not_ready() -> None:
         assert canary.problem == "prefill-0 and decode-1: 1 tokens came, 2 were asked for"
         assert state(at, 41) is WorkerState.JOINING
         task.cancel()
+
+
+async def test_a_full_partner_has_one_canary_at_a_time() -> None:
+    async with house(places=1) as at:
+        pair = at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation)
+        at.registry.open_room("of a client", pair, 10, at.clock.now_ms())
+        at.decode.script = GOOD_DECODE
+        bad = PrefillWorker("prefill-bad", P, Incarnation(31), script=[accepted(P), None])
+        async with serving(bad.add) as bad.address:
+            at.join(bad, proven=False)
+            canary = Canary(at.rooms, at.backend)
+            task = asyncio.ensure_future(canary.run())
+            await until(lambda: canary.problem is not None)
+            assert len(pair[1].rooms) == at.decode.rooms_max + CANARY_ROOMS
+            await asyncio.sleep(RETRY_S + 3 * LOOK_S)
+            assert bad.called == [2], "the room of the first try is not retired yet"
+            at.retired(2)
+            await until(lambda: len(bad.called) == 2)
+            task.cancel()

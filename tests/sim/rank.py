@@ -21,6 +21,7 @@ from services.prefill.metrics import PrefillMetrics
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
+from services.rooms.entries import CANARY_ROOMS
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Effect, Side
 from services.rooms.room import Room
@@ -164,7 +165,8 @@ def make_rank(
 
     engine = Engine(layout, worker_shape.pages, world.model, foreign)
     stepper = SimStepper(engine, world.loop, rng, mailbox.wake, fails)
-    slots = HostMemory(shape.places * SLOT_BYTES)
+    places = shape.places + CANARY_ROOMS
+    slots = HostMemory(places * SLOT_BYTES)
     holdings = Holdings(PagePool(worker_shape.pages), SlotPool(slots.view))
     bank = Bank(process.name, process.host, worker, group.rank, layout, engine.memory, slots, holdings)
     known: list[Incarnation] = []
@@ -184,7 +186,7 @@ def make_rank(
         transfer.register(Region("slots", slots.address, slots.length))
         transfer.endpoint()
         work = PrefillWork(
-            places=shape.places,
+            places=places,
             holdings=holdings,
             layout=layout,
             bounds=ModelBounds(VOCABULARY, CONTEXT),
@@ -202,7 +204,7 @@ def make_rank(
     else:
         exposure = Exposure(connected, world.incarnation, {"kv": engine.memory, "slots": slots})
         work = WatchedDecode(
-            places=shape.places,
+            places=places,
             incarnation=worker,
             holdings=holdings,
             layout=layout,
