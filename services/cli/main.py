@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from services.bootstrap.settings import BootstrapSettings
-from services.cli.bench import bench
+from services.cli.bench.app import bench
 from services.cli.chat_settings import ChatSettings
 from services.cli.options import Flags, add_command
 from services.cli.serve_settings import ServeSettings, passed_on
