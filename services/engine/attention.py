@@ -18,6 +18,9 @@ from services.engine.plan import Group, Plan, Whole
 
 NAME: Final = "baton_paged"
 MASK: Final = "attention_mask"
+BLOCK: Final = 128
+"""Tokens of a prompt that look at once, on a CPU: enough to multiply well, few enough to skip most of what
+is later than they are."""
 
 
 class Attend(Protocol):
@@ -82,42 +85,44 @@ class PagedStep:
         options: dict[str, Any],
     ) -> torch.Tensor:
         layer: int = module.layer_idx  # type: ignore[assignment]
-        head_dim = query.shape[3]
-        self._cache.write(
-            layer,
-            self._plan.write,
-            key[0].transpose(0, 1).reshape(-1, head_dim),
-            value[0].transpose(0, 1).reshape(-1, head_dim),
-        )
         scaling = options.get("scaling")
-        scaling = head_dim**-0.5 if scaling is None else float(scaling)
-        heads, tokens = query.shape[1], query.shape[2]
+        scaling = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+        entries = torch.cat((key[0], value[0])).transpose(0, 1)
+        return self.look(layer, query[0].transpose(0, 1), entries, scaling)[None]
+
+    def look(self, layer: int, query: torch.Tensor, entries: torch.Tensor, scaling: float) -> torch.Tensor:
+        """`query` [T, query heads, head_dim], `entries` [T, 2 * kv heads, head_dim]: keys, then values.
+        Returns [T, query heads, head_dim]."""
+        plan = self._plan
+        self._cache.write(layer, plan.write, entries.reshape(-1, entries.shape[2]))
+        if plan.alike is not None:
+            return self._singles(layer, plan.alike, query, scaling)
+        out = query.new_empty(query.shape)
+        for group in plan.singles:
+            span = slice(group.begin, group.end)
+            out[span] = self._singles(layer, group, query[span], scaling)
+        kv_heads = entries.shape[1] // 2
         # [kv heads, query heads of each, T, head_dim]
-        folded = query[0].view(key.shape[1], -1, tokens, head_dim)
-        out = query.new_empty(tokens, heads, head_dim)
-        for group in self._plan.singles:
-            out[group.begin : group.end] = self._singles(layer, group, folded, scaling)
-        for group in self._plan.prefixed:
-            self._fetch(layer, group)
-            stop = group.mask.shape[1]
-            _look(out, folded, group, group.fetched[0, 0, :, :stop], group.fetched[1, 0, :, :stop], scaling)
-        for whole in self._plan.wholes:
-            span = slice(whole.begin, whole.end)
-            _look(out, folded, whole, key[0, :, span], value[0, :, span], scaling)
-        return out[None]
+        folded = query.view(len(query), kv_heads, -1, query.shape[2]).permute(1, 2, 0, 3)
+        for group in plan.prefixed:
+            self._cache.read(layer, group.pages, group.room)
+            _look(out, folded, group, group.keys, group.values, group.mask, scaling)
+        for whole in plan.wholes:
+            own = entries[whole.begin : whole.end].transpose(0, 1)
+            _look(out, folded, whole, own[:kv_heads], own[kv_heads:], None, scaling)
+        return out
 
-    def _fetch(self, layer: int, group: Group) -> None:
-        size = self._cache.layout.page_tokens * self._cache.layout.head_dim
-        self._cache.read(layer, group.blocks, group.fetched.view(-1, size))
-
-    def _singles(self, layer: int, group: Group, folded: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Rows of one token each, to [B, query heads, head_dim]: a product per row and kv head."""
-        self._fetch(layer, group)
-        keys, values = group.fetched
-        query = folded[:, :, group.begin : group.end].permute(2, 0, 1, 3) * scaling
-        scores = torch.matmul(query, keys.transpose(-1, -2)).add_(group.mask)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-        return torch.matmul(weights, values).flatten(1, 2)
+    def _singles(self, layer: int, group: Group, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Rows of one token each: for each kv head and each of them, the query heads that share it."""
+        self._cache.read(layer, group.pages, group.room)
+        rows, heads, head_dim = query.shape
+        kv_heads = len(group.keys) // rows
+        folded = (
+            query.view(rows, kv_heads, -1, head_dim).transpose(0, 1).reshape(len(group.keys), -1, head_dim)
+        )
+        scores = torch.baddbmm(group.mask, folded, group.keys.transpose(1, 2), alpha=scaling)
+        seen = torch.bmm(torch.softmax(scores, dim=-1), group.values)
+        return seen.view(kv_heads, rows, -1, head_dim).transpose(0, 1).reshape(rows, heads, head_dim)
 
 
 def _look(
@@ -126,12 +131,17 @@ def _look(
     part: Group | Whole,
     keys: torch.Tensor,
     values: torch.Tensor,
+    mask: torch.Tensor | None,
     scaling: float,
 ) -> None:
-    """One row's tokens look at `keys` and `values` [kv heads, S, head_dim], which all query heads share."""
+    """One row's tokens, the last of those that have `keys` and `values` [kv heads, S, head_dim], which all
+    query heads of a kv head share."""
     query = folded[:, :, part.begin : part.end]
+    span = out[part.begin : part.end]
+    if query.device.type == "cpu":
+        _look_in_blocks(span, query, keys, values, scaling)
+        return
     shape = (*query.shape[:2], *keys.shape[1:])
-    mask = part.mask if isinstance(part, Group) else None
     seen = scaled_dot_product_attention(
         query,
         keys[:, None].expand(shape),
@@ -140,4 +150,24 @@ def _look(
         is_causal=mask is None,
         scale=scaling,
     )
-    out[part.begin : part.end] = seen.flatten(0, 1).transpose(0, 1)
+    span.copy_(seen.flatten(0, 1).transpose(0, 1))
+
+
+def _look_in_blocks(
+    out: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+) -> None:
+    """Some tokens at a time, of all heads at once: torch's own attention on CPUs multiplies head by head and
+    in smaller pieces, of which each costs as much as it computes."""
+    kv_heads, shared, tokens, head_dim = query.shape
+    before = keys.shape[1] - tokens
+    keys, values = keys.transpose(1, 2).contiguous(), values.contiguous()
+    hidden = query.new_full((BLOCK, BLOCK), float("-inf")).triu_(1)
+    nothing = query.new_zeros(1, 1, 1)
+    for begin in range(0, tokens, BLOCK):
+        end = min(begin + BLOCK, tokens)
+        count, stop = end - begin, before + end
+        rows = query[:, :, begin:end].reshape(kv_heads, -1, head_dim)
+        scores = torch.baddbmm(nothing, rows, keys[:, :, :stop], beta=0, alpha=scaling)
+        scores.view(kv_heads, shared, count, stop)[..., -count:].add_(hidden[:count, :count])
+        seen = torch.bmm(torch.softmax(scores, dim=-1), values[:, :stop])
+        out[begin:end] = seen.view(kv_heads * shared, count, head_dim).transpose(0, 1)

@@ -14,6 +14,7 @@ from services.engine.checksum import PageSummer
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
 from services.engine.model import Model, load_model
 from services.engine.plan import make_plan
+from services.engine.proof import hasten
 from services.engine.rows import PageSum, Row, Sequence, SumPart, check
 from services.engine.sampler import NotANumber
 from services.engine.team import Team, TeamBroken, alone
@@ -74,7 +75,7 @@ class Engine:
         plan = make_plan(rows, self.cache, self.model.device)
         drawing = [row.sequence for row in rows if row.sample]
         with torch.inference_mode():
-            logits = self.model.logits(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
+            logits = self.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
             drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)
@@ -156,5 +157,7 @@ def load_engine(
         head_dim=geometry.head_dim,
     )
     layout = rank_layout(whole, team.topology, team.rank)
+    if team.topology.ranks == 1:
+        hasten(model, layout)
     pages = team.least(pages_that_fit(layout, kv_cache_memory))
     return Engine(model, whole, PagedKvCache(layout, pages, model.device), team)

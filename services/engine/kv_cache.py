@@ -43,10 +43,8 @@ class PagedKvCache:
         """Bytes."""
         self.device = str(device)
         """"cpu" or "cuda:N"."""
-        self.blocks_per_head = len(layout.layers) * 2
-        self.blocks_per_page = len(layout.kv_heads) * self.blocks_per_head
-        self.rows_per_head = self.blocks_per_head * layout.page_tokens
-        self.rows_per_page = self.blocks_per_page * layout.page_tokens
+        self.rows_per_head = len(layout.layers) * 2 * layout.page_tokens
+        self.rows_per_page = len(layout.kv_heads) * self.rows_per_head
         _check_available(self.length, device, layout)
         try:
             self._host = HostMemory(self.length) if device.type == "cpu" else None
@@ -57,6 +55,11 @@ class PagedKvCache:
                 f"{str(error).splitlines()[0]}"
             ) from error
 
+    def populate(self) -> None:
+        """Have all of it now: see `HostMemory.populate`."""
+        if self._host is not None:
+            self._host.populate()
+
     def _look(self, memory: torch.Tensor) -> None:
         """Every way of looking at the bytes of `memory`."""
         layout, layers, heads = self.layout, len(self.layout.layers), len(self.layout.kv_heads)
@@ -65,13 +68,10 @@ class PagedKvCache:
         self.tensor = flat.view(self.pages, heads, layers, 2, layout.page_tokens, layout.head_dim)
         """[page][kv head][layer][K, V][token][head_dim]"""
         rows = flat.view(-1, layout.head_dim)
-        blocks = flat.view(-1, layout.page_tokens * layout.head_dim)
-        places = {layer: 2 * place for place, layer in enumerate(layout.layers)}
-        self._blocks = {layer: blocks[place:] for layer, place in places.items()}
-        self._key_rows = {layer: rows[place * layout.page_tokens :] for layer, place in places.items()}
-        self._value_rows = {
-            layer: rows[(place + 1) * layout.page_tokens :] for layer, place in places.items()
-        }
+        pages = self.tensor.flatten(4)
+        places = {layer: place for place, layer in enumerate(layout.layers)}
+        self._pages = {layer: pages[:, :, place] for layer, place in places.items()}
+        self._rows = {layer: rows[2 * place * layout.page_tokens :] for layer, place in places.items()}
 
     def move(self) -> None:
         """Take the contents to another address: what peers write to the old one changes nothing here.
@@ -90,20 +90,19 @@ class PagedKvCache:
         """How many tokens fit."""
         return self.pages * self.layout.page_tokens
 
-    def write(self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store `keys` and `values`, each [tokens * kv heads, head_dim], of the layer with that id.
+    def write(self, layer: int, rows: torch.Tensor, entries: torch.Tensor) -> None:
+        """Store `entries` [rows, head_dim], keys or values of the layer with that id.
 
-        `rows` [tokens * kv heads]: page * rows_per_page + head * rows_per_head + place in the page.
+        `rows`: page * rows_per_page + head * rows_per_head + place in the page for a key, page_tokens more
+        for a value.
         """
-        self._key_rows[layer].index_copy_(0, rows, keys)
-        self._value_rows[layer].index_copy_(0, rows, values)
+        self._rows[layer].index_copy_(0, rows, entries)
 
-    def read(self, layer: int, blocks: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy blocks (one head's K or V of one page) into `out` [blocks, page_tokens * head_dim].
-
-        `blocks`: page * blocks_per_page + head * blocks_per_head for K, the same plus 1 for V.
-        """
-        torch.index_select(self._blocks[layer], 0, blocks, out=out)
+    def read(self, layer: int, pages: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy what `pages` [N] hold of the layer with that id into `out` [N, kv heads, 2, page_tokens *
+        head_dim], keys before values. `out` may lie in any order: entries of one head and kind, side by side,
+        are one matrix."""
+        torch.index_select(self._pages[layer], 0, pages, out=out)
 
     def clear_tail(self, page: int, used: int) -> None:
         """Zero what lies behind the first `used` tokens of `page`, in every layer.

@@ -4,6 +4,8 @@ The definition is the model library's own; only its attention is ours, and how s
 """
 
 import inspect
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
-from services.engine.attention import NAME, Attend, attending
+from services.engine.anatomy import anatomy_of
+from services.engine.attention import NAME, Attend, PagedStep, attending
+from services.engine.decoder import Decoder
 from services.engine.device import AUTO, find_device
 from services.engine.kv_cache import DTYPES
 from services.engine.memory import available_bytes
@@ -39,13 +43,17 @@ class Model:
         dtype: str,
         device: torch.device,
         share: Share | None = None,
+        load: Callable[[], Any] | None = None,
     ) -> None:
-        """Looks at one small forward pass, without other ranks. Raises UnsupportedModel."""
+        """`load`: gives `module` once more. Looks at one small forward pass, without other ranks. Raises
+        UnsupportedModel."""
         self.facts = facts
         self.dtype = dtype
         self.device = device
         self._module = module
         self._share = share
+        self._load = load
+        self._decoder: Decoder | None = None
         probe = Probe()
         where = torch.arange(2, device=device)[None]
         try:
@@ -64,12 +72,50 @@ class Model:
             )
         self.geometry: Geometry = seen if share is None else share.whole
         self.vocab_size: int = facts.vocab_size if share is not None or logits is None else logits.shape[1]
+        self.weight_bytes: int = _bytes_of_a_step(module)
+        """What a step reads of the weights, whatever it computes."""
+        self.products: Counter[tuple[int, int]] = Counter(
+            (each.out_features, each.in_features)
+            for each in module.modules()
+            if isinstance(each, torch.nn.Linear)
+        )
+        """How many linear layers of which [out, in] there are."""
+
+    def compute(
+        self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, step: PagedStep
+    ) -> torch.Tensor | None:
+        """As `logits`, by the fastest way that this model has."""
+        if self._decoder is None:
+            return self.logits(tokens, positions, keep, step)
+        with torch.inference_mode():
+            return self._decoder.logits(tokens, positions, keep, step)
+
+    @property
+    def taken_apart(self) -> bool:
+        """`compute` is ours, not the library's definition."""
+        return self._decoder is not None
+
+    def take_apart(self) -> None:
+        """From now on `compute` goes without the library's definition, whose weights are laid out anew: they
+        are not held twice. Raises OtherAnatomy, and nothing has changed."""
+        anatomy = anatomy_of(self._module, self.geometry.head_dim)
+        self._module = None
+        with torch.inference_mode():
+            self._decoder = Decoder(anatomy, self.geometry.head_dim)
+
+    def put_together(self) -> None:
+        """Undo `take_apart`: the weights are loaded again. Raises what `load_model` raises."""
+        self._decoder = self._module = None
+        if self._load is None:
+            raise AssertionError("a share of a model was taken apart")
+        self._module = self._load()
 
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attend: Attend
     ) -> torch.Tensor | None:
         """[N, vocabulary] logits, in the model's dtype, at the places `keep` [N] of the flat batch `tokens`
-        [1, T] at `positions` [1, T]. Every rank calls it; one of them gets the logits, the others None."""
+        [1, T] at `positions` [1, T]: by the library's definition. Every rank calls it; one of them gets the
+        logits, the others None."""
         share = self._share
         with torch.inference_mode(), attending(attend):
             if share is not None and not share.last:
@@ -83,7 +129,7 @@ class Model:
         return logits if share is None or share.has_logits else None
 
     def weights(self) -> list[torch.Tensor]:
-        """Every weight once, tied ones too."""
+        """Every weight of the library's definition once, tied ones too."""
         return [each.data for each in self._module.parameters()]
 
 
@@ -106,9 +152,13 @@ def load_model(directory: Path, dtype: str, device: str, team: Team | None = Non
     least = sum(path.stat().st_size for path in weight_files(directory)) * DTYPES[chosen].itemsize // 4
     # The files' own numbers have 1 to 4 bytes: what they take in memory is judged by the least it can be.
     _check_memory(directory, place, least)
-    module = _load(directory, facts.name, config, DTYPES[chosen]).to(place).eval().requires_grad_(False)
+
+    def load() -> Any:
+        return _load(directory, facts.name, config, DTYPES[chosen]).to(place).eval().requires_grad_(False)
+
+    module = load()
     _check_logits(facts.name, module)
-    return Model(module, facts, chosen, place)
+    return Model(module, facts, chosen, place, load=load)
 
 
 def _configuration(directory: Path, name: str) -> Any:
@@ -168,6 +218,20 @@ def _load_share(
         raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
     module.to(device).eval()
     return stage
+
+
+def _bytes_of_a_step(module: Any) -> int:
+    """All weights, tied ones once, but of an embedding that is nothing else only single rows."""
+    table, head = module.get_input_embeddings(), module.get_output_embeddings()
+    read = [
+        each
+        for each in module.parameters()
+        if head is None
+        or each is head.weight
+        or not isinstance(table, torch.nn.Embedding)
+        or each is not table.weight
+    ]
+    return sum(each.numel() * each.element_size() for each in read)
 
 
 def _check_logits(name: str, module: Any) -> None:

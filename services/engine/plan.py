@@ -8,12 +8,15 @@ step, and serves all layers.
 from collections import abc
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
 from services.engine.kv_cache import PagedKvCache
 from services.engine.rows import Row
+
+PADDING_MAX: Final = 24
+"""Pages. To fetch and to look at so many takes as long as the calls of another group do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +26,17 @@ class Group:
     begin: int
     end: int
     """Their tokens in the flat batch are [begin, end)."""
-    blocks: torch.Tensor
-    """[K/V, B, kv heads, pages] flattened: what the cache's `read` fetches."""
-    fetched: torch.Tensor
-    """[2, B, kv heads, pages * page_tokens, head_dim]: room for it, used by layer after layer."""
+    pages: torch.Tensor
+    """Of one row after the other, equally many: what the cache's `read` copies."""
+    room: torch.Tensor
+    """What it copies into, for layer after layer; `keys` and `values` look at it."""
+    keys: torch.Tensor
+    """[kv heads * B, S, head_dim], where S is all of the pages' tokens for single tokens, else the row's."""
+    values: torch.Tensor
+    """As `keys`."""
     mask: torch.Tensor
-    """Added to the scores: 0 where a token may look, -inf elsewhere. [B, 1, 1, pages * page_tokens] for
-    single tokens, [tokens, stop] for one row."""
+    """Added to the scores: 0 where a token may look, -inf elsewhere. [kv heads * B, 1, S] for single tokens,
+    [tokens, S] for one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,10 @@ class Plan:
     positions: torch.Tensor
     """[1, T]"""
     write: torch.Tensor
-    """[T * kv heads]: what the cache's `write` takes, token by token."""
+    """[T * 2 * kv heads]: what the cache's `write` takes, token by token, keys first."""
     singles: tuple[Group, ...]
+    alike: Group | None
+    """The only group, where the step has no other rows."""
     prefixed: tuple[Group, ...]
     wholes: tuple[Whole, ...]
     keep: torch.Tensor
@@ -58,16 +67,16 @@ class Plan:
 
 
 def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
-    """Cut a descending list of page counts where they fall below half: where each group ends.
-
-    Rows of a group are padded to its longest, so at most half of what is read is padding.
-    """
+    """Cut a descending list of page counts where padding to the longest costs more than another group does:
+    where each group ends."""
     ends: list[int] = []
-    longest = pages[0] if pages else 0
+    longest = padding = 0
     for place, count in enumerate(pages):
-        if 2 * count < longest:
-            ends.append(place)
-            longest = count
+        padding += longest - count
+        if place == 0 or padding > PADDING_MAX:
+            if place:
+                ends.append(place)
+            longest, padding = count, 0
     return [*ends, len(pages)] if pages else []
 
 
@@ -99,13 +108,10 @@ def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device
     singles, prefixed = [], []
     for read, table in zip(reads, tables, strict=True):
         begin, end = begins[read.first], begins[read.end]
-        width = lengths[read.first] * size if read.end <= single_count else laid[read.first].stop
-        mask = _mask(where[begin:end], width, cache)
         if read.end <= single_count:
-            pages_of_rows, mask = table.view(read.end - read.first, -1), mask[:, None, None]
-            singles.append(_group(begin, end, pages_of_rows, mask, cache))
+            singles.append(_singles(begin, end, table, where, cache))
         else:
-            prefixed.append(_group(begin, end, table[None], mask, cache))
+            prefixed.append(_prefixed(begin, end, table, laid[read.first].stop, where, cache))
     wholes = [
         Whole(begins[place], begins[place + 1])
         for place in range(single_count, len(laid))
@@ -116,6 +122,7 @@ def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device
         positions=where[None],
         write=_write_rows(pages, where, cache),
         singles=tuple(singles),
+        alike=singles[0] if len(singles) == 1 and single_count == len(laid) else None,
         prefixed=tuple(prefixed),
         wholes=tuple(wholes),
         keep=kept,
@@ -158,22 +165,37 @@ def _table(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
 def _write_rows(pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache) -> torch.Tensor:
     size = cache.layout.page_tokens
     heads = torch.arange(len(cache.layout.kv_heads), device=pages.device) * cache.rows_per_head
-    return ((pages * cache.rows_per_page + positions % size)[:, None] + heads).flatten()
+    entries = torch.cat((heads, heads + size))
+    return ((pages * cache.rows_per_page + positions % size)[:, None] + entries).flatten()
 
 
-def _group(begin: int, end: int, table: torch.Tensor, mask: torch.Tensor, cache: PagedKvCache) -> Group:
+def _singles(
+    begin: int, end: int, pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache
+) -> Group:
+    heads = len(cache.layout.kv_heads)
+    room, keys, values = _room(pages, heads * (end - begin), cache)
+    mask = _mask(positions[begin:end], keys.shape[1], cache).repeat(heads, 1)
+    return Group(begin, end, pages, room, keys, values, mask[:, None])
+
+
+def _prefixed(
+    begin: int, end: int, pages: torch.Tensor, stop: int, positions: torch.Tensor, cache: PagedKvCache
+) -> Group:
+    """Of a row that ends at position `stop`."""
+    room, keys, values = _room(pages, len(cache.layout.kv_heads), cache)
+    mask = _mask(positions[begin:end], stop, cache)
+    return Group(begin, end, pages, room, keys[:, :stop], values[:, :stop], mask)
+
+
+def _room(
+    pages: torch.Tensor, matrices: int, cache: PagedKvCache
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where the cache's `read` may copy `pages` to, and the matrices of keys and of values it becomes."""
     layout = cache.layout
-    rows, pages = table.shape
-    heads = len(layout.kv_heads)
-    halves = torch.arange(2, device=table.device).view(2, 1, 1, 1)
-    firsts = torch.arange(heads, device=table.device).view(1, 1, heads, 1) * cache.blocks_per_head
-    return Group(
-        begin,
-        end,
-        blocks=(table.view(1, rows, 1, pages) * cache.blocks_per_page + firsts + halves).flatten(),
-        fetched=cache.tensor.new_empty(2, rows, heads, pages * layout.page_tokens, layout.head_dim),
-        mask=mask,
-    )
+    entries = layout.page_tokens * layout.head_dim
+    room = cache.tensor.new_empty(2, len(layout.kv_heads), len(pages), entries)
+    keys, values = room.view(2, matrices, -1, layout.head_dim)
+    return room.permute(2, 1, 0, 3), keys, values
 
 
 def _mask(positions: torch.Tensor, width: int, cache: PagedKvCache) -> torch.Tensor:

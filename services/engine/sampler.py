@@ -4,6 +4,7 @@ A draw inverts the cumulative distribution, in the order of token ids, at a numb
 output position) alone: what else is in the batch does not change it.
 """
 
+import math
 from collections import abc
 
 import torch
@@ -13,6 +14,8 @@ from services.engine.penalties import adjust, changes_scores
 from services.engine.rows import Sequence
 from services.rooms.request import Token
 
+PART_MIN, PART_MAX = 16, 512
+"""Tokens of which the likeliest is looked for together. A power of two, to divide the vocabulary."""
 NUCLEUS_FIRST_LOOK = 256
 """How many of the likeliest tokens are sorted before all are, where only `top_p` cuts."""
 
@@ -25,16 +28,15 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Toke
     """Draw one token for each of `sequences` from `logits` [sequences, vocabulary]. Raises NotANumber."""
     if not sequences:
         return []
-    scores = logits.float()
     edited = [row for row, sequence in enumerate(sequences) if changes_scores(sequence)]
     drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
     told = [row for row, each in enumerate(sequences) if each.request.sampling.top_logprobs is not None]
-    raw = scores
+    raw = scores = logits.float() if edited or drawn or told else logits
     if edited:
         scores = scores.clone()
         for row in edited:
             adjust(scores[row], sequences[row])
-    best, chosen = scores.max(dim=-1)
+    best, chosen = _likeliest(scores)
     if drawn:
         chosen[drawn] = _draw(scores[drawn], [sequences[row] for row in drawn])
     if torch.isnan(best).any():
@@ -45,6 +47,20 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Toke
         for row, token in zip(told, _tell(raw[told], ids, told, sequences), strict=True):
             tokens[row] = token
     return tokens
+
+
+def _likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's largest score, and the first place where it stands. NaN is the largest."""
+    rows, vocabulary = scores.shape
+    width = math.gcd(vocabulary, PART_MAX)
+    if width < PART_MIN or scores.device.type != "cpu":
+        best, chosen = scores.max(dim=-1)
+        return best, chosen
+    # A CPU finds the largest of a part many times faster than the place where it stands.
+    parts = scores.view(rows, -1, width)
+    best, part = parts.amax(dim=-1).max(dim=-1)
+    within = parts[torch.arange(rows), part].argmax(dim=-1)
+    return best, part * width + within
 
 
 def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """How does a worker's engine come up?"""
 
+from collections.abc import Callable
 from typing import Final
 
 from services.engine.device import find_device
@@ -18,6 +19,10 @@ log = Log(__name__)
 STEP_TIMEOUTS: Final = 10
 """How many of the group's time-outs a rank waits within a step for what the others compute: a large step on
 slow cores takes long. A rank that died or stopped answering, the group's agreement finds sooner."""
+
+
+Load = Callable[[WorkerSettings, int], Engine]
+"""How a rank's engine comes up, with so many threads: `start_rank`, or a toy to measure what is around it."""
 
 
 def start_rank(settings: WorkerSettings, threads: int) -> Engine:
@@ -74,6 +79,7 @@ def start_engine(
         rank=rank,
         team=team,
     )
+    engine.cache.populate()
     engine.warm_up()
     tokens = engine.cache.pages * engine.layout.page_tokens
     log.info("engine ready", tokens=tokens, dtype=engine.layout.dtype, device=engine.cache.device)

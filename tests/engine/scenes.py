@@ -141,8 +141,8 @@ def end_in_a_step(post: Post, directory: Path, prompt: list[int], victim: int, w
 def _trap(engine: Engine, way: str) -> None:
     write, left = engine.cache.write, [2]
 
-    def trapped(layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        write(layer, rows, keys, values)
+    def trapped(layer: int, rows: torch.Tensor, entries: torch.Tensor) -> None:
+        write(layer, rows, entries)
         left[0] -= 1
         if left[0]:
             return

@@ -47,14 +47,15 @@ def test_reads_and_writes_follow_the_move_and_the_old_address_changes_nothing() 
     old.fill_(1.0)
     assert torch.equal(raw(cache), before)
     tokens = torch.arange(LAYOUT.page_tokens)
-    rows = torch.cat([tokens, tokens + cache.rows_per_head]) + cache.rows_per_page  # page 1, both heads
+    keys = torch.cat([tokens, tokens + cache.rows_per_head]) + cache.rows_per_page  # page 1, both heads
+    rows = torch.cat([keys, keys + LAYOUT.page_tokens])
     for layer in range(3):
-        keys = torch.full((len(rows), LAYOUT.head_dim), 10.0 + layer, dtype=torch.bfloat16)
-        cache.write(layer, rows, keys, -keys)
-        out = torch.empty(2, LAYOUT.page_tokens * LAYOUT.head_dim, dtype=torch.bfloat16)
-        cache.read(layer, torch.tensor([cache.blocks_per_page, cache.blocks_per_page + 1]), out)
-        assert (out[0] == 10.0 + layer).all()
-        assert (out[1] == -10.0 - layer).all()
+        entries = torch.full((len(keys), LAYOUT.head_dim), 10.0 + layer, dtype=torch.bfloat16)
+        cache.write(layer, rows, torch.cat([entries, -entries]))
+        out = torch.empty(1, 2, 2, LAYOUT.page_tokens * LAYOUT.head_dim, dtype=torch.bfloat16)
+        cache.read(layer, torch.tensor([1]), out)
+        assert (out[:, :, 0] == 10.0 + layer).all()
+        assert (out[:, :, 1] == -10.0 - layer).all()
     cache.clear_tail(1, 3)
     assert (cache.tensor[1, :, :, :, 3:] == 0).all()
     untouched = [0, 2, 3, 4, 5]
@@ -93,9 +94,9 @@ def test_a_head_of_a_page_is_one_run_of_bytes_and_layers_go_by_their_ids() -> No
     layout = replace(LAYOUT, layers=(4, 5, 6), kv_heads=(2, 3))
     cache = PagedKvCache(layout, PAGES, CPU)
     cache.tensor.zero_()
-    row = torch.tensor([3 * cache.rows_per_page + cache.rows_per_head + 2])  # page 3, head 3, token 2
+    row = 3 * cache.rows_per_page + cache.rows_per_head + 2  # page 3, head 3, token 2
     ones = torch.ones(1, layout.head_dim, dtype=torch.bfloat16)
-    cache.write(5, row, ones, 2 * ones)
+    cache.write(5, torch.tensor([row, row + layout.page_tokens]), torch.cat([ones, 2 * ones]))
     vector = layout.head_dim * 2
     layer = 2 * layout.page_tokens * vector
     head = len(layout.layers) * layer

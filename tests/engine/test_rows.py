@@ -89,7 +89,15 @@ def test_tokens_across_prompt_and_output() -> None:
 
 @pytest.mark.parametrize(
     ("pages", "ends"),
-    [([], []), ([4], [1]), ([4, 4, 2], [3]), ([9, 4, 4, 1], [1, 3, 4]), ([8, 4, 3, 1], [2, 3, 4])],
+    [
+        ([], []),
+        ([4], [1]),
+        ([40, 40, 30, 26], [4]),
+        ([40, 30, 20, 19, 1], [2, 5]),
+        ([100, 70, 70, 60, 50], [1, 4, 5]),
+    ],
 )
-def test_rows_are_grouped_with_those_at_least_half_as_long(pages: list[int], ends: list[int]) -> None:
+def test_rows_are_grouped_as_long_as_padding_costs_less_than_another_group(
+    pages: list[int], ends: list[int]
+) -> None:
     assert groups_of_similar_length(pages) == ends

@@ -110,6 +110,18 @@ def test_greedy() -> None:
     assert [token.id for token in sample(scores, [sequence(GREEDY)] * 8)] == scores.argmax(dim=-1).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocabulary", [37, 96, 1024])
+def test_greedy_takes_the_first_of_the_likeliest(vocabulary: int, dtype: torch.dtype) -> None:
+    """In vocabularies that are looked through in parts, and in others."""
+    scores = logits(8, vocabulary).round().to(dtype)
+    first = [row.index(max(row)) for row in scores.tolist()]
+    assert [token.id for token in sample(scores, [sequence(GREEDY)] * 8)] == first
+    scores[5, -1] = float("nan")
+    with pytest.raises(NotANumber):
+        sample(scores, [sequence(GREEDY)] * 8)
+
+
 def test_a_draw_depends_on_its_own_request_alone() -> None:
     """Alone, in a batch of other kinds, and on a later attempt: the same tokens."""
     scores = logits(6)

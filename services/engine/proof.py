@@ -1,0 +1,81 @@
+"""Does our own way to compute a model give what the library's definition gives?
+
+Both compute the same small steps as the model is loaded: a prompt, a chunk of it beside another prompt, a
+token of each. Not only the logits have to agree, but also the keys and values left in the pages, which
+another worker may go on with. Where they do not, the library computes, and a line of the log says why.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from services.engine.anatomy import OtherAnatomy
+from services.engine.attention import PagedStep
+from services.engine.kv_cache import PagedKvCache
+from services.engine.model import Model
+from services.engine.plan import make_plan
+from services.engine.rows import Row, Sequence
+from services.pages.layout import KvLayout
+from services.rooms.request import Request
+from services.runtime.logging import Log
+
+log = Log(__name__)
+
+TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.1}
+"""Of the difference's length, as a share of the length of what is right."""
+PAGE_TOKENS_MAX: Final = 16
+LONG: Final = 27
+STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)))
+"""In each step what is computed of the long sequence, and of the short one."""
+
+
+def hasten(model: Model, layout: KvLayout) -> None:
+    """Let `model` compute in our own way if it can, and if that is seen to give the same."""
+    if model.facts.context_length < LONG:
+        return
+    expected = _answers(model, layout)
+    try:
+        model.take_apart()
+    except OtherAnatomy as other:
+        log.info("the model library computes the steps: other parts than ours", found=str(other))
+        return
+    try:
+        gaps = [*map(_gap, _answers(model, layout), expected)]
+        close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
+        why = "" if close else f"results differ by {max(gaps):.2g} of their length"
+    except RuntimeError as error:
+        why = f"{type(error).__name__}: {error}"
+    if why:
+        model.put_together()
+        log.warning("the model library computes the steps: ours are not the same", why=why)
+
+
+def _answers(model: Model, layout: KvLayout) -> list[torch.Tensor]:
+    """The logits of all positions, step by step, and what is in the pages after the last."""
+    numbers = torch.Generator().manual_seed(7)
+    prompts = torch.randint(model.vocab_size, (2, LONG), generator=numbers).tolist()
+    sequences = [Sequence(Request("proof", tuple(prompt), 1), []) for prompt in prompts]
+    layout = replace(layout, page_tokens=min(layout.page_tokens, PAGE_TOKENS_MAX))
+    pages = layout.pages_for(LONG)
+    cache = PagedKvCache(layout, 2 * pages, model.device)
+    cache.tensor.zero_()
+    tables = torch.randperm(2 * pages, generator=numbers).view(2, pages).tolist()
+    told: list[torch.Tensor] = []
+    for spans in STEPS:
+        rows = [
+            Row(sequence, *span, table, sample=False)
+            for sequence, span, table in zip(sequences, spans, tables, strict=False)
+        ]
+        with torch.inference_mode():
+            plan = make_plan(rows, cache, model.device)
+            keep = torch.arange(plan.tokens.shape[1], device=model.device)
+            logits = model.compute(plan.tokens, plan.positions, keep, PagedStep(plan, cache))
+        if logits is not None:
+            told.append(logits.float())
+    return [*told, cache.tensor.float()]
+
+
+def _gap(seen: torch.Tensor, right: torch.Tensor) -> float:
+    """NaN where something is not a number."""
+    return float((seen - right).norm() / right.norm())
