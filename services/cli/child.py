@@ -17,6 +17,8 @@ LINE_BYTES_MAX: Final = 4096
 LINES_KEPT: Final = 20
 CHUNK_BYTES: Final = 65_536
 OUTPUT_TIMEOUT_S: Final = 2.0
+LARGE_PAGES: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""A model's weights are read a tenth faster from memory in large pages. Other systems do not look at it."""
 
 Say = Callable[[str], None]
 Worth = Callable[[str], bool]
@@ -99,7 +101,7 @@ async def start_child(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**environ, **_same_code(environ)},
+        env={**LARGE_PAGES, **environ, **_same_code(environ)},
         start_new_session=True,
     )
     return Child(name, process, worth, say)

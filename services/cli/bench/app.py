@@ -1,8 +1,13 @@
 """How far from the machine's limits is a part of Baton? Each command measures both in one run, in turns.
 
-    baton bench transfer    pages over NIXL between two processes, beside memcpy of the same bytes
-    baton bench step        one decode step, beside reading the model's weights once
+    baton bench transfer    pages as prefill pushes them, beside bare NIXL writes of as many bytes and memcpy
+    baton bench handover    one request's time by stage, and what its hand-over costs beside the transfer
+    baton bench rooms       rooms opened to retired with a toy engine, beside bare gRPC calls
+    baton bench step        a decode step beside reading weights and KV once, a prefill beside its products
     baton bench agree       a turn's agreement of 1, 2 and 3 ranks, beside gloo's all-reduce of the same bytes
+    baton bench router      the bootstrap on one core before workers that answer at once
+    baton bench serve       any OpenAI-compatible server under load: first token, time per token, goodput
+    baton bench compare     Baton and other systems under the same load, in turns; writes a table and bars
 
 Each prints one JSON object with the medians and their ratio. Absolute times are the machine's; quote ratios.
 What takes long to load is imported by the command that needs it.
@@ -11,9 +16,14 @@ What takes long to load is imported by the command that needs it.
 import typer
 
 from services.cli.bench.agree import agree
+from services.cli.bench.compare import compare
+from services.cli.bench.handover import handover
+from services.cli.bench.rooms import rooms
+from services.cli.bench.router import router
+from services.cli.bench.serve import serve
 from services.cli.bench.step import step
 from services.cli.bench.transfer import transfer
 
 bench = typer.Typer(name="bench", help="Measure a part beside its limit; prints JSON.", no_args_is_help=True)
-for command in (transfer, step, agree):
+for command in (transfer, handover, rooms, step, agree, serve, compare, router):
     bench.command()(command)

@@ -1,53 +1,151 @@
-"""How far is a decode step from the time that reading the weights takes?"""
+"""How far is a step of the model from what the machine can do?
 
-from typing import Annotated
+Decode has to read every weight and the sequences' keys and values once: its limit is the time to read as many
+bytes. Prefill has to multiply: its limit is the time of the model's products alone, of the same shapes over
+weights laid out as the engine's are.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli.bench.report import Runs, seconds_of, tell
 
+if TYPE_CHECKING:
+    from services.engine.engine import Engine, Row
+
+PROFILE_LINES = 16
+SIDE = 2048
+"""Of the square matrices whose product shows the machine's rate where shapes are no hindrance."""
+
+
+class Phase(StrEnum):
+    DECODE = "decode"
+    PREFILL = "prefill"
+
 
 def step(
     runs: Runs = 15,
     model: Annotated[str, typer.Option(help="A model directory, a GGUF file, or the word demo.")] = "demo",
+    phase: Annotated[Phase, typer.Option(help="One token of each sequence, or all of them.")] = Phase.DECODE,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+    profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
-    """One decode step, beside reading every weight once."""
-    import torch
-
-    from services.engine.engine import Row, Sequence, load_engine
-    from services.rooms.request import Request, Sampling
+    """One step, beside reading what it has to read or multiplying what it has to multiply."""
+    from services.engine.engine import load_engine
     from services.runtime.model_files import prepare, resolve
 
     directory = prepare(resolve(model), lambda _: None)
     engine = load_engine(directory, dtype=dtype, device="cpu", kv_cache_memory=2**30, threads=threads)
+    rows = _rows(engine, phase, batch, context)
+    facts: dict[str, object] = {"phase": phase.value, "batch": batch, "context": context, "dtype": dtype}
+    works: dict[str, Callable[[], object]] = {"step": lambda: engine.step(rows)}
+    if phase is Phase.DECODE:
+        limit = "read"
+        size = engine.model.weight_bytes + batch * (context + 1) * engine.layout.token_bytes
+        works[limit] = _reading(size)
+        facts |= {"weight_bytes": engine.model.weight_bytes, "read_bytes": size}
+    else:
+        limit = "products"
+        works[limit] = _multiplying(engine, batch, batch * context)
+        works["large_product"] = _large_product(engine)
+        gflop = _gflop(engine, batch, batch * context)
+        facts |= {"gflop": round(gflop, 3), "large_product_gflop": round(2 * SIDE**3 / 1e9, 3)}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for run in range(1 + runs):
+        for name, work in works.items():
+            taken = seconds_of(work)
+            if run:  # the first finds nothing ready
+                seconds[name].append(taken)
+    least = {name: min(values) for name, values in seconds.items()}
+    facts["least_ms"] = {name: round(value * 1000, 3) for name, value in least.items()}
+    facts["ratio_of_least"] = round(least["step"] / least[limit], 3)
+    if profile:
+        facts["profile_ms"] = _profile(lambda: engine.step(rows))
+    tell("step", seconds, limit, facts)
+
+
+def _rows(engine: "Engine", phase: Phase, batch: int, context: int) -> "list[Row]":
+    """Those of the step that is measured, after what has to come before it."""
+    from services.engine.engine import Row, Sequence
+    from services.rooms.request import Request, Sampling
+
     greedy = Sampling(temperature=0.0)
-    sequences = [
-        Sequence(Request(f"bench-{index}", (7,) * context, max_tokens=2, sampling=greedy), [7])
-        for index in range(batch)
-    ]
     pages = engine.layout.pages_for(context + 1)
-    tables = [list(range(index * pages, (index + 1) * pages)) for index in range(batch)]
-    for sequence, table in zip(sequences, tables, strict=True):
+    rows = []
+    for index in range(batch):
+        # Every other page, so that a sequence's pages are not one run of memory.
+        table = [place for start in (0, 1) for place in range(start, batch * pages, 2)]
+        table = table[index * pages : (index + 1) * pages]
+        request = Request(f"bench-{index}", tuple(range(7, 7 + context)), max_tokens=2, sampling=greedy)
+        if phase is Phase.PREFILL:
+            rows.append(Row(Sequence(request, []), 0, context, table, sample=True))
+            continue
+        sequence = Sequence(request, [7])
         engine.step([Row(sequence, 0, context, table, sample=False)])
-    rows = [
-        Row(sequence, context, context + 1, table, sample=True)
-        for sequence, table in zip(sequences, tables, strict=True)
-    ]
-    weights = engine.model.weights()
+        rows.append(Row(sequence, context, context + 1, table, sample=True))
+    return rows
 
-    def read() -> None:
-        for weight in weights:
-            torch.sum(weight.view(-1).view(torch.float32))
 
-    engine.step(rows)
-    seconds: dict[str, list[float]] = {"step": [], "read_weights": []}
-    for _ in range(runs):
-        seconds["step"].append(seconds_of(lambda: engine.step(rows)))
-        seconds["read_weights"].append(seconds_of(read))
-    size = sum(each.numel() * each.element_size() for each in weights)
-    facts: dict[str, object] = {"batch": batch, "context": context, "dtype": dtype, "weight_bytes": size}
-    tell("step", seconds, "read_weights", facts)
+def _reading(size: int) -> Callable[[], object]:
+    import torch
+
+    memory = torch.ones(size // 4)
+    return memory.sum
+
+
+def _multiplying(engine: "Engine", batch: int, tokens: int) -> Callable[[], object]:
+    import torch
+
+    from services.engine.linears import linear_of
+
+    products = []
+    with torch.inference_mode():
+        for (outs, ins), count in engine.model.products.items():
+            weight = engine.cache.tensor.new_empty(outs, ins).normal_(std=0.02)
+            linear = torch.nn.Linear(ins, outs, bias=False, device="meta")
+            linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+            rows = weight.new_ones(_rows_of(engine, outs, batch, tokens), ins)
+            products.append((linear_of([linear]), rows, count))
+
+    def multiply() -> None:
+        with torch.inference_mode():
+            for product, rows, count in products:
+                for _ in range(count):
+                    product(rows)
+
+    return multiply
+
+
+def _gflop(engine: "Engine", batch: int, tokens: int) -> float:
+    shapes = engine.model.products.items()
+    return sum(
+        2e-9 * _rows_of(engine, outs, batch, tokens) * outs * ins * count for (outs, ins), count in shapes
+    )
+
+
+def _rows_of(engine: "Engine", outs: int, batch: int, tokens: int) -> int:
+    """The head sees the last token of each sequence."""
+    return batch if outs == engine.model.vocab_size else tokens
+
+
+def _large_product(engine: "Engine") -> Callable[[], object]:
+    matrix = engine.cache.tensor.new_ones(SIDE, SIDE)
+    return lambda: matrix @ matrix
+
+
+def _profile(work: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds by operator, those it calls not counted; the longest first. Measuring adds to them."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiling
+
+    with profiling(activities=[ProfilerActivity.CPU]) as seen:
+        work()
+    spent = {event.key: event.self_cpu_time_total / 1000 for event in seen.key_averages()}
+    longest = sorted(spent, key=lambda key: -spent[key])[:PROFILE_LINES]
+    return {key: round(spent[key], 3) for key in longest}

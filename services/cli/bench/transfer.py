@@ -1,72 +1,48 @@
-"""How fast do bytes reach another process over NIXL?"""
+"""How fast do pages reach another process, beside NIXL itself and memcpy of the same bytes?"""
 
-import multiprocessing
-from multiprocessing.connection import Connection
+import json
+import statistics
 from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import Runs, seconds_of, tell
+from services.cli.bench.report import AsJson, Runs
 
-MIB: Final = 2**20
-REGION_BYTES: Final = 64 * MIB
 ANSWER_S: Final = 60.0
+GIGA: Final = 1e9
 
 
 def transfer(
-    runs: Runs = 15, window: Annotated[int, typer.Option(min=1, max=64, help="MiB a write.")] = 4
+    runs: Runs = 15,
+    window: Annotated[int, typer.Option(min=1, max=64, help="MiB a write.")] = 8,
+    chunk: Annotated[int, typer.Option(min=0, max=32, help="MiB a chunk; 0: of 1, 4 and 16.")] = 0,
+    _: AsJson = True,
 ) -> None:
-    """Write 64 MiB into another process in windows, beside memcpy of 64 MiB."""
-    from services.rooms.ids import Incarnation
-    from services.runtime.host_memory import HostMemory
-    from services.transfer.interface import PutState, Region, Run
-    from services.transfer.nixl import NixlTransfer
+    """Pages as prefill pushes them, beside one bare NIXL write of as many bytes, and memcpy."""
+    from services.cli.bench.transfer_pair import MIB, cases, measure
 
-    mine, theirs = multiprocessing.get_context("spawn").Pipe()
-    peer = multiprocessing.get_context("spawn").Process(target=_receive, args=(theirs,), daemon=True)
-    peer.start()
-    if not mine.poll(ANSWER_S):
+    measured = measure(cases([chunk] if chunk else [1, 4, 16]), runs, window * MIB, ANSWER_S)
+    if measured is None:
+        typer.echo(f"baton: error: the other process gave no answer within {ANSWER_S:g} s", err=True)
         raise typer.Exit(1)
-    endpoint = mine.recv()
-    memory, copy = HostMemory(REGION_BYTES), HostMemory(REGION_BYTES)
-    sender = NixlTransfer(Incarnation(1))
-    sender.register(Region("kv", memory.address, memory.length))
-    sender.connect(endpoint)
-    starts = range(0, REGION_BYTES, window * MIB)
-
-    def write() -> None:
-        for start in starts:
-            length = min(window * MIB, REGION_BYTES - start)
-            put = sender.put(endpoint.incarnation, "kv", [Run(start, start, length)])
-            while sender.poll(put) is PutState.PENDING:
-                pass
-
-    def memcpy() -> None:
-        copy.view[:] = memory.view
-
-    write()
-    memcpy()
-    seconds: dict[str, list[float]] = {"nixl": [], "memcpy": []}
-    for _ in range(runs):
-        seconds["nixl"].append(seconds_of(write))
-        seconds["memcpy"].append(seconds_of(memcpy))
-    mine.send("done")
-    peer.join(ANSWER_S)
-    sender.close()
-    tell("transfer", seconds, "memcpy", {"bytes": REGION_BYTES, "window_bytes": window * MIB})
-
-
-def _receive(pipe: Connection) -> None:
-    """The other process: memory to be written to, until the pipe says that it is over."""
-    from services.rooms.ids import Incarnation
-    from services.runtime.host_memory import HostMemory
-    from services.transfer.interface import Region
-    from services.transfer.nixl import NixlTransfer
-
-    memory = HostMemory(REGION_BYTES)
-    receiver = NixlTransfer(Incarnation(2))
-    receiver.register(Region("kv", memory.address, memory.length))
-    pipe.send(receiver.endpoint())
-    while not pipe.poll(0.001):
-        receiver.notices()
-    receiver.close()
+    told: list[dict[str, object]] = []
+    for case, size, seconds in measured:
+        medians = {key: statistics.median(values) for key, values in seconds.items()}
+        bare = min(value for key, value in medians.items() if key.startswith("nixl"))
+        told.append(
+            {
+                **case.facts,
+                "bytes": size,
+                "gigabytes_s": {key: round(size / value / GIGA, 2) for key, value in medians.items()},
+                "ratio": round(bare / medians["push"], 3),
+            }
+        )
+    body = {
+        "benchmark": "transfer",
+        "runs": runs,
+        "window_bytes": window * MIB,
+        "cases": told,
+        "ratio": min(each["ratio"] for each in told if each["same_shape"]),  # type: ignore[type-var]
+        "ratio_of": ["push", "the best of nixl"],
+    }
+    print(json.dumps(body))

@@ -1,0 +1,85 @@
+"""How does Baton do beside another system, under the same load, in the same run?"""
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from services.cli.bench.report import AsJson
+from services.runtime.errors import SettingsError, StartupError
+from services.runtime.serve import tell
+
+DEFAULT_OUT: Final = Path("docs/benchmarks")
+
+
+def compare(
+    file: Annotated[Path | None, typer.Argument(help="A TOML file of systems; or --a and --b.")] = None,
+    a: Annotated[str, typer.Option(help="A URL, or a command that starts a server.")] = "",
+    b: Annotated[str, typer.Option(help="As --a: what it is set against.")] = "",
+    a_url: Annotated[str, typer.Option(help="Where the command of --a listens.")] = "http://127.0.0.1:8000",
+    b_url: Annotated[str, typer.Option(help="Where the command of --b listens.")] = "http://127.0.0.1:9000",
+    rounds: Annotated[int | None, typer.Option(min=1, max=1000, help="In place of the file's.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Of the file's systems, these; repeat it.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for compare-NAME.json, .md, .svg, .html.")] = DEFAULT_OUT,
+    name: Annotated[str, typer.Option(help="Default: the TOML file's name.")] = "",
+    logs: Annotated[Path | None, typer.Option(help="Folder for the systems' logs.")] = None,
+    _: AsJson = True,
+) -> None:
+    """Systems in turns under the same load: a table and bars, with ratios to the first. Writes files."""
+    from services.cli.bench.compare_report import machine, write_report
+    from services.cli.bench.comparison import Comparison, SystemSpec, filled, narrowed, read_comparison
+    from services.cli.bench.rounds import measure_in_turns, workload_of
+    from services.cli.bench.systems import System
+    from services.cli.bench.verdicts import judged
+    from services.runtime.model_files import prepare, resolve
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    def spec(letter: str, given: str, url: str) -> SystemSpec:
+        if "://" in given.partition(" ")[0]:
+            return SystemSpec(name=letter, url=given)
+        return SystemSpec(name=letter, url=url, start=tuple(shlex.split(given)))
+
+    try:
+        if file is None:
+            if not (a and b):
+                raise SettingsError("name a TOML file, or both --a and --b")
+            comparison = Comparison(systems=(spec("a", a, a_url), spec("b", b, b_url)))
+        else:
+            comparison = read_comparison(file)
+        comparison = narrowed(comparison, only or [], rounds)
+        here = str(Path(sys.executable).parent)  # so that `baton` is this one
+        environ = {**os.environ, "PATH": os.pathsep.join((here, os.environ.get("PATH", os.defpath)))}
+        if comparison.model:
+            environ["MODEL_DIR"] = str(prepare(resolve(comparison.model), say))
+        specs = [filled(each, environ) for each in comparison.systems]
+        workload_of(comparison.load)
+        facts = machine()
+        log_folder = logs or Path(tempfile.mkdtemp(prefix="baton-compare-"))
+        log_folder.mkdir(parents=True, exist_ok=True)
+        folder = file.resolve().parent if file else Path.cwd()
+        systems = [
+            System(each, log_folder / f"{index}.log", folder, environ) for index, each in enumerate(specs)
+        ]
+        say(f"logs: {log_folder}")
+        measured = measure_in_turns(systems, comparison.load, say)
+    except (StartupError, ValueError) as error:
+        told = error if isinstance(error, StartupError) else SettingsError(str(error))
+        raise typer.Exit(tell(told)) from None
+    body = {
+        "benchmark": "compare",
+        "machine": facts,
+        "load": comparison.load.model_dump(),
+        "systems": [each.name for each in comparison.systems],
+        **judged(comparison, measured),
+    }
+    label = name or (file.stem if file else "a-b")
+    for path in write_report(out, label, comparison, body):
+        say(f"written: {path}")
+    print(json.dumps(body))

@@ -1,0 +1,38 @@
+"""Which stack is asked? One that runs already, or one that is started for as long as it is asked."""
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.cli.bench.comparison import SystemSpec
+from services.cli.bench.systems import System
+from services.runtime.listen import port_of, reserve_port
+
+HOST = "127.0.0.1"
+
+
+@contextmanager
+def running(url: str, flags: str) -> Iterator[str]:
+    """Its base URL. `flags`: of `baton serve`, when no `url` is given. Raises SystemFailed."""
+    if url:
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder, reserve_port(HOST) as reserved:
+        address = f"http://{HOST}:{port_of(reserved)}"
+        command = (sys.executable, "-m", "services.cli.main", "serve", "--port", str(port_of(reserved)))
+        spec = SystemSpec(
+            name="baton serve",
+            url=address,
+            start=(*command, "--grpc-port", "0", *shlex.split(flags)),
+            ready=(f"{address}/ready",),
+        )
+        system = System(spec, Path(folder) / "log", Path.cwd(), os.environ)
+        try:
+            system.start()
+            yield address
+        finally:
+            system.end()

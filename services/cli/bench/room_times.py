@@ -1,0 +1,128 @@
+"""When did each stage of a request begin? Read off its room's timeline, and off the client's own clock.
+
+All clocks are one: the monotonic clock of the host that everything runs on.
+"""
+
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+REQUEST_S: Final = 300.0
+FILED_S: Final = 10.0
+POLL_S: Final = 0.02
+WARM_UP: Final = 3
+TOKENS: Final = range(1000, 20_000)
+"""Of which prompts are made: words, in any vocabulary."""
+SEALED: Final = re.compile(r"(\d+) bytes in (\d+) us, (\d+) us of them beside steps")
+
+SENT, FIRST, SECOND, LAST = "client sent", "client first token", "client second token", "client end"
+
+STAGES: Final[Mapping[str, tuple[str, str]]] = {
+    "router in: parsed, rendered, placed": (SENT, "bootstrap opened"),
+    "prefill accepts": ("bootstrap opened", "prefill accepted"),
+    "decode accepts": ("prefill accepted", "decode accepted"),
+    "decode grants": ("decode accepted", "decode granted"),
+    "prefill hears where": ("decode granted", "prefill destination known"),
+    "prefill's queue": ("prefill destination known", "prefill computing"),
+    "compute": ("prefill computing", "prefill first token"),
+    "first token to the router": ("prefill first token", "bootstrap first token passed on"),
+    "first token to the client": ("bootstrap first token passed on", FIRST),
+    "transfer behind compute, record, seal": ("prefill first token", "prefill sealed"),
+    "the seal is seen": ("prefill sealed", "decode landed"),
+    "admission": ("decode landed", "decode admitted"),
+    "first decode step, to the client": ("decode admitted", SECOND),
+    "further steps": (SECOND, LAST),
+    "end of the stream": ("decode finished", LAST),
+    "whole request": (SENT, LAST),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoomTimes:
+    at_us: Mapping[str, int]
+    """By side and name of the event; the first of that name."""
+    chunks: int
+    length: int
+    """Bytes that were written."""
+    transfer_us: int
+    hidden_us: int
+    """Of the transfer, beside steps."""
+
+    def between(self, begin: str, end: str) -> float:
+        return self.at_us[end] - self.at_us[begin]
+
+    @property
+    def handover_us(self) -> float:
+        return self.between("bootstrap opened", "decode admitted")
+
+    @property
+    def compute_us(self) -> float:
+        return self.between("prefill computing", "prefill first token")
+
+
+def measure_rooms(url: str, runs: int, prompt_tokens: int, output_tokens: int) -> list[RoomTimes]:
+    """One request after the other."""
+    words = random.Random(time.monotonic_ns())  # noqa: S311 prompts that no cache has seen
+    measured: list[RoomTimes] = []
+    with httpx.Client(base_url=url, timeout=REQUEST_S, trust_env=False) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        for run in range(WARM_UP + runs):
+            name = f"bench-{time.monotonic_ns()}"
+            body = {
+                "model": model,
+                "prompt": words.choices(TOKENS, k=prompt_tokens),
+                "max_tokens": output_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+            }
+            seen = _ask(client, name, body)
+            room = _filed(client, name)
+            if run >= WARM_UP:
+                measured.append(_times(seen, room))
+    return measured
+
+
+def _ask(client: httpx.Client, name: str, body: Mapping[str, Any]) -> dict[str, int]:
+    arrived: list[int] = []
+    seen = {SENT: _now_us()}
+    with client.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": name}) as reply:
+        if reply.status_code != httpx.codes.OK:
+            reply.read()
+            raise RuntimeError(f"HTTP {reply.status_code}: {reply.text[:500]}")
+        arrived.extend(_now_us() for line in reply.iter_lines() if line.startswith("data: {"))
+    return {**seen, FIRST: arrived[0], SECOND: arrived[1], LAST: _now_us()}
+
+
+def _filed(client: httpx.Client, name: str) -> Mapping[str, Any]:
+    """Its room, once both workers have reported it retired."""
+    deadline = time.monotonic() + FILED_S
+    while True:
+        rooms = client.get("/rooms", params={"request_id": name}).json()["rooms"]
+        if rooms and rooms[0]["phase"] == "retired":
+            room: Mapping[str, Any] = client.get(f"/rooms/{rooms[0]['id']}").json()
+            return room
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"no room of {name} is retired after {FILED_S:g} s: {rooms}")
+        time.sleep(POLL_S)
+
+
+def _times(seen: Mapping[str, int], room: Mapping[str, Any]) -> RoomTimes:
+    sides = {"bootstrap": "bootstrap", room["prefill"]: "prefill", room["decode"]: "decode"}
+    at_us, chunks, moved = dict(seen), 1, (0, 0, 0)
+    for event in room["events"]:
+        at_us.setdefault(f"{sides[event['source']]} {event['name']}", event["host_us"])
+        chunks += event["name"] == "chunk computed"
+        found = SEALED.search(event["detail"])
+        if found is not None:
+            moved = (int(found[1]), int(found[2]), int(found[3]))
+    return RoomTimes(at_us, chunks, *moved)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

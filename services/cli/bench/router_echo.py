@@ -1,0 +1,185 @@
+"""What is left of a stack whose workers cost nothing? These answer at once, in Baton's own words.
+
+One process is a prefill and a decode worker: registered, proven by a canary, called over the same streams and
+reporting the same lines as real ones. The tokens of an answer are its prompt's, over and over; the request's
+seed says how many come in one step. Steps are taken as the stream takes them, all rooms together.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import uvloop
+
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+from services.rooms.request import FinishReason, Request, Token
+from services.runtime.clock import SystemClock
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
+from services.wire.channel import Channels, Server
+from services.wire.conversions import (
+    finish_to_wire,
+    outcome_to_wire,
+    request_from_wire,
+    side_to_wire,
+    token_to_wire,
+)
+from services.wire.lease import LeaseKeeper
+from services.wire.reporter import Reporter
+from services.wire.shared_stream import run_rooms_reply, stream_rooms_reply
+
+HOST: Final = "127.0.0.1"
+ROOMS_MAX: Final = 512
+TOKENS_MAX: Final = 10_000_000
+PREFILL_LINES: Final = ("accepted", "destination known", "computing", "first token", "sealed")
+DECODE_LINES: Final = ("accepted", "connected", "granted", "landed", "admitted", "finished")
+"""Of a room's timeline, as the workers report them."""
+
+Lines = list[tuple[RoomId, Any]]
+
+
+class Echo:
+    """What both workers share: how a room's timeline is reported."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def _report(self, room: RoomId, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._reporter.note(room, line, "as an echo")
+        self._reporter.retired(room)
+
+    async def Cancel(self, _: inference_pb2.CancelRequest, __: Any) -> inference_pb2.CancelReply:  # noqa: N802
+        """A room is over before anyone can cancel it."""
+        return inference_pb2.CancelReply(absent=True)
+
+
+class EchoPrefill(Echo, inference_pb2_grpc.PrefillServiceServicer):
+    async def RunRooms(  # noqa: N802
+        self, request_iterator: AsyncIterator[inference_pb2.RunRoomsRequest], _: Any
+    ) -> AsyncIterator[inference_pb2.RunRoomsReply]:
+        async for asked in request_iterator:
+            if lines := list(chain.from_iterable(map(self._lines, asked.open))):
+                yield run_rooms_reply(lines)
+
+    async def RunRoom(  # noqa: N802
+        self, request: inference_pb2.RunRoomRequest, _: Any
+    ) -> AsyncIterator[inference_pb2.RunRoomReply]:
+        for _room, reply in self._lines(request):
+            yield reply
+
+    def _lines(self, run: inference_pb2.RunRoomRequest) -> Lines:
+        room, request = RoomId(run.room), request_from_wire(run.request)
+        finish = FinishReason.LENGTH if request.max_tokens == 1 else None
+        first = inference_pb2.FirstToken(
+            token=token_to_wire(Token(request.prompt[0])), finish=finish_to_wire(finish)
+        )
+        self._report(room, PREFILL_LINES)
+        return [
+            (room, inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())),
+            (room, inference_pb2.RunRoomReply(first_token=first)),
+            (room, inference_pb2.RunRoomReply(outcome=outcome_to_wire(None))),
+        ]
+
+
+class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
+    async def StreamRooms(  # noqa: N802
+        self, request_iterator: AsyncIterator[inference_pb2.StreamRoomsRequest], _: Any
+    ) -> AsyncIterator[inference_pb2.StreamRoomsReply]:
+        running: dict[RoomId, Iterator[list[inference_pb2.StreamRoomReply]]] = {}
+        news = asyncio.Event()
+
+        async def read() -> None:
+            async for asked in request_iterator:
+                for each in asked.open:
+                    running[RoomId(each.room)] = _steps(each)
+                for room in asked.leave:
+                    running.pop(RoomId(room), None)
+                news.set()
+
+        reading = asyncio.create_task(read())
+        try:
+            while not reading.done():
+                await news.wait()
+                news.clear()
+                while running:
+                    lines = [(room, reply) for room, steps in running.items() for reply in next(steps)]
+                    yield stream_rooms_reply(lines)
+                    for room, reply in lines:
+                        if reply.HasField("outcome"):
+                            running.pop(room, None)
+                            self._report(room, DECODE_LINES)
+        finally:
+            reading.cancel()
+
+    async def StreamRoom(  # noqa: N802
+        self, request: inference_pb2.StreamRoomRequest, _: Any
+    ) -> AsyncIterator[inference_pb2.StreamRoomReply]:
+        for reply in chain.from_iterable(_steps(request)):
+            yield reply
+        self._report(RoomId(request.room), DECODE_LINES)
+
+
+def _steps(opened: inference_pb2.StreamRoomRequest) -> Iterator[list[inference_pb2.StreamRoomReply]]:
+    """What a room has to say, step by step; the outcome comes with the last tokens."""
+    request = request_from_wire(opened.request)
+    yield [inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted())]
+    for start in range(0, request.max_tokens, step := max(request.sampling.seed, 1)):
+        stop = min(start + step, request.max_tokens)
+        over = stop == request.max_tokens
+        finish = finish_to_wire(FinishReason.LENGTH if over else None)
+        tokens = inference_pb2.Tokens(first=start, tokens=_tokens(request, start, stop), finish=finish)
+        said = [inference_pb2.StreamRoomReply(tokens=tokens)]
+        yield [*said, inference_pb2.StreamRoomReply(outcome=outcome_to_wire(None))] if over else said
+
+
+def _tokens(request: Request, start: int, stop: int) -> list[inference_pb2.Token]:
+    ids = [request.prompt[place % len(request.prompt)] for place in range(start, stop)]
+    return [token_to_wire(Token(each)) for each in ids]
+
+
+async def serve_echo(bootstrap: str, model: str) -> None:
+    """Both workers, until this process is told to stop. `model`: the stack's fingerprint."""
+    channels, stopped = Channels(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with contextlib.AsyncExitStack() as stack:
+        for side in Side:
+            incarnation = Incarnation(secrets.randbits(63) | 1)
+            reporter = Reporter(channels.to(bootstrap), incarnation, f"echo-{side.value}", SystemClock())
+            server = Server()
+            if side is Side.PREFILL:
+                inference_pb2_grpc.add_PrefillServiceServicer_to_server(EchoPrefill(reporter), server.grpc)
+            else:
+                inference_pb2_grpc.add_DecodeServiceServicer_to_server(EchoDecode(reporter), server.grpc)
+            address = f"{HOST}:{server.bind(HOST, 0)}"
+            await server.start(())
+            stack.push_async_callback(server.stop, 0)
+            print(f"{side.value} {address} {incarnation}", flush=True)
+            registration = workers_pb2.RegisterRequest(
+                worker=rooms_pb2.Peer(name=f"echo-{side.value}", incarnation=incarnation, address=address),
+                side=side_to_wire(side),
+                layout=workers_pb2.KvLayout(
+                    model=model, dtype="float32", page_tokens=16, layers=[0], kv_heads=[0], head_dim=64
+                ),
+                schema="echo",
+                tokens_max=TOKENS_MAX,
+                rooms_max=ROOMS_MAX,
+                pid=os.getpid(),
+            )
+            lease = LeaseKeeper(channels.to(bootstrap), registration, lambda _: None, lambda: None)
+            for work in (lease.run(), reporter.run()):
+                task = asyncio.create_task(work)
+                stack.callback(task.cancel)
+        await stopped.wait()
+    await channels.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve_echo(*sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""How soon does a server answer, and how steadily? Any server that speaks the OpenAI API."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from services.cli.bench.report import AsJson
+from services.cli.bench.workload import Arrivals, Endpoint, Prompts
+from services.cli.chat_settings import DEFAULT_URL
+from services.runtime.errors import StartupError
+from services.runtime.serve import tell
+
+Milliseconds = Annotated[float | None, typer.Option(min=0, help="For goodput; default: no limit.")]
+
+
+def serve(
+    url: Annotated[str, typer.Option(help="Where the server is, with or without /v1.")] = DEFAULT_URL,
+    model: Annotated[str, typer.Option(help="Default: the first that the server lists.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
+    endpoint: Annotated[Endpoint, typer.Option(help="Which API is asked.")] = Endpoint.COMPLETIONS,
+    prompts: Annotated[
+        Prompts | None, typer.Option(help="Default: token ids where the server takes them, else text.")
+    ] = None,
+    prompt_tokens: Annotated[str, typer.Option(help="512, 128-1024, or 128@3,1024 (three to one).")] = "512",
+    output_tokens: Annotated[str, typer.Option(help="As --prompt-tokens.")] = "64",
+    ignore_eos: Annotated[bool, typer.Option(help="Ask for all of --output-tokens.")] = True,
+    shared_prefix: Annotated[float, typer.Option(min=0, max=1, help="Share of a prompt common to all.")] = 0,
+    prefixes: Annotated[int, typer.Option(min=1, max=10_000, help="Different common prefixes.")] = 1,
+    vocabulary: Annotated[int, typer.Option(min=200, help="Token ids drawn are below this.")] = 32_000,
+    concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Requests at a time.")] = 4,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests a second, in place of --concurrency.")
+    ] = None,
+    arrivals: Annotated[Arrivals, typer.Option(help="How they come with --rate.")] = Arrivals.POISSON,
+    in_flight_max: Annotated[int, typer.Option(min=1, max=65_536, help="Most at a time with --rate.")] = 1024,
+    requests: Annotated[int, typer.Option(min=1, max=100_000, help="Requests of one repeat.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="Medians are over these.")] = 5,
+    warm_up: Annotated[int, typer.Option(min=0, max=1000, help="Requests before, not measured.")] = 4,
+    ttft_slo_ms: Milliseconds = None,
+    tpot_slo_ms: Milliseconds = None,
+    itl_slo_ms: Milliseconds = None,
+    seed: Annotated[int, typer.Option(help="The same seed asks the same.")] = 0,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Longest a request may take.")] = 600,
+    _: AsJson = True,
+) -> None:
+    """First token, time per token, gaps, tokens a second, goodput; of any OpenAI-compatible server."""
+    import uvloop
+
+    from services.cli.bench.latencies import Objective
+    from services.cli.bench.lengths import Lengths
+    from services.cli.bench.stream_client import Server
+    from services.cli.bench.trial import Closed, Open, measure
+    from services.cli.bench.workload import Workload
+
+    try:
+        server = Server.at(url, api_key)
+        lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    measuring = measure(
+        server,
+        Workload(*lengths, shared_prefix, prefixes, vocabulary, seed, endpoint),
+        Closed(concurrency) if rate is None else Open(rate, arrivals, in_flight_max),
+        Objective(ttft_slo_ms, tpot_slo_ms, itl_slo_ms),
+        requests=requests,
+        repeats=repeats,
+        warm_up=warm_up,
+        model=model,
+        prompts=prompts,
+        ignore_eos=ignore_eos,
+        timeout_s=timeout_s,
+    )
+    try:
+        print(json.dumps(uvloop.run(measuring)))
+    except StartupError as error:
+        raise typer.Exit(tell(error)) from None

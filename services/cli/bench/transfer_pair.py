@@ -1,0 +1,238 @@
+"""Who writes and who is written to when transfers are measured?
+
+The receiver is another process, with an endpoint a rank; the sender is one rank, with the product's own plan
+and push. Beside it, in turns, a bare NIXL agent writes as many bytes to the same memory: whole, or cut into
+descriptors of one size. Each run takes other pages, so that no cache holds them.
+"""
+
+import multiprocessing
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from services.cli.bench.report import seconds_of
+from services.pages.layout import KvLayout
+from services.pages.plan import plan_hand_over
+from services.pages.record import SLOT_BYTES
+from services.pages.topology import Topology, rank_layout
+from services.prefill.push import KV, Push
+from services.prefill.ways import Target, Way
+from services.rooms.evidence import Granted
+from services.rooms.ids import Generation, Incarnation
+from services.runtime.host_memory import HostMemory
+from services.transfer.interface import Endpoint, Region
+from services.transfer.nixl import NixlTransfer
+from services.transfer.nixl_library import Library, unframed
+
+MIB: Final = 2**20
+POOL_BYTES: Final = 128 * MIB
+SENDER: Final = Incarnation(1)
+RECEIVERS: Final = (Incarnation(2), Incarnation(3), Incarnation(4))
+PIECES: Final = (0, MIB, MIB // 4)
+"""Of a bare write: 0 for one descriptor."""
+WHOLE: Final = KvLayout("bench", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
+"""Of SmolLM2-135M."""
+WARM_UP: Final = 2
+
+Seconds = dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    mib: int
+    page_tokens: tuple[int, int] = (16, 16)
+    tensor: tuple[int, int] = (1, 1)
+    """Ranks of the sender, of which the first is measured, and of the receiver."""
+    scattered: bool = True
+
+    @property
+    def facts(self) -> dict[str, object]:
+        return {
+            "chunk_mib": self.mib,
+            "page_tokens": list(self.page_tokens),
+            "tensor": list(self.tensor),
+            "pages": "scattered" if self.scattered else "contiguous",
+            "same_shape": len(set(self.page_tokens)) == len(set(self.tensor)) == 1,
+        }
+
+
+def cases(chunks: Sequence[int]) -> list[Case]:
+    """Equal shapes at every size; differing ones at the middle size."""
+    equal = [
+        Case(mib, (size, size), scattered=scattered)
+        for mib in chunks
+        for size in (16, 64)
+        for scattered in (False, True)
+    ]
+    mib = chunks[len(chunks) // 2]
+    tensor = [Case(mib, tensor=each) for each in ((1, 3), (3, 1), (3, 3))]
+    return [*equal, *tensor, Case(mib, (64, 16)), Case(mib, (16, 64))]
+
+
+def measure(
+    each: Sequence[Case], runs: int, window_bytes: int, patience_s: float
+) -> list[tuple[Case, int, Seconds]] | None:
+    """Each case with its bytes and seconds, all taken in turns. None when the receiver gave no answer."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    peer = context.Process(target=_receive, args=(theirs,), daemon=True)
+    peer.start()
+    try:
+        if not mine.poll(patience_s):
+            return None
+        sender = _Sender(mine.recv(), window_bytes)
+        try:
+            return sender.measure(each, runs)
+        finally:
+            mine.send("done")
+            sender.close()
+    finally:
+        peer.join(patience_s)
+        peer.kill()
+
+
+class _Sender:
+    def __init__(self, endpoints: Sequence[Endpoint], window_bytes: int) -> None:
+        self._window_bytes = window_bytes
+        self._peers = endpoints
+        self._memory, self._copy = HostMemory(POOL_BYTES), HostMemory(POOL_BYTES)
+        self._memory.view[:] = bytes(POOL_BYTES)  # pages that were never written are all one page
+        self._slots = HostMemory(SLOT_BYTES)
+        self._transfer = NixlTransfer(SENDER)
+        self._transfer.register(Region(KV, self._memory.address, POOL_BYTES))
+        self._transfer.endpoint()
+        for endpoint in endpoints:
+            self._transfer.connect(endpoint)
+        self._bare = _BareNixl(self._memory.address, endpoints[0])
+
+    def measure(self, cases: Sequence[Case], runs: int) -> list[tuple[Case, int, Seconds]]:
+        scenes = [_Scene(case, self._peers) for case in cases]
+        measured: list[tuple[Case, int, Seconds]] = [(scene.case, scene.bytes, {}) for scene in scenes]
+        for run in range(WARM_UP + runs):
+            for scene, (_, _, seconds) in zip(scenes, measured, strict=True):
+                works = list(self._works(scene).items())
+                for key, work in works[run % len(works) :] + works[: run % len(works)]:
+                    spent = seconds_of(work)
+                    if run >= WARM_UP:
+                        seconds.setdefault(key, []).append(spent)
+        return measured
+
+    def close(self) -> None:
+        self._bare.close()
+        self._transfer.close()
+
+    def _works(self, scene: "_Scene") -> dict[str, Callable[[], None]]:
+        push = scene.push(self._transfer, self._window_bytes, self._slots)
+        works = {"push": lambda: _push(push, scene.tokens)}
+        for piece in PIECES:
+            if piece < scene.bytes:
+                key = f"nixl in {piece // 1024} KiB" if piece else "nixl whole"
+                works[key] = self._bare.write(scene.place(), scene.place(), scene.bytes, piece or scene.bytes)
+        return {**works, "memcpy": self._memcpy(scene.place(), scene.place(), scene.bytes)}
+
+    def _memcpy(self, at: int, to: int, length: int) -> Callable[[], None]:
+        target, source = self._copy.view[to : to + length], self._memory.view[at : at + length]
+
+        def copy() -> None:
+            target[:] = source
+
+        return copy
+
+
+def _push(push: Push, tokens: int) -> None:
+    push.ready(tokens, complete=True)
+    while not push.written:
+        push.advance(lambda _: None)
+        if push.failure is not None:
+            raise RuntimeError(push.failure)
+
+
+class _Scene:
+    """A case's plan, and the pages of its next run."""
+
+    def __init__(self, case: Case, peers: Sequence[Endpoint]) -> None:
+        self.case = case
+        mine, theirs = (
+            [
+                rank_layout(replace(WHOLE, page_tokens=size), Topology(tensor=ranks), rank)
+                for rank in range(ranks)
+            ]
+            for size, ranks in zip(case.page_tokens, case.tensor, strict=True)
+        )
+        self._layout, self._target = mine[0], theirs[0]
+        plan = plan_hand_over(mine, theirs)
+        targets = tuple(
+            Target(peer.incarnation, plan.between(0, rank), theirs[rank].kv_heads)
+            for rank, peer in enumerate(peers[: len(theirs)])
+        )
+        self._way = Way(peers[0].incarnation, self._target.page_tokens, targets)
+        whole = max(case.page_tokens)
+        self.tokens = -(-case.mib * MIB // (self._layout.token_bytes * whole)) * whole
+        self.bytes = self.tokens * self._layout.token_bytes
+        self._random = random.Random(1)  # noqa: S311 the same pages in every run of the command
+
+    def push(self, transfer: NixlTransfer, window_bytes: int, slots: HostMemory) -> Push:
+        source = self._table(self._layout)
+        target = self._table(self._target)
+        grant = Granted(Generation(1), tuple(target), slot=0)
+        return Push(transfer, self._way, source, self._layout.page_tokens, grant, window_bytes, slots.view, 0)
+
+    def place(self) -> int:
+        """Where a contiguous write of as many bytes may begin."""
+        return self._random.randrange(POOL_BYTES // self.bytes) * self.bytes
+
+    def _table(self, layout: KvLayout) -> list[int]:
+        count, pool = layout.pages_for(self.tokens), POOL_BYTES // layout.page_bytes
+        if self.case.scattered:
+            return self._random.sample(range(pool), count)
+        first = self._random.randrange(pool - count + 1)
+        return list(range(first, first + count))
+
+
+class _BareNixl:
+    """An agent with nothing around it. What a write must say anew each time, it says anew each time."""
+
+    def __init__(self, address: int, peer: Endpoint) -> None:
+        self._agent: Any = Library().new_agent("bench-bare")
+        self._source, self._target = address, peer.regions[0].address
+        self._registration = self._agent.register_memory([(address, POOL_BYTES, 0, "")], mem_type="DRAM")
+        self._peer = self._agent.add_remote_agent(unframed(peer)).decode()
+        self._agent.make_connection(self._peer)
+
+    def write(self, at: int, to: int, length: int, piece: int) -> Callable[[], None]:
+        source, target, agent = self._source + at, self._target + to, self._agent
+
+        def write() -> None:
+            cuts = [(start, min(piece, length - start)) for start in range(0, length, piece)]
+            local = agent.get_xfer_descs([(source + start, size, 0) for start, size in cuts], mem_type="DRAM")
+            remote = agent.get_xfer_descs(
+                [(target + start, size, 0) for start, size in cuts], mem_type="DRAM"
+            )
+            handle = agent.initialize_xfer("WRITE", local, remote, self._peer)
+            status = agent.transfer(handle)
+            while status != "DONE":
+                status = agent.check_xfer_state(handle)
+            handle.release()
+
+        return write
+
+    def close(self) -> None:
+        self._agent.remove_remote_agent(self._peer)
+        self._agent.deregister_memory(self._registration)
+
+
+def _receive(pipe: Connection) -> None:
+    """The other process: memory to be written to, until the pipe says that it is over."""
+    memory = HostMemory(POOL_BYTES)
+    memory.view[:] = bytes(POOL_BYTES)
+    ranks = [NixlTransfer(incarnation) for incarnation in RECEIVERS]
+    for rank in ranks:
+        rank.register(Region(KV, memory.address, memory.length))
+    pipe.send([rank.endpoint() for rank in ranks])
+    while not pipe.poll(0.001):
+        for rank in ranks:
+            rank.notices()
+    for rank in ranks:
+        rank.close()

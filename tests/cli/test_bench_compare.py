@@ -1,0 +1,271 @@
+"""Does `baton bench compare` measure systems in turns, tell their ratios, and leave no process behind?"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from services.cli.bench.comparison import Comparison, LoadSpec, filled, narrowed, read_comparison
+from services.cli.bench.process_tree import ProcessTree
+from services.cli.bench.systems import System, SystemFailed
+from services.cli.bench.verdicts import judged
+from services.runtime.errors import SettingsError
+from tests.cli.stand_ins import PATIENCE_S, gone
+from tests.process.stack import free_port
+
+PAIR = 'systems = [{name = "a", url = "u"}, {name = "b", url = "u"}]'
+ROOT = Path(__file__).parents[2]
+
+# Starts a child in a session of its own, which starts one more and ends: that one is nobody's child.
+FAMILY = """
+import os, subprocess, sys, time
+child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+last = "; import time; time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", child + last], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", child])
+time.sleep(600)
+"""
+
+
+def toml(folder: Path, first: int, second: int) -> Path:
+    """Two paced servers, the second three times as slow; the slow one needs a variable."""
+    file = folder / "pair.toml"
+    file.write_text(
+        f"""
+[load]
+prompt_tokens = "16"
+output_tokens = "6"
+concurrency = [1, 2]
+requests = [2, 4]
+warm_up = 1
+rounds = 3
+
+[[systems]]
+name = "quick <1>"
+about = "Paced."
+url = "http://127.0.0.1:{first}"
+start = ["{sys.executable}", "-m", "tests.cli.paced_server", "{first}", "first_ms=20", "gap_ms=10"]
+
+[[systems]]
+name = "slow"
+url = "http://127.0.0.1:{second}"
+start = ["{sys.executable}", "-m", "tests.cli.paced_server", "{second}", "first_ms=${{SLOW_MS}}", "gap_ms=30"]
+
+[[wanted]]
+against = "slow"
+measure = "tpot_ms.p50"
+concurrency = [1, 2]
+at_most = 0.9
+
+[[wanted]]
+against = "slow"
+measure = "output_tokens_per_s"
+concurrency = [2]
+at_least = 1000
+"""
+    )
+    return file
+
+
+def compare(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli.main", "bench", "compare", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def servers_on(*ports: int) -> list[str]:
+    """Command lines of paced servers that still run."""
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"tests.cli.paced_server" in words and any(str(port).encode() in words for port in ports):
+            lines.append(str(words))
+    return lines
+
+
+def test_two_systems_are_set_side_by_side_and_both_are_ended(tmp_path: Path) -> None:
+    ports = free_port(), free_port()
+    out = tmp_path / "out"
+    result = compare(str(toml(tmp_path, *ports)), "--out", str(out), SLOW_MS="60")
+    assert result.returncode == 0, result.stderr
+    assert not servers_on(*ports)
+    body = json.loads(result.stdout)
+    assert body == json.loads((out / "compare-pair.json").read_text())
+    assert body["systems"] == ["quick <1>", "slow"]
+    assert [level["concurrency"] for level in body["levels"]] == [1, 2]
+    for level in body["levels"]:
+        assert all(len(rounds) == 3 for rounds in level["rounds"].values())
+        ratio = level["ratios"]["slow"]["tpot_ms.p50"]
+        assert ratio["least"] <= ratio["ratio"] <= ratio["greatest"]
+        medians = level["medians"]
+        found = medians["quick <1>"]["tpot_ms"]["p50"] / medians["slow"]["tpot_ms"]["p50"]
+        assert ratio["ratio"] == pytest.approx(found, abs=1e-3)
+    assert [(each["concurrency"], "at_most" in each) for each in body["wanted"]] == [
+        (1, True),
+        (2, True),
+        (2, False),
+    ]
+    assert not body["wanted"][2]["met"]
+    table = (out / "compare-pair.md").read_text()
+    assert "| 2 | quick <1> |" in table
+    assert "compare-pair.svg" in table
+    ElementTree.fromstring((out / "compare-pair.svg").read_text())
+    assert "quick &lt;1&gt;" in (out / "compare-pair.html").read_text()
+
+
+def test_a_url_that_is_up_is_compared_with_a_command_that_is_started(tmp_path: Path) -> None:
+    mine, theirs = free_port(), free_port()
+    serve = f"{sys.executable} -m tests.cli.paced_server"
+    running = subprocess.Popen([*serve.split(), str(mine)], cwd=ROOT)
+    try:
+        words = ["--a", f"http://127.0.0.1:{mine}", "--b", f"{serve} {theirs}"]
+        words += [
+            "--b-url",
+            f"http://127.0.0.1:{theirs}",
+            "--rounds",
+            "1",
+            "--out",
+            str(tmp_path),
+            "--name",
+            "x",
+        ]
+        result = compare(*words)
+        assert result.returncode == 0, result.stderr
+        assert running.poll() is None, "what it did not start it does not end"
+    finally:
+        running.kill()
+        running.wait()
+    assert not servers_on(theirs)
+    assert json.loads((tmp_path / "compare-x.json").read_text())["systems"] == ["a", "b"]
+
+
+def test_a_system_that_cannot_start_says_why_and_the_others_are_ended(tmp_path: Path) -> None:
+    ports = free_port(), free_port()
+    result = compare(str(toml(tmp_path, *ports)), "--out", str(tmp_path), SLOW_MS="no-number")
+    assert result.returncode == 1
+    assert "slow: ended with exit code 1" in result.stderr
+    assert "no-number" in result.stderr.splitlines()[-1]
+    assert not servers_on(*ports)
+    missing = compare(str(toml(tmp_path, *ports)), "--out", str(tmp_path))
+    assert missing.returncode == 2
+    assert "set the variable SLOW_MS" in missing.stderr
+
+
+def test_every_process_of_a_system_rests_and_ends_orphans_and_other_sessions_too() -> None:
+    root = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True)
+    tree = ProcessTree(root.pid)
+
+    def until(true: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not true():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    try:
+        until(lambda: len(tree.living()) == 4)
+        family = tree.living()
+        tree.pause()
+        until(lambda: {state(each.pid) for each in family} == {"T"})
+        tree.go_on()
+        until(lambda: "T" not in {state(each.pid) for each in family})
+        tree.pause()
+    finally:
+        clean = tree.end(1.0)
+        root.wait()
+    assert not clean, "one of another session does not hear of the end, and is killed"
+    until(lambda: all(gone(each.pid) for each in family))
+    assert tree.living() == []
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_system_that_ends_while_it_is_measured_is_told_with_its_log(tmp_path: Path) -> None:
+    comparison = Comparison.model_validate(
+        {
+            "systems": [
+                {"name": "a", "url": "http://127.0.0.1:9", "start": ["sh", "-c", "echo ouch; exit 3"]},
+                {"name": "b", "url": "http://127.0.0.1:9"},
+            ]
+        }
+    )
+    system = System(filled(comparison.systems[0], {}), tmp_path / "log", tmp_path, dict(os.environ))
+    with pytest.raises(SystemFailed, match=r"(?s)a: ended with exit code 3.*ouch"):
+        system.start()
+    system.end()
+
+
+def test_ratios_are_of_medians_and_wishes_are_judged_by_them() -> None:
+    comparison = Comparison.model_validate(
+        {
+            "systems": [{"name": "a", "url": ""}, {"name": "b", "url": ""}],
+            "load": {"concurrency": [4], "requests": [1]},
+            "wanted": [
+                {"against": "b", "measure": "ttft_ms.p50", "concurrency": [4], "at_most": 0.5},
+                {"against": "b", "measure": "output_tokens_per_s", "concurrency": [4], "at_least": 2},
+            ],
+        }
+    )
+
+    def told(ttft: float, output: float) -> dict[str, Any]:
+        chunk = {"p99": 10.0, "max": 10.0}
+        return {
+            "ttft_ms": {"p50": ttft},
+            "tpot_ms": {"p50": 5.0},
+            "itl_ms": {"chunk": chunk},
+            "output_tokens_per_s": output,
+            "failures": ["x"],
+        }
+
+    ours = [told(10, 150), told(30, 150), told(20, 150)]
+    theirs = [told(40, 100), told(40, 100), told(400, 100)]
+    body = judged(comparison, {"a": {4: ours}, "b": {4: theirs}})
+    assert body["levels"][0]["ratios"]["b"]["ttft_ms.p50"] == {
+        "ratio": 0.5,
+        "least": 0.05,
+        "greatest": 0.75,
+    }
+    assert [(each["ratio"], each["met"]) for each in body["wanted"]] == [(0.5, True), (1.5, False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\n" + PAIR, "x: Extra inputs"),
+        ('systems = [{name = "a", url = "u"}]', "at least 2"),
+        ('systems = [{name = "a", url = "u"}, {name = "a", url = "u"}]', "different names"),
+        ('systems = [{name = "a", url = "u", cpu = [1]}, {name = "b", url = "u"}]', "cpu: Extra inputs"),
+        ("load = {requests = [1]}\n" + PAIR, "one number for each"),
+        ("= 1", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "file.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=says):
+        read_comparison(file)
+
+
+def test_a_comparison_can_be_narrowed(tmp_path: Path) -> None:
+    comparison = read_comparison(toml(tmp_path, 1, 2))
+    assert narrowed(comparison, [], 7).load == LoadSpec(**{**comparison.load.model_dump(), "rounds": 7})
+    with pytest.raises(SettingsError, match="none of"):
+        narrowed(comparison, ["other"], None)
+    with pytest.raises(SettingsError, match="at least 2"):
+        narrowed(comparison, ["slow"], None)

@@ -1,0 +1,240 @@
+"""Does `baton bench serve` find what a server of known pace does, and count what it counts?"""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from services.cli.bench.answers import AnswerFailed, understand
+from services.cli.bench.latencies import Objective
+from services.cli.bench.lengths import Lengths
+from services.cli.bench.load import Load
+from services.cli.bench.probe import NotMeasurable
+from services.cli.bench.stream_client import Reply, Server
+from services.cli.bench.trial import Closed, Open, measure
+from services.cli.bench.workload import Arrivals, Ask, Endpoint, Prompts, Workload, Writer, make_asks
+from tests.cli.paced_server import Pace, PacedServer
+
+SHORT = Workload(Lengths.parse("12"), Lengths.parse("8"))
+TWO = Closed(2)
+EARLY_MS = 2.0
+"""A sleep may end so much before its time, by rounding."""
+
+
+@asynccontextmanager
+async def paced(**pace: Any) -> AsyncIterator[tuple[PacedServer, Server]]:
+    server = PacedServer(Pace(**pace))
+    http = uvicorn.Server(uvicorn.Config(server.app(), port=0, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(http.serve())
+    while not http.started:
+        await asyncio.sleep(0.01)
+    port = http.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield server, Server.at(f"http://127.0.0.1:{port}/v1")
+    finally:
+        http.should_exit = True
+        await serving
+
+
+async def measured(
+    server: Server, workload: Workload = SHORT, pace: Closed | Open = TWO, **given: Any
+) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "objective": Objective(),
+        "requests": 6,
+        "repeats": 3,
+        "warm_up": 1,
+        "model": "paced",
+        "prompts": None,
+        "ignore_eos": True,
+        "timeout_s": 30.0,
+    }
+    return await measure(server, workload, pace, **(settings | given))
+
+
+async def test_the_pace_of_a_server_is_found_and_tokens_are_counted_by_its_usage_not_by_its_chunks() -> None:
+    async with paced(first_ms=40, gap_ms=20, chunk=2) as (_, server):
+        told = await measured(server)
+    for each in (*told["rounds"], told["median"]):
+        assert (each["requests"], each["failed"]) == (6, 0)
+        assert (each["output_tokens"], each["chunks"]) == (6 * 8, 6 * 4)
+        assert each["prompt_tokens"] == 6 * 12
+        assert each["ttft_ms"]["p50"] >= 40 - EARLY_MS
+        assert each["itl_ms"]["chunk"]["p50"] >= 20 - EARLY_MS
+        assert each["tpot_ms"]["p50"] >= (3 * 20 - EARLY_MS) / 7
+        assert each["itl_ms"]["token"]["max"] == pytest.approx(
+            each["itl_ms"]["chunk"]["max"] * 3 / 7, rel=1e-3
+        )
+        assert 0 < each["client_cpu_share"] < 1
+    assert len(told["rounds"]) == 3
+
+
+async def test_an_objective_counts_the_requests_that_keep_all_of_it() -> None:
+    async with paced(first_ms=30, gap_ms=5) as (_, server):
+        kept = await measured(server, objective=Objective(ttft_ms=30_000, tpot_ms=30_000, gap_ms=30_000))
+        missed = await measured(server, objective=Objective(ttft_ms=30_000, tpot_ms=1.0))
+    assert kept["median"]["goodput"]["share"] == 1
+    assert kept["median"]["goodput"]["requests_per_s"] == kept["median"]["requests_per_s"]
+    assert missed["median"]["goodput"] == {"requests_per_s": 0, "share": 0}
+
+
+async def test_waiting_for_a_place_by_a_schedule_counts_as_waiting_for_the_server() -> None:
+    pace = Open(rate=1000, arrivals=Arrivals.FIXED, in_flight_max=1)
+    async with paced(first_ms=50, gap_ms=0) as (_, server):
+        told = await measured(server, pace=pace, requests=3, repeats=1)
+    assert told["median"]["ttft_ms"]["max"] >= 3 * 50 - 2 - 3 * EARLY_MS
+    assert told["median"]["late_ms"]["max"] >= 2 * 50 - 2 - 2 * EARLY_MS
+
+
+async def test_a_server_without_token_ids_gets_text_of_the_length_by_its_own_count() -> None:
+    async with paced(takes_ids=0, begins=3) as (_, server):
+        told = await measured(server)
+        with pytest.raises(NotMeasurable, match="texts only"):
+            await measured(server, prompts=Prompts.IDS)
+    assert told["prompts"] == "text"
+    assert told["median"]["prompt_tokens"] == 6 * 12
+
+
+async def test_chat_is_measured_from_its_first_text_not_from_the_role() -> None:
+    async with paced(first_ms=40, gap_ms=0) as (_, server):
+        workload = Workload(Lengths.parse("12"), Lengths.parse("8"), endpoint=Endpoint.CHAT)
+        told = await measured(server, workload)
+    assert told["median"]["ttft_ms"]["p50"] >= 40 - EARLY_MS
+    assert told["median"]["chunks"] == 6 * 8
+
+
+async def test_a_failed_request_is_counted_and_told_and_not_measured() -> None:
+    async with paced(fails=4, breaks=3) as (_, server):
+        told = await measured(server, requests=12, repeats=1, warm_up=0)
+    (only,) = told["rounds"]
+    assert (only["requests"], only["failed"]) == (6, 6)
+    assert only["failures"] == ["HTTP 429: overloaded", "a worker died"]
+
+
+async def test_a_server_that_answers_nothing_is_not_measurable_and_says_why() -> None:
+    async with paced(fails=1) as (_, server):
+        with pytest.raises(NotMeasurable, match="HTTP 429: overloaded"):
+            await measured(server)
+    with pytest.raises(NotMeasurable, match="no connection to"):
+        await measured(server)
+
+
+async def test_a_connection_that_the_server_dropped_between_requests_is_replaced() -> None:
+    connections = 0
+    event = b'data: {"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
+    body = event + b"data: [DONE]\n\n"
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        with_next = await reader.read(1)
+        assert with_next, "the client keeps its connection"
+        writer.close()
+
+    async with await asyncio.start_server(once, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        load = Load(Server.at(f"127.0.0.1:{port}"), "/", 10)
+        outcome = await load.closed([Ask(b"{}")] * 3, 1)
+        load.close()
+    assert (len(outcome.answers), outcome.failures) == (3, [])
+    assert connections == 3
+
+
+def test_the_same_seed_asks_the_same_and_turns_share_only_their_prefix() -> None:
+    workload = Workload(Lengths.parse("40-80"), Lengths.parse("4"), shared_prefix=0.5, seed=3)
+    writer = Writer("m", Endpoint.COMPLETIONS, Prompts.IDS)
+    one, again, other = (make_asks(workload, writer, 5, turn) for turn in (1, 1, 2))
+    assert one == again
+    prompts = [json.loads(each.body)["prompt"] for each in (*one, *other)]
+    longest = max(prompts, key=len)
+    for prompt in prompts:
+        assert 40 <= len(prompt) <= 80
+        shared = round(len(prompt) / 2)
+        assert prompt[:shared] == longest[:shared]
+    assert len({tuple(prompt[-20:]) for prompt in prompts}) == 10
+
+
+def test_lengths_are_drawn_by_their_weights() -> None:
+    lengths = Lengths.parse("128@3, 1024,10-20@4")
+    drawn = [lengths.draw(random.Random(seed)) for seed in range(800)]
+    assert drawn.count(1024) < drawn.count(128) < sum(each <= 20 for each in drawn)
+    assert set(drawn) == {128, 1024, *range(10, 21)}
+    assert (str(lengths), lengths.longest) == ("128@3,1024,10-20@4", 1024)
+
+
+@pytest.mark.parametrize("text", ["", "0", "9-3", "5@0", "x", "1,,2", "1.5"])
+def test_a_wrong_length_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"it has to be|at least 1"):
+        Lengths.parse(text)
+
+
+def test_an_event_has_the_time_of_the_read_that_completed_it() -> None:
+    stream = (
+        b'data: {"choices": [{"text": "a"}]}\r\n\r\ndata: {"choices": [{"text": "b"}]}\n\n'
+        b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}\n\ndata: [DONE]\n\n'
+    )
+    second = stream.index(b"b")
+    pieces = [(2.0, stream[:10]), (3.0, stream[10:second]), (5.0, stream[second:])]
+    answer = understand(Reply(sent=1.0, status=200, pieces=pieces, ended=6.0), due=0.5)
+    assert answer.chunks == (3.0, 5.0)
+    assert (answer.ttft_s, answer.tpot_s, answer.chunk_gaps_s) == (2.5, 2.0, [2.0])
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"data: [DONE]\n\n", "no tokens"),
+        (b'data: {"choices": [{"text": "a"}]}\n\n', r"without \[DONE\]"),
+        (b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n', "no usage"),
+        (b"data: {\n\n", "not JSON"),
+    ],
+)
+def test_half_an_answer_is_a_failure(body: bytes, says: str) -> None:
+    with pytest.raises(AnswerFailed, match=says):
+        understand(Reply(0.0, 200, [(1.0, body)], 1.0), 0.0)
+
+
+def test_the_command_prints_one_object() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "services.cli.main",
+        "bench",
+        "serve",
+        "--requests",
+        "4",
+        "--repeats",
+        "3",
+    ]
+
+    async def run() -> subprocess.CompletedProcess[str]:
+        async with paced() as (_, at):
+            return await asyncio.to_thread(
+                subprocess.run,
+                [*command, "--url", at.url, "--output-tokens", "4", "--tpot-slo-ms", "9999", "--json"],
+                env={**os.environ, "OPENAI_API_KEY": "key"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+
+    result = asyncio.run(run())
+    assert result.returncode == 0, result.stderr
+    body = json.loads(result.stdout)
+    assert body["benchmark"] == "serve"
+    assert (body["model"], body["prompts"], body["concurrency"], body["repeats"]) == ("paced", "ids", 4, 3)
+    for measure_name in ("ttft_ms", "tpot_ms", "end_to_end_ms"):
+        assert set(body["median"][measure_name]) == {"p50", "p90", "p99", "max"}
+    assert body["median"]["goodput"]["share"] == 1

@@ -1,0 +1,51 @@
+"""Does `baton bench step` set a step beside the machine's limit, in both phases?"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine import tiny
+
+PATIENCE_S = 240
+
+
+def bench(directory: Path, *flags: str) -> Any:
+    command = [sys.executable, "-m", "services.cli.main", "bench", "step", "--runs", "3"]
+    result = subprocess.run(
+        [*command, "--model", str(directory), "--context", "40", "--batch", "3", *flags],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(("phase", "limit"), [("decode", "read"), ("prefill", "products")])
+def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) -> None:
+    told = bench(tiny.saved("llama-gqa-untied", tmp_path), "--phase", phase)
+    assert (told["benchmark"], told["phase"], told["batch"], told["context"]) == ("step", phase, 3, 40)
+    assert told["ratio_of"] == ["step", limit]
+    assert told["ratio"] > 0
+    assert told["ratio_of_least"] > 0
+    assert set(told["median_ms"]) == set(told["least_ms"]) >= {"step", limit}
+    if phase == "decode":
+        shape = tiny.SHAPE
+        token_bytes = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+        assert told["read_bytes"] == told["weight_bytes"] + 3 * 41 * token_bytes
+    else:
+        assert told["gflop"] > 0
+        assert told["large_product_gflop"] > 0
+
+
+def test_a_profile_names_the_operators(tmp_path: Path) -> None:
+    told = bench(tiny.saved("llama-gqa-untied", tmp_path), "--profile")
+    assert sum(told["profile_ms"].values()) > 0
