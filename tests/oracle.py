@@ -1,14 +1,21 @@
 """What would the reference library answer? Greedy continuations by its own `generate`, one at a time."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from services.runtime.model_facts import read_model
+
+STEPS_APART: Final = 2
+"""Two logits are tied if they are at most so many steps of their precision apart: a sum taken in another
+order moves each of them by one."""
+FRACTION_BITS: Final = {"bfloat16": 7, "float32": 23}
 
 
 def reference_greedy(
@@ -29,6 +36,62 @@ def reference_greedy(
             )
         outputs.append(answer[0, len(prompt) :].tolist())
     return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place where two continuations of one prompt part."""
+
+    place: int
+    got: int
+    want: int
+    gap: float
+    """The logit of `want` less that of `got`, by the reference, in the precision of both."""
+    logit: float
+    """Of `want`."""
+    gap_fp32: float
+    """The same gap by the reference in fp32."""
+
+    step: float
+    """The distance of two neighbouring numbers of that precision, at that logit."""
+
+    @property
+    def tie(self) -> bool:
+        return abs(self.gap) <= STEPS_APART * self.step
+
+    def __str__(self) -> str:
+        return (
+            f"at {self.place}: {self.got}, expected {self.want}; logits {self.gap:+.4f} apart of "
+            f"{self.logit:.4f}, in steps of {self.step:g} ({self.gap_fp32:+.4f} in fp32): "
+            f"{'a tie' if self.tie else 'no tie'}"
+        )
+
+
+def first_divergence(
+    model_dir: Path, prompt: Sequence[int], got: Sequence[int], want: Sequence[int], dtype: str
+) -> Divergence | None:
+    """None if they are the same. Neither may be a beginning of the other."""
+    pairs = enumerate(zip(got, want, strict=False))
+    place = next((index for index, (ours, theirs) in pairs if ours != theirs), None)
+    if place is None:
+        assert list(got) == list(want), "one of them ends early, though the tokens are the same"
+        return None
+    ids = torch.tensor([[*prompt, *want[:place]]])
+    with torch.inference_mode():
+        logits, exact = (
+            _model(model_dir, each)(input_ids=ids, logits_to_keep=1).logits[0, -1].float()
+            for each in (dtype, "float32")
+        )
+    ours, theirs = got[place], want[place]
+    return Divergence(
+        place,
+        ours,
+        theirs,
+        gap=float(logits[theirs] - logits[ours]),
+        logit=float(logits[theirs]),
+        gap_fp32=float(exact[theirs] - exact[ours]),
+        step=2.0 ** (math.frexp(float(logits[theirs]))[1] - 1 - FRACTION_BITS[dtype]),
+    )
 
 
 @lru_cache(maxsize=2)

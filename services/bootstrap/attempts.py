@@ -20,7 +20,6 @@ from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry
 from services.rooms.request import Request
 from services.rooms.retry import RetryBounds, guilty, may_retry
-from services.wire.channel import Channels
 
 RETRY_AFTER_S: Final = 1
 
@@ -88,7 +87,7 @@ class RequestStream:
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admit(
-                    request.request_id, request.prefill_tokens, request.tokens_max, retry
+                    request.request_id, request.prefill_tokens, request.tokens_max, retry, request.prompt
                 )
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             why = str(error) or "no pair of workers had space in time"
@@ -110,13 +109,11 @@ class RoomBackend:
     def __init__(
         self,
         rooms: Rooms,
-        channels: Channels,
         context_tokens: int,
         timeout_s: float,
         bounds: RetryBounds = RetryBounds(),  # noqa: B008 - frozen
     ) -> None:
         self._rooms = rooms
-        self._channels = channels
         self._context_tokens = context_tokens
         self._timeout_s = timeout_s
         self._bounds = bounds
@@ -131,7 +128,9 @@ class RoomBackend:
 
     async def generate(self, request: Request) -> RequestStream:
         try:
-            entry = await self._rooms.admit(request.request_id, request.prefill_tokens, request.tokens_max)
+            entry = await self._rooms.admit(
+                request.request_id, request.prefill_tokens, request.tokens_max, prompt=request.prompt
+            )
         except NoSuchWorker as error:
             raise NoWorker(str(error)) from error
         except (QueueFull, TimeoutError) as error:
@@ -143,6 +142,6 @@ class RoomBackend:
         return self._drive(entry, request, self._timeout_s)
 
     def _drive(self, entry: RoomEntry, request: Request, timeout_s: float) -> RoomStream:
-        stream = RoomStream(self._rooms, self._channels, entry, request, timeout_s)
+        stream = RoomStream(self._rooms, entry, request, timeout_s)
         stream.start()
         return stream

@@ -11,7 +11,7 @@ from typing import Final
 from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.rooms import Rooms
 from services.openai.backend import Hangup, RoomFailed
-from services.rooms.ids import Incarnation
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Worker, WorkerState
 from services.rooms.request import Request, Sampling
@@ -22,8 +22,9 @@ log = Log(__name__)
 LOOK_S: Final = 0.1
 RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 60.0
+REQUEST_ID: Final = "canary"
 OUTPUT_TOKENS: Final = 2
-PROMPT: Final = (1, 2, 3, 4, 5, 6, 7, 8) * 3
+PROMPT_TOKENS: Final = 24
 
 
 class Canary:
@@ -80,17 +81,16 @@ class Canary:
         return (joining, partner) if joining.facts.side is Side.PREFILL else (partner, joining)
 
     async def _try(self, pair: tuple[Worker, Worker]) -> str | None:
+        entry = self._rooms.open_on(REQUEST_ID, pair, PROMPT_TOKENS + OUTPUT_TOKENS - 1)
         request = Request(
-            request_id="canary",
-            prompt=PROMPT,
+            request_id=REQUEST_ID,
+            prompt=_prompt(entry.id),
             max_tokens=OUTPUT_TOKENS,
             ignore_eos=True,
             sampling=Sampling(temperature=0.0),
         )
         names = " and ".join(worker.facts.name for worker in pair)
-        stream = self._backend.follow(
-            self._rooms.open_on(request.request_id, pair, request.tokens_max), request
-        )
+        stream = self._backend.follow(entry, request)
         drawn = 0
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -107,6 +107,11 @@ class Canary:
         for worker in pair:
             self._rooms.proven(worker.facts.incarnation)
         return None
+
+
+def _prompt(room: RoomId) -> tuple[int, ...]:
+    """Tokens that every vocabulary has, and no worker a prefix of: what is cached proves no hand-over."""
+    return tuple(1 + (room >> 3 * place & 7) for place in range(PROMPT_TOKENS))
 
 
 _USABLE: Final = frozenset({WorkerState.JOINING, WorkerState.READY})

@@ -1,6 +1,6 @@
 """How does one room become one stream of tokens from two workers?
 
-The prefill worker is called first; once it has accepted the room, the decode worker is. Both streams are
+The prefill worker is called first; once it has accepted the room, the decode worker is. What both say is
 merged by token position: the first token is passed on from whichever side has it first, which is the
 prefill side, so it does not wait for the hand-over. The first cause of a failure is the room's, and the
 other side hears of it at once.
@@ -8,8 +8,7 @@ other side hears of it at once.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -20,8 +19,7 @@ from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry
 from services.rooms.request import FinishReason, Request, Token
 from services.runtime.logging import Log
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
-from services.wire.channel import Channels
+from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import (
     Malformed,
     finish_from_wire,
@@ -30,10 +28,10 @@ from services.wire.conversions import (
     request_to_wire,
     token_from_wire,
 )
-from services.wire.errors import WrongIncarnation, remote_error
+from services.wire.errors import RemoteError, WrongIncarnation
 
 LINGER_S: Final = 10.0
-"""How long the streams of an ended room are read on for their outcomes before they are cut."""
+"""How long both sides of an ended room are heard on for their outcomes before they are left."""
 
 log = Log(__name__)
 
@@ -41,16 +39,13 @@ log = Log(__name__)
 class RoomStream:
     """One room being followed: a `services.openai.backend.TokenStream`."""
 
-    def __init__(
-        self, rooms: Rooms, channels: Channels, entry: RoomEntry, request: Request, timeout_s: float
-    ) -> None:
+    def __init__(self, rooms: Rooms, entry: RoomEntry, request: Request, timeout_s: float) -> None:
         self.cached_tokens = 0
         self.cause: Cause | None = None
         """Why the room failed, once it has."""
         self.teller: Side | None = None
         """The side that told of it, if one did."""
         self._rooms = rooms
-        self._channels = channels
         self.entry = entry
         self._request = request
         self._timeout_s = timeout_s
@@ -60,13 +55,20 @@ class RoomStream:
         self._next = self._given
         """Position, in the request's output, of the token that is passed on next."""
         self._over = False
-        self._accepted = asyncio.Event()
+        self._accepted = False
+        """By prefill: decode has been called, unless the room was over by then."""
+        self._heard: set[Side] = set()
+        """Sides of which something may be heard yet."""
         self._holding: set[Side] = set()
         """Sides that may hold the room, and so will report it retired."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self._rooms.follow(self.entry.id, self._failed_outside)
-        self._rooms.spawn(self._follow())
+        if self._over:
+            return  # it failed before anyone was called
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._too_late)
+        self._call(Side.PREFILL)
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         while True:
@@ -87,92 +89,110 @@ class RoomStream:
             case Hangup.CLIENT_GONE:
                 self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
 
-    # ---- the two streams
+    # ---- the two sides
 
-    async def _follow(self) -> None:
-        sides = [asyncio.create_task(self._read_prefill()), asyncio.create_task(self._read_decode())]
+    def _call(self, side: Side) -> None:
         try:
-            await self._until_over(sides)
-        finally:
-            for reader in sides:
-                reader.cancel()
-            await asyncio.gather(*sides, return_exceptions=True)
-            self._fail_if_open(sides)
-            for side in [each for each in Side if each not in self._holding]:
-                self._rooms.side_retired(self.entry.id, side)
+            request = self._opening(side)
+            self._rooms.links.to(self.entry.worker(side)).open(request, _Ear(self, side))
+        except Exception as error:
+            self._could_not_follow(error)
+        else:
+            self._heard.add(side)
+            self._holding.add(side)
 
-    def _fail_if_open(self, sides: list[asyncio.Task[None]]) -> None:
-        """Whatever ended the streams: nobody waits for a room that nobody follows any more."""
-        for reader in sides:
-            if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
-                log.error("a room's stream could not be followed", room=self.entry.id, error=error)
-        self.fail(Cause(Reason.BOOTSTRAP_LOST, "the bootstrap could not follow the room to its end"))
-
-    async def _until_over(self, sides: list[asyncio.Task[None]]) -> None:
-        """Until both streams have ended; once the room is over they get LINGER_S for that."""
-        running = set(sides)
-        while running and not self._over:
-            done, running = await asyncio.wait(running, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            if any(reader.cancelled() or reader.exception() is not None for reader in done):
-                return
-        if running:
-            await asyncio.wait(running, timeout=LINGER_S)
-
-    async def _read_prefill(self) -> None:
-        if self._over:
-            return  # it failed before anyone was called
-        facts = self.entry.prefill
-        self._holding.add(Side.PREFILL)
-        stub = inference_pb2_grpc.PrefillServiceStub(self._channels.to(facts.address))
-        call = stub.RunRoom(
-            inference_pb2.RunRoomRequest(
-                room=self.entry.id,
-                incarnation=facts.incarnation,
-                decode=peer_to_wire(self.entry.decode),
-                request=request_to_wire(self._request),
-            ),
-            timeout=self._timeout_s,
+    def _opening(self, side: Side) -> inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest:
+        entry, incarnation = self.entry, self.entry.worker(side).incarnation
+        request = request_to_wire(self._request)
+        if side is Side.PREFILL:
+            decode = peer_to_wire(entry.decode)
+            return inference_pb2.RunRoomRequest(
+                room=entry.id, incarnation=incarnation, decode=decode, request=request
+            )
+        prefill = peer_to_wire(entry.prefill)
+        return inference_pb2.StreamRoomRequest(
+            room=entry.id, incarnation=incarnation, prefill=prefill, request=request
         )
-        async with _ended_with_outcome(self, Side.PREFILL) as outcome, _cut_off(call):
-            async for reply in call:
-                match reply.WhichOneof("what"):
-                    case "accepted":
-                        self._accepted.set()
-                    case "first_token":
-                        first = reply.first_token
-                        self.cached_tokens = first.cached_tokens
-                        self._offer(
-                            self._given, (token_from_wire(first.token),), finish_from_wire(first.finish)
-                        )
-                    case "outcome":
-                        outcome.came(outcome_from_wire(reply.outcome))
-                        if not self._accepted.is_set():
-                            raise Malformed("an outcome before the room was accepted")
 
-    async def _read_decode(self) -> None:
-        await self._accepted.wait()
-        if self._over:
+    def heard(self, side: Side, reply: Any) -> None:
+        """One side said something of the room."""
+        try:
+            self._take(side, reply)
+        except Malformed as error:
+            text = f"{side.value} worker sent nonsense: {error}"
+            self._leave(side)
+            self.fail(Cause(LOST[side], text), side)
+        except Exception as error:
+            self._could_not_follow(error)
+        if reply.HasField("outcome"):
+            self._ended(side)
+
+    def _take(self, side: Side, reply: Any) -> None:
+        match reply.WhichOneof("what"):
+            case "tokens":
+                tokens = tuple(token_from_wire(each) for each in reply.tokens.tokens)
+                self._offer(reply.tokens.first, tokens, finish_from_wire(reply.tokens.finish))
+            case "accepted" if side is Side.PREFILL and not self._accepted:
+                self._accepted = True
+                if not self._over:
+                    self._call(Side.DECODE)
+            case "first_token":
+                first = reply.first_token
+                self.cached_tokens = first.cached_tokens
+                self._offer(self._given, (token_from_wire(first.token),), finish_from_wire(first.finish))
+            case "outcome":
+                self._note_outcome(side, outcome_from_wire(reply.outcome))
+                if side is Side.PREFILL and not self._accepted:
+                    raise Malformed("an outcome before the room was accepted")
+
+    def _note_outcome(self, side: Side, cause: Cause | None) -> None:
+        text = "answered" if cause is None else f"{cause.reason.value}: {cause.text}"
+        self._rooms.tell(self.entry.id, f"{side.value} outcome", text)
+        if cause is None and side is Side.DECODE and not self._over:
+            cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
+        if cause is not None:
+            self.fail(cause, side)
+
+    def broken(self, side: Side, error: RemoteError) -> None:
+        """One side refused the room, or cannot be heard any more."""
+        self._heard.discard(side)
+        self.fail(self._cause_of(side, error), side)
+        self._ended(side)
+
+    def _too_late(self) -> None:
+        for side in [each for each in Side if each in self._heard][:1]:
+            name = self.entry.worker(side).name
+            text = f"{side.value} worker {name} did not end the room in time"
+            self.fail(Cause(Reason.DEADLINE, text), side)
+        self._leave_all()
+
+    def _leave(self, side: Side) -> None:
+        """Hear nothing more of this side; for the worker the room is over."""
+        if side in self._heard:
+            self._rooms.links.to(self.entry.worker(side)).leave(self.entry.id)
+            self._ended(side)
+
+    def _leave_all(self) -> None:
+        for side in Side:
+            self._leave(side)
+
+    def _ended(self, side: Side) -> None:
+        self._heard.discard(side)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Once the room is over and nothing more is heard of it: who never got it has nothing to report."""
+        if not self._over or self._heard:
             return
-        facts = self.entry.decode
-        self._holding.add(Side.DECODE)
-        stub = inference_pb2_grpc.DecodeServiceStub(self._channels.to(facts.address))
-        call = stub.StreamRoom(
-            inference_pb2.StreamRoomRequest(
-                room=self.entry.id,
-                incarnation=facts.incarnation,
-                prefill=peer_to_wire(self.entry.prefill),
-                request=request_to_wire(self._request),
-            ),
-            timeout=self._timeout_s,
-        )
-        async with _ended_with_outcome(self, Side.DECODE) as outcome, _cut_off(call):
-            async for reply in call:
-                match reply.WhichOneof("what"):
-                    case "tokens":
-                        tokens = tuple(token_from_wire(each) for each in reply.tokens.tokens)
-                        self._offer(reply.tokens.first, tokens, finish_from_wire(reply.tokens.finish))
-                    case "outcome":
-                        outcome.came(outcome_from_wire(reply.outcome))
+        if self._timer is not None:
+            self._timer.cancel()
+        for side in [each for each in Side if each not in self._holding]:
+            self._rooms.side_retired(self.entry.id, side)
+
+    def _could_not_follow(self, error: Exception) -> None:
+        log.error("a room could not be followed", room=self.entry.id, error=error)
+        self.fail(Cause(Reason.BOOTSTRAP_LOST, "the bootstrap could not follow the room to its end"))
+        self._leave_all()
 
     # ---- merging
 
@@ -210,25 +230,24 @@ class RoomStream:
         self.teller = teller
         self._rooms.fail(self.entry.id, cause)
 
-    @property
-    def over(self) -> bool:
-        """The reader has got, or given up, all it will ever get."""
-        return self._over
-
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
-            self._end()
             self.cause = cause
             self._out.put_nowait(RoomFailed(cause.text, cause.reason.value))
+            self._end()
 
     def _end(self) -> None:
+        """The reader has got, or given up, all it will ever get. Outcomes are heard on for a while."""
         self._over = True
-        self._accepted.set()  # a decode side that was not called yet need not be
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._heard:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._leave_all)
+        self._settle()
 
-    def broken(self, side: Side, error: grpc.aio.AioRpcError) -> Cause:
-        """What a broken stream says of its room. A worker that cannot be reached gets no rooms until it
-        renews its lease."""
-        remote = remote_error(error)
+    def _cause_of(self, side: Side, remote: RemoteError) -> Cause:
+        """What a broken stream or a refusal says of the room. A worker that cannot be reached gets no rooms
+        until it renews its lease."""
         facts = self.entry.worker(side)
         if remote.kind == WrongIncarnation.__name__:
             self._holding.discard(side)
@@ -237,56 +256,23 @@ class RoomStream:
         if not remote.unreachable:
             self._holding.discard(side)
             return Cause(Reason.REFUSED, f"{side.value} worker {facts.name}: {remote}")
-        if remote.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return Cause(Reason.DEADLINE, f"{side.value} worker {facts.name} did not end the room in time")
+        if remote.code is grpc.StatusCode.OK:
+            return Cause(LOST[side], f"{side.value} worker {facts.name} ended without an outcome")
         self._rooms.registry.suspect(facts.incarnation)
         return Cause(LOST[side], f"{side.value} worker {facts.name} broke off: {remote}")
 
-    def note_outcome(self, side: Side, cause: Cause | None) -> None:
-        text = "answered" if cause is None else f"{cause.reason.value}: {cause.text}"
-        self._rooms.tell(self.entry.id, f"{side.value} outcome", text)
 
+class _Ear:
+    """What one side says of one room: a `services.bootstrap.links.Hearer`."""
 
-class _ended_with_outcome:  # noqa: N801 - reads as what it is: a context
-    """One side's stream must end with an outcome; whatever else ends it fails the room."""
+    __slots__ = ("_side", "_stream")
 
     def __init__(self, stream: RoomStream, side: Side) -> None:
         self._stream = stream
         self._side = side
-        self._came = False
 
-    def came(self, cause: Cause | None) -> None:
-        self._came = True
-        self._stream.note_outcome(self._side, cause)
-        if cause is None and self._side is Side.DECODE and not self._stream.over:
-            cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
-        if cause is not None:
-            self._stream.fail(cause, self._side)
+    def heard(self, reply: Any) -> None:
+        self._stream.heard(self._side, reply)
 
-    async def __aenter__(self) -> "_ended_with_outcome":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> bool:
-        if isinstance(error, grpc.aio.AioRpcError):
-            self._stream.fail(self._stream.broken(self._side, error), self._side)
-            return True
-        if isinstance(error, Malformed):
-            text = f"{self._side.value} worker sent nonsense: {error}"
-            self._stream.fail(Cause(LOST[self._side], text), self._side)
-            return True
-        if error is None and not self._came:
-            text = f"{self._side.value} worker ended without an outcome"
-            self._stream.fail(Cause(LOST[self._side], text), self._side)
-        return False
-
-
-@asynccontextmanager
-async def _cut_off(call: grpc.aio.UnaryStreamCall) -> AsyncIterator[None]:
-    """A reader that is cancelled ends its call, too: grpc alone leaves some running, so that the worker
-    never hears of it."""
-    try:
-        yield
-    finally:
-        call.cancel()
+    def broken(self, error: RemoteError) -> None:
+        self._stream.broken(self._side, error)

@@ -112,7 +112,13 @@ def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
     }
     if events:
         body["events"] = [
-            {"wall_ms": each.wall_ms, "source": each.source, "name": each.name, "detail": each.detail}
+            {
+                "wall_ms": each.wall_ms,
+                "host_us": each.host_us,
+                "source": each.source,
+                "name": each.name,
+                "detail": each.detail,
+            }
             for each in sorted(entry.events, key=lambda event: event.wall_ms)
         ]
         body["events_dropped"] = entry.events_dropped

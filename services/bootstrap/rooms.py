@@ -6,13 +6,14 @@ side at once (`terminal-reaches-peer`), wakes who waits for capacity or watches 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 import grpc
 
+from services.bootstrap.links import Links
 from services.bootstrap.metrics import BootstrapMetrics
 from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason, Refusal
 from services.rooms.ids import Incarnation, RoomId
@@ -29,6 +30,7 @@ log = Log(__name__)
 CANCEL_S: Final = 2.0
 CANCEL_TRIES: Final = 3
 TICK_S: Final = 0.25
+LOOK_S: Final = 0.01
 SOURCE: Final = "bootstrap"
 
 LOST: Final = {Side.PREFILL: Reason.PREFILL_LOST, Side.DECODE: Reason.DECODE_LOST}
@@ -56,6 +58,7 @@ class _Asked:
     prompt_tokens: int
     tokens: int
     retry: Retry | None
+    prompt: Sequence[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +82,7 @@ class Rooms:
         queue_timeout_ms: int,
     ) -> None:
         self.registry = registry
+        self.links = Links(channels)
         self._clock = clock
         self._channels = channels
         self._metrics = metrics
@@ -130,22 +134,28 @@ class Rooms:
             cause = Cause(LOST[facts.side], f"{facts.side.value} worker {facts.name}: {why}")
             self.fail(entry.id, cause)
             self._wake_watchers(entry.id)
+        self.links.drop(incarnation)
         self._wake_queue()
 
     # ---- rooms
 
     async def admit(
-        self, request_id: str, prompt_tokens: int, tokens: int, retry: Retry | None = None
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        tokens: int,
+        retry: Retry | None = None,
+        prompt: Sequence[int] = (),
     ) -> RoomEntry:
-        """Open a room on the least loaded pair that can hold it, waiting in a bounded queue for capacity
-        (`bounded-admission`).
+        """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
+        (`bounded-admission`). `prompt`: for the choice of workers, if it is known.
 
         `retry`: of a request that had a room. It comes before those that had none, and where a side has no
         ready worker it waits for one for a while.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
         """
-        asked = _Asked(request_id, prompt_tokens, tokens, retry)
+        asked = _Asked(request_id, prompt_tokens, tokens, retry, prompt)
         hopes_until_s = asyncio.get_running_loop().time() + (0.0 if retry is None else retry.wait_s)
         while True:
             try:
@@ -177,7 +187,8 @@ class Rooms:
                 self.discard(opened.result())
             raise
         finally:
-            if waiting in self._queue:
+            # Whoever opened it took it out: the queue is not searched for those who got a room.
+            if opened.cancelled() and waiting in self._queue:
                 self._queue.remove(waiting)
 
     async def _worker_news(self, until_s: float) -> bool:
@@ -219,7 +230,8 @@ class Rooms:
 
     def tell(self, room: RoomId, name: str, detail: str = "") -> None:
         """Add the bootstrap's own line to a room's timeline."""
-        self.record(room, Event(self._clock.wall_ms(), SOURCE, name, detail))
+        clock = self._clock
+        self.record(room, Event(clock.wall_ms(), SOURCE, name, detail, clock.host_us()))
 
     def record(self, room: RoomId, event: Event) -> None:
         if self.registry.record(room, event):
@@ -292,8 +304,10 @@ class Rooms:
             await asyncio.sleep(TICK_S)
 
     async def finish(self) -> None:
-        """Wait for the calls that are under way."""
+        """Wait for the calls that are under way, and for the last words of rooms."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self.links.rooms():  # noqa: ASYNC110 - once, while the process ends
+            await asyncio.sleep(LOOK_S)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something whose end nobody waits for; it is kept alive, and its failure is logged."""
@@ -306,8 +320,9 @@ class Rooms:
 
     def _open(self, asked: _Asked) -> RoomEntry:
         retry = asked.retry
+        prompt = self.registry.blocks(asked.prompt)
         pair = self.registry.place(
-            asked.prompt_tokens, asked.tokens, avoid=() if retry is None else retry.avoid
+            asked.prompt_tokens, asked.tokens, avoid=() if retry is None else retry.avoid, prompt=prompt
         )
         entry = self.registry.open_room(
             asked.request_id,
@@ -315,6 +330,7 @@ class Rooms:
             asked.tokens,
             self._clock.now_ms(),
             retry_of=None if retry is None else retry.room,
+            prompt=prompt,
         )
         where = f"on {entry.prefill.name} and {entry.decode.name}"
         if retry is None:

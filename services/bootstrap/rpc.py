@@ -12,7 +12,7 @@ from services.bootstrap.rooms import QueueFull, Rooms
 from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
-from services.rooms.registry import RoomPhase
+from services.rooms.registry import RoomEntry, RoomPhase
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import (
     Malformed,
@@ -157,7 +157,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             entry = self._rooms.registry.get(RoomId(report.room))
         except UnknownRoom:
             return
-        sides = [side for side in Side if entry.worker(side).incarnation == reporter]
+        sides = _sides_of(entry, reporter)
         if reporter and not sides:
             return
         if report.HasField("event"):
@@ -171,3 +171,9 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         if report.retired:
             for side in sides:
                 self._rooms.side_retired(entry.id, side)
+
+
+def _sides_of(entry: RoomEntry, worker: Incarnation) -> tuple[Side, ...]:
+    """What a worker is in a room. Asked for every line of its timeline."""
+    prefill, decode = entry.prefill.incarnation == worker, entry.decode.incarnation == worker
+    return (Side.PREFILL,) * prefill + (Side.DECODE,) * decode

@@ -65,7 +65,6 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     metrics_registry.register(RegistryCollector(registry, rooms.queued))
     backend = RoomBackend(
         rooms,
-        channels,
         facts.context_length,
         settings.request_timeout_ms / 1000,
         RetryBounds(settings.room_attempts, settings.retry_wait_ms / 1000),
@@ -104,6 +103,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
                 await rooms.finish()
+        rooms.links.close()
         await channels.close()
 
 

@@ -1,6 +1,5 @@
 """What does the decode worker keep for a room, beside the room's own record?"""
 
-import asyncio
 from dataclasses import dataclass, field
 
 from services.engine.engine import PageSum, Sequence
@@ -8,8 +7,7 @@ from services.pages.record import MetadataRecord
 from services.rooms.receiver import Receiver
 from services.rooms.request import Request
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
-
-Replies = asyncio.Queue[inference_pb2.StreamRoomReply]
+from services.wire.callers import Replies
 
 
 def replies_max(request: Request) -> int:
@@ -22,8 +20,8 @@ class Job:
     receiver: Receiver
     request: Request
     prefill: rooms_pb2.Peer
-    replies: Replies | None = None
-    """Where the caller of StreamRoom reads, on the leader."""
+    replies: Replies[inference_pb2.StreamRoomReply] | None = None
+    """Where its caller hears of it, on the leader."""
     sequence: Sequence = field(init=False)
     pages: tuple[int, ...] = ()
     record: MetadataRecord | None = None
@@ -35,6 +33,16 @@ class Job:
 
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The tokens whose KV the prefill worker answers for."""
+        return self.request.prompt + self.request.output
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """All tokens whose KV is in the pages: the last one drawn was not computed."""
+        return (*self.request.prompt, *self.sequence.output[:-1])
 
     @property
     def position(self) -> int:

@@ -1,6 +1,7 @@
 """What may be asked of a decode worker? Each method parses, asks the turn loop, renders. No policy here."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 
@@ -12,6 +13,7 @@ from services.wire.channel import UNARY_S, check_incarnation
 from services.wire.conversions import request_from_wire, room_from_wire
 from services.wire.errors import Draining, errors_as_status
 from services.wire.mailbox import Mailbox
+from services.wire.shared_stream import SharedStream, stream_rooms_reply
 
 
 class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
@@ -24,16 +26,21 @@ class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
         self, request: inference_pb2.StreamRoomRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.StreamRoomReply]:
         async with errors_as_status(context):
-            check_incarnation(self._incarnation, request.incarnation)
-            if self._work.draining:
-                raise Draining("this decode worker is draining")
-            command, most = group_pb2.Command(stream=request), replies_max(request_from_wire(request.request))
+            command, most = self._judge(request)
             async with self._work.callers.calling(room_from_wire(request.room), command, most) as replies:
                 over = False
                 while not over:
                     reply = await replies.get()
                     yield reply
                     over = reply.HasField("outcome")
+
+    async def StreamRooms(
+        self, requests: AsyncIterator[inference_pb2.StreamRoomsRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.StreamRoomsReply]:
+        shared = SharedStream(self._work.callers, self._judge)
+        async with errors_as_status(context), shared.reading(requests), aclosing(shared.lines()) as messages:
+            async for lines in messages:
+                yield stream_rooms_reply(lines)
 
     async def Cancel(
         self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
@@ -42,3 +49,11 @@ class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
             check_incarnation(self._incarnation, request.incarnation)
             await self._mailbox.ask(group_pb2.Command(cancel=request), UNARY_S)
         return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)
+
+    def _judge(self, request: inference_pb2.StreamRoomRequest) -> tuple[group_pb2.Command, int]:
+        """The command that opens the room, and how many replies it can have. Raises a Refusal."""
+        check_incarnation(self._incarnation, request.incarnation)
+        if self._work.draining:
+            raise Draining("this decode worker is draining")
+        room_from_wire(request.room)
+        return group_pb2.Command(stream=request), replies_max(request_from_wire(request.request))

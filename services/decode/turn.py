@@ -5,6 +5,7 @@ rank), *waiting* (admitted, no space in the batch) and *running*. They follow fr
 their order; there are no lists beside the roster that could disagree with it.
 """
 
+import asyncio
 from collections import abc
 from math import inf
 from typing import Final
@@ -20,7 +21,7 @@ from services.pages.checksum import KvChecksum
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.pages.record import MetadataRecord, read_slot
+from services.pages.record import MetadataRecord, read_slot, touched
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
@@ -148,18 +149,19 @@ class DecodeWork:
                 self._mailbox.answer(None)
 
     def see(self) -> bool:
-        news = self._see_step() | self._see_sums()
+        self._see_step()
+        news = self._see_sums()
         self._exposure.transfer.notices()
-        for job in self._jobs.values():
-            if job.receiver.phase is Phase.TRANSFERRING and job.record is None:
-                news |= self._see_slot(job)
+        for job in self._touched():
+            news |= self._see_slot(job)
         self._landing.start(self._jobs.values(), batch_waits=bool(self._unfinished()))
         return news
 
     def capacity(self) -> Capacity:
         if self._revoking:
             return Capacity(0, 0)  # nothing is exposed that would have to be taken back at once
-        return Capacity(self._holdings.pages.free, self._holdings.slots.free)
+        holdings = self._holdings
+        return Capacity(holdings.available, holdings.slots.free, holdings.prefixes.digest)
 
     def may_compute(self) -> bool:
         return self._stepper.free
@@ -218,7 +220,7 @@ class DecodeWork:
             [Row(job.sequence, job.position, job.position + 1, job.pages, sample=True) for job in batch]
         )
         self._landing.stepped()
-        return True
+        return False
 
     def record(self, agreement_s: float) -> None:
         census = self.roster.census()
@@ -234,7 +236,18 @@ class DecodeWork:
         )
 
     async def rest(self) -> None:
-        await self._mailbox.rest(self._rest_s())
+        """Until a turn may have something to do. NIXL is driven by its callers: while something may land, it
+        is driven here, and a turn is taken when a seal is there. With others in the group, every look is a
+        turn, since they look in turns alone."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._deadline_s()
+        while (left_s := ends - loop.time()) > 0:
+            await self._mailbox.rest(min(self._look_s(), left_s))
+            if self._mailbox.news.is_set() or len(self.endpoints) > 1:
+                return
+            self._exposure.transfer.notices()
+            if self._touched():
+                return
 
     # ---- commands
 
@@ -385,7 +398,8 @@ class DecodeWork:
         if not all(each < inf for each in logprobs):
             raise RecordCorrupt(f"record of room {record.room} has a logprob that is no number")
 
-    def _see_step(self) -> bool:
+    def _see_step(self) -> None:
+        """All that follows from its end is done in this turn: the next one is not for it."""
         try:
             tokens = self._stepper.take()
         except StepFailed as error:
@@ -393,9 +407,9 @@ class DecodeWork:
                 job.receiver.busy = False
                 job.receiver.note(Failed(Cause(Reason.ENGINE_FAILED, f"decode: {error}")))
             self._step = []
-            return True
+            return
         if tokens is None:
-            return False
+            return
         for job, token in zip(self._step, tokens, strict=True):
             job.receiver.busy = False
             if token is not None and not job.receiver.stopping:
@@ -403,7 +417,6 @@ class DecodeWork:
                 self._emit(job, token)
         self._metrics.decoded(len(tokens))
         self._step = []
-        return True
 
     # ---- effects
 
@@ -412,10 +425,12 @@ class DecodeWork:
         rank (`exposure-on-page`). A slot that a late rank blanked after it was written would never be seen
         sealed."""
         receiver = job.receiver
-        self._holdings.take(receiver.id, receiver.pages_needed)
-        holding = self._holdings.expose(receiver.id, receiver.pages_expected)
+        holding = self._holdings.take(receiver.id, receiver.pages_needed, job.given)
+        receiver.expose(Generation(holding.slot.generation), holding.shared)
+        self._holdings.expose(receiver.id, receiver.pages_expected)
         job.pages = holding.pages
-        receiver.expose(Generation(holding.slot.generation))
+        prefix_tokens = holding.shared * self._layout.page_tokens
+        self._metrics.worker.reused(prefix_tokens, job.request.prefill_tokens)
         grant = inference_pb2.GrantRequest(
             room=receiver.id,
             incarnation=receiver.peer,
@@ -424,12 +439,14 @@ class DecodeWork:
             pages=holding.exposed,
             slot=holding.slot.index,
             exposure=self._exposure.id,
+            prefix_tokens=prefix_tokens,
         )
         self._granting.append((job.prefill, grant))
         if len(self.endpoints) < 2:
             self._tell_senders()
         detail = (
-            f"{len(holding.exposed)} pages, slot {holding.slot.index}, generation {holding.slot.generation}"
+            f"{len(holding.exposed)} pages behind {prefix_tokens} tokens held, slot {holding.slot.index},"
+            f" generation {holding.slot.generation}"
         )
         self._tell(job, "granted", detail)
 
@@ -444,6 +461,7 @@ class DecodeWork:
         if record is None:
             raise AssertionError(f"room {job.receiver.id} was admitted without its record")
         self._holdings.commit(job.receiver.id)
+        job.pages = self._holdings.keep(job.receiver.id, job.given).pages
         self._metrics.admitted(sum(job.receiver.phase_ms.values()) / 1000)
         self._tell(job, "admitted")
         self._emit(job, Token(record.first_token, record.first_logprob, record.alternatives))
@@ -507,12 +525,15 @@ class DecodeWork:
         """The one way out of every table that knows the room (`one-retire`)."""
         receiver = job.receiver
         self._peers.stop_closing(receiver.id)
+        if job.finished and not receiver.stopping:
+            # Of one that was stopped, the ranks need not have seen the same steps end.
+            self._holdings.keep(receiver.id, job.computed)
         self._holdings.give_back(receiver.id)
         self.roster.retire(receiver.id, self._clock.now_ms())
         del self._jobs[receiver.id]
         self._metrics.worker.room_retired(receiver)
         proof = "" if receiver.proof is None else receiver.proof.value
-        self._reporter.retired(receiver.id, self._clock.wall_ms(), proof)
+        self._reporter.retired(receiver.id, proof)
 
     # ---- small things
 
@@ -532,14 +553,30 @@ class DecodeWork:
             job.replies.put_nowait(reply)
 
     def _tell(self, job: Job, name: str, detail: str = "") -> None:
-        self._reporter.note(job.receiver.id, self._clock.wall_ms(), name, detail)
+        self._reporter.note(job.receiver.id, name, detail)
 
-    def _rest_s(self) -> float:
+    def _touched(self) -> list[Job]:
+        """Rooms whose pages are on their way, and whose seal may be there."""
+        holdings = self._holdings
+        return [
+            job
+            for job in self._jobs.values()
+            if job.receiver.phase is Phase.TRANSFERRING
+            and job.record is None
+            and touched(holdings.slots.view(holdings.get(job.receiver.id).slot))
+        ]
+
+    def _look_s(self) -> float:
+        """How soon to look for what wakes nobody."""
         receivers = [job.receiver for job in self._jobs.values()]
         if any(room.phase is Phase.TRANSFERRING for room in receivers):
             return POLL_S
-        if any(in_quarantine(room) for room in receivers):
-            return DRAIN_S
+        return DRAIN_S if any(in_quarantine(room) for room in receivers) else HEARTBEAT_S
+
+    def _deadline_s(self) -> float:
+        """How soon time alone may ask for a turn."""
         now_ms = self._clock.now_ms()
-        waits = [room.deadline_ms - now_ms for room in receivers if room.phase is not Phase.FAILED]
-        return min([HEARTBEAT_S, *(max(wait, 1) / 1000 for wait in waits)])
+        rooms = [job.receiver for job in self._jobs.values()]
+        waits = [(room.deadline_ms - now_ms, room.phase) for room in rooms]
+        asking = (wait for wait, phase in waits if wait > 0 or phase is not Phase.FAILED)
+        return min([HEARTBEAT_S, *(max(wait, 1) / 1000 for wait in asking)])

@@ -12,12 +12,13 @@ from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
 from services.engine.engine import Engine
-from services.engine.start import start_rank
+from services.engine.start import Load, start_rank
 from services.engine.stepper import Stepper
 from services.engine.team import TeamBroken
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
+from services.pages.prefixes import PrefixTree
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.pages.topology import rank_layout
@@ -47,17 +48,17 @@ BROKEN = (GroupBroken, RostersDiverged, TeamBroken)
 """What ends a rank's turns because of another rank."""
 
 
-def run(settings: DecodeSettings) -> int:
+def run(settings: DecodeSettings, load: Load = start_rank) -> int:
     """Run a decode worker, or one rank of it, until it is told to stop. Returns the exit code."""
     threads = pin(settings.cpus, settings.threads)
-    return serve.run(partial(_main, settings, threads))
+    return serve.run(partial(_main, settings, threads, load))
 
 
-async def _main(settings: DecodeSettings, threads: int, shutdown: asyncio.Event) -> int:
+async def _main(settings: DecodeSettings, threads: int, load: Load, shutdown: asyncio.Event) -> int:
     mine = _draw()
     host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine)
     try:
-        return await _serve(settings, threads, host, mine, shutdown)
+        return await _serve(settings, threads, load, host, mine, shutdown)
     finally:
         await host.close()
 
@@ -69,6 +70,7 @@ def _draw() -> Incarnation:
 async def _serve(
     settings: DecodeSettings,
     threads: int,
+    load: Load,
     host: WorkerHost | FollowerHost,
     mine: Incarnation,
     shutdown: asyncio.Event,
@@ -82,13 +84,14 @@ async def _serve(
     formed = await form_group(settings, mine)
     group, incarnation = formed.group, Incarnation(formed.leaders)
     loop = asyncio.get_running_loop()
-    engine: Engine = await load_together(group, loop.run_in_executor(None, start_rank, settings, threads))
+    engine: Engine = await load_together(group, loop.run_in_executor(None, load, settings, threads))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
     slots = HostMemory(settings.places * SLOT_BYTES)
     exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
 
     metrics = DecodeMetrics(registry)
     stepper = Stepper(engine, host.mailbox.wake)
+    prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
     peers: Peers = FollowerPeers()
     if isinstance(host, WorkerHost):
         peers = Peers(
@@ -103,7 +106,7 @@ async def _serve(
     work = DecodeWork(
         places=settings.places,
         incarnation=incarnation,
-        holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view)),
+        holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view), prefixes),
         layout=engine.layout,
         bounds=ModelBounds(engine.model.vocab_size, engine.model.facts.context_length),
         stepper=stepper,

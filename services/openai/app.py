@@ -16,6 +16,7 @@ from typing import Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -52,13 +53,15 @@ def create_app(
     metrics = HttpMetrics(registry)
     prompts = Prompts(model.tokenizer)
     release = _release()
+    generating = generate_routes(backend, model, prompts, metrics, settings, clock)
+    direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}
     app = FastAPI(
         title="Baton",
         version=release,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        middleware=[Middleware(Edge, metrics=metrics)],
+        middleware=[Middleware(Edge, metrics=metrics, direct=direct)],
         exception_handlers={
             ApiError: api_error,
             BackendError: backend_error,
@@ -66,7 +69,7 @@ def create_app(
             RequestValidationError: _validation_error,
         },
     )
-    app.include_router(generate_routes(backend, model, prompts, metrics, settings, clock))
+    app.include_router(generating)
     app.include_router(model_routes(backend, model, release, created_s=clock.wall_ms() // 1000))
     app.include_router(token_routes(backend, model, prompts, settings))
     for router in routers:

@@ -19,6 +19,7 @@ class ChatRendering:
         self._tokenizer = tokenizer
         self._logprobs = body.logprobs
         self._token_ids = body.return_token_ids
+        self.text_alone = not (self._logprobs or self._token_ids)
         self._usage = body.stream_options is not None and body.stream_options.include_usage
         self._head = {
             "id": f"chatcmpl-{request_id}",

@@ -46,7 +46,10 @@ class Choice:
         self._min_tokens = request.min_tokens
         self._include_stop = body.include_stop_str_in_output
         self._detokenizer = Detokenizer(
-            tokenizer.codec, request.prompt, skip_special_tokens=body.skip_special_tokens
+            tokenizer.codec,
+            request.prompt,
+            skip_special_tokens=body.skip_special_tokens,
+            alone=tokenizer.alone,
         )
         self._stops = StopStrings(body.stop, include=self._include_stop)
         self._chars = 0

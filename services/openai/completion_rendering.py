@@ -21,6 +21,7 @@ class CompletionRendering:
         self._tokenizer = tokenizer
         self._logprobs = body.logprobs is not None
         self._token_ids = body.return_token_ids
+        self.text_alone = not (self._logprobs or self._token_ids)
         self._usage = body.stream_options is not None and body.stream_options.include_usage
         self._head = {
             "id": f"cmpl-{request_id}",

@@ -7,8 +7,10 @@ counted, and nothing but an error in OpenAI's shape comes out of a bug.
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -31,9 +33,14 @@ log = Log(__name__)
 class Edge:
     """Pure ASGI, around the whole application."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: HttpMetrics, direct: Mapping[tuple[str, str], APIRoute]
+    ) -> None:
+        """`direct`: routes, by method and path, that are called from here: their endpoints take the request
+        alone, and the application's own way to them costs as much as a short answer."""
         self._app = app
         self._metrics = metrics
+        self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,10 +61,17 @@ class Edge:
             await send(message)
 
         try:
-            if acceptable:
-                await self._app(scope, receive, send_marked)
-            else:
+            if not acceptable:
                 await _refused_id().response()(scope, receive, send_marked)
+            elif (route := self._direct.get((scope["method"], scope["path"]))) is not None:
+                await _serve(route, scope, receive, send_marked)
+            else:
+                await self._app(scope, receive, send_marked)
+        except (ApiError, BackendError) as error:
+            if status:
+                raise
+            answer = error if isinstance(error, ApiError) else from_backend(error)
+            await answer.response()(scope, receive, send_marked)
         except ClientGone:
             status = status or CLIENT_GONE
         except Exception as error:
@@ -70,6 +84,12 @@ class Edge:
         finally:
             if status:
                 self._metrics.count_request(_route(scope), status)
+
+
+async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["route"] = route
+    response: Response = await route.endpoint(Request(scope, receive))
+    await response(scope, receive, send)
 
 
 def request_id_of(request: Request) -> str:

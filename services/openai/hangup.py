@@ -19,17 +19,27 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     The request's body must have been read. When this returns or raises, `work` has ended, its clean-up
     included. Raises ClientGone, or what `work` raises.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
+    working = asyncio.current_task()
+    if working is None:
+        raise RuntimeError("requests are answered by tasks")
+    gone = False
+
+    def hung_up(_: "asyncio.Task[None]") -> None:
+        nonlocal gone
+        gone = True
         working.cancel()
+
+    watching = asyncio.create_task(_gone(receive))
+    watching.add_done_callback(hung_up)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and not working.uncancel():
+            raise ClientGone from None
+        raise
+    finally:
+        watching.remove_done_callback(hung_up)
         watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def _gone(receive: Receive) -> None:

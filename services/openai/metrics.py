@@ -1,9 +1,14 @@
 """What is counted about HTTP requests, and how long do clients wait for tokens?"""
 
 import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 TTFT_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ITL_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -22,18 +27,16 @@ class HttpMetrics:
             ["route", "status"],
             registry=registry,
         )
-        self._first_token = Histogram(
+        self._first_token = Tally(
             "baton_time_to_first_token_seconds",
             "From an HTTP request's arrival to its first token.",
-            buckets=TTFT_BUCKETS_S,
-            registry=registry,
+            TTFT_BUCKETS_S,
         )
-        self._inter_token = Histogram(
-            "baton_inter_token_latency_seconds",
-            "Between two tokens of a sequence.",
-            buckets=ITL_BUCKETS_S,
-            registry=registry,
+        self._inter_token = Tally(
+            "baton_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL_BUCKETS_S
         )
+        registry.register(self._first_token)
+        registry.register(self._inter_token)
 
     def count_request(self, route: str | None, status: int) -> None:
         """`route` is a path template of the application (a closed set), None if none matched."""
@@ -45,12 +48,35 @@ class HttpMetrics:
         return Pace(self._first_token, self._inter_token, received_s)
 
 
+class Tally(Collector):
+    """A histogram for one event loop: what is noted for each token is a search and two additions, and the
+    library's form is made when it is scraped."""
+
+    def __init__(self, name: str, text: str, buckets_s: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = tuple(buckets_s)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        counts = [float(count) for count in accumulate(self._counts)]
+        family = HistogramMetricFamily(self._name, self._text)
+        family.add_metric([], list(zip(names, counts, strict=True)), self._sum)
+        yield family
+
+
 class Pace:
     """One sequence's tokens as they come in."""
 
     __slots__ = ("_first", "_first_token", "_inter_token", "_last_s")
 
-    def __init__(self, first_token: Histogram, inter_token: Histogram, received_s: float) -> None:
+    def __init__(self, first_token: Tally, inter_token: Tally, received_s: float) -> None:
         self._first_token = first_token
         self._inter_token = inter_token
         self._last_s = received_s
@@ -67,5 +93,4 @@ class Pace:
             self._first = False
             self._first_token.observe(gap_s)
             return
-        for _ in range(tokens):
-            self._inter_token.observe(gap_s / tokens)
+        self._inter_token.observe(gap_s / tokens, tokens)

@@ -33,6 +33,9 @@ class Collected:
 class Rendering(Protocol):
     """One reply in one API's shape. Every method returns JSON-ready data; nothing is kept."""
 
+    text_alone: bool
+    """The chunks of a delta that does not finish show its text and nothing else of it; none without text."""
+
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
         """The chunks that come before a choice's first delta."""
 

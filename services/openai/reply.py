@@ -18,7 +18,7 @@ from services.openai.errors import ApiError, from_backend, internal_error
 from services.openai.hangup import ClientGone, unless_gone
 from services.openai.metrics import HttpMetrics
 from services.openai.rendering import Collected, Rendering
-from services.openai.sse import DONE, EventStream, events
+from services.openai.sse import DONE, EventStream, TextEvent, events
 from services.runtime.logging import Log
 
 log = Log(__name__)
@@ -75,8 +75,17 @@ class StreamedReply(Response):
     async def _write(self, stream: EventStream) -> None:
         asked = self._answering
         opened: set[int] = set()
+        texts: dict[int, TextEvent] = {}
 
         async def emit(choice: Choice, delta: Delta) -> None:
+            if delta.finish is None and asked.rendering.text_alone and choice.index in opened:
+                if delta.text:
+                    if (event := texts.get(choice.index)) is None:
+                        event = texts[choice.index] = TextEvent(
+                            lambda text: asked.rendering.chunks(choice, Delta(text=text))
+                        )
+                    await stream.write(event.of(delta.text))
+                return
             chunks = asked.rendering.chunks(choice, delta)
             if choice.index not in opened:
                 opened.add(choice.index)

@@ -64,6 +64,9 @@ class Tokenizer:
         }
         self._byte_of = _byte_alphabet() if _is_byte_level(self._backend) else None
         self._bytes: dict[int, bytes] = {}
+        self._by_bytes_alone = _decoders(self._backend) == ["ByteLevel"]
+        """A text is its tokens' bytes, one after the other, and nothing else."""
+        self._alone: dict[int, str | None] = {}
 
     @property
     def codec(self) -> Codec:
@@ -110,9 +113,28 @@ class Tokenizer:
             known = self._bytes[id_] = self._bytes_of(id_)  # at most one entry per vocabulary entry
         return known
 
+    def alone(self, id_: int) -> str | None:
+        """A token's text, if it is whole characters that no token beside it can change; else None."""
+        try:
+            return self._alone[id_]
+        except KeyError:
+            text = self._alone[id_] = self._text_alone(id_)  # as many entries at most as above
+            return text
+
     def piece(self, id_: int) -> str:
         """The token as the vocabulary spells it; "" for an unknown id."""
         return self._backend.id_to_token(id_) or ""
+
+    def _text_alone(self, id_: int) -> str | None:
+        if not self._by_bytes_alone or self._byte_of is None or id_ in self._added:
+            return None
+        if any(char not in self._byte_of for char in self.piece(id_)):
+            return None
+        try:
+            text = self.token_bytes(id_).decode()
+        except UnicodeDecodeError:
+            return None
+        return text if text and "\ufffd" not in text else None
 
     def _bytes_of(self, id_: int) -> bytes:
         if (added := self._added.get(id_)) is not None:
@@ -154,10 +176,15 @@ def _named_for(template: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_byte_level(backend: Any) -> bool:
+    return "ByteLevel" in _decoders(backend)
+
+
+def _decoders(backend: Any) -> list[str]:
+    """The steps by which token texts become text."""
     if backend.decoder is None:
-        return False
+        return []
     state = json.loads(backend.decoder.__getstate__())
-    return any(step["type"] == "ByteLevel" for step in state.get("decoders", [state]))
+    return [step["type"] for step in state.get("decoders", [state])]
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -12,6 +12,9 @@ _WHY: Final = {
     (PageState.EXPOSED, PageState.COMMITTED): "commit: sealed on every rank",
     (PageState.EXPOSED, PageState.QUARANTINED): "quarantine: the room failed",
     (PageState.COMMITTED, PageState.FREE): "release: the sequence ended",
+    (PageState.COMMITTED, PageState.CACHED): "cache: the last sequence that read it ended",
+    (PageState.CACHED, PageState.COMMITTED): "commit: a sequence begins with it",
+    (PageState.CACHED, PageState.FREE): "release: its space is needed",
     (PageState.QUARANTINED, PageState.FREE): "release: proof that no write can land",
 }
 

@@ -2,13 +2,19 @@
 
 One record per room, one way out. A receiver's holding goes through `take`, `expose`, `commit` or
 `quarantine`, and `give_back`; a sender's, which no peer writes to, through `take` and `give_back`.
+
+Where prefixes are kept, a room begins with the pages that hold its first tokens already, which it shares, and
+`keep` makes its own known for those that come. Shared pages are not exposed and not quarantined: their user
+unpins them, and they stay until their space is needed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from services.pages.errors import IllegalPageMove, Truncated
+from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
 from services.pages.pool import PagePool
+from services.pages.prefixes import PrefixTree
 from services.pages.slots import Slot, SlotPool
 
 
@@ -24,17 +30,21 @@ class Holding:
     pages: tuple[int, ...]
     """In token order: page i holds tokens [i * page_tokens, (i + 1) * page_tokens)."""
     slot: Slot
+    shared: int = 0
+    """Leading pages that others may read, too: they held their tokens when they were taken, or were kept."""
     exposed: tuple[int, ...] = ()
-    """The leading pages that a peer may write to. The rest is for tokens still to be drawn."""
+    """The pages behind those that a peer may write to. The rest is for tokens still to be drawn."""
     standing: Standing = Standing.HELD
 
 
 class Holdings:
     """Rooms to pages and slots, on one rank. Keyed by room id; `give_back` empties it."""
 
-    def __init__(self, pages: PagePool, slots: SlotPool) -> None:
+    def __init__(self, pages: PagePool, slots: SlotPool, prefixes: PrefixTree | None = None) -> None:
+        """`prefixes`: of the pages of this pool; None to reuse nothing."""
         self.pages = pages
         self.slots = slots
+        self.prefixes = PrefixTree(0) if prefixes is None else prefixes
         self._held: dict[int, Holding] = {}
 
     def __len__(self) -> int:
@@ -46,30 +56,39 @@ class Holdings:
     def get(self, room: int) -> Holding:
         return self._held[room]
 
-    def can_take(self, pages: int) -> bool:
-        return self.pages.can_reserve(pages) and self.slots.free > 0
+    @property
+    def available(self) -> int:
+        """Pages that could be taken now: free ones, and cached ones that nobody uses."""
+        return self.pages.free + self.prefixes.evictable
 
-    def take(self, room: int, pages: int) -> Holding:
-        """Reserve pages and a blank slot. Raises OutOfPages and takes nothing."""
+    def can_take(self, pages: int) -> bool:
+        return pages <= self.available and self.slots.free > 0
+
+    def take(self, room: int, pages: int, tokens: Sequence[int] = ()) -> Holding:
+        """Reserve a blank slot and so many pages, of which the leading ones may be shared: those that hold
+        `tokens`, the first of the room's, already. Raises OutOfPages and takes nothing."""
         if room in self._held:
             raise IllegalPageMove(f"room {room} already holds pages")
+        shared = self.prefixes.match(tokens)[:pages]
+        fresh = pages - len(shared)
+        if fresh > self.available - self.prefixes.idle(shared):
+            raise OutOfPages(f"{pages} pages asked for, {self.available} available of {len(self.pages)}")
         slot = self.slots.hand_out()
-        try:
-            taken = self.pages.reserve(pages)
-        except Exception:
-            self.slots.release(slot)
-            raise
-        self._held[room] = Holding(taken, slot)
+        self.pages.commit(self.prefixes.pin(shared))
+        self.pages.release(self.prefixes.evict(max(fresh - self.pages.free, 0)))
+        taken = self.pages.reserve(fresh)
+        self._held[room] = Holding(shared + taken, slot, len(shared))
         return self._held[room]
 
     def expose(self, room: int, pages: int) -> Holding:
-        """The first `pages` pages and the slot are about to be named to a peer.
+        """The first `pages` pages of the room's own and the slot are about to be named to a peer.
 
         Raises Truncated where the room holds fewer (`no-truncation`)."""
         holding = self._in(room, Standing.HELD)
-        if pages > len(holding.pages):
-            raise Truncated(f"room {room}: {pages} pages to expose, {len(holding.pages)} held")
-        holding.exposed = holding.pages[:pages]
+        own = holding.pages[holding.shared :]
+        if pages > len(own):
+            raise Truncated(f"room {room}: {pages} pages to expose, {len(own)} held")
+        holding.exposed = own[:pages]
         self.pages.expose(holding.exposed)
         self.slots.expose(holding.slot)
         holding.standing = Standing.EXPOSED
@@ -78,9 +97,26 @@ class Holdings:
     def commit(self, room: int) -> None:
         """The seal proved that every write has ended: the memory is the room's for good."""
         holding = self._in(room, Standing.EXPOSED)
-        self.pages.commit(holding.pages)
+        self.pages.commit(holding.pages[holding.shared :])
         self.slots.commit(holding.slot)
         holding.standing = Standing.COMMITTED
+
+    def keep(self, room: int, tokens: Sequence[int]) -> Holding:
+        """The room's pages hold `tokens`, its first, on every rank, and nothing is written to them or read
+        from them just now: the whole ones may be shared from here on. Where another room's hold the same, it
+        goes on with those, so that no more pages are in use than before."""
+        holding = self._held[room]
+        if holding.standing in (Standing.EXPOSED, Standing.QUARANTINED):
+            raise IllegalPageMove(f"room {room}: {holding.standing.value} pages are not to be shared")
+        entered = self.prefixes.enter(tokens, holding.pages, holding.shared)
+        self.pages.commit(entered.woken)
+        if holding.standing is Standing.HELD:
+            self.pages.commit(entered.fresh)
+        replaced = holding.pages[holding.shared : len(entered.way)]
+        self.pages.release(page for page in replaced if page not in self.prefixes)
+        holding.pages = entered.way + holding.pages[len(entered.way) :]
+        holding.shared = len(entered.way)
+        return holding
 
     def quarantine(self, room: int) -> bool:
         """The room failed. What was exposed waits for a proof, the rest is free at once.
@@ -91,7 +127,8 @@ class Holdings:
         if holding is None or holding.standing is Standing.HELD:
             return False
         self._in(room, Standing.EXPOSED)
-        unexposed = holding.pages[len(holding.exposed) :]
+        unexposed = holding.pages[holding.shared + len(holding.exposed) :]
+        self._unpin(holding)
         self.pages.release(unexposed)
         self.pages.quarantine(holding.exposed)
         self.slots.quarantine(holding.slot)
@@ -107,10 +144,17 @@ class Holdings:
             return False
         if holding.standing is Standing.EXPOSED:
             raise IllegalPageMove(f"room {room}: exposed memory must be committed or quarantined first")
+        self._unpin(holding)
         self.pages.release(holding.pages)
         self.slots.release(holding.slot)
         del self._held[room]
         return True
+
+    def _unpin(self, holding: Holding) -> None:
+        """What is left of the holding is the room's own."""
+        self.pages.cache(self.prefixes.unpin(holding.pages[: holding.shared]))
+        holding.pages = holding.pages[holding.shared :]
+        holding.shared = 0
 
     def _in(self, room: int, standing: Standing) -> Holding:
         holding = self._held[room]

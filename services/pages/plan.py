@@ -10,19 +10,11 @@ few large descriptors.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from services.pages.errors import Truncated
 from services.pages.fit import check_fit
 from services.pages.layout import DTYPE_BYTES, KvLayout
-
-
-class PageRun(NamedTuple):
-    """`length` bytes from offset `source` of the sender's KV region to `target` of the receiver's."""
-
-    source: int
-    target: int
-    length: int
+from services.pages.runs import PageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +54,18 @@ class TransferPlan:
         if stop > first + len(target) * self.target_page_tokens:
             raise Truncated(f"{stop} positions to fill, {len(target)} pages from position {first} on")
         runs: list[PageRun] = []
-        end_source = end_target = begun_source = begun_target = -1
+        begun_source = begun_target = size = 0
         for at_source, at_target, blocks in self._pieces(source, target, first, start, stop):
             for block_source, block_target, length in blocks:
                 run_source, run_target = at_source + block_source, at_target + block_target
-                if run_source == end_source and run_target == end_target:
-                    runs.pop()
-                else:
-                    begun_source, begun_target = run_source, run_target
-                end_source, end_target = run_source + length, run_target + length
-                runs.append(PageRun(begun_source, begun_target, end_source - begun_source))
+                if size and run_source == begun_source + size and run_target == begun_target + size:
+                    size += length
+                    continue
+                if size:
+                    runs.append(PageRun(begun_source, begun_target, size))
+                begun_source, begun_target, size = run_source, run_target, length
+        if size:
+            runs.append(PageRun(begun_source, begun_target, size))
         return runs
 
     def _pieces(

@@ -2,17 +2,21 @@
 
                   reserve             expose                commit
          FREE -------------> RESERVED -------> EXPOSED -----------------> COMMITTED
-          ^  ^                  |                 |                           |
-          |  +------------------+ release         | quarantine                | release
-          |                                       v                           |
-          +-------------------------------- QUARANTINED                       |
-          |                fence(proof)                                       |
-          +-------------------------------------------------------------------+
+          ^  ^                  |                 |                        |  |  ^
+          |  +------------------+ release         | quarantine     release |  |  | commit
+          |                                       v                        |  v  |
+          +-------------------------------- QUARANTINED                    | CACHED
+          |                fence(proof)                                    |  |
+          +----------------------------------------------------------------+--+ release
 
 A one-sided write cannot be recalled, so an exposed page never goes back to FREE directly: either the
 room's own seal proves that every write ended (commit), or it waits in quarantine for another proof
 (`no-free-under-write`). That it is exposed is the page's own state, not deduced from any queue
 (`exposure-on-page`).
+
+A committed page that is full may be known by the tokens it holds, and several rooms may read it
+(`services/pages/prefixes.py`). When the last of them has ended it is CACHED. There is no way from there, nor
+from COMMITTED, to EXPOSED: what is shared is only read (`shared-is-read-only`).
 """
 
 import heapq
@@ -33,6 +37,8 @@ class PageState(Enum):
     """Owned, and every write a peer was allowed has ended."""
     QUARANTINED = "quarantined"
     """Given up by its room, and a peer's write may still land."""
+    CACHED = "cached"
+    """Holds a known prefix, and no room uses it: its space is there for whoever needs it."""
 
 
 PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
@@ -44,6 +50,9 @@ PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
         (PageState.EXPOSED, PageState.COMMITTED),
         (PageState.EXPOSED, PageState.QUARANTINED),
         (PageState.COMMITTED, PageState.FREE),
+        (PageState.COMMITTED, PageState.CACHED),
+        (PageState.CACHED, PageState.COMMITTED),
+        (PageState.CACHED, PageState.FREE),
         (PageState.QUARANTINED, PageState.FREE),
     }
 )
@@ -93,6 +102,9 @@ class PagePool:
 
     def quarantine(self, pages: Iterable[int]) -> None:
         self._move(pages, PageState.QUARANTINED)
+
+    def cache(self, pages: Iterable[int]) -> None:
+        self._move(pages, PageState.CACHED)
 
     def release(self, pages: Iterable[int]) -> None:
         """To FREE, from a state that allows it: never from EXPOSED."""

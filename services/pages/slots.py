@@ -32,6 +32,7 @@ class SlotPool:
             raise ValueError(f"slot memory must be writable and a multiple of {SLOT_BYTES} bytes")
         self._memory = memory
         self._states = [PageState.FREE] * slots
+        self._count = dict.fromkeys(PageState, 0) | {PageState.FREE: slots}
         self._tenants: list[int | None] = [None] * slots
         """Generation of the tenancy that each slot is in."""
         self._free = list(range(slots))
@@ -45,7 +46,7 @@ class SlotPool:
         return len(self._free)
 
     def census(self) -> Mapping[PageState, int]:
-        return {state: self._states.count(state) for state in PageState}
+        return dict(self._count)
 
     def hand_out(self) -> Slot:
         """Take a free slot, blank, under a fresh generation. Raises OutOfPages."""
@@ -99,3 +100,5 @@ class SlotPool:
         if (state, to) not in PAGE_MOVES:
             raise IllegalPageMove(f"slot {slot.index}: {state.value} to {to.value}")
         self._states[slot.index] = to
+        self._count[state] -= 1
+        self._count[to] += 1

@@ -51,7 +51,7 @@ class Work(Protocol):
         """Carry out the turn's commands: the same on every rank."""
 
     def see(self) -> bool:
-        """Note what has landed, ended or been computed. True when something was."""
+        """Note what has landed, ended or been computed. True when the next turn may see more at once."""
 
     def capacity(self) -> Capacity: ...
 
@@ -72,7 +72,8 @@ class Work(Protocol):
         """Do what a settled move asks of the world."""
 
     def compute(self) -> bool:
-        """Start the next step, if there is one. True when it was started."""
+        """Start the next step, if there is one: its end wakes whoever rests. True when the next turn has
+        something to do before that."""
 
     def told(self) -> bytes | None:
         """What every rank is to know of this one, once. None on all ranks or on none."""
@@ -108,7 +109,7 @@ class Lap(Enum):
     """What a turn was like."""
 
     BUSY = "busy"
-    """Something was seen, moved or started: the next turn may have more."""
+    """Something moved, or there is more to see: the next turn may go on at once."""
     BEHIND = "behind"
     """Nothing, but another rank has not seen yet what this one has: soon."""
     IDLE = "idle"
@@ -141,9 +142,10 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     work.apply(await group.broadcast(work.take_commands() if is_leader else None))
     news = work.see()
     now_ms = clock.now_ms()
-    votes = work.roster.votes(now_ms, work.capacity())
-    digest = work.roster.digest()
-    reasons = work.roster.reasons(now_ms)
+    capacity = work.capacity()
+    votes = work.roster.votes(now_ms, capacity)
+    digest = work.roster.digest(capacity)
+    reasons = work.roster.reasons(now_ms, votes)
     ballot = Ballot(
         progress.turn, digest, work.may_compute(), work.may_leave(), votes, reasons, work.connects()
     )
@@ -158,15 +160,15 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     for room, effect in moves:
         log.debug("moved", turn=progress.turn, room=room.id, effect=effect.value)
         work.perform(room, effect)
-    started = verdict.compute and work.compute()
+    more = verdict.compute and work.compute()
     await _tell_each_other(work, group)
     work.record(agreement_s)
     progress.ended()
     if verdict.leave:
         return Lap.LAST
-    if news or moves or started:
+    if news or moves or more:
         return Lap.BUSY
-    return Lap.BEHIND if _ahead(ballot, verdict) else Lap.IDLE
+    return Lap.BEHIND if group.size > 1 and _ahead(ballot, verdict) else Lap.IDLE
 
 
 def _ahead(mine: Ballot, verdict: Verdict) -> bool:

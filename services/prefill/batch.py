@@ -1,13 +1,26 @@
 """Which parts of which prompts does the next step compute?
 
-Oldest room first, chunk by chunk, several prompts in one step, up to a budget of tokens. Pure: the same
-tables give the same step on every rank.
+Several prompts share a step, up to a budget of tokens. Half of it goes to the oldest rooms, so that each
+room's turn comes; of the other half, those that need least are done, so that a short prompt does not wait for
+a very long one; what is left over goes to the oldest again. Prompts of one length are computed one after the
+other, since each is soonest done so.
+
+What the last step of a prompt computed is the one part of its KV that is not written beside a step. So the
+last part of a prompt of several steps is a small one.
+
+Pure: the same tables give the same step on every rank.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from services.prefill.job import Job
+
+STEPS_MIN: Final = 4
+"""Of a prompt whose last part is a small one: the others pay a step more for too little."""
+LAST_SHARE: Final = 4
+"""Of the budget: a fourth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +39,31 @@ class Part:
 
 def next_parts(jobs: Iterable[Job], budget_tokens: int) -> list[Part]:
     """Fill one step. `jobs`: rooms that may be computed, oldest first."""
-    parts: list[Part] = []
-    for job in jobs:
-        if budget_tokens == 0:
-            break
-        take = min(job.request.prefill_tokens - job.computed, budget_tokens)
-        if take > 0:
-            parts.append(Part(job, job.computed, job.computed + take))
-            budget_tokens -= take
-    return parts
+    waiting = [job for job in jobs if not job.complete]
+    left = [_for_this_step(job, budget_tokens) for job in waiting]
+    takes = [0] * len(waiting)
+
+    def take(order: Iterable[int], tokens: int, *, whole: bool = False) -> None:
+        for place in order:
+            count = min(left[place], tokens)
+            if count == left[place] or not whole:
+                takes[place] += count
+                left[place] -= count
+                tokens -= count
+
+    by_age = range(len(waiting))
+    take(by_age, budget_tokens - budget_tokens // 2)
+    take(sorted(by_age, key=left.__getitem__), budget_tokens - sum(takes), whole=True)
+    take(by_age, budget_tokens - sum(takes))
+    return [
+        Part(job, job.computed, job.computed + count)
+        for job, count in zip(waiting, takes, strict=True)
+        if count
+    ]
+
+
+def _for_this_step(job: Job, budget_tokens: int) -> int:
+    """Most tokens of it that may be computed next."""
+    left, last = job.request.prefill_tokens - job.computed, budget_tokens // LAST_SHARE
+    long = job.request.prefill_tokens - job.cached >= STEPS_MIN * budget_tokens
+    return left - last if long and left > last else left

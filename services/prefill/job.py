@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from services.engine.engine import Sequence
 from services.pages.checksum import told
+from services.prefill.overlap import Overlap
 from services.prefill.push import Push
 from services.prefill.ways import Way
 from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.wire.baton.v1 import inference_pb2
-
-Replies = asyncio.Queue[inference_pb2.RunRoomReply]
+from services.wire.callers import Replies
 
 REPLIES_MAX = 4
 """A room's whole stream: accepted, first token, outcome."""
@@ -23,21 +23,29 @@ class Job:
     sender: Sender
     request: Request
     decode_name: str
-    replies: Replies | None = None
-    """Where the caller of RunRoom reads, on the leader."""
+    replies: Replies[inference_pb2.RunRoomReply] | None = None
+    """Where its caller hears of it, on the leader."""
     sequence: Sequence = field(init=False)
     way: Way | None = None
     """Where its grant leads."""
     pages: tuple[int, ...] = ()
     computed: int = 0
     """Leading tokens whose KV is in the pages."""
+    cached: int = 0
+    """Leading tokens whose KV was in the pages when they were taken."""
     first: Token | None = None
     push: Push | None = None
+    overlap: Overlap = field(default_factory=Overlap)
     closers: list[asyncio.Future[None]] = field(default_factory=list)
     """Who waits for the proof that this room is quiet."""
 
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All whose KV is handed over."""
+        return self.request.prompt + self.request.output
 
     def pages_checksum(self, kv_heads: abc.Sequence[int]) -> int:
         """Of what was computed for a rank of the receiver that holds `kv_heads`, as its record says it."""

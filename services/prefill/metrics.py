@@ -32,6 +32,17 @@ class PrefillMetrics:
             registry=registry,
         )
 
+        self._transfer = Counter(
+            "baton_kv_transfer_busy_seconds_total",
+            "Time during which pages of a room that were ready were not all written.",
+            registry=registry,
+        )
+        self._hidden = Counter(
+            "baton_kv_transfer_hidden_seconds_total",
+            "The part of the busy seconds that went on beside a step.",
+            registry=registry,
+        )
+
     def record_queues(self, *, bootstrap: int, waiting: int, inflight: int) -> None:
         self._bootstrap.set(bootstrap)
         self._waiting.set(waiting)
@@ -42,6 +53,11 @@ class PrefillMetrics:
 
     def sent(self, length: int) -> None:
         self._bytes.inc(length)
+
+    def transferred(self, busy_s: float, hidden_s: float) -> None:
+        """The pages of one room."""
+        self._transfer.inc(busy_s)
+        self._hidden.inc(hidden_s)
 
     def sealed(self, seconds: float) -> None:
         self._seconds.observe(seconds)

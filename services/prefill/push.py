@@ -13,14 +13,16 @@ from enum import Enum
 from itertools import groupby
 from typing import Final
 
-from services.pages.plan import PageRun, windows
+from services.pages.plan import windows
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from services.pages.runs import PageRun
 from services.prefill.ways import Way
 from services.rooms.evidence import Granted
 from services.rooms.ids import Incarnation
 from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
+POSTS_A_TURN_MAX: Final = 3
 
 KV: Final = "kv"
 SLOTS: Final = "slots"
@@ -101,15 +103,20 @@ class Push:
         self.stage = Stage.RECORD
 
     def advance(self, count_bytes: Callable[[int], None]) -> bool:
-        """Poll what is under way and post what may follow. True when something moved."""
-        moved = self._poll(count_bytes)
-        if self.failure is not None:
-            return moved
-        try:
-            return self._post() or moved
-        except TransferError as error:
-            self.failure = str(error)
-            return True
+        """Poll what is under way and post what may follow, for as long as something moves, and no more than
+        POSTS_A_TURN_MAX: some paths copy while they post. True when something moved."""
+        moved = False
+        for _ in range(POSTS_A_TURN_MAX):
+            went = self._poll(count_bytes)
+            if self.failure is None:
+                try:
+                    went = self._post() or went
+                except TransferError as error:
+                    self.failure = str(error)
+            moved |= went
+            if self.failure is not None or not went:
+                break
+        return moved or self.failure is not None
 
     def drain(self, count_bytes: Callable[[int], None]) -> bool:
         """Post nothing more; poll what is under way. True when it is quiet."""
@@ -152,7 +159,7 @@ class Push:
             if len(self._in_flight) >= WINDOWS_IN_FLIGHT_MAX:
                 return False
             peer, window = self._waiting.popleft()
-            self._put(peer, KV, [Run(*run) for run in window])
+            self._put(peer, KV, window)
             return True
         if self._in_flight or self.stage in (Stage.PAGES, Stage.SEALED):
             return False

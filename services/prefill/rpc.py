@@ -1,6 +1,7 @@
 """What may be asked of a prefill worker? Each method parses, asks the turn loop, renders. No policy here."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 
 import grpc
 
@@ -13,6 +14,7 @@ from services.wire.channel import UNARY_S, check_incarnation
 from services.wire.conversions import layout_to_wire, room_from_wire
 from services.wire.errors import Draining, errors_as_status
 from services.wire.mailbox import Mailbox
+from services.wire.shared_stream import SharedStream, run_rooms_reply
 
 CLOSE_S = 4.0
 """How long a close may wait for a room's writes to end before it is to be asked again."""
@@ -28,16 +30,21 @@ class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
         self, request: inference_pb2.RunRoomRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.RunRoomReply]:
         async with errors_as_status(context):
-            check_incarnation(self._incarnation, request.incarnation)
-            if self._work.draining:
-                raise Draining("this prefill worker is draining")
-            room, command = room_from_wire(request.room), group_pb2.Command(run=request)
-            async with self._work.callers.calling(room, command, REPLIES_MAX) as replies:
+            command, most = self._judge(request)
+            async with self._work.callers.calling(room_from_wire(request.room), command, most) as replies:
                 over = False
                 while not over:
                     reply = await replies.get()
                     yield reply
                     over = reply.HasField("outcome")
+
+    async def RunRooms(
+        self, requests: AsyncIterator[inference_pb2.RunRoomsRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.RunRoomsReply]:
+        shared = SharedStream(self._work.callers, self._judge)
+        async with errors_as_status(context), shared.reading(requests), aclosing(shared.lines()) as messages:
+            async for lines in messages:
+                yield run_rooms_reply(lines)
 
     async def Cancel(
         self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
@@ -46,6 +53,14 @@ class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
             check_incarnation(self._incarnation, request.incarnation)
             await self._mailbox.ask(group_pb2.Command(cancel=request), UNARY_S)
         return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)
+
+    def _judge(self, request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
+        """The command that opens the room, and how many replies it can have. Raises a Refusal."""
+        check_incarnation(self._incarnation, request.incarnation)
+        if self._work.draining:
+            raise Draining("this prefill worker is draining")
+        room_from_wire(request.room)
+        return group_pb2.Command(run=request), REPLIES_MAX
 
 
 class HandoverService(inference_pb2_grpc.HandoverServiceServicer):

@@ -99,6 +99,8 @@ class PrefillWork:
         """The turn's connections, and what became of them on this rank."""
         self._checksum = checksum
         self._step: list[Part] = []
+        self._held_back = False
+        """Nothing is posted in this turn. Never twice in a row, however fast steps are."""
 
     # ---- what the handlers of the leader call
 
@@ -145,16 +147,19 @@ class PrefillWork:
 
     def see(self) -> bool:
         news = self._see_step()
+        self._held_back = news and not self._held_back
         self._transfer.notices()
         for job in list(self._jobs.values()):
             if job.sender.phase in GATED:
-                news |= self._see_push(job)
+                # Posting may copy: first tokens leave before their pages do, and the next step starts.
+                news |= not self._held_back and self._see_push(job)
             elif job.sender.phase is Phase.FAILED and job.sender.proof is None and not job.sender.busy:
                 news |= self._see_quiet(job)
         return news
 
     def capacity(self) -> Capacity:
-        return Capacity(self._holdings.pages.free, self._holdings.slots.free)
+        holdings = self._holdings
+        return Capacity(holdings.available, holdings.slots.free, holdings.prefixes.digest)
 
     def may_compute(self) -> bool:
         return self._stepper.free
@@ -211,7 +216,7 @@ class PrefillWork:
             part.job.sender.busy = True
         self._step = parts
         self._stepper.start(rows)
-        return True
+        return False
 
     def record(self, agreement_s: float) -> None:
         waiting = sum(
@@ -300,8 +305,11 @@ class PrefillWork:
                 sender.note(Failed(Cause(Reason.CONNECT_FAILED, f"prefill: {error}")))
             raise
         # `promise-kept`: what the receiver holds already are whole pages, which are not written over.
-        if wire.prefix_tokens % way.page_tokens:
-            raise PeerFault(f"room {room}: a prefix of {wire.prefix_tokens} tokens does not end with a page")
+        if wire.prefix_tokens % way.page_tokens or wire.prefix_tokens > job.request.prefill_tokens:
+            raise PeerFault(
+                f"room {room}: a prefix of {wire.prefix_tokens} tokens does not end with a page of its"
+                f" {job.request.prefill_tokens}"
+            )
         expected = -(-(job.request.prefill_tokens - wire.prefix_tokens) // way.page_tokens)
         if len(grant.pages) != expected:
             raise Truncated(f"room {room}: {len(grant.pages)} pages granted, {expected} to be sent")
@@ -359,18 +367,19 @@ class PrefillWork:
         job.push.ready(job.computed, complete=job.complete)
         job.sender.progressed(self._clock.now_ms())
         if token is None:
+            self._tell(job, "chunk computed", f"{job.computed} tokens so far")
             return
         job.first = token
         finish = finish_to_wire(job.request.finish_reason([*job.request.output, token.id]))
-        first = inference_pb2.FirstToken(token=token_to_wire(token), finish=finish)
+        first = inference_pb2.FirstToken(token=token_to_wire(token), finish=finish, cached_tokens=job.cached)
         self._reply(job, inference_pb2.RunRoomReply(first_token=first))
-        self._tell(job, "first token", f"{job.computed} tokens computed")
+        self._tell(job, "first token", f"{job.computed - job.cached} tokens computed, {job.cached} cached")
 
     def _see_push(self, job: Job) -> bool:
         push, sender = job.push, job.sender
         if push is None or sender.grant is None or sender.sealed or sender.cause is not None:
             return False
-        moved = push.advance(self._metrics.sent)
+        moved = self._advance(job, push)
         if push.failure is not None:
             sender.note(Failed(Cause(Reason.TRANSFER_FAILED, push.failure)))
             return True
@@ -387,9 +396,22 @@ class PrefillWork:
             self._wake(push, sender)
             spent_ms = sender.phase_ms[Phase.TRANSFERRING] + now_ms - sender.entered_ms
             self._metrics.sealed(spent_ms / 1000)
-            self._tell(
-                job, "sealed", f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
-            )
+            self._metrics.transferred(job.overlap.spent_us / 1e6, job.overlap.hidden_us / 1e6)
+            pages = f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
+            self._tell(job, "sealed", f"{pages}, {job.overlap.told}")
+        return moved
+
+    def _advance(self, job: Job, push: Push) -> bool:
+        if not push.under_way:
+            return push.advance(self._metrics.sent)
+
+        def sent(length: int) -> None:
+            self._metrics.sent(length)
+            job.overlap.length += length
+
+        start_us, beside = self._clock.host_us(), not self._stepper.free
+        moved = push.advance(sent)
+        job.overlap.looked(start_us, self._clock.host_us(), goes_on=push.under_way, beside=beside)
         return moved
 
     def _wake(self, push: Push, sender: Sender) -> None:
@@ -415,8 +437,11 @@ class PrefillWork:
         sender, grant = job.sender, job.sender.grant
         if grant is None or job.way is None:
             raise AssertionError(f"room {sender.id} computes without a destination")
-        holding = self._holdings.take(sender.id, sender.pages_needed)
+        # The last token is computed in any case: what follows it is drawn from that.
+        holding = self._holdings.take(sender.id, sender.pages_needed, job.tokens[:-1])
         job.pages = holding.pages
+        job.cached = job.computed = holding.shared * self._layout.page_tokens
+        self._metrics.worker.reused(job.cached, job.request.prefill_tokens)
         if self._checksum is KvChecksum.PAGES:
             job.sequence.page_sum = PageSum(grant.prefix_tokens)
         job.push = Push(
@@ -429,26 +454,29 @@ class PrefillWork:
             self._holdings.slots.view(holding.slot),
             holding.slot.index,
         )
-        self._tell(job, "computing", f"{len(holding.pages)} pages")
+        job.push.ready(job.computed)
+        self._tell(job, "computing", f"{len(holding.pages)} pages, {job.cached} tokens cached")
 
     def _seal(self, job: Job) -> None:
         """The pages of every rank are there: the elected one says so to each rank of the receiver."""
         sender, push, token = job.sender, job.push, job.first
         if push is None or token is None or sender.grant is None:
             raise AssertionError(f"room {sender.id} is sealed before it was computed")
+        self._holdings.keep(sender.id, job.tokens)
         if not sender.elected:
             return
         record = MetadataRecord(
             room=sender.id,
             generation=sender.grant.generation,
             prompt_tokens=job.request.prefill_tokens,
-            cached_tokens=0,
+            cached_tokens=job.cached,
             pages=len(sender.grant.pages),
             first_token=token.id,
             first_logprob=token.logprob,
             alternatives=token.top,
         )
         push.conclude(record, job.pages_checksum)
+        self._see_push(job)
 
     def _fail(self, job: Job) -> None:
         cause = job.sender.cause
@@ -468,7 +496,7 @@ class PrefillWork:
             if not closed.done():
                 closed.set_result(None)
         self._metrics.worker.room_retired(sender)
-        self._reporter.retired(sender.id, self._clock.wall_ms())
+        self._reporter.retired(sender.id)
 
     # ---- small things
 
@@ -482,7 +510,7 @@ class PrefillWork:
             job.replies.put_nowait(reply)
 
     def _tell(self, job: Job, name: str, detail: str = "") -> None:
-        self._reporter.note(job.sender.id, self._clock.wall_ms(), name, detail)
+        self._reporter.note(job.sender.id, name, detail)
 
     def _rest_s(self) -> float:
         rooms = [job.sender for job in self._jobs.values()]

@@ -7,12 +7,13 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from services.engine.engine import Engine
-from services.engine.start import start_rank
+from services.engine.start import Load, start_rank
 from services.engine.stepper import Stepper
 from services.engine.team import TeamBroken
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
+from services.pages.prefixes import PrefixTree
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.pages.topology import rank_layout
@@ -44,17 +45,17 @@ BROKEN = (GroupBroken, RostersDiverged, TeamBroken)
 """What ends a rank's turns because of another rank."""
 
 
-def run(settings: PrefillSettings) -> int:
+def run(settings: PrefillSettings, load: Load = start_rank) -> int:
     """Run a prefill worker, or one rank of it, until it is told to stop. Returns the exit code."""
     threads = pin(settings.cpus, settings.threads)
-    return serve.run(partial(_main, settings, threads))
+    return serve.run(partial(_main, settings, threads, load))
 
 
-async def _main(settings: PrefillSettings, threads: int, shutdown: asyncio.Event) -> int:
+async def _main(settings: PrefillSettings, threads: int, load: Load, shutdown: asyncio.Event) -> int:
     mine = Incarnation(secrets.randbits(63) | 1)
     host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine)
     try:
-        return await _serve(settings, threads, host, mine, shutdown)
+        return await _serve(settings, threads, load, host, mine, shutdown)
     finally:
         await host.close()
 
@@ -62,6 +63,7 @@ async def _main(settings: PrefillSettings, threads: int, shutdown: asyncio.Event
 async def _serve(
     settings: PrefillSettings,
     threads: int,
+    load: Load,
     host: WorkerHost | FollowerHost,
     mine: Incarnation,
     shutdown: asyncio.Event,
@@ -74,7 +76,7 @@ async def _serve(
 
     group = (await form_group(settings, mine)).group
     loop = asyncio.get_running_loop()
-    engine: Engine = await load_together(group, loop.run_in_executor(None, start_rank, settings, threads))
+    engine: Engine = await load_together(group, loop.run_in_executor(None, load, settings, threads))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
     layouts = [rank_layout(engine.whole, topology, each) for each in range(topology.ranks)]
     slots = HostMemory(settings.places * SLOT_BYTES)
@@ -84,9 +86,10 @@ async def _serve(
 
     metrics = PrefillMetrics(registry)
     stepper = Stepper(engine, host.mailbox.wake)
+    prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
     work = PrefillWork(
         places=settings.places,
-        holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view)),
+        holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view), prefixes),
         layout=engine.layout,
         bounds=ModelBounds(engine.model.vocab_size, engine.model.facts.context_length),
         stepper=stepper,

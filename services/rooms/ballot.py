@@ -39,7 +39,7 @@ class Ballot:
     def encode(self) -> list[int]:
         may = (int(self.may_compute), int(self.may_leave))
         words = [self.turn, ~self.turn, self.digest, ~self.digest, *may, self.connects]
-        words += map(int, self.votes)
+        words += bytes(self.votes)  # plain integers, made without a call for each
         for place, reason in self.reasons.items():
             if self.votes[place] is Vote.ABORT:
                 words[HEADER + place] = -1 - _REASONS.index(reason)

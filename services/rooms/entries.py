@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from services.rooms.affinity import Sent
 from services.rooms.errors import Cause
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -56,6 +57,16 @@ class Worker:
     rooms: set[RoomId] = field(default_factory=set)
     tokens: int = 0
     """KV positions its open rooms may come to need."""
+    sent: Sent = field(init=False)
+    """Beginnings of prompts that it may hold."""
+
+    def __post_init__(self) -> None:
+        self.sent = Sent(self.facts.tokens_max)
+
+    @property
+    def load(self) -> float:
+        """The share of its cache that is spoken for."""
+        return self.tokens / self.facts.tokens_max
 
 
 class RoomPhase(Enum):
@@ -77,6 +88,8 @@ class Event:
     source: str
     name: str
     detail: str = ""
+    host_us: int = 0
+    """Of its host's monotonic clock: where a millisecond went, between processes of one host."""
 
 
 @dataclass(slots=True)

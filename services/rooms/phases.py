@@ -15,6 +15,7 @@ class Side(Enum):
 
 
 class Phase(Enum):
+    __hash__ = object.__hash__  # of the name, as it would be, is made anew at each look into a table
     BOOTSTRAPPING = "bootstrapping"
     """Sender: no destination yet. Receiver: not yet connected to the sender."""
     WAITING_FOR_INPUT = "waiting_for_input"

@@ -27,17 +27,22 @@ class Receiver(Room):
     MOVES: ClassVar[Moves] = RECEIVER_MOVES
 
     pages_expected: int = 0
-    """Pages that the sender writes: the prompt's, less the prefix already held. May be 0."""
+    """Pages that the sender writes: the prompt's, from its grant on less those that are held already. May be
+    0."""
     connected: bool = False
     generation: Generation | None = None
     pages_landed: int = 0
     sealed: bool = False
 
-    def expose(self, generation: Generation) -> None:
-        """The room's memory is about to be named to the sender, as this generation. Once."""
+    def expose(self, generation: Generation, held: int = 0) -> None:
+        """The room's memory is about to be named to the sender, as this generation. Once. `held`: leading
+        pages that hold what the sender would write."""
         if self.generation is not None or self.phase is not Phase.TRANSFERRING:
             raise LocalBug(f"room {self.id}: exposed twice, or while {self.phase.value}")
+        if held > self.pages_expected:
+            raise LocalBug(f"room {self.id}: {held} pages held of {self.pages_expected}")
         self.generation = generation
+        self.pages_expected -= held
 
     def _note(self, evidence: Evidence) -> None:
         match evidence:

@@ -7,9 +7,10 @@ carries placement.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
+from services.rooms.affinity import Block, blocks
 from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
 from services.rooms.errors import (
     Cause,
@@ -35,6 +36,9 @@ OPEN_MS_MAX = 4 * 3_600_000
 is gone (`room-ends`)."""
 UNTOLD_MS = 10_000
 """How long a room that both workers gave back waits for its opener to say how it ended."""
+OVERLOADED: Final = 1 / 8
+"""How much more of its cache than of the least loaded worker's may be spoken for, where a worker is preferred
+for the beginning of a prompt that it was sent before."""
 NOT_FAILURES = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
 """Reasons for which an ended room is not kept among the failed ones."""
 
@@ -149,9 +153,11 @@ class Registry:
         tokens: int,
         only: Iterable[Incarnation] = (),
         avoid: Collection[Incarnation] = (),
+        prompt: Sequence[Block] = (),
     ) -> tuple[Worker, Worker]:
-        """The least loaded pair that can hold the request. Raises NoSuchWorker, which waiting does not
-        mend, before NoCapacity, which it does.
+        """A pair that can hold the request: on each side the worker that was sent most of the beginning of
+        `prompt` before, unless it is OVERLOADED, and else the least loaded one. Raises NoSuchWorker, which
+        waiting does not mend, before NoCapacity, which it does.
 
         `only`: incarnations to choose among whatever their state, for a canary. `avoid`: those that get the
         request only if their side has no other that could hold it, be it full now: a worker that fails
@@ -160,7 +166,12 @@ class Registry:
         chosen = set(only)
         prefill = self._able(Side.PREFILL, prompt_tokens, chosen)
         decode = self._able(Side.DECODE, tokens, chosen)
-        return _least(_without(prefill, avoid)), _least(_without(decode, avoid))
+        return _best(_without(prefill, avoid), prompt), _best(_without(decode, avoid), prompt)
+
+    def blocks(self, prompt: Sequence[int]) -> tuple[Block, ...]:
+        """By which a worker is chosen; none where there is nothing to choose."""
+        sides = [worker.facts.side for worker in self._workers.values()]
+        return blocks(prompt) if len(sides) > len(set(sides)) else ()
 
     def open_room(
         self,
@@ -171,6 +182,7 @@ class Registry:
         *,
         canary: bool = False,
         retry_of: RoomId | None = None,
+        prompt: Sequence[Block] = (),
     ) -> RoomEntry:
         room = self._fresh_id()
         prefill, decode = pair
@@ -179,6 +191,7 @@ class Registry:
         for worker in pair:
             worker.rooms.add(room)
             worker.tokens += tokens
+            worker.sent.add(prompt)
         return entry
 
     def get(self, room: RoomId) -> RoomEntry:
@@ -343,13 +356,16 @@ def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]
     return [worker for worker in able if worker.facts.incarnation not in avoid] or able
 
 
-def _least(able: list[Worker]) -> Worker:
-    """The one with the smallest share of its cache spoken for, of those with a free place."""
+def _best(able: list[Worker], prompt: Sequence[Block]) -> Worker:
+    """Of those with a free place that are not overloaded, the one that was sent most of the prompt; of those
+    the one with the smallest share of its cache spoken for."""
     free = [worker for worker in able if len(worker.rooms) < worker.facts.rooms_max]
     if not free:
         side = able[0].facts.side.value
         raise NoCapacity(f"every {side} worker holds as many rooms as it may")
-    return min(free, key=lambda worker: (worker.tokens / worker.facts.tokens_max, worker.facts.name))
+    most = min(worker.load for worker in free) + OVERLOADED
+    near = [worker for worker in free if worker.load <= most]
+    return min(near, key=lambda worker: (-worker.sent.tokens(prompt), worker.load, worker.facts.name))
 
 
 def _check_fit(known: WorkerFacts, new: WorkerFacts) -> None:

@@ -45,6 +45,11 @@ class Capacity:
 
     pages: int
     slots: int
+    prefixes: int = 0
+    """Digest of which pages are known by which tokens."""
+
+
+NOTHING: Final = Capacity(0, 0)
 
 
 class Roster(Generic[R]):
@@ -137,9 +142,12 @@ class Roster(Generic[R]):
             votes[room.place] = room.vote(now_ms, has_capacity=fits)
         return votes
 
-    def reasons(self, now_ms: int) -> dict[int, Reason]:
-        """Why this rank wishes rooms to end early, by place: the ranks that do not know are told."""
-        endings = ((room.place, room.ending(now_ms)) for room in self._rooms.values())
+    def reasons(self, now_ms: int, votes: Sequence[Vote]) -> dict[int, Reason]:
+        """Why this rank votes for rooms to end early, by place: the ranks that do not know are told."""
+        if Vote.ABORT not in votes:
+            return {}
+        ended = (room for room in self._rooms.values() if votes[room.place] is Vote.ABORT)
+        endings = ((room.place, room.ending(now_ms)) for room in ended)
         return {place: cause.reason for place, cause in endings if cause is not None}
 
     def settle(
@@ -172,12 +180,17 @@ class Roster(Generic[R]):
 
     def census(self) -> Mapping[Phase, int]:
         """Rooms by phase, every phase named."""
-        count = Counter(room.phase for room in self._rooms.values())
-        return {phase: count.get(phase, 0) for phase in Phase}
+        count = dict.fromkeys(_PHASES, 0)
+        for room in self._rooms.values():
+            count[room.phase] += 1
+        return count
 
-    def digest(self) -> int:
-        """62 bits that differ, but for chance, when two ranks' tables differ in who sits where, or how."""
+    def digest(self, capacity: Capacity = NOTHING) -> int:
+        """62 bits that differ, but for chance, when two ranks' tables differ in who sits where, or how, or
+        in what they could reserve or reuse."""
         value = 0xCBF29CE484222325
+        for word in (capacity.pages, capacity.slots, capacity.prefixes):
+            value = ((value ^ word) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
         for room in sorted(self._rooms.values(), key=lambda each: each.place):
             for word in (room.place, room.id, _PHASES.index(room.phase), room.stopping):
                 value = ((value ^ word) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF

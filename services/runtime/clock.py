@@ -5,13 +5,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings that are never mixed: durations and deadlines use `now_ms`, logs use `wall_ms`."""
+    """Readings that are never mixed: durations and deadlines use `now_ms`, logs use `wall_ms`."""
 
     def now_ms(self) -> int:
         """Milliseconds since an arbitrary start; never goes back. Meaningless to other processes."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC; may jump. For people, never for deadlines."""
+
+    def host_us(self) -> int:
+        """Microseconds since the host's start; never goes back. The same for all processes of a host, so
+        that what was measured in two of them can be compared."""
 
 
 class SystemClock:
@@ -22,6 +26,9 @@ class SystemClock:
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def host_us(self) -> int:
+        return time.monotonic_ns() // 1_000
 
 
 class ManualClock:
@@ -36,6 +43,9 @@ class ManualClock:
 
     def wall_ms(self) -> int:
         return self._wall_ms
+
+    def host_us(self) -> int:
+        return self._now_ms * 1_000
 
     def advance(self, ms: int) -> None:
         """Let `ms` milliseconds pass on both readings. Raises ValueError if `ms` is negative."""

@@ -22,17 +22,22 @@ Member = TypeVar("Member", Phase, PageState)
 
 
 class _Census(Generic[Member]):
-    """A gauge by the members of a closed set. Most turns change nothing, and cost nothing here."""
+    """A gauge by the members of a closed set. What a turn does not change costs nothing here."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
+        self._gauges: dict[Member, Gauge] = {}
         self._told: Mapping[Member, int] = {}
 
     def record(self, census: Mapping[Member, int]) -> None:
-        if census != self._told:
-            self._told = census
-            for member, count in census.items():
-                self._gauge.labels(member.value).set(count)
+        if census == self._told:
+            return
+        for member, count in census.items():
+            if member not in self._gauges:
+                self._gauges[member] = self._gauge.labels(member.value)
+            if count != self._told.get(member):
+                self._gauges[member].set(count)
+        self._told = census
 
 
 class WorkerMetrics:
@@ -45,6 +50,14 @@ class WorkerMetrics:
         self._rooms: _Census[Phase] = _Census(rooms)
         self._pages: _Census[PageState] = _Census(pages)
         self._slots: _Census[PageState] = _Census(slots)
+        self._reused = Counter(
+            "baton_prefix_reused_tokens_total",
+            "Tokens whose KV was in the pages already when their room began.",
+            registry=registry,
+        )
+        self._queried = Counter(
+            "baton_prefix_queried_tokens_total", "Tokens of rooms that began.", registry=registry
+        )
         self._failed = FailedRooms("Rooms that failed here, by reason.", registry)
         self._phases = Histogram(
             "baton_room_phase_seconds",
@@ -77,6 +90,11 @@ class WorkerMetrics:
     def record_memory(self, pages: Mapping[PageState, int], slots: Mapping[PageState, int]) -> None:
         self._pages.record(pages)
         self._slots.record(slots)
+
+    def reused(self, tokens: int, of: int) -> None:
+        """A room began: so many of its tokens need not be computed, or received."""
+        self._reused.inc(tokens)
+        self._queried.inc(of)
 
     def record_turn(self, agreement_s: float) -> None:
         self._turns.inc()

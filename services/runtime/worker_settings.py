@@ -16,6 +16,7 @@ from services.runtime.setting_kinds import (
     PORT,
     POSITIVE,
     SIZE,
+    SWITCH,
     TEXT,
     choices,
     matching,
@@ -53,6 +54,9 @@ class WorkerSettings(ServiceSettings):
     page_tokens: int = setting(
         16, "Tokens per KV page; of any two workers, one's a multiple of the other's.", number(1, 4096)
     )
+    prefix_cache: bool = setting(
+        True, "Keep the pages of ended sequences while there is space, for those that begin alike.", SWITCH
+    )
     kv_checksum: str = setting(
         KvChecksum.RECORD.value,
         "What is checked of a hand-over, the same on every worker: the metadata record's checksum, with pages"
@@ -62,7 +66,7 @@ class WorkerSettings(ServiceSettings):
     max_rooms: int = setting(256, "Most rooms held at once, waiting ones included.", POSITIVE)
     threads: int = setting(0, "Compute threads (0: as many as the cores it may use).", number(0, 4096))
     cpus: tuple[int, ...] = setting((), "Cores to run on, such as 0,2-3 (not given: all).", CPUS)
-    transfer_window: int = setting(4 * 2**20, "Most bytes of KV posted to a peer in one write.", SIZE)
+    transfer_window: int = setting(8 * 2**20, "Most bytes of KV posted to a peer in one write.", SIZE)
     tp: int = setting(1, "Tensor parallel: ranks that share the heads of every layer.", PARALLEL)
     rank: int | None = setting(
         None, "Be this rank of the worker (not given: start all ranks on this machine).", RANK

@@ -76,19 +76,16 @@ def fitting(runs: Sequence[Run], source: Region, target: Region) -> list[Run]:
     merged: list[Run] = []
     end_source = end_target = -1
     for run in runs:
-        if (
-            run.length < 1
-            or not 0 <= run.source <= source.length - run.length
-            or not 0 <= run.target <= target.length - run.length
-        ):
+        at, to, length = run
+        if length < 1 or not 0 <= at <= source.length - length or not 0 <= to <= target.length - length:
             raise OutOfRegion(
-                f"run {run.source} -> {run.target}, {run.length} bytes, does not lie in region "
+                f"run {at} -> {to}, {length} bytes, does not lie in region "
                 f"{source.name!r}: {source.length} bytes here, {target.length} at the peer"
             )
-        if run.source == end_source and run.target == end_target:
+        if at == end_source and to == end_target:
             first = merged[-1]
-            merged[-1] = Run(first.source, first.target, first.length + run.length)
+            merged[-1] = Run(first.source, first.target, first.length + length)
         else:
             merged.append(run)
-        end_source, end_target = run.source + run.length, run.target + run.length
+        end_source, end_target = at + length, to + length
     return merged

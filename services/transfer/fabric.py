@@ -42,6 +42,8 @@ class Write:
     fails_at: int | None
     """The step at which it ends without reaching the peer."""
     state: PutState = PutState.PENDING
+    due: int = 0
+    """Before this step nothing happens to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,9 @@ class MemoryFabric:
     def step(self) -> None:
         """One step passes: whatever is due lands."""
         self._step += 1
+        stalled = {incarnation for incarnation, port in self._ports.items() if port.stalled}
         for write in self._writes:
-            if not (self._stalled(write.receiver) or self._stalled(write.sender)):
+            if write.due <= self._step and write.receiver not in stalled and write.sender not in stalled:
                 self._land(write)
         self._forget_ended()
         waiting: list[_Notice] = []
@@ -171,7 +174,7 @@ class MemoryFabric:
             port = self._ports.get(notice.receiver)
             if port is None:
                 continue
-            if notice.due > self._step or port.stalled or self._stalled(notice.sender):
+            if notice.due > self._step or notice.receiver in stalled or notice.sender in stalled:
                 waiting.append(notice)
             else:
                 port.inbox.arrived(notice.agent, [notice.payload])
@@ -187,13 +190,12 @@ class MemoryFabric:
         write.parts = [part for part in write.parts if part.due > self._step]
         if not write.parts:
             write.state = PutState.DONE
+            return
+        due = min(part.due for part in write.parts)
+        write.due = due if write.fails_at is None else min(due, write.fails_at)
 
     def _due(self) -> int:
         return self._step + 1 + self._random.randint(0, self._plan.delay_steps_max)
-
-    def _stalled(self, incarnation: Incarnation) -> bool:
-        port = self._ports.get(incarnation)
-        return port is not None and port.stalled
 
     def _forget_ended(self) -> None:
         self._writes = [write for write in self._writes if write.state is PutState.PENDING]

@@ -11,8 +11,9 @@ for a write to land. One thread makes all calls of an endpoint.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
+from services.pages.runs import PageRun
 from services.rooms.ids import Incarnation
 
 NOTICE_BYTES_MAX: Final = 1024
@@ -52,13 +53,8 @@ class Endpoint:
     regions: tuple[Region, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """`length` bytes from offset `source` of my region to offset `target` of the peer's same-named one."""
-
-    source: int
-    target: int
-    length: int
+Run: TypeAlias = PageRun
+"""`length` bytes from offset `source` of my region to offset `target` of the peer's same-named one."""
 
 
 class PutState(Enum):

@@ -30,11 +30,19 @@ never called: descriptors are built here, from the plain integers of `Endpoint.r
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from services.rooms.ids import Incarnation
 from services.runtime.logging import Log
-from services.transfer.bounds import check_endpoint, check_region, device_index, fitting, region_named
+from services.transfer.bounds import (
+    REGIONS_MAX,
+    check_endpoint,
+    check_region,
+    device_index,
+    fitting,
+    region_named,
+)
 from services.transfer.inbox import Inbox, check_notice
 from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
 from services.transfer.ledger import Ledger
@@ -122,8 +130,9 @@ class NixlTransfer:
             raise TransferError(f"the connection to {name} broke")
         source_kind, source_device = _memory(source)
         target_kind, target_device = _memory(target)
-        sources = [(source.address + run.source, run.length, source_device) for run in fitted]
-        targets = [(target.address + run.target, run.length, target_device) for run in fitted]
+        source_start, target_start = source.address, target.address
+        sources = [(source_start + at, length, source_device) for at, _, length in fitted]
+        targets = [(target_start + to, length, target_device) for _, to, length in fitted]
         with self._nixl.as_transfer_error(f"a put to {name} cannot be prepared"):
             local = agent.get_xfer_descs(sources, mem_type=source_kind)
             remote = agent.get_xfer_descs(targets, mem_type=target_kind)
@@ -244,6 +253,7 @@ class NixlTransfer:
                 handle.release()
 
 
+@lru_cache(maxsize=2 * REGIONS_MAX)
 def _memory(region: Region) -> tuple[str, int]:
     index = device_index(region)
     return ("DRAM", 0) if index is None else ("VRAM", index)

@@ -7,7 +7,7 @@ fills. A call that ends early, for whatever reason, cancels its room: nothing go
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
 from services.rooms.ids import RoomId
@@ -17,6 +17,14 @@ from services.wire.conversions import cause_to_wire
 from services.wire.mailbox import Mailbox
 
 Reply = TypeVar("Reply")
+Said = TypeVar("Said", contravariant=True)
+
+
+class Replies(Protocol[Said]):
+    """Where a room's replies go."""
+
+    def put_nowait(self, reply: Said, /) -> None:
+        """Never waits. Raises QueueFull for more replies than a room can have."""
 
 
 class Callers(Generic[Reply]):
@@ -24,14 +32,35 @@ class Callers(Generic[Reply]):
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
-        self._waiting: dict[RoomId, asyncio.Queue[Reply]] = {}
+        self._waiting: dict[RoomId, Replies[Reply]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, room: RoomId) -> asyncio.Queue[Reply] | None:
+    def take(self, room: RoomId) -> Replies[Reply] | None:
         """The room was opened: where its replies go from now on. None on a rank that nobody called."""
         return self._waiting.pop(room, None)
+
+    async def open(self, room: RoomId, command: group_pb2.Command, replies: Replies[Reply]) -> None:
+        """Open `room` by `command`; `replies` has its first one by then.
+
+        Raises RoomExists while another call is opening it, and what opening it raised. After any other
+        exception, a cancellation included, the room is to be given up: a turn may open it yet.
+        """
+        if room in self._waiting:
+            raise RoomExists(f"room {room} is being opened by another call")
+        self._waiting[room] = replies
+        try:
+            await self._mailbox.ask(command, UNARY_S)
+        finally:
+            if self._waiting.get(room) is replies:
+                del self._waiting[room]
+
+    def give_up(self, room: RoomId) -> None:
+        """Nobody hears the room any more: it ends."""
+        cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
+        cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
+        self._mailbox.put(group_pb2.Command(cancel=cancel))
 
     @asynccontextmanager
     async def calling(
@@ -40,23 +69,15 @@ class Callers(Generic[Reply]):
         """Open `room` by `command`; the queue holds its first reply by then. `replies_max`: more than its
         stream can ever carry.
 
-        Raises RoomExists while another call is opening it, and what opening it raised. Left by any other
-        exception, a cancellation included, it cancels the room.
+        Raises what `open` raises. Left by an exception that is no refusal, a cancellation included, it gives
+        the room up.
         """
-        if room in self._waiting:
-            raise RoomExists(f"room {room} is being opened by another call")
         replies: asyncio.Queue[Reply] = asyncio.Queue(replies_max)
-        self._waiting[room] = replies
         try:
-            await self._mailbox.ask(command, UNARY_S)
+            await self.open(room, command, replies)
             yield replies
         except (Refusal, PeerFault):
             raise  # it was not opened
         except BaseException:
-            cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
-            cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
-            self._mailbox.put(group_pb2.Command(cancel=cancel))
+            self.give_up(room)
             raise
-        finally:
-            if self._waiting.get(room) is replies:
-                del self._waiting[room]

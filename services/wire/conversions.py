@@ -45,6 +45,7 @@ _FINISHES = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
+_FINISHED = {int(value): finish for finish, value in _FINISHES.items()}
 
 
 def request_to_wire(request: Request) -> inference_pb2.InferenceRequest:
@@ -168,6 +169,8 @@ def token_to_wire(token: Token) -> inference_pb2.Token:
 
 def token_from_wire(wire: inference_pb2.Token) -> Token:
     """Raises Malformed for a logprob that no client can be shown."""
+    if not wire.HasField("logprob") and not wire.top:
+        return Token(wire.token)
     logprob = wire.logprob if wire.HasField("logprob") else None
     if not all(each < inf for each in (wire.logprob, *(each.logprob for each in wire.top))):
         raise Malformed("token.logprob is not a number below infinity")
@@ -179,10 +182,10 @@ def finish_to_wire(finish: FinishReason | None) -> inference_pb2.FinishReason.Va
 
 
 def finish_from_wire(wire: int) -> FinishReason | None:
-    for finish, value in _FINISHES.items():
-        if value == wire:
-            return finish
-    raise Malformed(f"finish has the unknown value {wire}")
+    try:
+        return _FINISHED[wire]
+    except KeyError:
+        raise Malformed(f"finish has the unknown value {wire}") from None
 
 
 def cause_to_wire(cause: Cause) -> rooms_pb2.Cause:
@@ -293,12 +296,16 @@ def side_to_wire(side: Side) -> rooms_pb2.Side.ValueType:
 
 def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
     return rooms_pb2.RoomEvent(
-        wall_ms=event.wall_ms, source=event.source, name=event.name, detail=event.detail
+        wall_ms=event.wall_ms,
+        source=event.source,
+        name=event.name,
+        detail=event.detail,
+        host_us=event.host_us,
     )
 
 
 def event_from_wire(wire: rooms_pb2.RoomEvent) -> Event:
-    return Event(wire.wall_ms, wire.source[:128], wire.name[:64], wire.detail[:512])
+    return Event(wire.wall_ms, wire.source[:128], wire.name[:64], wire.detail[:512], wire.host_us)
 
 
 def room_to_wire(entry: RoomEntry, *, events: bool) -> rooms_pb2.Room:

@@ -6,7 +6,7 @@ Left alone, grpc tells the caller UNKNOWN, as for a bug of ours, and writes a tr
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,9 +14,11 @@ from google.protobuf.message import DecodeError
 from services.wire.conversions import Malformed
 from services.wire.errors import errors_as_status
 
+NO_MESSAGE: Final = "the request is not a message of this method"
+
 
 class RefuseUndecodable(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """The call is answered like any other `Malformed`. For methods that take one message."""
+    """The call is answered like any other `Malformed`."""
 
     async def intercept_service(
         self,
@@ -24,9 +26,13 @@ class RefuseUndecodable(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
         handler = await continuation(details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+        if handler is None or handler.request_deserializer is None:
             return handler
         decode, encode = _or_error(handler.request_deserializer), handler.response_serializer
+        if handler.request_streaming:
+            if inspect.isasyncgenfunction(handler.stream_stream):
+                return grpc.stream_stream_rpc_method_handler(_streams(handler.stream_stream), decode, encode)
+            return handler
         if not handler.response_streaming:
             return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary), decode, encode)
         if inspect.isasyncgenfunction(handler.unary_stream):
@@ -62,7 +68,22 @@ def _stream(serve: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
     return served
 
 
+def _streams(serve: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
+    async def checked(requests: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            if isinstance(request, DecodeError):
+                raise Malformed(NO_MESSAGE)
+            yield request
+
+    async def served(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async with aclosing(serve(checked(requests), context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    return served
+
+
 async def _refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
     if isinstance(request, DecodeError):
         async with errors_as_status(context):
-            raise Malformed("the request is not a message of this method")
+            raise Malformed(NO_MESSAGE)

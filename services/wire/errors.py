@@ -24,6 +24,7 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
+from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import TEXT_CHARS_MAX, Malformed
 from services.wire.mailbox import CommandTooLong, MailboxFull
 
@@ -67,6 +68,9 @@ STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
 )
 
 
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
 class RemoteError(Exception):
     """A call that another service answered with an error, or did not answer."""
 
@@ -97,6 +101,24 @@ async def errors_as_status(context: grpc.aio.ServicerContext) -> AsyncIterator[N
                 text = str(error)[:TEXT_CHARS_MAX] or type(error).__name__
                 await context.abort(code, text, tuple(trailing))
         raise
+
+
+def refusal_to_wire(error: Exception) -> inference_pb2.Refused:
+    """The same for a room on a stream that goes on. Its `kind` is empty for a bug."""
+    text = str(error)[:TEXT_CHARS_MAX] or type(error).__name__
+    for kind, code in STATUS:
+        if isinstance(error, kind):
+            field = error.field if isinstance(error, WorkerRefused | LayoutMismatch) else ""
+            kind_name = type(error).__name__
+            return inference_pb2.Refused(code=code.value[0], kind=kind_name, text=text, field=field)
+    return inference_pb2.Refused(
+        code=grpc.StatusCode.UNKNOWN.value[0], text=f"Unexpected {type(error).__name__}: {text}"
+    )
+
+
+def refusal_from_wire(refused: inference_pb2.Refused) -> RemoteError:
+    code = _CODES.get(refused.code, grpc.StatusCode.UNKNOWN)
+    return RemoteError(code, refused.kind, refused.text[:TEXT_CHARS_MAX] or code.name, refused.field)
 
 
 def remote_error(error: grpc.aio.AioRpcError) -> RemoteError:

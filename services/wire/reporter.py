@@ -9,6 +9,7 @@ import asyncio
 import grpc
 
 from services.rooms.ids import Incarnation, RoomId
+from services.runtime.clock import Clock
 from services.runtime.logging import Log
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from services.wire.channel import UNARY_S
@@ -26,7 +27,10 @@ DETAIL_CHARS_MAX = 512
 class Reporter:
     """Runs as one task. `note` and `retired` are cheap and never wait."""
 
-    def __init__(self, channel: grpc.aio.Channel, incarnation: Incarnation, source: str) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, incarnation: Incarnation, source: str, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._stub = rooms_pb2_grpc.RoomServiceStub(channel)
         self._incarnation = incarnation
         self._source = source
@@ -36,14 +40,14 @@ class Reporter:
         self.dropped = 0
         """Lines that were lost, since start."""
 
-    def note(self, room: RoomId, wall_ms: int, name: str, detail: str = "") -> None:
+    def note(self, room: RoomId, name: str, detail: str = "") -> None:
         if len(self._waiting) >= LINES_MAX:
             self.dropped += 1
             return
-        self._add(room, wall_ms, name, detail, retired=False)
+        self._add(room, name, detail, retired=False)
 
-    def retired(self, room: RoomId, wall_ms: int, detail: str = "") -> None:
-        self._add(room, wall_ms, "retired", detail, retired=True)
+    def retired(self, room: RoomId, detail: str = "") -> None:
+        self._add(room, "retired", detail, retired=True)
 
     async def run(self) -> None:
         """Send batches until cancelled."""
@@ -72,9 +76,14 @@ class Reporter:
                     log.warning("reports refused", reports=len(batch), cause=str(remote))
                 del self._waiting[: len(batch)]
 
-    def _add(self, room: RoomId, wall_ms: int, name: str, detail: str, *, retired: bool) -> None:
-        detail = detail[:DETAIL_CHARS_MAX]
-        event = rooms_pb2.RoomEvent(wall_ms=wall_ms, source=self._source, name=name, detail=detail)
+    def _add(self, room: RoomId, name: str, detail: str, *, retired: bool) -> None:
+        event = rooms_pb2.RoomEvent(
+            wall_ms=self._clock.wall_ms(),
+            source=self._source,
+            name=name,
+            detail=detail[:DETAIL_CHARS_MAX],
+            host_us=self._clock.host_us(),
+        )
         self._waiting.append(rooms_pb2.RoomReport(room=room, event=event, retired=retired))
         self._wake.set()
 
@@ -85,6 +94,6 @@ class SilentReporter(Reporter):
     def __init__(self) -> None:
         self.dropped = 0
 
-    def note(self, room: RoomId, wall_ms: int, name: str, detail: str = "") -> None: ...
+    def note(self, room: RoomId, name: str, detail: str = "") -> None: ...
 
-    def retired(self, room: RoomId, wall_ms: int, detail: str = "") -> None: ...
+    def retired(self, room: RoomId, detail: str = "") -> None: ...

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation
+from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost
 from services.runtime.listen import cannot_listen
 from services.runtime.logging import Log
@@ -71,7 +72,8 @@ class WorkerHost:
             self.port = self.server.bind(settings.host, settings.grpc_port)
         except OSError as error:
             raise cannot_listen(settings.host, settings.grpc_port, "--grpc-port") from error
-        self.reporter = Reporter(self.channels.to(settings.bootstrap), incarnation, settings.name)
+        bootstrap = self.channels.to(settings.bootstrap)
+        self.reporter = Reporter(bootstrap, incarnation, settings.name, SystemClock())
         self._lease: LeaseKeeper | None = None
 
     @property

@@ -14,7 +14,7 @@ from services.bootstrap.follower import RoomStream
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.openai.backend import RoomFailed
-from services.rooms.errors import Cause
+from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
@@ -24,7 +24,8 @@ from services.runtime.clock import ManualClock
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.conversions import finish_to_wire, outcome_to_wire, request_from_wire, token_to_wire
-from services.wire.errors import errors_as_status
+from services.wire.errors import refusal_to_wire
+from services.wire.shared_stream import run_rooms_reply, stream_rooms_reply
 from tests.wire.servers import serving, until
 
 LEASE_MS = 3_000
@@ -95,27 +96,66 @@ class Worker:
             pid=self.pid,
         )
 
-    async def play(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def unasked(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        raise NotImplementedError
+        yield
+
+    async def play_all(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        """Every room of one caller on one stream. A script that ends without a word ends the stream."""
+        said: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
+        playing: dict[int, asyncio.Task[None]] = {}
+
+        async def play(request: Any) -> None:
+            reply = None
+            try:
+                async for reply in self.play(request):
+                    said.put_nowait((request.room, reply))
+            except Exception as error:
+                said.put_nowait((request.room, refusal_to_wire(error)))
+            else:
+                if reply is None or not reply.HasField("outcome"):
+                    said.put_nowait(None)
+
+        async def read() -> None:
+            async for request in request_iterator:
+                for each in request.open:
+                    playing[each.room] = asyncio.create_task(play(each))
+                for room in request.leave:
+                    playing[room].cancel()
+
+        reading = asyncio.create_task(read())
+        try:
+            while (line := await said.get()) is not None:
+                yield self.message([line])
+        finally:
+            for task in (reading, *playing.values()):
+                task.cancel()
+            await asyncio.gather(reading, *playing.values(), return_exceptions=True)
+
+    def message(self, lines: Any) -> Any:
+        raise NotImplementedError
+
+    async def play(self, request: Any) -> AsyncIterator[Any]:
         self.called.append(request.room)
         asked = request_from_wire(request.request)
         self.asked.append(asked)
         script = self.scripts.pop(0) if self.scripts else self.script
         try:
-            async with errors_as_status(context):
-                for step in script:
-                    match step:
-                        case asyncio.Event():
-                            await step.wait()
-                        case Exception():
-                            raise step
-                        case None:
+            for step in script:
+                match step:
+                    case asyncio.Event():
+                        await step.wait()
+                    case Exception():
+                        raise step
+                    case None:
+                        return
+                    case _:
+                        reply = step(asked) if callable(step) else step
+                        yield reply
+                        if reply.HasField("outcome"):
                             return
-                        case _:
-                            reply = step(asked) if callable(step) else step
-                            yield reply
-                            if reply.HasField("outcome"):
-                                return
-                await self.cancelled.wait()
+            await self.cancelled.wait()
+            yield ended(self.side, Cause(Reason.CANCELLED, "as it was told"))
         except (asyncio.CancelledError, GeneratorExit):
             self.cut.append(request.room)
             raise
@@ -126,14 +166,22 @@ class Worker:
 
 
 class PrefillWorker(Worker, inference_pb2_grpc.PrefillServiceServicer):
-    RunRoom = Worker.play
+    RunRoom = Worker.unasked
+    RunRooms = Worker.play_all
+
+    def message(self, lines: Any) -> Any:
+        return run_rooms_reply(lines)
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
 
 
 class DecodeWorker(Worker, inference_pb2_grpc.DecodeServiceServicer):
-    StreamRoom = Worker.play
+    StreamRoom = Worker.unasked
+    StreamRooms = Worker.play_all
+
+    def message(self, lines: Any) -> Any:
+        return stream_rooms_reply(lines)
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
@@ -171,7 +219,7 @@ class House:
             queue_timeout_ms,
         )
         self.metrics.register(RegistryCollector(self.registry, self.rooms.queued))
-        self.backend = RoomBackend(self.rooms, self.channels, 500, timeout_s, RetryBounds(rooms_max, wait_s))
+        self.backend = RoomBackend(self.rooms, 500, timeout_s, RetryBounds(rooms_max, wait_s))
         self.prefill = PrefillWorker("prefill-0", P, Incarnation(11), rooms_max=places, pid=111)
         self.decode = DecodeWorker("decode-0", D, Incarnation(22), rooms_max=places, pid=222)
 
@@ -191,9 +239,13 @@ class House:
     def events(self, room: int = 1) -> list[str]:
         return [event.name for event in self.entry(room).events]
 
+    async def unfollowed(self) -> None:
+        """Nothing is heard of any room any more, and no worker is being told."""
+        await until(lambda: not self.rooms._tasks and not self.rooms.links.rooms())
+
     async def at_rest(self) -> None:
         """Every room is filed, and nothing of them is left."""
-        await until(lambda: not self.rooms._tasks)
+        await self.unfollowed()
         assert self.registry.open_count() == 0
         assert self.rooms.queued() == 0
         assert not self.rooms._on_end
@@ -227,6 +279,7 @@ async def house(**more: Any) -> AsyncIterator[House]:
         finally:
             for task in list(made.rooms._tasks):
                 task.cancel()
+            made.rooms.links.close()
             await made.rooms.finish()
             await made.channels.close()
 

@@ -102,6 +102,7 @@ async def two_pairs(**more: Any) -> AsyncIterator[Pairs]:
         finally:
             for task in list(made.rooms._tasks):
                 task.cancel()
+            made.rooms.links.close()
             await made.rooms.finish()
             await made.channels.close()
 

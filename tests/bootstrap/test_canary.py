@@ -2,9 +2,9 @@
 
 import asyncio
 
-from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary
+from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, _prompt
 from services.rooms.entries import CANARY_ROOMS
-from services.rooms.ids import Incarnation
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import WorkerState
 from tests.bootstrap.scripted import (
@@ -42,9 +42,17 @@ async def test_a_hand_over_of_a_few_tokens_makes_both_ready() -> None:
         await until(lambda: state(at, 111) is state(at, 122) is WorkerState.READY)
         assert canary.problem is None
         assert at.entry(1).canary
+        assert [asked.prompt for asked in at.prefill.asked] == [_prompt(RoomId(1))]
         at.retired(1)
         await at.at_rest()
         task.cancel()
+
+
+def test_honest_health_no_canary_asks_what_was_asked_before() -> None:
+    """A worker that holds the prompt would answer without the hand-over that is to be proven."""
+    prompts = {_prompt(RoomId(room))[:4] for room in range(2**61, 2**61 + 4096)}
+    assert len(prompts) == 4096
+    assert {token for prompt in prompts for token in prompt} == set(range(1, 9))
 
 
 async def test_a_worker_that_fails_its_canary_says_why_and_keeps_nobody_else_out() -> None:

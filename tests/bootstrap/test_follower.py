@@ -38,7 +38,7 @@ async def test_the_first_token_comes_from_prefill_and_does_not_wait_for_decode(a
     assert at.entry().phase is RoomPhase.STREAMING
     go.set()
     assert await read(stream) == ([8, 9], "length"), "decode's copy of the first token is not passed on twice"
-    await until(lambda: not at.rooms._tasks)
+    await at.unfollowed()
     assert at.prefill.cancels == {}
     assert at.decode.cancels == {}
     assert at.entry().cause is None
@@ -212,7 +212,7 @@ async def test_a_client_that_hangs_up_stops_both_sides(at: House, when: str) -> 
     at.prefill.cancelled.set()
     at.decode.cancelled.set()
     if when == "before accepted":
-        await until(lambda: not at.rooms._tasks)
+        await at.unfollowed()
         assert at.decode.called == [], "decode was not called any more"
         assert at.entry().waiting_for == {P}
     at.retired()
@@ -276,3 +276,32 @@ async def test_without_workers_or_space_the_client_is_told_which() -> None:
             at.retired(room)
         with pytest.raises(NoWorker, match="decode"):
             await at.backend.generate(asked())
+
+
+async def test_a_token_touches_neither_registry_nor_timeline_nor_metrics(
+    at: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done for each is the same however many there are, and however many rooms are open."""
+    output = 200
+    go, end, drawn = asyncio.Event(), asyncio.Event(), list(range(10, 10 + output))
+    steps = [
+        tokens(place, [drawn[place]], LENGTH if place == output - 1 else None) for place in range(output)
+    ]
+    at.prefill.script = [accepted(P), first(10), ended(P)]
+    at.decode.script = [accepted(D), steps[0], go, *steps[1:-1], end, steps[-1], ended(D)]
+    stream = await at.backend.generate(asked(output))
+    batches = stream.__aiter__()
+    assert (await anext(batches)).tokens[0].id == drawn[0]
+    await until(lambda: "prefill outcome" in at.events())
+    touched: list[str] = []
+    with monkeypatch.context() as patched:
+        for name in ("get", "record", "streaming", "workers", "rooms", "end"):
+            patched.setattr(at.registry, name, lambda *_, told=name: touched.append(told))
+        go.set()
+        for token in drawn[1:-1]:
+            assert (await anext(batches)).tokens[0].id == token
+    assert touched == []
+    end.set()
+    assert await read(stream) == (drawn[-1:], "length")
+    at.retired()
+    await at.at_rest()

@@ -97,5 +97,5 @@ async def test_a_failure_after_the_last_room_is_one_last_event(at: House) -> Non
     body = (await reply(at, "/v1/chat/completions", **CHAT, **USAGE)).decode()
     events = [line for line in body.splitlines() if line.startswith("data: ")]
     assert body.count('"role": "assistant"') + body.count('"role":"assistant"') == 1
-    assert "decode worker ended without an outcome" in events[-1]
+    assert "decode worker decode-0 ended without an outcome" in events[-1]
     assert "[DONE]" not in body

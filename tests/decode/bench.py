@@ -20,6 +20,7 @@ from services.engine.stepper import Stepper
 from services.pages.checksum import KvChecksum, told
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool, PageState
+from services.pages.prefixes import PrefixTree
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
@@ -103,8 +104,10 @@ class DecodeBench:
         fabric: MemoryFabric | None = None,
         checksum: KvChecksum = KvChecksum.RECORD,
         group: RankGroup | None = None,
+        reuse: bool = False,
     ) -> None:
-        """`group`: of a worker of several ranks, which all hold the same."""
+        """`group`: of a worker of several ranks, which all hold the same. `reuse`: keep prefixes, of rooms
+        with one mark."""
         self.group: RankGroup = group or SoloGroup()
         self.sender = sender
         self.address = address
@@ -121,7 +124,8 @@ class DecodeBench:
         self.mailbox = Mailbox()
         self.channels = Channels()
         self.stepper = Stepper(self.engine, self.mailbox.wake)
-        self.holdings = Holdings(PagePool(pages), SlotPool(self.slots.view))
+        prefixes = PrefixTree(toy.PAGE_TOKENS) if reuse else None
+        self.holdings = Holdings(PagePool(pages), SlotPool(self.slots.view), prefixes)
         self.registry = CollectorRegistry()
         self.peers: Peers = FollowerPeers()
         if self.group.rank == 0:
@@ -195,10 +199,11 @@ class DecodeBench:
         """The sender's writes: pages, record, seal."""
         room = int(request.request_id)
         grant = self.sender.grants[room]
-        for position, token in enumerate(request.prompt):
+        sent = request.prompt[grant.prefix_tokens :]
+        for position, token in enumerate(sent):
             page = grant.pages[position // toy.PAGE_TOKENS]
             at = page * toy.LAYOUT.page_bytes + position % toy.PAGE_TOKENS * toy.LAYOUT.token_bytes
-            SLOT.pack_into(self.engine.memory.view, at, room, token)
+            SLOT.pack_into(self.engine.memory.view, at, toy.mark(request), token)
         token = toy.answer(request)[0] if first is None else first
         record = MetadataRecord(
             room,
@@ -207,12 +212,16 @@ class DecodeBench:
             0,
             pages or len(grant.pages),
             first_token=token,
-            pages_checksum=told(self.engine.summer.total(grant.pages, 0, len(request.prompt))),
+            pages_checksum=told(self._sum(grant, len(request.prompt))),
         )
         at = grant.slot * SLOT_BYTES
         self.slots.view[at : at + SEAL_OFFSET] = record.pack()
         seal = seal_bytes(*(seal_as or (room, grant.generation)))
         self.slots.view[at + SEAL_OFFSET : at + SEAL_OFFSET + len(seal)] = seal
+
+    def _sum(self, grant: inference_pb2.GrantRequest, stop: int) -> int:
+        held = (0,) * (grant.prefix_tokens // toy.PAGE_TOKENS)
+        return self.engine.summer.total((*held, *grant.pages), grant.prefix_tokens, stop)
 
     # ---- time
 
@@ -266,7 +275,7 @@ class DecodeBench:
             assert self.peers.closing == 0
             assert not peers._connecting
         assert len(self.holdings) == 0
-        assert self.holdings.pages.free == len(self.holdings.pages)
+        assert self.holdings.available == len(self.holdings.pages)
         assert self.holdings.slots.free == len(self.holdings.slots)
         assert bytes(self.slots.view) == bytes(len(self.slots.view)), "slots are blank"
         assert self.engine.foreign == []
@@ -334,6 +343,7 @@ async def decoding(
     max_running: int = 8,
     fabric: MemoryFabric | None = None,
     checksum: KvChecksum = KvChecksum.RECORD,
+    reuse: bool = False,
 ) -> AsyncIterator[DecodeBench]:
     sender = Sender()
     sender.may_connect.set()
@@ -342,7 +352,9 @@ async def decoding(
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(sender, server)
 
     async with serving(add) as address:
-        bench = DecodeBench(sender, address, max_running=max_running, fabric=fabric, checksum=checksum)
+        bench = DecodeBench(
+            sender, address, max_running=max_running, fabric=fabric, checksum=checksum, reuse=reuse
+        )
         try:
             yield bench
         finally:

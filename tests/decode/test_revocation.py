@@ -164,12 +164,23 @@ async def test_nothing_is_granted_while_it_waits_and_the_next_room_connects_anew
     bench.assert_empty()
 
 
-async def test_a_receiver_makes_progress_for_a_sender_that_is_to_become_quiet(bench: DecodeBench) -> None:
-    """Over some transports a write ends only while its target is driven: resting would delay the proof."""
+async def test_a_receiver_makes_progress_for_a_sender_that_is_to_become_quiet(
+    bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over some transports a write ends only while its target is driven, resting or not."""
     await abandoned(bench, 1)
+    driven: list[float] = []
+    notices = MemoryTransfer.notices
+
+    def noted(transfer: MemoryTransfer) -> list[tuple[str, bytes]]:
+        driven.append(asyncio.get_running_loop().time())
+        return notices(transfer)
+
+    monkeypatch.setattr(MemoryTransfer, "notices", noted)
     started = asyncio.get_running_loop().time()
     await bench.work.rest()
-    assert asyncio.get_running_loop().time() - started < HEARTBEAT_S / 2
+    assert len(driven) > 2
+    assert driven[0] - started < HEARTBEAT_S / 2
     bench.sender.quiet.set()
     await bench.settle()
     bench.assert_empty()

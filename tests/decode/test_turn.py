@@ -1,15 +1,18 @@
 """What does a decode worker do in its turns, whatever comes when?"""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
+from services.decode.turn import HEARTBEAT_S
 from services.pages.pool import PageState
 from services.parallel.turns import Lap
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
 from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Request
+from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire, finish_from_wire
 from services.wire.errors import NotConnected, WrongIncarnation
@@ -73,6 +76,41 @@ async def test_an_answer_of_one_token_needs_no_step(bench: DecodeBench) -> None:
     assert caller.tokens == toy.answer(asked)
     assert bench.engine.steps == 0
     bench.assert_empty()
+
+
+async def test_a_worker_that_waits_for_pages_drives_the_transfer_and_takes_no_turn_until_a_seal_is_there(
+    bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await started(bench)
+    notices, driven = MemoryTransfer.notices, []
+
+    def noted(transfer: MemoryTransfer) -> list[tuple[str, bytes]]:
+        driven.append(1)
+        return notices(transfer)
+
+    monkeypatch.setattr(MemoryTransfer, "notices", noted)
+    while await bench.turn() is not Lap.IDLE:
+        pass
+    driven.clear()
+    resting = asyncio.ensure_future(bench.work.rest())
+    await until(lambda: len(driven) > 3)
+    assert not resting.done()
+    bench.land(ASKED)
+    await asyncio.wait_for(resting, HEARTBEAT_S / 2)
+    await bench.settle()
+    assert caller.tokens == toy.answer(ASKED)
+
+
+async def test_a_step_costs_one_turn(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    bench.land(ASKED)
+    await bench.turns_until(lambda: not bench.stepper.free)
+    for drawn in range(2, 5):
+        await bench.step_end()
+        assert await bench.turn() is Lap.IDLE, "nothing is left to do before the next step ends"
+        assert not bench.stepper.free
+        await until(lambda drawn=drawn: len(caller.tokens) == drawn)  # type: ignore[misc]
+    await bench.settle()
 
 
 async def test_pages_without_a_seal_admit_nothing(bench: DecodeBench) -> None:
@@ -226,7 +264,7 @@ async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, p
     if phase == "waiting":
         await bench.cancel(2)
     await bench.settle()
-    assert replies is None or replies.empty(), "nothing is said after the outcome"
+    assert not isinstance(replies, asyncio.Queue) or replies.empty(), "nothing is said after the outcome"
     await until(lambda: not bench.peers._connecting)
     bench.assert_empty()
 

@@ -239,7 +239,7 @@ class DecodeRank:
                 self._see_slot(job)
         votes, digest = self._roster.votes(0, self._capacity()), self._roster.digest()
         may_leave = self._draining and not self._jobs
-        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0))
+        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0, votes))
 
     def _capacity(self) -> Capacity:
         if self._revoking:

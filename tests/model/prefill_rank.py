@@ -235,7 +235,7 @@ class PrefillRank:
         may_leave = self._draining and not self._jobs
         made = [not problem for problem in self._connecting]
         connects = made.index(False) if False in made else len(made)
-        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0), connects)
+        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0, votes), connects)
 
     def _see_push(self, job: Job) -> None:
         push, sender = job.push, job.sender

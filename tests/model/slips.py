@@ -11,9 +11,10 @@ from typing import Any, Final
 import pytest
 
 from services.pages.holdings import Holding, Holdings, Standing
-from services.pages.plan import PageRun, TransferPlan
+from services.pages.plan import TransferPlan
 from services.pages.pool import PagePool
 from services.pages.record import seal_bytes
+from services.pages.runs import PageRun
 from services.prefill import push
 from services.prefill.push import SLOTS, Push
 from services.rooms.errors import Cause, PeerFault, Reason

@@ -18,7 +18,7 @@ from typing import Final
 from tests.mutants.mutant import Check, Mutant, Report
 
 HERE: Final = Path(__file__).parent
-TABLES: Final = ("field", "core", "memory", "workers", "groups", "bootstrap", "wire", "trust")
+TABLES: Final = ("field", "core", "memory", "prefixes", "workers", "groups", "bootstrap", "wire", "trust")
 
 
 def read_table(text: str) -> list[Mutant]:

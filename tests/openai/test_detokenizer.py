@@ -22,8 +22,14 @@ REAL = (
 
 
 def pieces(reference: Any, prompt: list[int], output: list[int], skip: bool = True) -> list[str]:
-    detokenizer = Detokenizer(Tokenizer(reference).codec, prompt, skip_special_tokens=skip)
-    return [*(detokenizer.push(each) for each in output), detokenizer.flush()]
+    """As they go out, and as they would if no token's text were known by itself."""
+    tokenizer = Tokenizer(reference)
+    found = []
+    for more in ({"alone": tokenizer.alone}, {}):
+        detokenizer = Detokenizer(tokenizer.codec, prompt, skip_special_tokens=skip, **more)
+        found.append([*(detokenizer.push(each) for each in output), detokenizer.flush()])
+    assert found[0] == found[1]
+    return found[0]
 
 
 @settings(max_examples=300, deadline=None)
@@ -36,6 +42,35 @@ def test_any_byte_level_tokens(output: list[int], skip: bool, prompt: list[int])
     output = [each % size for each in output]
     whole = reference.backend_tokenizer.decode(output, skip_special_tokens=skip)
     assert "".join(pieces(reference, prompt, output, skip)) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 419), max_size=40), st.lists(st.integers(0, 419), max_size=12), st.booleans())
+def test_a_prompt_that_ends_anywhere(output: list[int], prompt: list[int], skip: bool) -> None:
+    """Within a character, too."""
+    reference = tiny.byte_level()
+    size = len(reference)
+    pieces(reference, [each % size for each in prompt], [each % size for each in output], skip)
+
+
+def test_a_token_of_whole_characters_is_looked_up_and_not_decoded() -> None:
+    """However long the output is."""
+    reference, decoded = tiny.byte_level(), 0
+
+    class Counting:
+        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+            nonlocal decoded
+            decoded += 1
+            text: str = reference.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+
+    codec: Any = Counting()
+    detokenizer = Detokenizer(codec, [5], skip_special_tokens=True, alone=Tokenizer(reference).alone)
+    output = tiny.ids("The quick fox. ") * 500
+    assert "".join(map(detokenizer.push, output)) == "The quick fox. " * 500
+    assert decoded == 0
+    detokenizer.push(reference.convert_tokens_to_ids("ð"))
+    assert decoded == 1
 
 
 @pytest.mark.parametrize("text", REAL)

@@ -6,20 +6,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
-from services.pages.holdings import Holdings, Standing
+from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.pool import PagePool, PageState
+from services.pages.prefixes import PrefixTree
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
 
-PAGES, SLOTS, ROOMS = 8, 3, 5
+PAGES, SLOTS, ROOMS, PAGE_TOKENS = 8, 3, 5, 2
+TOKENS = (1, 2, 3, 4, 5)
+"""Two whole pages, and one that is not."""
 
 
 def holdings_of(pages: int = PAGES, slots: int = SLOTS) -> Holdings:
-    return Holdings(PagePool(pages), SlotPool(memoryview(bytearray(slots * SLOT_BYTES))))
+    memory = memoryview(bytearray(slots * SLOT_BYTES))
+    return Holdings(PagePool(pages), SlotPool(memory), PrefixTree(PAGE_TOKENS))
 
 
 def at_idle(holdings: Holdings) -> bool:
-    return len(holdings) == 0 and (holdings.pages.free, holdings.slots.free) == (PAGES, SLOTS)
+    pages = holdings.pages.census()
+    return (
+        (len(holdings), holdings.slots.free, holdings.available) == (0, SLOTS, PAGES)
+        and pages[PageState.FREE] + pages[PageState.CACHED] == PAGES
+        and pages[PageState.CACHED] == len(holdings.prefixes) == holdings.prefixes.evictable
+    )
+
+
+def received(holdings: Holdings, room: int, pages: int = 4) -> Holding:
+    """A receiver's room with TOKENS, from its reservation to its admission."""
+    taken = holdings.take(room, pages, TOKENS)
+    holdings.expose(room, 3 - taken.shared)
+    holdings.commit(room)
+    holdings.keep(room, TOKENS)
+    return taken
 
 
 @pytest.mark.parametrize("exposed", [0, 2, 3])
@@ -98,42 +116,168 @@ def test_a_room_takes_once() -> None:
         holdings.take(7, 1)
 
 
+def test_a_room_begins_with_the_pages_that_hold_its_first_tokens() -> None:
+    holdings = holdings_of()
+    first = received(holdings, 6).pages
+    holdings.give_back(6)
+    second = holdings.take(7, 4, TOKENS)
+    assert second.shared == 2
+    assert second.pages[:2] == first[:2]
+    assert holdings.expose(7, 1).exposed == second.pages[2:3]
+
+
+def test_shared_is_read_only_what_others_read_is_not_exposed() -> None:
+    holdings = holdings_of()
+    received(holdings, 6)
+    second = holdings.take(7, 4, TOKENS)
+    holdings.expose(7, 2)
+    states = [holdings.pages.state(page) for page in second.pages]
+    assert states == [PageState.COMMITTED] * 2 + [PageState.EXPOSED] * 2
+    with pytest.raises(Truncated, match="3 pages to expose, 2 held"):
+        holdings_with(second.shared).expose(7, 3)
+
+
+def holdings_with(shared: int) -> Holdings:
+    """Room 7 holds 4 pages, of which so many were cached."""
+    holdings = holdings_of()
+    received(holdings, 6)
+    holdings.give_back(6)
+    assert holdings.take(7, 4, TOKENS).shared == shared
+    return holdings
+
+
+def test_shared_is_read_only_what_a_peer_may_write_is_not_shared() -> None:
+    holdings = holdings_of()
+    holdings.take(7, 3, TOKENS)
+    holdings.expose(7, 3)
+    with pytest.raises(IllegalPageMove, match="exposed pages are not to be shared"):
+        holdings.keep(7, TOKENS)
+    holdings.quarantine(7)
+    with pytest.raises(IllegalPageMove, match="quarantined pages are not to be shared"):
+        holdings.keep(7, TOKENS)
+
+
+def test_a_failed_rooms_shared_pages_are_there_for_others_at_once() -> None:
+    holdings = holdings_with(shared=2)
+    holdings.expose(7, 1)
+    holdings.quarantine(7)
+    census = holdings.pages.census()
+    assert (census[PageState.CACHED], census[PageState.QUARANTINED], census[PageState.FREE]) == (2, 1, 5)
+    holdings.give_back(7)
+    assert at_idle(holdings)
+
+
+def test_cached_pages_are_given_up_where_space_is_needed_and_those_in_use_are_not() -> None:
+    holdings = holdings_with(shared=2)
+    assert (holdings.available, holdings.prefixes.evictable) == (4, 0)
+    received(holdings, 8, pages=4)
+    holdings.give_back(8)
+    holdings.give_back(7)
+    assert (holdings.pages.free, holdings.available) == (6, PAGES)
+    holdings.take(9, 7)
+    assert len(holdings.prefixes.match(TOKENS)) == len(holdings.prefixes) == 1
+    with pytest.raises(OutOfPages, match="2 pages asked for, 1 available of 8"):
+        holdings.take(10, 2)
+
+
+def test_promise_kept_space_is_made_of_other_pages_than_those_a_room_begins_with() -> None:
+    holdings = holdings_with(shared=2)
+    holdings.give_back(7)
+    holdings.take(8, 2)
+    holdings.keep(8, (9, 9, 9, 9))
+    holdings.give_back(8)
+    taken = holdings.take(9, 7, TOKENS)
+    assert taken.pages[:2] == holdings.prefixes.match(TOKENS)
+    assert len(set(taken.pages)) == 7
+    assert len(holdings.prefixes.match((9, 9, 9, 9))) == 1
+
+
+def test_the_pages_of_two_rooms_that_hold_the_same_are_given_back() -> None:
+    holdings = holdings_of()
+    holdings.take(6, 3, TOKENS)
+    holdings.take(7, 3, TOKENS)
+    first, second = (holdings.keep(room, TOKENS) for room in (6, 7))
+    assert first.pages[:2] == second.pages[:2]
+    assert holdings.available == PAGES - 4, "the second goes on with the pages of the first"
+    assert [holdings.prefixes.users(page) for page in holdings.prefixes.match(TOKENS)] == [2, 2]
+    holdings.give_back(6)
+    assert holdings.prefixes.evictable == 0
+    holdings.give_back(7)
+    assert at_idle(holdings)
+    assert len(holdings.prefixes) == 2
+
+
 class Rooms(RuleBasedStateMachine):
     """Rooms come and go in every way, and a writer writes wherever it was ever told and not fenced off."""
 
     @initialize()
     def start(self) -> None:
-        self.memory = bytearray(SLOTS * SLOT_BYTES)
-        self.holdings = Holdings(PagePool(PAGES), SlotPool(memoryview(self.memory)))
+        self.holdings = holdings_of()
         self.writable: dict[int, frozenset[int]] = {}
         """By room: pages that its sender may still write to."""
+        self.tokens: dict[int, tuple[int, ...]] = {}
+        """Of the rooms that hold pages."""
+        self.contents: dict[int, tuple[int, ...]] = {}
+        """By page: what lies there, and all that it was computed from."""
 
-    @rule(room=st.integers(1, ROOMS), pages=st.integers(0, PAGES))
-    def take(self, room: int, pages: int) -> None:
+    def fill(self, room: int) -> None:
+        """The room's own pages hold its tokens."""
+        holding = self.holdings.get(room)
+        for place in range(holding.shared, len(holding.pages)):
+            page = holding.pages[place]
+            self.contents[page] = self.tokens[room][: (place + 1) * PAGE_TOKENS]
+
+    @rule(
+        room=st.integers(1, ROOMS),
+        pages=st.integers(0, PAGES),
+        tokens=st.lists(st.integers(1, 2), max_size=2 * PAGES).map(tuple),
+    )
+    def take(self, room: int, pages: int, tokens: tuple[int, ...]) -> None:
+        tokens = tokens[: pages * PAGE_TOKENS]
         if room in self.holdings or not self.holdings.can_take(pages):
             with pytest.raises((IllegalPageMove, OutOfPages)):
-                self.holdings.take(room, pages)
+                self.holdings.take(room, pages, tokens)
             return
-        holding = self.holdings.take(room, pages)
+        holding = self.holdings.take(room, pages, tokens)
+        self.tokens[room] = tokens
         assert len(holding.pages) == pages
+        for place, page in enumerate(holding.pages[: holding.shared]):
+            assert self.contents[page] == tokens[: (place + 1) * PAGE_TOKENS]
         assert bytes(self.holdings.slots.view(holding.slot)) == bytes(SLOT_BYTES)
+
+    @rule(room=st.integers(1, ROOMS))
+    def keep(self, room: int) -> None:
+        if room not in self.holdings:
+            return
+        if self.holdings.get(room).standing in (Standing.EXPOSED, Standing.QUARANTINED):
+            with pytest.raises(IllegalPageMove):
+                self.holdings.keep(room, self.tokens[room])
+            return
+        self.fill(room)
+        available, tokens = self.holdings.available, self.tokens[room]
+        holding = self.holdings.keep(room, tokens)
+        assert self.holdings.available >= available, "who was promised pages gets them"
+        for place, page in enumerate(holding.pages[: holding.shared]):
+            assert self.contents[page] == tokens[: (place + 1) * PAGE_TOKENS]
 
     @rule(room=st.integers(1, ROOMS), share=st.integers(0, PAGES))
     def expose(self, room: int, share: int) -> None:
         if room in self.holdings and self.holdings.get(room).standing is Standing.HELD:
             holding = self.holdings.get(room)
-            self.holdings.expose(room, min(share, len(holding.pages)))
+            self.holdings.expose(room, min(share, len(holding.pages) - holding.shared))
             self.writable[room] = frozenset(holding.exposed)
 
     @rule(room=st.integers(1, ROOMS))
     def write_late(self, room: int) -> None:
         if room in self.writable and room in self.holdings:
             self.holdings.slots.view(self.holdings.get(room).slot)[:] = b"\x55" * SLOT_BYTES
+            self.contents.update(dict.fromkeys(self.writable[room], (-room,)))
 
     @rule(room=st.integers(1, ROOMS))
     def commit(self, room: int) -> None:
         if room in self.holdings and self.holdings.get(room).standing is Standing.EXPOSED:
             self.holdings.commit(room)
+            self.fill(room)
             del self.writable[room]
 
     @rule(room=st.integers(1, ROOMS))
@@ -162,9 +306,10 @@ class Rooms(RuleBasedStateMachine):
             for room in range(1, ROOMS + 1)
             if room in self.holdings
             for page in self.holdings.get(room).pages
+            if page not in self.holdings.prefixes
         ]
         assert len(held) == len(set(held))
-        assert len(held) + self.holdings.pages.free == PAGES
+        assert len(held) + len(self.holdings.prefixes) + self.holdings.pages.free == PAGES
         assert len(self.holdings) + self.holdings.slots.free == SLOTS
 
     @invariant()
@@ -172,6 +317,18 @@ class Rooms(RuleBasedStateMachine):
         for pages in self.writable.values():
             for page in pages:
                 assert self.holdings.pages.state(page) in (PageState.EXPOSED, PageState.QUARANTINED)
+
+    @invariant()
+    def what_is_known_is_committed_while_it_is_used_and_cached_otherwise(self) -> None:
+        rooms = [self.holdings.get(room) for room in range(1, ROOMS + 1) if room in self.holdings]
+        for page in range(PAGES):
+            state = self.holdings.pages.state(page)
+            if page in self.holdings.prefixes:
+                users = sum(page in holding.pages for holding in rooms)
+                assert self.holdings.prefixes.users(page) == users
+                assert state is (PageState.COMMITTED if users else PageState.CACHED)
+            else:
+                assert state is not PageState.CACHED
 
     @invariant()
     def writers_never_share_a_page(self) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvLayout
-from services.pages.plan import HandoverPlan, PageRun, TransferPlan, plan_hand_over, windows
+from services.pages.plan import HandoverPlan, TransferPlan, plan_hand_over, windows
+from services.pages.runs import PageRun
 from services.pages.topology import RANKS_MAX, Topology, rank_layout
 
 LAYOUT = KvLayout("model", "bfloat16", 16, (0, 1), (0, 1, 2), 64)

@@ -18,6 +18,7 @@ WAYS = {
     PageState.EXPOSED: [PageState.EXPOSED],
     PageState.COMMITTED: [PageState.COMMITTED],
     PageState.QUARANTINED: [PageState.EXPOSED, PageState.QUARANTINED],
+    PageState.CACHED: [PageState.COMMITTED, PageState.CACHED],
 }
 
 
@@ -29,6 +30,8 @@ def move(pool: PagePool, pages: tuple[int, ...], to: PageState) -> None:
             pool.commit(pages)
         case PageState.QUARANTINED:
             pool.quarantine(pages)
+        case PageState.CACHED:
+            pool.cache(pages)
         case PageState.FREE:
             pool.release(pages)
         case PageState.RESERVED:
@@ -67,6 +70,12 @@ def test_no_free_under_write_exposed_pages_never_go_straight_to_free() -> None:
         PageState.COMMITTED,
         PageState.QUARANTINED,
     }
+
+
+def test_shared_is_read_only_what_may_be_shared_is_never_exposed() -> None:
+    shared = {PageState.COMMITTED, PageState.CACHED}
+    assert not [each for each in PAGE_MOVES if each[0] in shared and each[1] is PageState.EXPOSED]
+    assert {before for before, after in PAGE_MOVES if after is PageState.CACHED} == {PageState.COMMITTED}
 
 
 def test_the_lowest_pages_are_handed_out_first_and_ascending() -> None:

@@ -13,6 +13,7 @@ from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool, PageState
+from services.pages.prefixes import PrefixTree
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
 from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
@@ -51,7 +52,7 @@ def deadlines(ms: int = DEADLINE_MS) -> Deadlines:
 
 def silent_reporter(name: str, incarnation: Incarnation) -> Reporter:
     """One whose bootstrap is never called: its task does not run."""
-    return Reporter(grpc.aio.insecure_channel("127.0.0.1:1"), incarnation, name)
+    return Reporter(grpc.aio.insecure_channel("127.0.0.1:1"), incarnation, name, ManualClock())
 
 
 class Receiver:
@@ -83,8 +84,9 @@ class PrefillBench:
         checksum: KvChecksum = KvChecksum.RECORD,
         group: RankGroup | None = None,
         layouts: Sequence[KvLayout] = (toy.LAYOUT,),
+        reuse: bool = False,
     ) -> None:
-        """`group`, `layouts`: of a worker of several ranks."""
+        """`group`, `layouts`: of a worker of several ranks. `reuse`: keep prefixes, of rooms of one mark."""
         self._group: RankGroup = group or SoloGroup()
         rank = self._group.rank
         self.clock = ManualClock(now_ms=1_000)
@@ -95,7 +97,8 @@ class PrefillBench:
         self.transfer.register(Region("slots", slots.address, slots.length))
         self.mailbox = Mailbox()
         self.stepper = Stepper(self.engine, self.mailbox.wake)
-        self.holdings = Holdings(PagePool(pages), SlotPool(slots.view))
+        prefixes = PrefixTree(toy.PAGE_TOKENS) if reuse else None
+        self.holdings = Holdings(PagePool(pages), SlotPool(slots.view), prefixes)
         self.registry = CollectorRegistry()
         self.reporter = silent_reporter("prefill-0", PREFILL)
         self.work = PrefillWork(
@@ -214,7 +217,7 @@ class PrefillBench:
         assert not work._step
         assert len(work.callers) == 0
         assert len(self.holdings) == 0
-        assert self.holdings.pages.free == len(self.holdings.pages)
+        assert self.holdings.available == len(self.holdings.pages)
         assert self.holdings.slots.free == len(self.holdings.slots)
         assert_gauges_at_rest(self.registry)
 
@@ -272,9 +275,9 @@ class Caller:
 
 
 def assert_gauges_at_rest(registry: CollectorRegistry) -> None:
-    """Every gauge is 0, but for free pages and slots."""
+    """Every gauge is 0, but for free and cached pages, and slots."""
     for family in registry.collect():
         if family.type == "gauge":
             for sample in family.samples:
-                if sample.labels.get("state") != PageState.FREE.value:
+                if sample.labels.get("state") not in (PageState.FREE.value, PageState.CACHED.value):
                     assert sample.value == 0, sample

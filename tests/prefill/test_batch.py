@@ -17,26 +17,69 @@ def job(room: int, prompt: int, computed: int = 0) -> Job:
     return Job(sender, asked, "decode-0", computed=computed)
 
 
-def test_several_prompts_share_a_step_and_the_last_one_is_cut_to_the_budget() -> None:
-    jobs = [job(1, 5), job(2, 3, computed=1), job(3, 9), job(4, 4)]
-    parts = next_parts(jobs, 12)
-    assert [(part.job.sender.id, part.start, part.stop, part.last) for part in parts] == [
+def may_take(job: Job, budget: int) -> int:
+    """Of one step: all that is left, but for a small last part of a long prompt."""
+    left = len(job.request.prompt) - job.computed
+    long = len(job.request.prompt) >= 4 * budget
+    return left - budget // 4 if long and left > budget // 4 else left
+
+
+def test_the_last_part_of_a_long_prompt_is_small() -> None:
+    long, seen = job(1, 32), []
+    while not long.complete:
+        (part,) = next_parts([long], 8)
+        seen.append((part.start, part.stop))
+        long.computed = part.stop
+    assert seen == [(0, 8), (8, 16), (16, 24), (24, 30), (30, 32)]
+    assert told([job(1, 31, computed=24)], 8) == [(1, 24, 31, True)], "one that takes fewer steps has no more"
+
+
+Told = list[tuple[int, int, int, bool]]
+
+
+def told(jobs: list[Job], budget: int) -> Told:
+    return [(each.job.sender.id, each.start, each.stop, each.last) for each in next_parts(jobs, budget)]
+
+
+def test_several_prompts_share_a_step() -> None:
+    assert told([job(1, 5), job(2, 3, computed=1), job(3, 2)], 12) == [
         (1, 0, 5, True),
         (2, 1, 3, True),
-        (3, 0, 5, False),
+        (3, 0, 2, True),
     ]
 
 
+def test_prompts_of_one_length_are_computed_one_after_the_other() -> None:
+    assert told([job(1, 8), job(2, 8), job(3, 8)], 8) == [(1, 0, 8, True)]
+    assert told([job(1, 8), job(2, 8), job(3, 8)], 12) == [(1, 0, 8, True), (2, 0, 4, False)]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_before_it() -> None:
+    assert told([job(1, 1000), job(2, 900), job(3, 3)], 8) == [(1, 0, 5, False), (3, 0, 3, True)]
+
+
+def test_a_long_prompt_is_not_kept_waiting_by_short_ones_that_never_end() -> None:
+    long, steps = job(1, 100), 0
+    while not long.complete:
+        jobs = [long, *(job(2 + number, 4) for number in range(9))]
+        for part in next_parts(jobs, 10):
+            part.job.computed = part.stop
+        steps += 1
+    assert steps <= 100 // (10 // 2)
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), max_size=8), st.integers(1, 30))
-def test_the_oldest_come_first_no_budget_is_left_over_or_exceeded(
+def test_half_is_the_oldests_and_no_budget_is_left_over_or_exceeded(
     sizes: list[tuple[int, int]], budget: int
 ) -> None:
     jobs = [job(room, prompt, min(done, prompt)) for room, (prompt, done) in enumerate(sizes, 1)]
     parts = next_parts(jobs, budget)
     wanted = [each for each in jobs if not each.complete]
-    assert [part.job for part in parts] == wanted[: len(parts)]
+    assert [part.job for part in parts] == [each for each in wanted if each in [part.job for part in parts]]
     taken = [part.stop - part.start for part in parts]
     assert all(count > 0 for count in taken)
-    assert sum(taken) == min(budget, sum(len(each.request.prompt) - each.computed for each in wanted))
+    assert sum(taken) == min(budget, sum(may_take(each, budget) for each in wanted))
     assert all(part.start == part.job.computed for part in parts)
-    assert all(part.last for part in parts[:-1])
+    if wanted:
+        assert parts[0].job is wanted[0]
+        assert taken[0] >= min(budget / 2, may_take(wanted[0], budget))

@@ -19,10 +19,10 @@ GRANTED = (9, 2, 3)
 
 
 class Pair:
-    def __init__(self, checksum: KvChecksum) -> None:
+    def __init__(self, checksum: KvChecksum, *, reuse: bool = False) -> None:
         fabric = MemoryFabric()
         self.receiver = Receiver(fabric)
-        self.bench = PrefillBench(fabric, checksum=checksum)
+        self.bench = PrefillBench(fabric, checksum=checksum, reuse=reuse)
 
     async def connect(self, checksum: str) -> None:
         wire = connect_request(self.receiver)
@@ -77,6 +77,19 @@ async def test_a_prefix_that_the_receiver_holds_is_not_summed(summing: Pair) -> 
     await summing.settle()
     assert summing.said(0, 1) == summing.landed(GRANTED, 4, len(PROMPT))
     assert summing.said(1, 2) == told(0)
+
+
+@pytest.mark.parametrize("prefix", [0, 4, 8])
+async def test_what_was_computed_for_an_earlier_room_is_summed_like_the_rest(prefix: int) -> None:
+    reusing = Pair(KvChecksum.PAGES, reuse=True)
+    await reusing.connect("pages")
+    for room, pages, held in ((1, GRANTED, 0), (1001, (4, 5, 6)[prefix // 4 :], prefix)):
+        await reusing.bench.run(toy.request(str(room), PROMPT))
+        await reusing.bench.grant(room, pages, prefix=held)
+        await reusing.settle()
+    assert reusing.bench.gauge("baton_prefix_reused_tokens_total") == 8
+    assert reusing.said(0, 1001) == reusing.landed((4, 5, 6), prefix, len(PROMPT))
+    reusing.bench.close()
 
 
 async def test_what_changes_in_a_senders_page_before_it_leaves_shows(summing: Pair) -> None:

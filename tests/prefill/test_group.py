@@ -268,8 +268,11 @@ async def test_seal_last_nothing_is_sealed_while_one_rank_still_writes(group: Gr
     assert group.sealed() == [True, True]
 
 
-async def test_one_rank_that_writes_still_does_not_let_the_others_run_out_of_time(group: Group) -> None:
+async def test_one_rank_that_writes_still_does_not_let_the_others_run_out_of_time(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who has nothing left to write is not who is late."""
+    monkeypatch.setattr("services.prefill.push.POSTS_A_TURN_MAX", 1)
     await group.connect()
     told = await group.run()
     await group.grant()

@@ -18,6 +18,7 @@ from services.wire.conversions import Malformed
 from services.wire.errors import NotConnected
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, DECODE, PAGES, PrefillBench, Receiver
+from tests.wire.servers import until
 
 PROMPT = tuple(range(100, 110))
 GRANTED = (9, 2, 3)
@@ -82,6 +83,7 @@ async def test_a_room_is_computed_in_chunks_pushed_sealed_reported_and_forgotten
         "accepted",
         "destination known",
         "computing",
+        "chunk computed",
         "first token",
         "sealed",
         "retired",
@@ -101,6 +103,24 @@ async def test_the_first_chunk_leaves_while_the_second_is_computed(pair: Pair) -
     assert pair.receiver.page(GRANTED[0]) != bytes(toy.LAYOUT.page_bytes)
     assert pair.receiver.page(GRANTED[2]) == bytes(toy.LAYOUT.page_bytes)
     bench.engine.go()
+    await settle(bench)
+
+
+async def test_the_first_token_leaves_before_its_pages_do(pair: Pair) -> None:
+    bench = pair.bench
+    bench.engine.hold()
+    caller = await bench.run(toy.request("1", PROMPT[:8]))
+    await bench.grant(1, GRANTED[:2])
+    while bench.stepper.free:
+        await bench.turn()
+    bench.engine.go()
+    await bench.step_end()
+    await bench.turn()
+    await until(lambda: caller.heard == ["accepted", "first_token"])
+    assert not bench.transfer.pending(DECODE), "posting a page may take as long as copying it"
+    assert bench.gauge("baton_kv_transfer_bytes_total") == 0
+    await bench.turns(2)
+    assert bench.gauge("baton_kv_transfer_bytes_total") > 0
     await settle(bench)
 
 

@@ -25,8 +25,13 @@ _POSITION = struct.Struct("<QQ")
 
 
 def request(name: str, prompt: Sequenced[int], max_tokens: int = 1, **more: object) -> Request:
-    """`name` is the room's mark as a decimal number."""
+    """`name` is the room's number; its last three digits are the mark of what it computes."""
     return Request(name, tuple(prompt), max_tokens, sampling=Sampling(temperature=0.0), **more)  # type: ignore[arg-type]
+
+
+def mark(asked: Request) -> int:
+    """Rooms 7, 1007 and 2007 have one mark, and so may share what they hold alike."""
+    return int(asked.request_id) % 1000
 
 
 def next_token(tokens: Sequenced[int]) -> int:
@@ -113,14 +118,14 @@ class ToyEngine:
                 part.sum.add(self.summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
 
     def _row(self, row: Row) -> Token | None:
-        mark = int(row.sequence.request.request_id)
+        whose = mark(row.sequence.request)
         known = list(row.sequence.tokens(0, row.stop))
         for position in range(row.start):
             found = _POSITION.unpack_from(self.memory.view, self._offset(row, position))
-            if found != (mark, known[position]):
-                self.foreign.append(f"room {mark} position {position}: {found}")
+            if found != (whose, known[position]):
+                self.foreign.append(f"room {whose} position {position}: {found}")
         for position in range(row.start, row.stop):
-            _POSITION.pack_into(self.memory.view, self._offset(row, position), mark, known[position])
+            _POSITION.pack_into(self.memory.view, self._offset(row, position), whose, known[position])
         if not row.sample:
             return None
         token = next_token(known)

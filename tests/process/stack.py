@@ -102,14 +102,21 @@ class Service:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
+FREE, CACHED = (("baton_kv_pages", (("state", state),)) for state in ("free", "cached"))
+
+
 def gauges_of(http: str) -> dict[Sample, float]:
+    """Cached pages are told as free ones: nobody uses them, and who needs space gets it."""
     text = httpx.get(f"{http}/metrics", timeout=10).text
-    return {
+    gauges = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
         if family.type == "gauge" and not family.name.endswith("_created")
         for sample in family.samples
     }
+    if CACHED in gauges:
+        gauges[FREE] += gauges.pop(CACHED)
+    return gauges
 
 
 @dataclass

@@ -132,7 +132,7 @@ def test_a_decode_worker_killed_in_mid_stream_is_not_noticed(
     assert broken.done
     assert broken.roles == 1
     assert (broken.text, broken.ids) == (unbroken.text, unbroken.ids)
-    assert (broken.finish, broken.usage) == (unbroken.finish, unbroken.usage)
+    assert (broken.finish, counts(broken.usage)) == (unbroken.finish, counts(unbroken.usage))
     assert broken.logprobs == pytest.approx(unbroken.logprobs, abs=1e-3)
     old, new = rooms_of(pairs, broken.request_id)
     assert new["retry_of"] == old["id"]
@@ -141,6 +141,11 @@ def test_a_decode_worker_killed_in_mid_stream_is_not_noticed(
     pairs.restart(killer.victim)
     pairs.wait_ready(4)
     pairs.wait_idle(start)
+
+
+def counts(usage: Any) -> dict[str, Any]:
+    """All but what was cached: of two rooms that ask the same the second may find it there."""
+    return {name: count for name, count in usage.items() if name != "prompt_tokens_details"}
 
 
 def test_a_prefill_worker_killed_while_it_computes_is_not_noticed(pairs: Stack, demo_model_dir: Path) -> None:

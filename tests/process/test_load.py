@@ -25,6 +25,7 @@ PROMPTS = (
 )
 IDLE_SECONDS = 5.0
 IDLE_SHARE_MAX = 0.05
+IDLE_TRIES = 4
 
 
 @pytest.mark.timeout(900)
@@ -95,22 +96,27 @@ def test_transferred_bytes_are_the_bytes_of_the_prompts_pages(
     before = prefill.total("baton_kv_transfer_bytes_total")
     lengths = (1, 15, 16, 17, 100, 257)
     for length in lengths:
-        body = _body(model, [5] * length)
+        body = _body(model, [1_000 + length] * length)  # of which no two begin alike
         assert httpx.post(f"{idle_stack.url}/v1/completions", json=body, timeout=120).status_code == 200
     pages = sum(-(-length // 16) for length in lengths)
     assert prefill.total("baton_kv_transfer_bytes_total") - before == pages * 16 * token_bytes
 
 
 async def test_an_idle_stack_sleeps(idle_stack: Stack) -> None:
-    """All services together use less than 5 % of one core: of processor time, not of the clock's."""
+    """All services together use less than 5 % of one core: of processor time, not of the clock's. Soon after
+    their start they may still be given their memory, which ends."""
     processes = [psutil.Process(service.process.pid) for service in idle_stack.services.values()]
-    before = [process.cpu_times() for process in processes]
-    await asyncio.sleep(IDLE_SECONDS)
-    after = [process.cpu_times() for process in processes]
-    used = sum(
-        end.user + end.system - start.user - start.system for start, end in zip(before, after, strict=True)
-    )
-    assert used / IDLE_SECONDS < IDLE_SHARE_MAX
+    shares: list[float] = []
+    while len(shares) < IDLE_TRIES and (not shares or shares[-1] >= IDLE_SHARE_MAX):
+        before = [process.cpu_times() for process in processes]
+        await asyncio.sleep(IDLE_SECONDS)
+        after = [process.cpu_times() for process in processes]
+        used = sum(
+            end.user + end.system - start.user - start.system
+            for start, end in zip(before, after, strict=True)
+        )
+        shares.append(used / IDLE_SECONDS)
+    assert shares[-1] < IDLE_SHARE_MAX, shares
 
 
 def test_each_service_is_a_process_of_its_own(idle_stack: Stack) -> None:

@@ -58,14 +58,20 @@ _CHATS = (
 _LENGTHS = (1, 63, 64, 65, 200, 511, 900, 1500)
 
 
-def _prompts(model: str) -> list[list[int]]:
+def short_prompts(model: str) -> list[list[int]]:
+    """Those of a sentence or two."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     prompts = [list(tokenizer(text)["input_ids"]) for text in _TEXTS]
     for question in _CHATS:
         chat = [{"role": "user", "content": question}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         prompts.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))
-    story = list(tokenizer(_STORY * 60)["input_ids"])
+    return prompts
+
+
+def _prompts(model: str) -> list[list[int]]:
+    prompts = short_prompts(model)
+    story = list(AutoTokenizer.from_pretrained(model)(_STORY * 60)["input_ids"])
     prompts += [story[:length] for length in _LENGTHS]
     assert len(prompts) == 30
     return prompts

@@ -54,6 +54,7 @@ def test_pages_of_a_prefill_worker_that_stays_stopped_are_taken_back_and_it_may_
         decode=[{"revoke_after_ms": "1000"}],
         dtype="float32",
         kv_cache_memory="256MiB",
+        prefix_cache="false",  # the long prompt is to be computed each time it is asked
     ) as stack:
         start = stack.idle_gauges()
         decode, prefills = stack.services["decode-0"], [stack.services[f"prefill-{n}"] for n in range(2)]

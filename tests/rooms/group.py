@@ -50,16 +50,19 @@ class Group(Generic[R]):
 
     def turn(self, now_ms: int, capacity: Sequence[Capacity]) -> Settled[R]:
         """Vote, agree, settle. `capacity`: each rank's."""
+        votes = [
+            roster.votes(now_ms, room_for) for roster, room_for in zip(self.rosters, capacity, strict=True)
+        ]
         ballots = [
             Ballot(
                 self.turn_number,
                 roster.digest(),
                 may_compute=True,
                 may_leave=False,
-                votes=roster.votes(now_ms, room_for),
-                reasons=roster.reasons(now_ms),
+                votes=wishes,
+                reasons=roster.reasons(now_ms, wishes),
             )
-            for roster, room_for in zip(self.rosters, capacity, strict=True)
+            for roster, wishes in zip(self.rosters, votes, strict=True)
         ]
         self.turn_number += 1
         agreed = [min(words) for words in zip(*(ballot.encode() for ballot in ballots), strict=True)]

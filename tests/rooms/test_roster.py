@@ -210,6 +210,12 @@ def test_divergence_detected_when_one_rank_alone_is_stopping_a_room() -> None:
     assert digests[0] != digests[1]
 
 
+def test_divergence_detected_what_could_be_reserved_or_reused_is_in_the_digest() -> None:
+    roster = Roster[Receiver](1)
+    capacities = [Capacity(3, 2, 1), Capacity(4, 2, 1), Capacity(3, 1, 1), Capacity(3, 2, 2)]
+    assert len({roster.digest(each) for each in capacities}) == len(capacities)
+
+
 def test_the_census_names_every_phase() -> None:
     roster = Roster[Receiver](2)
     opened(roster, 7)

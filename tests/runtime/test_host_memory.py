@@ -23,6 +23,15 @@ def mapped(address: int) -> bool:
     return False
 
 
+def given(address: int) -> int:
+    """Bytes that the system has given of the mapping that begins at `address`."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            return next(int(each.split()[1]) * 1024 for each in lines if each.startswith("Rss:"))
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_it_is_zeroed_writable_and_aligned(length: int) -> None:
     memory = HostMemory(length)
@@ -147,3 +156,21 @@ def test_the_process_ends_cleanly_while_views_are_held() -> None:
         [sys.executable, "-X", "dev", "-c", code], capture_output=True, timeout=60, env={**os.environ}
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_populated_memory_is_there_before_it_is_written_to_and_holds_what_was_written() -> None:
+    memory = HostMemory(4 * HUGE)
+    memory.view[5] = 7
+    assert given(memory.address) < memory.length
+    memory.populate().join(60)
+    assert given(memory.address) >= memory.length
+    assert memory.view[5] == 7
+
+
+def test_memory_that_is_populated_may_be_moved_meanwhile() -> None:
+    memory = HostMemory(64 * HUGE)
+    memory.view[5] = 7
+    thread = memory.populate()
+    memory.move()
+    thread.join(60)
+    assert memory.view[5] == 7

@@ -65,7 +65,7 @@ class Bootstrap:
         )
         self.rooms.tell_world = world
         self.metrics.register(RegistryCollector(self.registry, self.rooms.queued))
-        self.backend = RoomBackend(self.rooms, self._channels, CONTEXT, REQUEST_S)
+        self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
         self.canary = Canary(self.rooms, self.backend)
         self._server = Server(world.network, self.process, BOOTSTRAP)
 

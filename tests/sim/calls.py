@@ -94,6 +94,16 @@ class Channel:
 
         return call
 
+    def stream_stream(
+        self, method: str, request_serializer: Bytes, response_deserializer: Message, **_: object
+    ) -> Callable[..., "SharedCall"]:
+        def call(timeout: float | None = None) -> SharedCall:
+            reader = SharedCall(response_deserializer, request_serializer)
+            self._start(reader, method, b"", timeout)
+            return reader
+
+        return call
+
     def _start(
         self, reader: "UnaryCall | StreamCall", method: str, request: bytes, timeout: float | None
     ) -> None:
@@ -131,6 +141,8 @@ class Call:
         self._handler: asyncio.Task[None] | None = None
         self._over = False
         self._arrives_s = self._answers_s = 0.0
+        self._came: asyncio.Queue[bytes] = asyncio.Queue()
+        """Requests of a call that can have many."""
         self._timer: asyncio.TimerHandle | None = None
         self._siblings = siblings
         self._number = network.opened(self)
@@ -141,12 +153,36 @@ class Call:
         if network.loses():
             self._loop.call_later(network.patience_s(), self.break_off, "Connection timed out")
             return
-        network.carry(self.caller.host, self.host, self._arrive, 0.0)
+        self._arrives_s = network.carry(self.caller.host, self.host, self._arrive, 0.0)
         again_s = network.doubles(self._name)
         if again_s is not None:
             self._loop.call_later(again_s, self._arrive_again)
 
+    def send(self, request: bytes) -> None:
+        """One more request of a call that can have many. Each is lost, or its answer is, as often as a call
+        of its own would be; the connection ends with it, and so does the call."""
+        if self._over:
+            return
+        if self._network.loses():
+            self._loop.call_later(self._network.patience_s(), self.break_off, "Connection timed out")
+            return
+        self._arrives_s = self._network.carry(
+            self.caller.host, self.host, lambda: self._take(request), self._arrives_s
+        )
+
     # ---- at the server
+
+    def _take(self, request: bytes) -> None:
+        if self._over or self.server_process is None:
+            return
+        self._note("request")
+        self.server_process.soon(self._came.put_nowait, request)
+        if self._network.loses_answer():
+            self._loop.call_later(self._network.patience_s(), self.break_off, "Connection timed out")
+
+    async def _requests(self, read: Message) -> AsyncIterator[Any]:
+        while True:
+            yield read(await self._came.get())
 
     def _arrive(self) -> None:
         if self._over:
@@ -187,8 +223,13 @@ class Call:
         method = server.methods.get(self._method)
         if method is None:
             return rpc_error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        request = method.request_deserializer(self._request)
+        read = method.request_deserializer
         try:
+            if method.request_streaming:
+                async for reply in method.stream_stream(self._requests(read), Context()):
+                    send(method.response_serializer(reply))
+                return None
+            request = read(self._request)
             if method.response_streaming:
                 async for reply in method.unary_stream(request, Context()):
                     send(method.response_serializer(reply))
@@ -345,3 +386,16 @@ class StreamCall:
 
     def cancel(self) -> bool:
         return self.call.cancel()
+
+
+class SharedCall(StreamCall):
+    """What a stub's method with streams both ways returns. Its requests never end before the call does."""
+
+    def __init__(self, read: Message, serialize: Bytes) -> None:
+        super().__init__(read)
+        self._serialize = serialize
+
+    async def write(self, request: Any) -> None:
+        if self._over or self._cancelled:
+            raise asyncio.InvalidStateError("the call has ended")
+        self.call.send(self._serialize(request))

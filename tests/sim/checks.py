@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 
 from services.decode.turn import DecodeWork
+from services.pages.pool import PageState
 from services.rooms.errors import Reason
 from services.rooms.phases import Phase
 from services.transfer.interface import Transfer
@@ -112,6 +113,7 @@ def unrest(platform: "Platform") -> list[str]:
         found += _held("bootstrap", "watchers", len(rooms._watchers))
         found += _held("bootstrap", "followed rooms", len(rooms._on_end))
         found += _held("bootstrap", "background calls", len(rooms._tasks))
+        found += _held("bootstrap", "rooms on links", rooms.links.rooms())
         for known in bootstrap.registry.workers():
             found += _held("bootstrap", f"rooms of {known.facts.name}", len(known.rooms))
             found += _held("bootstrap", f"tokens of {known.facts.name}", known.tokens)
@@ -130,7 +132,10 @@ def _worker(worker: Worker) -> list[str]:
         found += _held(name, "calls that open a room", len(work.callers))
         found += _held(name, "rows of a step", len(work._step))
         found += _held(name, "holdings", len(holdings))
-        found += _held(name, "pages", len(holdings.pages) - holdings.pages.free)
+        found += _held(name, "pages", len(holdings.pages) - holdings.available)
+        found += _held(name, "prefixes in use", len(holdings.prefixes) - holdings.prefixes.evictable)
+        cached = holdings.pages.census()[PageState.CACHED]
+        found += _held(name, "cached pages that no tokens lead to", cached - len(holdings.prefixes))
         found += _held(name, "slots", len(holdings.slots) - holdings.slots.free)
         found += _held(name, "steps", int(not rank.stepper.free))
         found += _held(
@@ -166,5 +171,5 @@ def _gauges(who: str, registry: CollectorRegistry, but: tuple[str, ...]) -> list
     return [
         f"{who}: gauge {sample.name}{sample.labels or ''} is {sample.value:g}"
         for sample in samples
-        if sample.value and sample.labels.get("state") != "free"
+        if sample.value and sample.labels.get("state") not in ("free", "cached")
     ]

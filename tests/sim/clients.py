@@ -13,6 +13,7 @@ from tests.sim.bootstrap import Bootstrap
 from tests.sim.checks import broken_by, explained
 from tests.sim.engine import VOCABULARY, answer
 from tests.sim.platform import Platform
+from tests.sim.profile import Profile
 from tests.sim.rank import World
 
 END_S: Final = 75.0
@@ -45,7 +46,7 @@ class Clients:
 
     def _client(self, number: int) -> Client:
         draw, troubles = self._random, self._world.shape.troubles
-        request = make_request(draw, number, self._world.shape.pages)
+        request = make_request(draw, number, self._world.shape)
         client = Client(request)
         if draw.random() < troubles.hangup_share:
             if draw.random() < 0.5:
@@ -177,13 +178,18 @@ class Clients:
             )
 
 
-def make_request(draw: random.Random, number: int, pages: int) -> Request:
-    """Prompts that share beginnings, and request ids that are used again and again."""
-    longest = min(28, pages * 4 - 10)
+def make_request(draw: random.Random, number: int, shape: Profile) -> Request:
+    """Prompts that share beginnings, some of them all but the end, and request ids that are used again and
+    again."""
+    longest = min(28, shape.pages * 4 - 10)
     length = draw.choice((1, 3, 4, 5, 8, 11, 16, longest))
     prompt = tuple(draw.randrange(VOCABULARY) for _ in range(min(length, longest)))
-    if draw.random() < 0.2:
+    if draw.random() < shape.alike:
         prompt = (1, 2, 3, 4, 5, 6, 7, 8, *prompt)[:longest]
+        if shape.alike > 0.2:
+            branch = draw.randrange(3)
+            stem = tuple(range(branch, branch + draw.choice((4, 8, 12, 16, 20))))
+            prompt = (*prompt[:8], *stem, *prompt[8:])[: draw.choice((longest, len(prompt)))]
     max_tokens = draw.choice((1, 1, 2, 3, 5, 8))
     name = f"r{number % 5}" if draw.random() < 0.1 else f"request-{number}"
     return Request(

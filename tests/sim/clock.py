@@ -19,3 +19,6 @@ class SkewedClock:
 
     def wall_ms(self) -> int:
         return STARTED_MS + self._skew_ms + int(self._loop._now * 1000)
+
+    def host_us(self) -> int:
+        return int(self._loop._now * 1_000_000)

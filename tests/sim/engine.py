@@ -1,9 +1,10 @@
-"""A model whose KV says whose it is, in virtual time.
+"""A model whose KV says what it was computed from, in virtual time.
 
-Every word of every page says which request, layer, half, head, position and token it is for, whichever rank
-holds it. A step reads all that it may read when it starts and again when it ends, fills what it is to write
-with noise in between, and reports every foreign word: one page that changed hands too early, one that was
-sent too early, one byte of another layer or head is seen. What lands is read once more when it is admitted.
+Every word of every page says which layer, half, head and position it is for, and which tokens the sequence
+had up to there, whichever rank holds it: those who begin alike may share it, and nobody else. A step reads
+all that it may read when it starts and again when it ends, fills what it is to write with noise, and
+reports every foreign word: one page that changed hands too early, one that was sent too early, one byte of
+another layer or head is seen. What lands is read once more when it is admitted.
 """
 
 import random
@@ -45,24 +46,24 @@ def answer(asked: Request) -> list[int]:
     return tokens[len(asked.prompt) :]
 
 
-def mark(request: Request) -> int:
-    """What tells a request from every other, its id included, which clients use again."""
-    return request.sampling.seed
+def history(known: tuple[int, ...]) -> int:
+    """What tells `known` from any other tokens, in every process alike."""
+    return hash(known)
 
 
 class Model:
     """What pages must hold, remembered for all ranks that hold the same of it."""
 
     def __init__(self) -> None:
-        self._words: dict[tuple[int, int, int], bytes] = {}
-        self.pages: dict[tuple[int, ...], dict[tuple[int, int, tuple[int, ...]], bytes]] = {}
-        """By what a rank holds, then by request, first position and tokens."""
+        self._words: dict[int, bytes] = {}
+        self.pages: dict[tuple[int, ...], dict[tuple[int, int], bytes]] = {}
+        """By what a rank holds, then by history and first position."""
 
-    def words(self, mark: int, position: int, token: int) -> bytes:
-        """Of one position, one for each of _LANES: no two are alike."""
-        key = (mark, position, token)
+    def words(self, known: tuple[int, ...]) -> bytes:
+        """Of the last position of `known`, one for each of _LANES: no two are alike."""
+        key = history(known)
         if key not in self._words:
-            what = f"{mark} {position} {token}".encode()
+            what = f"{key} {len(known)} {known[-1]}".encode()
             self._words[key] = blake2b(what, digest_size=WORD * len(_LANES)).digest()
         return self._words[key]
 
@@ -97,7 +98,7 @@ class Engine:
         for row in rows:
             known = row.sequence.tokens(0, row.stop)
             for first in range(row.start - row.start % self._size, row.stop, self._size):
-                self._write(row, first, self._page(row.sequence.request, first, known))
+                self._write(row, first, self._page(first, known))
             drawn.append(Token(next_token(known)) if row.sample else None)
         return drawn
 
@@ -107,7 +108,7 @@ class Engine:
         """Do `pages` hold positions [0, stop) of `request`, each layer and head that this rank has?"""
         view, page_bytes = self.memory.view, self._layout.page_bytes
         for first in range(0, stop, self._size):
-            page = self._page(request, first, known)
+            page = self._page(first, known)
             at = pages[first // self._size] * page_bytes
             length = min(stop - first, self._size) * WORD
             found = view[at : at + page_bytes]
@@ -139,14 +140,14 @@ class Engine:
         for start in range(0, page_bytes, self._lane_bytes):
             view[at + start + low : at + start + high] = page[start + low : start + high]
 
-    def _page(self, request: Request, first: int, known: Sequence[int]) -> bytes:
+    def _page(self, first: int, known: Sequence[int]) -> bytes:
         """What the page of tokens from `first` on must hold, as far as they are known."""
-        tokens = tuple(known[first : first + self._size])
-        key = (mark(request), first, tokens)
+        known = tuple(known[: first + self._size])
+        key = (history(known), first)
         page = self._pages.get(key)
         if page is None:
-            words = [self._model.words(key[0], first + place, token) for place, token in enumerate(tokens)]
-            words += [bytes(WORD * len(_LANES))] * (self._size - len(tokens))
+            words = [self._model.words(known[:stop]) for stop in range(first + 1, len(known) + 1)]
+            words += [bytes(WORD * len(_LANES))] * (first + self._size - len(known))
             lanes = [lane * WORD for lane in self._lanes]
             page = self._pages[key] = b"".join([each[lane : lane + WORD] for lane in lanes for each in words])
         return page

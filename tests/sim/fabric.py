@@ -58,6 +58,15 @@ class Bank:
             return guess, held[guess]
         return next(((room, holding) for room, holding in held.items() if _in(unit, holding)), None)
 
+    def rooms(self, address: int) -> set[int]:
+        """All that hold what lies there: of a page that holds a known prefix, several may."""
+        unit = next(self.units(address, 1))
+        return {room for room, held in self.holdings._held.items() if unit is not None and _in(unit, held)}
+
+    def shared(self, unit: tuple[str, int]) -> bool:
+        """Known by what it holds, so that others may read it."""
+        return unit[0] == "page" and unit[1] in self.holdings.prefixes
+
 
 def _in(unit: tuple[str, int], holding: Holding) -> bool:
     kind, index = unit
@@ -94,11 +103,11 @@ class WatchedFabric(MemoryFabric):
     ) -> Write:
         write = super().post(sender, receiver, source, target, runs)
         bank = self._banks[sender]
-        unit = next(bank.units(source.address + runs[0].source, 1))
-        owner = None if unit is None else bank.owner(unit, 0)
-        room = 0 if owner is None else owner[0]
-        if owner is None:
-            self._violate("source-pinned", f"{bank.name} sends {unit}, which no room of it holds", room)
+        rooms = bank.rooms(source.address + runs[0].source)
+        meant = rooms & self._banks[receiver].rooms(target.address + runs[0].target)
+        room = min(meant or rooms, default=0)
+        if not rooms:
+            self._violate("source-pinned", f"{bank.name} sends what no room of it holds", room)
         carries = "pages"
         if target.name == "slots":
             carries = "seals" if runs[0].target % SLOT_BYTES == SEAL_OFFSET else "records"
@@ -132,6 +141,9 @@ class WatchedFabric(MemoryFabric):
             for unit in written:
                 if unit is None:
                     self._violate("no-free-under-write", f"a write outside {receiver.name}'s memory", room)
+                elif receiver.shared(unit):
+                    text = f"a write of room {room} lands: {unit} of {receiver.name} is others', too"
+                    self._violate("shared-is-read-only", text, room)
                 else:
                     self._check(receiver, unit, room, WRITABLE, "no-free-under-write")
             if isinstance(part.source, int):

@@ -66,6 +66,10 @@ class Profile:
     window_bytes: int
     arrivals_s: float
     """Over which time the rooms are asked for."""
+    reuse: bool = True
+    """Workers keep the pages of ended sequences for those that begin alike."""
+    alike: float = 0.2
+    """Of prompts: begin as others do."""
     weather: Weather = CALM
     writes: FaultPlan = NO_FAULTS
     troubles: Troubles = field(default_factory=Troubles)
@@ -88,6 +92,7 @@ NAMES: Final = (
     "drain",
     "fence",
     "late",
+    "prefixes",
     "everything",
 )
 
@@ -151,6 +156,7 @@ def profile(seed: int, rooms: int, name: str | None = None) -> Profile:
             lose_notice_share=0.3,
             duplicate_notice_share=0.1,
         ),
+        reuse=random.Random(f"{seed}/reuse").random() < 0.8,
     )
     if name == "calm":
         return shape
@@ -191,6 +197,9 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
             )
             weather = replace(shape.weather, unanswered_share=0.02)
             shape = replace(shape, writes=writes, weather=weather, pages=draw.choice((16, 24)))
+        case "prefixes":
+            # Beginnings that most share, in caches that hold a few of them.
+            return replace(shape, reuse=True, alike=draw.choice((0.5, 0.9)), pages=draw.choice((16, 24, 48)))
         case "full":
             pages, places = draw.choice((10, 12, 16)), draw.choice((2, 4))
             return replace(shape, pages=pages, places=places, queue=draw.choice((8, 40)))

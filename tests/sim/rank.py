@@ -13,6 +13,7 @@ from services.decode.turn import DecodeWork
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
+from services.pages.prefixes import PrefixTree
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.pages.topology import Topology, rank_layout
@@ -91,8 +92,8 @@ class Outside:
     channels: Channels
     bootstrap: str
 
-    def reporter(self) -> Reporter:
-        return Reporter(self.channels.to(self.bootstrap), self.incarnation, self.name)
+    def reporter(self, clock: SkewedClock) -> Reporter:
+        return Reporter(self.channels.to(self.bootstrap), self.incarnation, self.name, clock)
 
     def peers(
         self,
@@ -151,7 +152,7 @@ def make_rank(
     layout = layouts[group.rank]
     clock = _clock(world, rng)
     mailbox = PatientMailbox(LOOK_S)
-    reporter = SilentReporter() if outside is None else outside.reporter()
+    reporter = SilentReporter() if outside is None else outside.reporter(clock)
     registry = CollectorRegistry()
 
     def foreign(text: str) -> None:
@@ -167,7 +168,8 @@ def make_rank(
     stepper = SimStepper(engine, world.loop, rng, mailbox.wake, fails)
     places = shape.places + CANARY_ROOMS
     slots = HostMemory(places * SLOT_BYTES)
-    holdings = Holdings(PagePool(worker_shape.pages), SlotPool(slots.view))
+    prefixes = PrefixTree(layout.page_tokens) if shape.reuse else None
+    holdings = Holdings(PagePool(worker_shape.pages), SlotPool(slots.view), prefixes)
     bank = Bank(process.name, process.host, worker, group.rank, layout, engine.memory, slots, holdings)
     known: list[Incarnation] = []
     exposure: Exposure | None = None

@@ -131,6 +131,8 @@ class _Scene:
         for worker in self._platform.everyone:
             sample = worker.leader.registry.get_sample_value("baton_kv_revocations_total")
             done["revocation"] += int(sample or 0)
+            reused = worker.leader.registry.get_sample_value("baton_prefix_reused_tokens_total")
+            done[f"tokens reused by {worker.side.value}"] += int(reused or 0)
         for bootstrap in self._platform.bootstraps:
             for entry in bootstrap.registry.rooms():
                 if entry.cause is not None:
@@ -187,7 +189,7 @@ class _Scene:
 
     async def _last(self, draw: random.Random, pair: tuple[Worker, Worker]) -> None:
         for attempt in range(LAST_TRIES):
-            request = make_request(draw, draw.getrandbits(60), self._world.shape.pages)
+            request = make_request(draw, draw.getrandbits(60), self._world.shape)
             entry = self._platform.bootstrap.rooms.open_on(request.request_id, pair, request.tokens_max)
             stream = self._platform.bootstrap.backend.follow(entry, request)
             tokens: list[int] = []

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from services.rooms.ids import Incarnation, RoomId
+from services.runtime.clock import ManualClock
 from services.wire import reporter as module
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from services.wire.conversions import Malformed
@@ -58,7 +59,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
         rooms_pb2_grpc.add_RoomServiceServicer_to_server(bootstrap, server)
 
     async with serving(add) as address, channel_to(address) as channel:
-        reporter = Reporter(channel, Incarnation(5), "w")
+        reporter = Reporter(channel, Incarnation(5), "w", ManualClock(now_ms=7, wall_ms=42))
         yield bootstrap, reporter
 
 
@@ -72,14 +73,15 @@ async def running(reporter: Reporter, holds: Any) -> None:
 async def test_lines_leave_in_order_in_batches(bench: Bench) -> None:
     bootstrap, reporter = bench
     for room in range(1, BATCH_MAX + 2):
-        reporter.note(RoomId(room), 42, "granted", "2 pages")
-    reporter.retired(RoomId(1), 43)
+        reporter.note(RoomId(room), "granted", "2 pages")
+    reporter.retired(RoomId(1))
     await running(reporter, lambda: len(bootstrap.rooms) == BATCH_MAX + 2)
     assert [len(batch) for batch in bootstrap.batches] == [BATCH_MAX, 2]
     assert bootstrap.rooms == [*range(1, BATCH_MAX + 2), 1]
     assert bootstrap.incarnations == {5}
     line, last = bootstrap.batches[0][0], bootstrap.batches[1][1]
     assert (line.event.source, line.event.name, line.event.detail) == ("w", "granted", "2 pages")
+    assert (line.event.wall_ms, line.event.host_us) == (42, 7_000)
     assert not line.retired
     assert last.retired
 
@@ -87,19 +89,19 @@ async def test_lines_leave_in_order_in_batches(bench: Bench) -> None:
 async def test_past_the_bound_lines_are_dropped_and_retired_rooms_are_not(bench: Bench) -> None:
     _, reporter = bench
     for room in range(LINES_MAX + 10):
-        reporter.note(RoomId(room), 1, "line")
+        reporter.note(RoomId(room), "line")
     assert reporter.dropped == 10
-    reporter.retired(RoomId(3), 1)
+    reporter.retired(RoomId(3))
     assert len(reporter._waiting) == LINES_MAX + 1
-    reporter.note(RoomId(1), 1, "line")
+    reporter.note(RoomId(1), "line")
     assert reporter.dropped == 11
 
 
 async def test_a_bootstrap_that_was_away_gets_everything_later(bench: Bench) -> None:
     bootstrap, reporter = bench
     bootstrap.away = 3
-    reporter.note(RoomId(1), 1, "accepted")
-    reporter.retired(RoomId(1), 2)
+    reporter.note(RoomId(1), "accepted")
+    reporter.retired(RoomId(1))
     await running(reporter, lambda: len(bootstrap.rooms) == 2)
     assert bootstrap.away == 0
     assert reporter.dropped == 0
@@ -108,9 +110,9 @@ async def test_a_bootstrap_that_was_away_gets_everything_later(bench: Bench) -> 
 async def test_what_the_bootstrap_refuses_holds_up_nothing_else(bench: Bench) -> None:
     bootstrap, reporter = bench
     bootstrap.refuse = 1
-    reporter.note(RoomId(1), 1, "accepted")
+    reporter.note(RoomId(1), "accepted")
     await running(reporter, lambda: reporter.dropped == 1)
-    reporter.note(RoomId(2), 1, "accepted")
+    reporter.note(RoomId(2), "accepted")
     await running(reporter, lambda: bootstrap.rooms == [2])
 
 
@@ -118,11 +120,11 @@ async def test_two_flushes_at_once_send_everything_exactly_once(bench: Bench) ->
     bootstrap, reporter = bench
     bootstrap.may_answer.clear()
     for room in (1, 2):
-        reporter.retired(RoomId(room), 1)
+        reporter.retired(RoomId(room))
     flushes = [asyncio.ensure_future(reporter.flush()) for _ in range(2)]
     await asyncio.sleep(0.01)
     for room in (3, 4):
-        reporter.retired(RoomId(room), 1)
+        reporter.retired(RoomId(room))
     bootstrap.may_answer.set()
     await asyncio.gather(*flushes)
     assert bootstrap.rooms == [1, 2, 3, 4]
@@ -130,6 +132,6 @@ async def test_two_flushes_at_once_send_everything_exactly_once(bench: Bench) ->
 
 async def test_long_details_are_cut(bench: Bench) -> None:
     bootstrap, reporter = bench
-    reporter.note(RoomId(1), 1, "failed", "x" * 10_000)
+    reporter.note(RoomId(1), "failed", "x" * 10_000)
     await reporter.flush()
     assert len(bootstrap.batches[0][0].event.detail) == DETAIL_CHARS_MAX

@@ -60,6 +60,12 @@ class Streams(inference_pb2_grpc.PrefillServiceServicer):
         yield inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())
         yield inference_pb2.RunRoomReply(outcome=outcome_to_wire(await self.outcomes.get()))
 
+    async def RunRooms(  # noqa: N802
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[inference_pb2.RunRoomsReply]:
+        raise NotImplementedError
+        yield
+
     async def Cancel(self, request: Any, context: Any) -> inference_pb2.CancelReply:  # noqa: N802
         raise NotImplementedError
 

@@ -412,6 +412,181 @@ class StreamRoomReply(_message.Message):
 Global___StreamRoomReply: _TypeAlias = StreamRoomReply  # noqa: Y015
 
 @_typing.final
+class RunRoomsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunRoomRequest]: ...
+    @_builtins.property
+    def leave(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rooms that were opened on this stream and of which nothing more is wanted: they are cancelled."""
+
+    def __init__(
+        self,
+        *,
+        open: _abc.Iterable[Global___RunRoomRequest] | None = ...,
+        leave: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leave", b"leave", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunRoomsRequest: _TypeAlias = RunRoomsRequest  # noqa: Y015
+
+@_typing.final
+class RunRoomsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Line(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        ROOM_FIELD_NUMBER: _builtins.int
+        REPLY_FIELD_NUMBER: _builtins.int
+        REFUSED_FIELD_NUMBER: _builtins.int
+        room: _builtins.int
+        @_builtins.property
+        def reply(self) -> Global___RunRoomReply: ...
+        @_builtins.property
+        def refused(self) -> Global___Refused:
+            """Instead: the room was not opened."""
+
+        def __init__(
+            self,
+            *,
+            room: _builtins.int = ...,
+            reply: Global___RunRoomReply | None = ...,
+            refused: Global___Refused | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "reply", b"reply"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "reply", b"reply", "room", b"room"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LINES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunRoomsReply.Line]: ...
+    def __init__(
+        self,
+        *,
+        lines: _abc.Iterable[Global___RunRoomsReply.Line] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunRoomsReply: _TypeAlias = RunRoomsReply  # noqa: Y015
+
+@_typing.final
+class StreamRoomsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamRoomRequest]: ...
+    @_builtins.property
+    def leave(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        open: _abc.Iterable[Global___StreamRoomRequest] | None = ...,
+        leave: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leave", b"leave", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamRoomsRequest: _TypeAlias = StreamRoomsRequest  # noqa: Y015
+
+@_typing.final
+class StreamRoomsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Line(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        ROOM_FIELD_NUMBER: _builtins.int
+        REPLY_FIELD_NUMBER: _builtins.int
+        REFUSED_FIELD_NUMBER: _builtins.int
+        room: _builtins.int
+        @_builtins.property
+        def reply(self) -> Global___StreamRoomReply: ...
+        @_builtins.property
+        def refused(self) -> Global___Refused: ...
+        def __init__(
+            self,
+            *,
+            room: _builtins.int = ...,
+            reply: Global___StreamRoomReply | None = ...,
+            refused: Global___Refused | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "reply", b"reply"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "reply", b"reply", "room", b"room"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LINES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamRoomsReply.Line]: ...
+    def __init__(
+        self,
+        *,
+        lines: _abc.Iterable[Global___StreamRoomsReply.Line] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamRoomsReply: _TypeAlias = StreamRoomsReply  # noqa: Y015
+
+@_typing.final
+class Refused(_message.Message):
+    """What a call of its own would have ended with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """Number of the gRPC status."""
+    kind: _builtins.str
+    """Name of the error; empty for a bug."""
+    text: _builtins.str
+    field: _builtins.str
+    """The field that differs, where one does."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        field: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refused: _TypeAlias = Refused  # noqa: Y015
+
+@_typing.final
 class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -40,6 +40,11 @@ class PrefillServiceStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.RunRoomRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.RunRoomReply.FromString,
                 _registered_method=True)
+        self.RunRooms = channel.stream_stream(
+                '/baton.v1.PrefillService/RunRooms',
+                request_serializer=baton_dot_v1_dot_inference__pb2.RunRoomsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.RunRoomsReply.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/baton.v1.PrefillService/Cancel',
                 request_serializer=baton_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -59,6 +64,14 @@ class PrefillServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunRooms(self, request_iterator, context):
+        """Many rooms on one stream, each answered as by RunRoom: what several of them have to say leaves in one
+        message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Ends a room. Idempotent; remembered when the room has not come yet.
         """
@@ -73,6 +86,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.RunRoom,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.RunRoomRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.RunRoomReply.SerializeToString,
+            ),
+            'RunRooms': grpc.stream_stream_rpc_method_handler(
+                    servicer.RunRooms,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.RunRoomsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.RunRoomsReply.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -108,6 +126,33 @@ class PrefillService:
             '/baton.v1.PrefillService/RunRoom',
             baton_dot_v1_dot_inference__pb2.RunRoomRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.RunRoomReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunRooms(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.PrefillService/RunRooms',
+            baton_dot_v1_dot_inference__pb2.RunRoomsRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.RunRoomsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -161,6 +206,11 @@ class DecodeServiceStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.StreamRoomRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.StreamRoomReply.FromString,
                 _registered_method=True)
+        self.StreamRooms = channel.stream_stream(
+                '/baton.v1.DecodeService/StreamRooms',
+                request_serializer=baton_dot_v1_dot_inference__pb2.StreamRoomsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.StreamRoomsReply.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/baton.v1.DecodeService/Cancel',
                 request_serializer=baton_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -180,6 +230,14 @@ class DecodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamRooms(self, request_iterator, context):
+        """Many rooms on one stream, each answered as by StreamRoom: the tokens that one engine step draws for all of
+        them leave in one message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -193,6 +251,11 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.StreamRoom,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.StreamRoomRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.StreamRoomReply.SerializeToString,
+            ),
+            'StreamRooms': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamRooms,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.StreamRoomsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.StreamRoomsReply.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -228,6 +291,33 @@ class DecodeService:
             '/baton.v1.DecodeService/StreamRoom',
             baton_dot_v1_dot_inference__pb2.StreamRoomRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.StreamRoomReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamRooms(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.DecodeService/StreamRooms',
+            baton_dot_v1_dot_inference__pb2.StreamRoomsRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.StreamRoomsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class PrefillServiceStub:
     """Computes the room's prompt and hands its KV over. The stream: accepted, the first token, the outcome.
     Ending the stream early cancels the room.
     """
+    RunRooms: _grpc.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]
+    """Many rooms on one stream, each answered as by RunRoom: what several of them have to say leaves in one
+    message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
+    """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]
     """Ends a room. Idempotent; remembered when the room has not come yet."""
 
@@ -48,6 +52,10 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     RunRoom: _aio.UnaryStreamMultiCallable[_inference_pb2.RunRoomRequest, _inference_pb2.RunRoomReply]  # type: ignore[assignment]
     """Computes the room's prompt and hands its KV over. The stream: accepted, the first token, the outcome.
     Ending the stream early cancels the room.
+    """
+    RunRooms: _aio.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]  # type: ignore[assignment]
+    """Many rooms on one stream, each answered as by RunRoom: what several of them have to say leaves in one
+    message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]  # type: ignore[assignment]
     """Ends a room. Idempotent; remembered when the room has not come yet."""
@@ -63,6 +71,16 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.RunRoomReply], _abc.AsyncIterator[_inference_pb2.RunRoomReply]]:
         """Computes the room's prompt and hands its KV over. The stream: accepted, the first token, the outcome.
         Ending the stream early cancels the room.
+        """
+
+    @_abc_1.abstractmethod
+    def RunRooms(
+        self,
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.RunRoomsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.RunRoomsReply], _abc.AsyncIterator[_inference_pb2.RunRoomsReply]]:
+        """Many rooms on one stream, each answered as by RunRoom: what several of them have to say leaves in one
+        message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
         """
 
     @_abc_1.abstractmethod
@@ -86,6 +104,10 @@ class DecodeServiceStub:
     """Receives the room's KV and continues its sequence. The stream: admitted with the first token, tokens
     (one message per engine step at most), the outcome. Ending the stream early cancels the room.
     """
+    StreamRooms: _grpc.StreamStreamMultiCallable[_inference_pb2.StreamRoomsRequest, _inference_pb2.StreamRoomsReply]
+    """Many rooms on one stream, each answered as by StreamRoom: the tokens that one engine step draws for all of
+    them leave in one message.
+    """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]
 
 @_typing.type_check_only
@@ -96,6 +118,10 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     StreamRoom: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamRoomRequest, _inference_pb2.StreamRoomReply]  # type: ignore[assignment]
     """Receives the room's KV and continues its sequence. The stream: admitted with the first token, tokens
     (one message per engine step at most), the outcome. Ending the stream early cancels the room.
+    """
+    StreamRooms: _aio.StreamStreamMultiCallable[_inference_pb2.StreamRoomsRequest, _inference_pb2.StreamRoomsReply]  # type: ignore[assignment]
+    """Many rooms on one stream, each answered as by StreamRoom: the tokens that one engine step draws for all of
+    them leave in one message.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]  # type: ignore[assignment]
 
@@ -110,6 +136,16 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamRoomReply], _abc.AsyncIterator[_inference_pb2.StreamRoomReply]]:
         """Receives the room's KV and continues its sequence. The stream: admitted with the first token, tokens
         (one message per engine step at most), the outcome. Ending the stream early cancels the room.
+        """
+
+    @_abc_1.abstractmethod
+    def StreamRooms(
+        self,
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.StreamRoomsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamRoomsReply], _abc.AsyncIterator[_inference_pb2.StreamRoomsReply]]:
+        """Many rooms on one stream, each answered as by StreamRoom: the tokens that one engine step draws for all of
+        them leave in one message.
         """
 
     @_abc_1.abstractmethod

@@ -192,11 +192,14 @@ class RoomEvent(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    HOST_US_FIELD_NUMBER: _builtins.int
     wall_ms: _builtins.int
     source: _builtins.str
     """Who saw it: "bootstrap" or a worker's name."""
     name: _builtins.str
     detail: _builtins.str
+    host_us: _builtins.int
+    """Microseconds of the host's monotonic clock: to be compared between processes of one host alone."""
     def __init__(
         self,
         *,
@@ -204,10 +207,11 @@ class RoomEvent(_message.Message):
         source: _builtins.str = ...,
         name: _builtins.str = ...,
         detail: _builtins.str = ...,
+        host_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "name", b"name", "source", b"source", "wall_ms", b"wall_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "host_us", b"host_us", "name", b"name", "source", b"source", "wall_ms", b"wall_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,57 @@
+"""Which beginnings of prompts has a worker been sent, so that it may hold their KV still?
+
+A guess that costs little: the bootstrap sees prompts, not caches. A prompt is cut into blocks; each is known
+by a hash of itself and of all before it, so that two prompts share the hashes of what they share from the
+start. A worker is remembered with as many blocks as its cache could hold, the oldest forgotten first.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final
+
+BLOCK_TOKENS: Final = 64
+HASH_BYTES: Final = 16
+
+Block = bytes
+
+
+def blocks(prompt: Sequence[int]) -> tuple[Block, ...]:
+    """Of each whole block of a prompt, from its start on."""
+    found: list[Block] = []
+    before = b""
+    for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        tokens = array("q", prompt[start : start + BLOCK_TOKENS]).tobytes()
+        before = blake2b(before + tokens, digest_size=HASH_BYTES).digest()
+        found.append(before)
+    return tuple(found)
+
+
+class Sent:
+    """What one incarnation of a worker was sent."""
+
+    def __init__(self, tokens_max: int) -> None:
+        """`tokens_max`: what its cache holds."""
+        self._limit = tokens_max // BLOCK_TOKENS
+        self._blocks: OrderedDict[Block, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def add(self, prompt: Sequence[Block]) -> None:
+        """Last blocks first, so that a beginning is not forgotten before what follows it."""
+        for block in reversed(prompt):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._limit:
+            self._blocks.popitem(last=False)
+
+    def tokens(self, prompt: Sequence[Block]) -> int:
+        """How many leading tokens of a prompt are among it."""
+        known = 0
+        for block in prompt:
+            if block not in self._blocks:
+                break
+            known += BLOCK_TOKENS
+        return known

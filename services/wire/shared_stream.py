@@ -1,0 +1,163 @@
+"""How do many rooms of one caller share one stream?
+
+What they have to say is collected until the stream can take a message: the tokens of one engine step, which
+its rooms say at once, leave together. A caller that takes nothing is waited for; what waits for it is bounded
+by what its rooms can ever say.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from services.rooms.errors import PeerFault, Refusal
+from services.rooms.ids import RoomId
+from services.runtime.logging import Log
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.callers import Callers
+from services.wire.errors import refusal_to_wire
+
+log = Log(__name__)
+
+LINES_MAX: Final = 1024
+"""Of one message."""
+
+Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
+Line: TypeAlias = tuple[RoomId, Reply | inference_pb2.Refused]
+Judge: TypeAlias = Callable[[Any], tuple[group_pb2.Command, int]]
+"""Of a request to open a room: the command that opens it, and how many replies it can have. Raises a
+Refusal."""
+
+
+class SharedStream(Generic[Reply]):
+    """One caller's stream. When it is left, the rooms on it that have not ended are cancelled."""
+
+    def __init__(self, callers: Callers[Reply], judge: Judge) -> None:
+        self._callers: Callers[Reply] = callers
+        self._judge = judge
+        self._rooms: dict[RoomId, _Voice[Reply]] = {}
+        """Rooms that have something to say yet."""
+        self._said: deque[Line[Reply]] = deque()
+        self._news = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._entering: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def reading(self, requests: AsyncIterator[Any]) -> AsyncIterator["SharedStream[Reply]"]:
+        """Open and leave rooms as `requests` say."""
+        self._reading = asyncio.create_task(self._read(requests))
+        self._reading.add_done_callback(lambda _: self._news.set())
+        try:
+            yield self
+        finally:
+            rooms, self._rooms = list(self._rooms), {}
+            for room in rooms:
+                self._callers.give_up(room)
+            tasks = [self._reading, *self._entering]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def lines(self) -> AsyncGenerator[Sequence[Line[Reply]], None]:
+        """What is to be said, a message at a time, until the requests have ended and every room has. Raises
+        what ended the requests early."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._said:
+                yield [self._said.popleft() for _ in range(min(len(self._said), LINES_MAX))]
+            if self._reading is not None and self._reading.done():
+                self._reading.result()
+                if not self._rooms and not self._said:
+                    return
+
+    async def _read(self, requests: AsyncIterator[Any]) -> None:
+        async for request in requests:
+            for each in request.open:
+                self._open(each)
+            for room in request.leave:
+                if self._rooms.pop(RoomId(room), None) is not None:
+                    self._callers.give_up(RoomId(room))
+
+    def _open(self, request: Any) -> None:
+        room = RoomId(request.room)
+        if room in self._rooms:
+            log.warning("a room was opened twice on one stream", room=room)
+            return  # its replies are the first one's: a refusal would be taken for that one's end
+        try:
+            command, most = self._judge(request)
+        except Exception as error:
+            self._refuse(room, error)
+            return
+        voice = self._rooms[room] = _Voice(self, room, most)
+        entering = asyncio.create_task(self._enter(voice, command))
+        self._entering.add(entering)
+        entering.add_done_callback(self._entering.discard)
+
+    async def _enter(self, voice: "_Voice[Reply]", command: group_pb2.Command) -> None:
+        try:
+            await self._callers.open(voice.room, command, voice)
+        except Exception as error:
+            if self._rooms.get(voice.room) is not voice:
+                return  # left meanwhile, and given up with that
+            del self._rooms[voice.room]
+            if not isinstance(error, Refusal | PeerFault):
+                self._callers.give_up(voice.room)  # a turn may open it yet
+            self._refuse(voice.room, error)
+
+    def _refuse(self, room: RoomId, error: Exception) -> None:
+        refused = refusal_to_wire(error)
+        if not refused.kind:
+            log.error("a room could not be opened", room=room, error=error)
+        self._said.append((room, refused))
+        self._news.set()
+
+    def say(self, voice: "_Voice[Reply]", reply: Reply) -> None:
+        """By a room of this stream. Of one that was left, or has ended, nothing is passed on."""
+        if self._rooms.get(voice.room) is not voice:
+            return
+        self._said.append((voice.room, reply))
+        if reply.HasField("outcome"):
+            del self._rooms[voice.room]
+        self._news.set()
+
+
+class _Voice(Generic[Reply]):
+    """Where one room says what it has to say."""
+
+    __slots__ = ("_left", "_stream", "room")
+
+    def __init__(self, stream: SharedStream[Reply], room: RoomId, replies_max: int) -> None:
+        self._stream: SharedStream[Reply] = stream
+        self._left = replies_max
+        self.room = room
+
+    def put_nowait(self, reply: Reply) -> None:
+        """Raises QueueFull when the room says more than it can have to say."""
+        if self._left == 0:
+            raise asyncio.QueueFull
+        self._left -= 1
+        self._stream.say(self, reply)
+
+
+def run_rooms_reply(lines: Sequence[Line[inference_pb2.RunRoomReply]]) -> inference_pb2.RunRoomsReply:
+    message = inference_pb2.RunRoomsReply()
+    for room, said in lines:
+        if isinstance(said, inference_pb2.Refused):
+            message.lines.add(room=room, refused=said)
+        else:
+            message.lines.add(room=room, reply=said)
+    return message
+
+
+def stream_rooms_reply(
+    lines: Sequence[Line[inference_pb2.StreamRoomReply]],
+) -> inference_pb2.StreamRoomsReply:
+    message = inference_pb2.StreamRoomsReply()
+    for room, said in lines:
+        if isinstance(said, inference_pb2.Refused):
+            message.lines.add(room=room, refused=said)
+        else:
+            message.lines.add(room=room, reply=said)
+    return message

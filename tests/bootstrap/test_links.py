@@ -1,0 +1,208 @@
+"""Do the rooms of one worker share one stream, and does each hear what is its own?"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from services.bootstrap import links
+from services.bootstrap.links import Link, Links
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.rooms.registry import WorkerFacts
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
+from services.wire.channel import Channels
+from services.wire.errors import RemoteError
+from services.wire.shared_stream import run_rooms_reply
+from tests.wire.servers import serving, until
+
+ACCEPTED = inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())
+OVER = inference_pb2.RunRoomReply(outcome=rooms_pb2.Outcome())
+
+
+@dataclass
+class Ear:
+    heard_all: list[str | None] = field(default_factory=list)
+    error: RemoteError | None = None
+
+    def heard(self, reply: Any) -> None:
+        self.heard_all.append(reply.WhichOneof("what"))
+
+    def broken(self, error: RemoteError) -> None:
+        self.error = error
+
+
+class DeafEar(Ear):
+    def heard(self, reply: Any) -> None:
+        raise RuntimeError("a bug of ours")
+
+
+class Worker(inference_pb2_grpc.PrefillServiceServicer):
+    """Says what the test lets it say."""
+
+    def __init__(self) -> None:
+        self.streams = self.requests = self.ended = 0
+        self.opened: list[int] = []
+        self.left: list[int] = []
+        self.says: asyncio.Queue[Sequence[tuple[int, Any]] | None] = asyncio.Queue()
+
+    async def RunRooms(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.streams += 1
+
+        async def read() -> None:
+            async for request in request_iterator:
+                self.requests += 1
+                self.opened += [each.room for each in request.open]
+                self.left += request.leave
+
+        reading = asyncio.create_task(read())
+        try:
+            while (lines := await self.says.get()) is not None:
+                yield run_rooms_reply(lines)  # type: ignore[arg-type]
+        finally:
+            reading.cancel()
+            self.ended += 1
+
+    async def RunRoom(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        raise NotImplementedError
+        yield
+
+    async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+
+@dataclass
+class At:
+    worker: Worker
+    links: Links
+    facts: WorkerFacts
+    ears: dict[int, Ear] = field(default_factory=dict)
+
+    @property
+    def link(self) -> Link:
+        return self.links.to(self.facts)
+
+    def open(self, *rooms: int, ear: Ear | None = None) -> None:
+        for room in rooms:
+            self.ears[room] = ear or Ear()
+            self.link.open(inference_pb2.RunRoomRequest(room=room), self.ears[room])
+
+    def say(self, *lines: tuple[int, Any]) -> None:
+        self.worker.says.put_nowait(lines)
+
+    async def hears(self, room: int, *replies: str) -> None:
+        await until(lambda: self.ears[room].heard_all == list(replies))
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[At]:
+    worker, channels = Worker(), Channels()
+
+    def add(server: grpc.aio.Server) -> None:
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(worker, server)
+
+    async with serving(add) as address:
+        facts = WorkerFacts("prefill-0", Side.PREFILL, Incarnation(7), address, "model", (), 1_000, 100)
+        made = At(worker, Links(channels), facts)
+        try:
+            yield made
+        finally:
+            made.links.close()
+            await channels.close()
+
+
+async def test_many_rooms_are_asked_for_in_one_message_and_answered_in_one(at: At) -> None:
+    rooms = range(1, 65)
+    at.open(*rooms)
+    await until(lambda: len(at.worker.opened) == len(rooms))
+    assert (at.worker.streams, at.worker.requests) == (1, 1)
+    at.say(*((room, ACCEPTED) for room in rooms))
+    for room in rooms:
+        await at.hears(room, "accepted")
+    at.open(100)
+    await until(lambda: at.worker.opened[-1] == 100)
+    assert (at.worker.streams, at.worker.requests) == (1, 2), "the stream is kept"
+
+
+async def test_long_requests_go_one_by_one_and_none_is_left_before_it_is_opened(
+    at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MESSAGE_BYTES", 1)
+    at.open(1, 2, 3)
+    for room in (1, 2, 3):
+        at.link.leave(room)  # type: ignore[arg-type]
+    await until(lambda: at.worker.left == [1, 2, 3])
+    assert at.worker.opened == [1, 2, 3]
+    assert at.worker.requests == 3, "what ends rooms went with the last that was opened"
+    assert at.links.rooms() == 0
+
+
+async def test_a_request_too_long_for_any_message_fails_alone(
+    at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "OPEN_BYTES_MAX", 8)
+    at.ears[1] = Ear()
+    at.link.open(inference_pb2.RunRoomRequest(room=1, incarnation=7), at.ears[1])
+    assert at.ears[1].error is None, "nobody is told while he asks"
+    await until(lambda: at.ears[1].error is not None)
+    assert str(at.ears[1].error) == "the request takes 18 bytes, at most 8 are taken"
+    assert at.worker.streams == 0
+
+
+async def test_nothing_is_heard_behind_an_outcome_or_a_refusal(at: At) -> None:
+    at.open(1, 2, 3)
+    refused = inference_pb2.Refused(code=8, kind="RosterFull", text="all places are taken")
+    at.say((1, ACCEPTED), (2, refused), (1, OVER), (1, ACCEPTED), (3, ACCEPTED))
+    await at.hears(3, "accepted")
+    assert at.ears[1].heard_all == ["accepted", "outcome"]
+    error = at.ears[2].error
+    assert error is not None
+    assert (error.code, error.kind, error.unreachable) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "RosterFull",
+        False,
+    )
+    assert at.links.rooms() == 1
+
+
+async def test_malformed_is_contained_what_one_room_cannot_take_does_not_reach_the_others(at: At) -> None:
+    at.open(1, ear=DeafEar())
+    at.open(2)
+    at.say((1, ACCEPTED), (2, ACCEPTED))
+    await at.hears(2, "accepted")
+    assert at.worker.ended == 0
+
+
+async def test_room_ends_a_stream_that_ends_is_told_to_every_room_on_it_and_the_next_has_a_new_one(
+    at: At,
+) -> None:
+    at.open(1, 2)
+    await until(lambda: len(at.worker.opened) == 2)
+    at.worker.says.put_nowait(None)
+    await until(lambda: all(at.ears[room].error is not None for room in (1, 2)))
+    at.open(3)
+    at.say((3, ACCEPTED))
+    await at.hears(3, "accepted")
+    assert at.worker.streams == 2
+    assert at.links.rooms() == 1
+
+
+async def test_terminal_reaches_peer_the_stream_of_a_worker_that_is_lost_ends_at_both_ends(at: At) -> None:
+    at.open(1)
+    await until(lambda: at.worker.opened == [1])
+    at.links.drop(at.facts.incarnation)
+    assert at.ears[1].error is not None
+    await until(lambda: at.worker.ended == 1)
+    assert at.links.rooms() == 0
+
+
+async def test_an_address_where_nobody_listens_is_unreachable(at: At) -> None:
+    nobody = WorkerFacts("gone", Side.DECODE, Incarnation(8), "127.0.0.1:1", "model", (), 1_000, 100)
+    ear = Ear()
+    at.links.to(nobody).open(inference_pb2.StreamRoomRequest(room=1), ear)
+    await until(lambda: ear.error is not None)
+    assert ear.error is not None
+    assert ear.error.unreachable

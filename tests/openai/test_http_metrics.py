@@ -1,0 +1,29 @@
+"""Are latencies counted as the metrics library would count them?"""
+
+import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+
+from services.openai.metrics import ITL_BUCKETS_S, Tally
+
+VALUES = (0.0, 0.001, 0.0011, 0.25, 2.5, 2.6, 100.0)
+
+
+def test_a_tally_is_told_as_the_librarys_histogram_is() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    tally = Tally("x_seconds", "Of x.", ITL_BUCKETS_S)
+    ours.register(tally)
+    histogram = Histogram("x_seconds", "Of x.", buckets=ITL_BUCKETS_S, registry=theirs)
+    for value in VALUES:
+        tally.observe(value)
+        histogram.observe(value)
+    kept = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
+    assert generate_latest(ours).decode().splitlines() == kept
+
+
+def test_tokens_that_came_together_are_as_many() -> None:
+    registry = CollectorRegistry()
+    tally = Tally("x_seconds", "Of x.", ITL_BUCKETS_S)
+    registry.register(tally)
+    tally.observe(0.002, 8)
+    assert registry.get_sample_value("x_seconds_count") == 8
+    assert registry.get_sample_value("x_seconds_sum") == pytest.approx(0.016)

@@ -1,0 +1,182 @@
+"""Does the tree find the longest beginning it knows, keep what is in use, and give up the oldest first?"""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from services.pages.errors import IllegalPageMove, OutOfPages
+from services.pages.prefixes import PrefixTree
+
+SIZE = 2
+
+
+def tree_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> PrefixTree:
+    """Of (tokens, pages), each entered by a room that has ended."""
+    tree = PrefixTree(SIZE)
+    for tokens, pages in sequences:
+        tree.unpin(tree.enter(tokens, pages, 0).way)
+    return tree
+
+
+def test_the_longest_known_beginning_is_found() -> None:
+    tree = tree_of(((1, 2, 3, 4, 5, 6), (10, 11, 12)), ((1, 2, 9, 9), (20, 21)))
+    assert tree.match((1, 2, 3, 4, 5, 6, 7)) == (10, 11, 12)
+    assert tree.match((1, 2, 9, 9, 5)) == (10, 21)
+    assert tree.match((1, 2, 3, 9)) == (10,)
+    assert tree.match((2, 1)) == ()
+
+
+def test_only_whole_pages_are_known() -> None:
+    tree = tree_of(((1, 2, 3), (10, 11)))
+    assert 11 not in tree
+    assert tree.match((1, 2, 3, 4)) == (10,)
+    assert tree.match((1,)) == ()
+
+
+def test_the_same_tokens_behind_others_are_another_page() -> None:
+    tree = tree_of(((1, 1, 5, 5), (10, 11)))
+    assert tree.match((5, 5)) == ()
+
+
+def test_the_page_entered_first_stays_and_its_other_is_the_rooms_own() -> None:
+    tree = PrefixTree(SIZE)
+    assert tree.enter((1, 2), (10,), 0) == ((10,), (10,), ())
+    assert tree.enter((1, 2, 3, 4), (20, 21), 0) == ((10, 21), (21,), ())
+    assert (tree.users(10), tree.users(21)) == (2, 1)
+    assert 20 not in tree
+    tree.unpin((10,))
+    tree.unpin((10, 21))
+    assert tree.enter((1, 2), (30,), 0).woken == (10,)
+
+
+def test_what_is_in_use_is_not_given_up() -> None:
+    tree = PrefixTree(SIZE)
+    tree.enter((1, 2), (10,), 0)
+    assert tree.evictable == 0
+    with pytest.raises(OutOfPages, match="1 cached pages to give up, 0 are not in use"):
+        tree.evict(1)
+    assert tree.match((1, 2)) == (10,)
+
+
+def test_shared_is_read_only_what_another_room_reads_still_is_not_given_up() -> None:
+    tree = PrefixTree(SIZE)
+    tree.enter((1, 2), (10,), 0)
+    tree.pin((10,))
+    assert tree.unpin((10,)) == ()
+    assert tree.evictable == 0
+    assert tree.unpin((10,)) == (10,)
+    assert tree.evictable == 1
+
+
+def test_the_longest_idle_leaf_is_given_up_first() -> None:
+    tree = tree_of(((1, 2, 3, 4), (10, 11)), ((5, 6), (20,)))
+    tree.pin(tree.match((1, 2)))
+    tree.unpin((10,))
+    assert tree.evict(3) == (11, 20, 10)
+    assert len(tree) == 0
+
+
+def test_more_unpins_than_pins_are_a_bug() -> None:
+    tree = tree_of(((1, 2), (10,)))
+    with pytest.raises(IllegalPageMove, match="unpinned more often than pinned"):
+        tree.unpin((10,))
+
+
+def test_a_page_is_known_by_one_beginning() -> None:
+    tree = tree_of(((1, 2), (10,)))
+    with pytest.raises(IllegalPageMove, match="known by other tokens"):
+        tree.enter((3, 4), (10,), 0)
+
+
+def test_the_digest_is_of_what_is_known_now() -> None:
+    one, other = tree_of(((1, 2), (10,)), ((3, 4), (11,))), tree_of(((3, 4), (11,)), ((1, 2), (10,)))
+    assert one.digest == other.digest
+    assert one.digest != tree_of(((1, 2), (11,)), ((3, 4), (10,))).digest
+    one.evict(2)
+    assert one.digest == PrefixTree(SIZE).digest
+
+
+def test_a_tree_of_no_page_size_knows_nothing() -> None:
+    tree = PrefixTree(0)
+    assert tree.enter((1, 2), (10,), 0) == ((), (), ())
+    assert tree.match((1, 2)) == ()
+
+
+class Trees(RuleBasedStateMachine):
+    """Two ranks beside the plainest model: every known beginning, by its tokens."""
+
+    @initialize()
+    def start(self) -> None:
+        self.ranks = [PrefixTree(SIZE), PrefixTree(SIZE)]
+        self.known: dict[tuple[int, ...], int] = {}
+        self.rooms: dict[int, tuple[int, ...]] = {}
+        self.fresh = 0
+        self.next_room = 0
+
+    def used(self) -> Counter[int]:
+        return Counter(page for way in self.rooms.values() for page in way)
+
+    @rule(tokens=st.lists(st.integers(1, 2), max_size=9).map(tuple))
+    def begin(self, tokens: tuple[int, ...]) -> None:
+        found = self.ranks[0].match(tokens)
+        expected = []
+        for stop in range(SIZE, len(tokens) + 1, SIZE):
+            if tokens[:stop] not in self.known:
+                break
+            expected.append(self.known[tokens[:stop]])
+        assert found == tuple(expected)
+        woken = [rank.pin(found) for rank in self.ranks]
+        assert woken[0] == woken[1] == tuple(page for page in found if not self.used()[page])
+        pages = (*expected, *range(self.fresh, self.fresh + len(tokens)))
+        self.fresh += len(tokens)
+        entered, other = (rank.enter(tokens, pages, len(found)) for rank in self.ranks)
+        assert entered == other
+        assert len(entered.way) == len(tokens) // SIZE
+        assert entered.fresh == entered.way[len(found) :]
+        for place, page in enumerate(entered.way):
+            self.known.setdefault(tokens[: (place + 1) * SIZE], page)
+        self.rooms[self.next_room] = entered.way
+        self.next_room += 1
+
+    @rule(pick=st.integers(0, 9))
+    def end(self, pick: int) -> None:
+        if self.rooms:
+            room = sorted(self.rooms)[pick % len(self.rooms)]
+            way = self.rooms.pop(room)
+            idle = [rank.unpin(way) for rank in self.ranks]
+            assert idle[0] == idle[1] == tuple(page for page in reversed(way) if not self.used()[page])
+
+    @rule(count=st.integers(1, 3))
+    def evict(self, count: int) -> None:
+        if count > self.ranks[0].evictable:
+            with pytest.raises(OutOfPages):
+                self.ranks[0].evict(count)
+            return
+        gone, other = (rank.evict(count) for rank in self.ranks)
+        assert gone == other
+        assert not any(self.used()[page] for page in gone)
+        self.known = {key: page for key, page in self.known.items() if page not in gone}
+
+    @invariant()
+    def every_known_beginning_can_be_reached(self) -> None:
+        for tokens in self.known:
+            assert tokens[:-SIZE] == () or tokens[:-SIZE] in self.known
+            assert self.ranks[0].match(tokens)[-1] == self.known[tokens]
+
+    @invariant()
+    def users_are_counted(self) -> None:
+        used = self.used()
+        tree = self.ranks[0]
+        assert {page: tree.users(page) for page in self.known.values()} == {
+            page: used[page] for page in self.known.values()
+        }
+        assert tree.evictable == sum(not used[page] for page in self.known.values())
+        assert len(tree) == len(self.known)
+        assert tree.digest == self.ranks[1].digest
+
+
+TestTrees = Trees.TestCase
+TestTrees.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

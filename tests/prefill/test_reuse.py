@@ -1,0 +1,115 @@
+"""Does a prefill worker compute and send only what is not there yet, and keep what it computed?"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.pages.pool import PageState
+from services.rooms.errors import PeerFault
+from tests.prefill import toy
+from tests.prefill.bench import PAGES
+from tests.prefill.test_turn import Pair, settle
+
+PROMPT = tuple(range(100, 110))
+"""Two whole pages of four, and half of one."""
+LONGER = (*PROMPT[:8], 7, 8, 9)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    made = Pair(reuse=True)
+    yield made
+    made.bench.close()
+
+
+async def hand_over(
+    pair: Pair, room: int, prompt: tuple[int, ...], pages: tuple[int, ...], prefix: int = 0
+) -> int:
+    """How many tokens the prefill worker says were cached."""
+    asked = toy.request(str(room), prompt)
+    caller = await pair.bench.run(asked)
+    await pair.bench.grant(room, pages, prefix=prefix)
+    await settle(pair.bench)
+    assert await caller.outcome() == ""
+    assert caller.replies[1].first_token.token.token == toy.answer(asked)[0]
+    record = pair.receiver.record(0, room, 5)
+    assert record is not None
+    assert (record.prompt_tokens, record.pages) == (len(prompt), len(pages))
+    assert record.cached_tokens == caller.replies[1].first_token.cached_tokens
+    pair.bench.assert_empty()
+    assert pair.bench.engine.foreign == []
+    return record.cached_tokens
+
+
+def computed(pair: Pair) -> float:
+    return pair.bench.gauge("baton_prefill_tokens_total")
+
+
+async def test_what_was_computed_before_is_not_computed_again(pair: Pair) -> None:
+    assert await hand_over(pair, 1, PROMPT, (9, 2, 3)) == 0
+    assert computed(pair) == 10
+    assert await hand_over(pair, 1001, LONGER, (4, 5, 6)) == 8
+    assert computed(pair) == 13, "the two whole pages were there"
+    assert [pair.receiver.page(page) for page in (4, 5)] == [pair.receiver.page(page) for page in (9, 2)]
+    assert pair.bench.gauge("baton_prefix_reused_tokens_total") == 8
+    assert pair.bench.gauge("baton_prefix_queried_tokens_total") == 21
+
+
+async def test_the_last_token_is_computed_in_any_case(pair: Pair) -> None:
+    """What follows it is drawn from that."""
+    assert await hand_over(pair, 1, PROMPT[:8], (1, 2)) == 0
+    assert await hand_over(pair, 1001, PROMPT[:8], (3, 4)) == 4
+    assert computed(pair) == 12
+
+
+async def test_what_the_receiver_holds_is_not_sent_though_the_sender_computes_it(pair: Pair) -> None:
+    assert await hand_over(pair, 1, PROMPT, (3,), prefix=8) == 0
+    assert computed(pair) == 10
+    assert pair.bench.gauge("baton_kv_transfer_bytes_total") == toy.LAYOUT.page_bytes
+
+
+@pytest.mark.parametrize("prefix", [0, 4, 8])
+async def test_what_both_hold_is_neither_computed_nor_sent(pair: Pair, prefix: int) -> None:
+    await hand_over(pair, 1, PROMPT, (9, 2, 3))
+    before = pair.bench.gauge("baton_kv_transfer_bytes_total")
+    assert await hand_over(pair, 1001, PROMPT, (4, 5, 6)[prefix // 4 :], prefix=prefix) == 8
+    assert computed(pair) == 12
+    sent = pair.bench.gauge("baton_kv_transfer_bytes_total") - before
+    assert sent == (3 - prefix // 4) * toy.LAYOUT.page_bytes
+
+
+async def test_zero_page_hand_over_of_a_prompt_that_the_receiver_holds_whole(pair: Pair) -> None:
+    await hand_over(pair, 1, PROMPT[:8], (9, 2))
+    before = pair.bench.gauge("baton_kv_transfer_bytes_total")
+    assert await hand_over(pair, 1001, PROMPT[:8], (), prefix=8) == 4
+    assert pair.bench.gauge("baton_kv_transfer_bytes_total") == before
+
+
+async def test_promise_kept_a_prefix_longer_than_the_prompt_is_refused(pair: Pair) -> None:
+    await pair.bench.run(toy.request("1", PROMPT))
+    with pytest.raises(PeerFault, match="a prefix of 12 tokens does not end with a page of its 10"):
+        await pair.bench.grant(1, (), prefix=12)
+    await pair.bench.cancel(1)
+    await settle(pair.bench)
+    pair.bench.assert_empty()
+
+
+async def test_what_a_failed_room_computed_is_not_kept_and_what_it_used_stays(pair: Pair) -> None:
+    await hand_over(pair, 1, PROMPT, (9, 2, 3))
+    await pair.bench.run(toy.request("1001", LONGER + LONGER))
+    await pair.bench.grant(1001, (4, 5, 6, 7, 8, 10))
+    await pair.bench.turn()
+    assert pair.bench.holdings.prefixes.evictable == 0
+    await pair.bench.cancel(1001)
+    await settle(pair.bench)
+    pair.bench.assert_empty()
+    census = pair.bench.holdings.pages.census()
+    assert (census[PageState.CACHED], census[PageState.FREE]) == (2, PAGES - 2)
+
+
+async def test_the_oldest_prefix_is_given_up_for_a_prompt_that_needs_the_space(pair: Pair) -> None:
+    await hand_over(pair, 1, PROMPT, (9, 2, 3))
+    long = tuple(range(200, 200 + (PAGES - 1) * toy.PAGE_TOKENS))
+    await hand_over(pair, 2, long, tuple(range(PAGES - 1)))
+    assert len(pair.bench.holdings.prefixes) == PAGES, "one of the first is left"
+    assert await hand_over(pair, 1001, PROMPT, (9, 2, 3)) == 4

@@ -1,0 +1,93 @@
+"""Is what begins alike computed and sent once, and is the answer the reference library's all the same?"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.oracle import reference_greedy
+from tests.process.stack import Stack, running_stack
+
+OUTPUT_TOKENS = 8
+BEGINNING = [*range(2000, 3000)]
+WHOLE = 992
+"""What whole pages of 16 tokens hold of it."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[{"kv_cache_memory": "128MiB"}, {"kv_cache_memory": "43MiB", "tp": "3"}],
+    ids=["one", "tp3"],
+)
+def small(request: pytest.FixtureRequest, demo_model_dir: Path) -> Iterator[Stack]:
+    """Caches that hold two of the prompts, and not three."""
+    with running_stack(
+        str(demo_model_dir),
+        prefill=[request.param],
+        decode=[{"kv_cache_memory": "128MiB"}],
+        dtype="float32",
+        kv_checksum="pages",
+    ) as stack:
+        yield stack
+
+
+def complete(stack: Stack, prompt: list[int]) -> tuple[list[int], int]:
+    """The tokens drawn, and how many of the prompt's were cached."""
+    model = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": OUTPUT_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=300)
+    assert reply.status_code == 200, reply.text
+    usage = reply.json()["usage"]
+    assert usage["prompt_tokens"] == len(prompt)
+    return reply.json()["choices"][0]["token_ids"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def sent(stack: Stack) -> float:
+    """Bytes of pages, by the first rank."""
+    return stack.services["prefill-0"].total("baton_kv_transfer_bytes_total")
+
+
+def pages_sent(stack: Stack, prompt: list[int]) -> tuple[list[int], int, float]:
+    before = sent(stack)
+    tokens, cached = complete(stack, prompt)
+    return tokens, cached, sent(stack) - before
+
+
+@pytest.mark.timeout(600)
+def test_a_beginning_that_comes_again_is_not_computed_and_not_sent_again(
+    small: Stack, demo_model_dir: Path
+) -> None:
+    start = small.idle_gauges()
+    other = [*BEGINNING, 17, 18, 19]
+    expected = reference_greedy(demo_model_dir, [BEGINNING, other], OUTPUT_TOKENS, "float32")
+    first, cached, cold_bytes = pages_sent(small, BEGINNING)
+    assert (first, cached) == (expected[0], 0)
+    second, cached, warm_bytes = pages_sent(small, BEGINNING)
+    assert (second, cached) == (expected[0], WHOLE)
+    assert warm_bytes <= cold_bytes / 50
+    third, cached, warm_bytes = pages_sent(small, other)
+    assert (third, cached) == (expected[1], WHOLE)
+    assert warm_bytes <= cold_bytes / 50
+    small.wait_idle(start)
+
+
+@pytest.mark.timeout(600)
+def test_what_was_given_up_for_others_is_computed_again(small: Stack, demo_model_dir: Path) -> None:
+    """More prompts than the caches hold: each answer is right, whether its pages were still there or not."""
+    start = small.idle_gauges()
+    prompts = [[first, *BEGINNING] for first in (5, 6, 7)]
+    expected = reference_greedy(demo_model_dir, prompts, OUTPUT_TOKENS, "float32")
+    assert [complete(small, prompt) for prompt in prompts] == [(each, 0) for each in expected]
+    again, cached = complete(small, prompts[0])
+    assert again == expected[0]
+    assert cached < WHOLE, "its end, at least, was given up"
+    assert complete(small, prompts[-1]) == (expected[-1], WHOLE)
+    small.wait_idle(start)

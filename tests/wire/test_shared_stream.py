@@ -1,0 +1,215 @@
+"""Does each of many rooms on one stream hear what a call of its own would have told it?"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from services.rooms.errors import Refusal, RoomExists
+from services.rooms.ids import RoomId
+from services.wire import shared_stream
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.callers import Callers
+from services.wire.conversions import outcome_to_wire
+from services.wire.errors import refusal_from_wire
+from services.wire.mailbox import Mailbox
+from services.wire.shared_stream import SharedStream, run_rooms_reply
+
+MOST = 4
+ACCEPTED = inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())
+FIRST = inference_pb2.RunRoomReply(first_token=inference_pb2.FirstToken())
+OVER = inference_pb2.RunRoomReply(outcome=outcome_to_wire(None))
+
+
+class Bench:
+    """A worker's end of one stream; the test is its turn, and its caller."""
+
+    def __init__(self) -> None:
+        self.box = Mailbox()
+        self.callers: Callers[inference_pb2.RunRoomReply] = Callers(self.box)
+        self.requests: asyncio.Queue[inference_pb2.RunRoomsRequest | Exception | None] = asyncio.Queue()
+        self.messages: list[list[tuple[int, str | None]]] = []
+        self.refused: dict[int, str] = {}
+        self.voices: dict[int, Any] = {}
+        self.read = asyncio.Event()
+        """Clear: the caller takes nothing."""
+        self.read.set()
+
+    def ask(self, *rooms: int, leave: tuple[int, ...] = ()) -> None:
+        opened = [inference_pb2.RunRoomRequest(room=room) for room in rooms]
+        self.requests.put_nowait(inference_pb2.RunRoomsRequest(open=opened, leave=leave))
+
+    def turn(self, *, error: Exception | None = None) -> list[tuple[str | None, int]]:
+        """Apply what was asked for; every opened room accepts."""
+        taken: list[tuple[str | None, int]] = []
+        for command in group_pb2.Commands.FromString(self.box.take()).commands:
+            what = command.WhichOneof("what")
+            room = RoomId(command.run.room or command.cancel.room)
+            if what == "run" and error is None and (voice := self.callers.take(room)) is not None:
+                voice.put_nowait(ACCEPTED)
+                self.voices[room] = voice
+            self.box.answer(error)
+            taken.append((what, int(room)))
+        return taken
+
+    async def serve(self) -> None:
+        shared = SharedStream(self.callers, _judge)
+        async with shared.reading(self._asked()):
+            async for lines in shared.lines():
+                said = run_rooms_reply(lines)
+                self.messages.append([(line.room, line.reply.WhichOneof("what")) for line in said.lines])
+                self.refused |= {
+                    line.room: refusal_from_wire(line.refused).kind
+                    for line in said.lines
+                    if line.HasField("refused")
+                }
+                await self.read.wait()
+
+    async def _asked(self) -> AsyncIterator[inference_pb2.RunRoomsRequest]:
+        while (request := await self.requests.get()) is not None:
+            if isinstance(request, Exception):
+                raise request
+            yield request
+
+    @property
+    def at_rest(self) -> bool:
+        return len(self.callers) == 0 and not self.box._waiting and not self.box._asked
+
+
+def _judge(request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
+    if request.room == 13:
+        raise Refusal("no such luck")
+    return group_pb2.Command(run=request), MOST
+
+
+async def steps() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def stream() -> AsyncIterator[tuple[Bench, "asyncio.Task[None]"]]:
+    at = Bench()
+    task = asyncio.create_task(at.serve())
+    await steps()
+    try:
+        yield at, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_rooms_say_in_one_turn_leaves_in_one_message() -> None:
+    async with stream() as (at, _):
+        at.ask(1, 2, 3)
+        await steps()
+        assert at.turn() == [("run", 1), ("run", 2), ("run", 3)]
+        await steps()
+        for room in (1, 2, 3):
+            at.voices[room].put_nowait(FIRST)
+        await steps()
+        assert at.messages == [
+            [(room, "accepted") for room in (1, 2, 3)],
+            [(room, "first_token") for room in (1, 2, 3)],
+        ]
+
+
+async def test_a_caller_that_takes_nothing_gets_all_later_and_in_order_and_no_more_than_a_room_can_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_stream, "LINES_MAX", 2)
+    async with stream() as (at, _):
+        at.ask(1)
+        await steps()
+        at.turn()
+        await steps()
+        at.read.clear()
+        for reply in (FIRST, FIRST, OVER):
+            at.voices[1].put_nowait(reply)
+        with pytest.raises(asyncio.QueueFull):
+            at.voices[1].put_nowait(FIRST)
+        await steps()
+        at.read.set()
+        await steps()
+        assert at.messages[1:] == [[(1, "first_token"), (1, "first_token")], [(1, "outcome")]]
+
+
+async def test_a_refused_room_ends_alone() -> None:
+    async with stream() as (at, _):
+        at.ask(13, 1)
+        await steps()
+        assert at.turn() == [("run", 1)]
+        at.ask(2)
+        await steps()
+        at.turn(error=RoomExists("it is here already"))
+        await steps()
+        assert at.refused == {13: "Refusal", 2: "RoomExists"}
+        at.voices[1].put_nowait(OVER)
+        await steps()
+        assert at.messages[-1] == [(1, "outcome")]
+        assert at.at_rest, "who was refused, or has ended, is not cancelled"
+
+
+async def test_terminal_reaches_peer_a_room_that_is_left_is_cancelled_and_says_nothing_more() -> None:
+    async with stream() as (at, _):
+        at.ask(1, 2)
+        await steps()
+        at.turn()
+        await steps()
+        at.ask(leave=(1, 9))
+        await steps()
+        assert at.turn() == [("cancel", 1)], "of a room that is not on the stream nobody is told"
+        at.voices[1].put_nowait(FIRST)
+        at.voices[2].put_nowait(FIRST)
+        await steps()
+        assert at.messages[-1] == [(2, "first_token")]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_terminal_reaches_peer_a_stream_that_ends_cancels_the_rooms_on_it(opened: bool) -> None:
+    async with stream() as (at, task):
+        at.ask(1, 2)
+        await steps()
+        if opened:
+            at.turn()
+            at.voices[2].put_nowait(OVER)
+            await steps()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        expected = [("cancel", 1)] if opened else [("run", 1), ("run", 2), ("cancel", 1), ("cancel", 2)]
+        assert at.turn() == expected, "after the room, in this order"
+        assert at.at_rest
+
+
+async def test_malformed_is_contained_requests_that_make_no_sense_end_the_stream_with_their_error() -> None:
+    async with stream() as (at, task):
+        at.requests.put_nowait(Refusal("not a message"))
+        with pytest.raises(Refusal):
+            await task
+
+
+async def test_a_stream_whose_requests_are_over_ends_with_its_last_room() -> None:
+    async with stream() as (at, task):
+        at.ask(1)
+        at.requests.put_nowait(None)
+        await steps()
+        at.turn()
+        await steps()
+        assert not task.done()
+        at.voices[1].put_nowait(OVER)
+        await steps()
+        assert task.done()
+        assert at.messages[-1] == [(1, "outcome")]
+
+
+async def test_room_unique_a_second_opening_of_a_room_takes_nothing_from_the_first() -> None:
+    async with stream() as (at, _):
+        at.ask(1)
+        at.ask(1)
+        await steps()
+        assert at.turn() == [("run", 1)]
+        at.voices[1].put_nowait(OVER)
+        await steps()
+        assert [line for message in at.messages for line in message] == [(1, "accepted"), (1, "outcome")]
