@@ -1,21 +1,15 @@
 """What would the reference library answer? Greedy continuations by its own `generate`, one at a time."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from services.runtime.model_facts import read_model
-
-STEPS_APART: Final = 2
-"""Two logits are tied if they are at most so many steps of their precision apart: a sum taken in another
-order moves each of them by one."""
-FRACTION_BITS: Final = {"bfloat16": 7, "float32": 23}
 
 
 def reference_greedy(
@@ -47,22 +41,20 @@ class Divergence:
     want: int
     gap: float
     """The logit of `want` less that of `got`, by the reference, in the precision of both."""
-    logit: float
-    """Of `want`."""
-    gap_fp32: float
+    exact: float
     """The same gap by the reference in fp32."""
-
-    step: float
-    """The distance of two neighbouring numbers of that precision, at that logit."""
+    noise: float
+    """The reference's logits here, in the precision of both, are off from those in fp32 by up to so much."""
 
     @property
     def tie(self) -> bool:
-        return abs(self.gap) <= STEPS_APART * self.step
+        """The two are closer than the reference itself is wrong: its own order of them is chance."""
+        return abs(self.exact) <= self.noise
 
     def __str__(self) -> str:
         return (
-            f"at {self.place}: {self.got}, expected {self.want}; logits {self.gap:+.4f} apart of "
-            f"{self.logit:.4f}, in steps of {self.step:g} ({self.gap_fp32:+.4f} in fp32): "
+            f"at {self.place}: {self.got}, expected {self.want}; logits {self.gap:+.4f} apart, in fp32 "
+            f"{self.exact:+.4f}, where rounding moves them by up to {self.noise:.4f}: "
             f"{'a tie' if self.tie else 'no tie'}"
         )
 
@@ -88,9 +80,8 @@ def first_divergence(
         ours,
         theirs,
         gap=float(logits[theirs] - logits[ours]),
-        logit=float(logits[theirs]),
-        gap_fp32=float(exact[theirs] - exact[ours]),
-        step=2.0 ** (math.frexp(float(logits[theirs]))[1] - 1 - FRACTION_BITS[dtype]),
+        exact=float(exact[theirs] - exact[ours]),
+        noise=float((logits - exact).abs().max()),
     )
 
 

@@ -1,7 +1,7 @@
 """A bootstrap without HTTP, beside workers that play scripts over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,8 @@ class Worker:
     script: Sequence[Step] = ()
     scripts: list[Sequence[Step]] = field(default_factory=list)
     """Of the next rooms, in their order; `script` is for those after them."""
+    choose: Callable[[Request], Sequence[Step]] | None = None
+    """The script for what is asked, instead."""
     address: str = ""
     rooms_max: int = 2
     pid: int = 0
@@ -140,6 +142,8 @@ class Worker:
         asked = request_from_wire(request.request)
         self.asked.append(asked)
         script = self.scripts.pop(0) if self.scripts else self.script
+        if self.choose is not None:
+            script = self.choose(asked)
         try:
             for step in script:
                 match step:

@@ -1,11 +1,11 @@
 """In bfloat16, does the greedy output part from the reference library's only where two tokens are tied?
 
 Sums taken in another order round differently, so that the outputs cannot be the same throughout (the
-reference's own differ between computing a prompt whole and token by token). Where they first part, the
-reference's logits of the two tokens must be equal, or one or two steps of bfloat16 apart
-(`tests.oracle.STEPS_APART`; a step is 0.125 for logits from 16 to 32, only 0 is smaller). After that
-they are different texts, and nothing is compared. `pytest -s` shows each; in fp32 there is none
-(`test_oracle.py`).
+reference's own differ between computing a prompt whole and token by token). Where they first part, the two
+tokens must be tied: by the reference in fp32 they are closer than its logits in bfloat16 are wrong there.
+(A fixed gap says nothing: a step of bfloat16 is 0.125 for logits from 16 to 32, and thirty layers of such
+steps lie behind.) After that they are different texts, and nothing is compared. `pytest -s` shows each; in
+fp32 there is none (`test_oracle.py`).
 """
 
 from pathlib import Path
@@ -33,7 +33,6 @@ async def test_the_first_difference_in_bfloat16_is_a_tie(demo_model_dir: Path) -
     report = [f"prompt {index} ({len(prompts[index])} tokens) {each}" for index, each in parted.items()]
     print(f"{len(prompts) - len(parted)} of {len(prompts)} outputs are the same", *report, sep="\n")  # noqa: T201
     assert all(each.tie for each in parted.values()), "\n".join(report)
-    assert len(parted) <= len(prompts) / 2, "\n".join(report)
 
 
 def test_a_difference_that_is_no_tie_is_seen(demo_model_dir: Path) -> None:
