@@ -42,6 +42,7 @@ class Mailbox:
         self._waiting: deque[tuple[group_pb2.Command, asyncio.Future[None] | None]] = deque()
         self._asked: deque[asyncio.Future[None] | None] = deque()
         self.news = asyncio.Event()
+        self._end: Exception | None = None
 
     @property
     def empty(self) -> bool:
@@ -55,7 +56,9 @@ class Mailbox:
     async def ask(self, command: group_pb2.Command, timeout_s: float) -> None:
         """Enter a command and wait until it was applied. Raises what applying it raised, TimeoutError
         when it was not applied in time (it may be later), MailboxFull and CommandTooLong when it was not
-        entered."""
+        entered, and what the mailbox ended with."""
+        if self._end is not None:
+            raise self._end
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enter(command, answer, COMMANDS_MAX)
         try:
@@ -99,7 +102,9 @@ class Mailbox:
         return lambda error: _answer(waiting, error)
 
     def fail(self, error: Exception) -> None:
-        """No turn takes or applies anything any more: whoever waits for an answer gets this one."""
+        """No turn takes or applies anything any more: who waits for an answer, or asks for one from now on,
+        gets this one."""
+        self._end = error
         for answer in (*self._asked, *(answer for _, answer in self._waiting)):
             _answer(answer, error)
         self._asked.clear()

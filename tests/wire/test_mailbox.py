@@ -162,3 +162,11 @@ async def test_when_no_turn_comes_any_more_whoever_waits_is_told_so() -> None:
         with pytest.raises(RoomExists, match="the end"):
             await each
     assert box.empty
+
+
+async def test_who_asks_when_no_turn_comes_any_more_is_told_so_at_once() -> None:
+    box = Mailbox()
+    box.fail(RoomExists("the end"))
+    with pytest.raises(RoomExists, match="the end"):
+        await box.ask(cancel(1), 20)
+    assert box.empty
