@@ -242,6 +242,11 @@ async def test_a_lost_worker_ends_its_rooms_with_the_cause_and_tells_the_other(a
     at.rooms.exited(lost.name, lost.pid)
     drawn, reason = await read(stream)
     assert reason == f"{side.value}_lost"
+    cause = at.entry().cause
+    assert cause is not None
+    assert cause.text.startswith(f"{side.value} worker {lost.name}: "), (
+        "not that its stream was closed for it"
+    )
     assert drawn in ([], [7])
     await until(lambda: other.cancels.get(1) == f"{side.value}_lost")
     assert at.entry().waiting_for == {other.side}, "a process that is gone reports nothing"
