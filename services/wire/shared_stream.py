@@ -24,6 +24,7 @@ LINES_MAX: Final = 1024
 """Of one message."""
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
+Rooms = TypeVar("Rooms", inference_pb2.RunRoomsReply, inference_pb2.StreamRoomsReply)
 Line: TypeAlias = tuple[RoomId, Reply | inference_pb2.Refused]
 Judge: TypeAlias = Callable[[Any], tuple[group_pb2.Command, int]]
 """Of a request to open a room: the command that opens it, and how many replies it can have. Raises a
@@ -142,19 +143,16 @@ class _Voice(Generic[Reply]):
 
 
 def run_rooms_reply(lines: Sequence[Line[inference_pb2.RunRoomReply]]) -> inference_pb2.RunRoomsReply:
-    message = inference_pb2.RunRoomsReply()
-    for room, said in lines:
-        if isinstance(said, inference_pb2.Refused):
-            message.lines.add(room=room, refused=said)
-        else:
-            message.lines.add(room=room, reply=said)
-    return message
+    return _filled(inference_pb2.RunRoomsReply(), lines)
 
 
 def stream_rooms_reply(
     lines: Sequence[Line[inference_pb2.StreamRoomReply]],
 ) -> inference_pb2.StreamRoomsReply:
-    message = inference_pb2.StreamRoomsReply()
+    return _filled(inference_pb2.StreamRoomsReply(), lines)
+
+
+def _filled(message: Rooms, lines: Sequence[Line[Any]]) -> Rooms:
     for room, said in lines:
         if isinstance(said, inference_pb2.Refused):
             message.lines.add(room=room, refused=said)

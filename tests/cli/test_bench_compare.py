@@ -17,6 +17,7 @@ from services.cli.bench.systems import System, SystemFailed
 from services.cli.bench.verdicts import judged
 from services.runtime.errors import SettingsError
 from tests.cli.stand_ins import PATIENCE_S, gone
+from tests.cli.typed import baton
 from tests.process.stack import free_port
 
 PAIR = 'systems = [{name = "a", url = "u"}, {name = "b", url = "u"}]'
@@ -74,15 +75,8 @@ at_least = 1000
 
 
 def compare(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli.main", "bench", "compare", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environ},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environ}
+    return baton("bench", "compare", *words, environ=environ, timeout_s=240)
 
 
 def servers_on(*ports: int) -> list[str]:

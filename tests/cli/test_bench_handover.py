@@ -1,35 +1,15 @@
 """Do the benchmarks of transfer, hand-over and rooms say what they measured?"""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from services.cli.bench.room_times import STAGES, _times
-
-PATIENCE_S = 280
-
-
-def bench(*arguments: str) -> dict[str, Any]:
-    result = subprocess.run(
-        [sys.executable, "-m", "services.cli.main", "bench", *arguments, "--json"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    body: dict[str, Any] = json.loads(result.stdout)
-    return body
+from tests.cli.typed import BENCH_S, bench
 
 
 def test_pages_are_set_beside_bare_writes_of_as_many_bytes() -> None:
-    body = bench("transfer", "--runs", "3", "--chunk", "1")
+    body = bench("transfer", "--runs", "3", "--chunk", "1", "--json")
     shapes = {(tuple(each["page_tokens"]), tuple(each["tensor"]), each["pages"]) for each in body["cases"]}
     assert len(shapes) == len(body["cases"]) == 9
     for each in body["cases"]:
@@ -40,16 +20,16 @@ def test_pages_are_set_beside_bare_writes_of_as_many_bytes() -> None:
 
 
 def test_rooms_are_set_beside_bare_calls() -> None:
-    body = bench("rooms", "--runs", "1", "--count", "20", "--concurrency", "4")
+    body = bench("rooms", "--runs", "1", "--count", "20", "--concurrency", "4", "--json")
     assert body["rooms_s"] > 0
     assert body["calls_s"] > 0
     assert set(body["cpu_ms_a_room"]) == {"registry", "prefill", "decode"}
     assert min(body["turns_a_room"].values()) > 0
 
 
-@pytest.mark.timeout(PATIENCE_S + 20)
+@pytest.mark.timeout(BENCH_S + 20)
 def test_every_stage_of_a_request_has_its_time() -> None:
-    body = bench("handover", "--runs", "3", "--prompt-tokens", "1100", "--output-tokens", "3")
+    body = bench("handover", "--runs", "3", "--prompt-tokens", "1100", "--output-tokens", "3", "--json")
     assert set(body["stages_ms"]) == set(STAGES)
     assert body["chunks"] == 3
     assert body["bytes"] > 0

@@ -1,29 +1,15 @@
 """Does `baton bench router` measure the bootstrap before workers that answer at once?"""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-PATIENCE_S = 280
+from tests.cli.typed import bench
+
 WHAT = {"per_s", "per_cpu_s", "core_share", "latency_ms"}
 
 
 def test_requests_and_tokens_a_second_and_the_added_latency_are_told(demo_model_dir: Path) -> None:
-    command = [sys.executable, "-m", "services.cli.main", "bench", "router", "--json"]
     sizes = ["--runs", "3", "--requests", "64", "--streams", "64", "--tokens", "4"]
-    result = subprocess.run(
-        [*command, "--model", str(demo_model_dir), *sizes],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    body = json.loads(result.stdout)
+    body = bench("router", "--json", "--model", str(demo_model_dir), *sizes)
     assert body["benchmark"] == "router"
     for kind in ("requests", "tokens", "tokens_by_8"):
         assert set(body[kind]) == {"1", "16", "64"}

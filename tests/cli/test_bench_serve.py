@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import random
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +20,7 @@ from services.cli.bench.stream_client import Reply, Server
 from services.cli.bench.trial import Closed, Open, measure
 from services.cli.bench.workload import Arrivals, Ask, Endpoint, Prompts, Workload, Writer, make_asks
 from tests.cli.paced_server import Pace, PacedServer
+from tests.cli.typed import baton
 
 SHORT = Workload(Lengths.parse("12"), Lengths.parse("8"))
 TWO = Closed(2)
@@ -205,30 +204,12 @@ def test_half_an_answer_is_a_failure(body: bytes, says: str) -> None:
 
 
 def test_the_command_prints_one_object() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "services.cli.main",
-        "bench",
-        "serve",
-        "--requests",
-        "4",
-        "--repeats",
-        "3",
-    ]
+    words = ["bench", "serve", "--requests", "4", "--repeats", "3", "--output-tokens", "4"]
 
     async def run() -> subprocess.CompletedProcess[str]:
         async with paced() as (_, at):
-            return await asyncio.to_thread(
-                subprocess.run,
-                [*command, "--url", at.url, "--output-tokens", "4", "--tpot-slo-ms", "9999", "--json"],
-                env={**os.environ, "OPENAI_API_KEY": "key"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            more = ["--url", at.url, "--tpot-slo-ms", "9999", "--json"]
+            return await asyncio.to_thread(baton, *words, *more, environ={"OPENAI_API_KEY": "key"})
 
     result = asyncio.run(run())
     assert result.returncode == 0, result.stderr

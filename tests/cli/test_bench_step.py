@@ -1,37 +1,21 @@
 """Does `baton bench step` set a step beside the machine's limit, in both phases?"""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.typed import bench
 from tests.engine import tiny
 
-PATIENCE_S = 240
 
-
-def bench(directory: Path, *flags: str) -> Any:
-    command = [sys.executable, "-m", "services.cli.main", "bench", "step", "--runs", "3"]
-    result = subprocess.run(
-        [*command, "--model", str(directory), "--context", "40", "--batch", "3", *flags],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+def step(directory: Path, *flags: str) -> dict[str, Any]:
+    return bench("step", "--runs", "3", "--model", str(directory), "--context", "40", "--batch", "3", *flags)
 
 
 @pytest.mark.parametrize(("phase", "limit"), [("decode", "read"), ("prefill", "products")])
 def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) -> None:
-    told = bench(tiny.saved("llama-gqa-untied", tmp_path), "--phase", phase)
+    told = step(tiny.saved("llama-gqa-untied", tmp_path), "--phase", phase)
     assert (told["benchmark"], told["phase"], told["batch"], told["context"]) == ("step", phase, 3, 40)
     assert told["ratio_of"] == ["step", limit]
     assert told["ratio"] > 0
@@ -47,5 +31,5 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
 
 
 def test_a_profile_names_the_operators(tmp_path: Path) -> None:
-    told = bench(tiny.saved("llama-gqa-untied", tmp_path), "--profile")
+    told = step(tiny.saved("llama-gqa-untied", tmp_path), "--profile")
     assert sum(told["profile_ms"].values()) > 0

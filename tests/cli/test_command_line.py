@@ -1,6 +1,5 @@
 """The commands as they are typed: help, mistakes, and what stays unloaded."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -9,19 +8,7 @@ import pytest
 
 from services.decode.settings import DecodeSettings
 from services.runtime.settings import settings_of
-
-
-def baton(*words: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli.main", *words],
-        env={**clean, "COLUMNS": "200", "NO_COLOR": "1", **(environ or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+from tests.cli.typed import baton
 
 
 def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
