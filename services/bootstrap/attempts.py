@@ -19,9 +19,13 @@ from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry
 from services.rooms.request import Request
-from services.rooms.retry import RetryBounds, guilty, may_retry
+from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry
 
 RETRY_AFTER_S: Final = 1
+UNAVAILABLE: Final = 503
+TOO_MANY: Final = 429
+GONE: Final = 499
+"""What the API answers for NoWorker and Overloaded, and what it counts for a client that has gone."""
 
 Follow = Callable[[RoomEntry, Request, float], RoomStream]
 """Drive an opened room, for so many seconds at most."""
@@ -80,19 +84,30 @@ class RequestStream:
         if cause is None or self._hung_up:
             raise failure
         if not may_retry(cause.reason, self._opened, left_s, self._bounds):
+            if cause.reason in RETRIED:
+                had = f"{self._opened} of {self._bounds.rooms_max} rooms tried, {max(left_s, 0.0):.1f} s left"
+                self._rooms.tell(failed.id, "not retried", had)
             raise failure
         self._avoid |= {failed.worker(side).incarnation for side in guilty(cause.reason, self._room.teller)}
         request = replace(self._request, output=tuple(self._output))
         retry = Retry(failed.id, cause.reason, frozenset(self._avoid), self._bounds.wait_s)
+        self._rooms.retrying.add(failed.id)
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admit(
-                    request.request_id, request.prefill_tokens, request.tokens_max, retry, request.prompt
+                    request.request_id,
+                    request.prefill_tokens,
+                    request.tokens_max,
+                    retry,
+                    request.prompt,
+                    request.trace,
                 )
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             why = str(error) or "no pair of workers had space in time"
             self._rooms.tell(failed.id, "not retried", why)
             raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason.value) from error
+        finally:
+            self._rooms.retrying.discard(failed.id)
         if self._hung_up:
             self._rooms.discard(entry)
             raise failure
@@ -127,13 +142,24 @@ class RoomBackend:
         return Limits(self._context_tokens, largest[Side.PREFILL], largest[Side.DECODE])
 
     async def generate(self, request: Request) -> RequestStream:
+        since_ms = self._rooms.now_ms()
         try:
             entry = await self._rooms.admit(
-                request.request_id, request.prefill_tokens, request.tokens_max, prompt=request.prompt
+                request.request_id,
+                request.prefill_tokens,
+                request.tokens_max,
+                prompt=request.prompt,
+                trace=request.trace,
             )
+        except asyncio.CancelledError:
+            self._rooms.refused(request.request_id, "the client hung up while it waited", GONE, since_ms)
+            raise
         except NoSuchWorker as error:
+            self._rooms.refused(request.request_id, str(error), UNAVAILABLE, since_ms)
             raise NoWorker(str(error)) from error
         except (QueueFull, TimeoutError) as error:
+            why = str(error) or "no pair of workers had space in time"
+            self._rooms.refused(request.request_id, why, TOO_MANY, since_ms)
             raise Overloaded("every worker is busy and the queue is full", RETRY_AFTER_S) from error
         return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)
 

@@ -8,6 +8,7 @@ other side hears of it at once.
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -47,7 +48,8 @@ class RoomStream:
         """The side that told of it, if one did."""
         self._rooms = rooms
         self.entry = entry
-        self._request = request
+        trace = rooms.spans.trace_of(entry.id)
+        self._request = request if trace is None else replace(request, trace=trace)
         self._timeout_s = timeout_s
         self._given = len(request.output)
         # At most a batch a token, and one error.
@@ -87,6 +89,7 @@ class RoomStream:
             case Hangup.STOP_STRING:
                 self._rooms.stop(self.entry.id)
             case Hangup.CLIENT_GONE:
+                self._rooms.tell(self.entry.id, "broken off", self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
 
     # ---- the two sides
@@ -218,7 +221,7 @@ class RoomStream:
         self._next += len(fresh)
         if finish is not None:
             self._end()
-            self._rooms.answered(self.entry.id)
+            self._rooms.answered(self.entry.id, self._passed_on())
         self._out.put_nowait(TokenBatch(fresh, finish))
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
@@ -232,9 +235,14 @@ class RoomStream:
 
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
+            self._rooms.tell(self.entry.id, "broken off", self._passed_on())
             self.cause = cause
             self._out.put_nowait(RoomFailed(cause.text, cause.reason.value))
             self._end()
+
+    def _passed_on(self) -> str:
+        before = f", {self._given} of them by earlier rooms" if self._given else ""
+        return f"{self._next} tokens passed on{before}"
 
     def _end(self) -> None:
         """The reader has got, or given up, all it will ever get. Outcomes are heard on for a while."""

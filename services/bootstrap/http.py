@@ -2,6 +2,10 @@
 
 GET /health          200 while the process serves
 GET /ready           200 once a canary hand-over has passed through a worker of each side, else 503 and why
+
+The platform asks these two without a key; it is told whether, and whoever is known, with whom. The others may
+be on a port of their own.
+
 GET /metrics         Prometheus text
 GET /rooms           newest rooms first; ?request_id= exactly that one's, ?limit=
 GET /rooms/{id}      one room's timeline
@@ -27,9 +31,7 @@ ID_CHARS_MAX: Final = 20
 """Decimal digits of 64 bits."""
 
 
-def admin_router(
-    registry: Registry, metrics: CollectorRegistry, canary_problem: Callable[[], str | None]
-) -> APIRouter:
+def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -37,8 +39,11 @@ def admin_router(
         return {"status": "ok"}
 
     @router.get("/ready")
-    async def ready() -> JSONResponse:
+    async def ready(request: Request) -> JSONResponse:
         problems = _missing(registry)
+        if not getattr(request.state, "known", True):
+            told = {"status": "unavailable" if problems else "ok", "problems": problems}
+            return JSONResponse(told, status_code=503 if problems else 200)
         if problems and (failed := canary_problem()) is not None:
             problems.append(f"canary: {failed}")
         workers = [
@@ -53,6 +58,12 @@ def admin_router(
         ]
         body = {"status": "unavailable" if problems else "ok", "problems": problems, "workers": workers}
         return JSONResponse(body, status_code=503 if problems else 200)
+
+    return router
+
+
+def admin_router(registry: Registry, metrics: CollectorRegistry) -> APIRouter:
+    router = APIRouter()
 
     @router.get("/metrics")
     async def metrics_page(request: Request) -> Response:
@@ -101,6 +112,7 @@ def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
     body: dict[str, Any] = {
         "id": str(entry.id),
         "request_id": entry.request_id,
+        "trace_id": entry.trace_id or None,
         "phase": entry.phase.value,
         "prefill": entry.prefill.name,
         "decode": entry.decode.name,

@@ -16,6 +16,7 @@ from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import WorkerFacts
 from services.runtime.logging import Log
+from services.runtime.party import Party
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import REQUEST_BYTES_MAX, Channels
 from services.wire.errors import RemoteError, refusal_from_wire, remote_error
@@ -117,7 +118,7 @@ class Link:
 
     async def _run(self) -> None:
         """One stream, from its first room to its end."""
-        channel = self._channels.to(self._facts.address)
+        channel = self._channels.to(self._facts.address, Party.of(self._facts.side))
         if self._facts.side is Side.PREFILL:
             call = inference_pb2_grpc.PrefillServiceStub(channel).RunRooms()
         else:

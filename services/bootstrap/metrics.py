@@ -2,8 +2,10 @@
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -12,6 +14,29 @@ from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomPhase, WorkerState
 from services.rooms.retry import RETRIED
 from services.runtime.failed_rooms import FailedRooms
+
+_WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Refused(Enum):
+    """Why a request got no pair of workers."""
+
+    QUEUE_FULL = "queue_full"
+    TOO_LATE = "too_late"
+    """It waited for as long as requests may."""
+    NO_WORKER = "no_worker"
+    """No worker of a side is ready, or none could ever hold it."""
+
+
+class Loss(Enum):
+    """How a worker was lost."""
+
+    LEFT = "left"
+    """It said goodbye."""
+    EXITED = "exited"
+    """Whoever started it saw its process end."""
+    SILENT = "silent"
+    """Its lease ran out."""
 
 
 class BootstrapMetrics:
@@ -23,6 +48,30 @@ class BootstrapMetrics:
             "baton_lease_renewals_total", "Leases renewed by workers.", registry=registry
         )
 
+        self._lost = Counter(
+            "baton_workers_lost_total",
+            "Workers that are gone: they left, their process exited, or their lease ran out (silent).",
+            ["side", "how"],
+            registry=registry,
+        )
+        for side in Side:
+            for how in Loss:
+                self._lost.labels(side.value, how.value)
+        self._waited = Histogram(
+            "baton_admission_wait_seconds",
+            "From a request's asking for a pair of workers until its room was opened.",
+            buckets=_WAIT_SECONDS,
+            registry=registry,
+        )
+        self._refused = Counter(
+            "baton_admission_refused_requests_total",
+            "Requests that got no pair of workers, by why: the queue was full, they waited for too long, or a"
+            " side has no worker for them.",
+            ["why"],
+            registry=registry,
+        )
+        for why in Refused:
+            self._refused.labels(why.value)
         self._retries = Counter(
             "baton_request_retries_total",
             "Requests that went on in a new room, by what the last one failed of.",
@@ -40,6 +89,15 @@ class BootstrapMetrics:
 
     def lease_renewed(self) -> None:
         self._renewals.inc()
+
+    def worker_lost(self, side: Side, how: Loss) -> None:
+        self._lost.labels(side.value, how.value).inc()
+
+    def refused(self, why: Refused) -> None:
+        self._refused.labels(why.value).inc()
+
+    def admitted(self, waited_s: float) -> None:
+        self._waited.observe(waited_s)
 
 
 class RegistryCollector(Collector):
@@ -62,6 +120,20 @@ class RegistryCollector(Collector):
             for state in WorkerState:
                 workers.add_metric([side.value, state.value], states[side, state])
         yield workers
+        places = GaugeMetricFamily(
+            "baton_worker_places",
+            "Rooms that ready workers may hold, by what is there.",
+            labels=["side", "state"],
+        )
+        for side in Side:
+            ready = [
+                w for w in self._registry.workers() if (w.facts.side, w.state) == (side, WorkerState.READY)
+            ]
+            taken = sum(len(worker.rooms) for worker in ready)
+            free = sum(max(worker.facts.rooms_max - len(worker.rooms), 0) for worker in ready)
+            places.add_metric([side.value, "taken"], taken)
+            places.add_metric([side.value, "free"], free)
+        yield places
         yield GaugeMetricFamily(
             "baton_admission_queue_requests", "Requests waiting for a pair of workers.", value=self._queued()
         )

@@ -6,7 +6,7 @@ side at once (`terminal-reaches-peer`), wakes who waits for capacity or watches 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -14,13 +14,18 @@ from typing import Any, Final
 import grpc
 
 from services.bootstrap.links import Links
-from services.bootstrap.metrics import BootstrapMetrics
+from services.bootstrap.metrics import BootstrapMetrics, Loss, Refused
+from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason, Refusal
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Event, Registry, RoomEntry, Worker, WorkerFacts, WorkerState
+from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
+from services.runtime.party import Party
+from services.runtime.room_spans import NO_ERRORS, RoomSpans
+from services.runtime.tracing import Attribute
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire
@@ -59,6 +64,7 @@ class _Asked:
     tokens: int
     retry: Retry | None
     prompt: Sequence[int]
+    trace: TraceContext | None
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +73,8 @@ class _Waiting:
 
     asked: _Asked
     opened: asyncio.Future[RoomEntry]
+    queued: Event
+    """The line of its timeline that says so."""
 
 
 class Rooms:
@@ -80,9 +88,12 @@ class Rooms:
         metrics: BootstrapMetrics,
         max_queue: int,
         queue_timeout_ms: int,
+        spans: RoomSpans | None = None,
     ) -> None:
         self.registry = registry
+        self.spans = RoomSpans() if spans is None else spans
         self.links = Links(channels)
+        self.notebook = Notebook()
         self._clock = clock
         self._channels = channels
         self._metrics = metrics
@@ -92,11 +103,15 @@ class Rooms:
         """Those that had a room before come first: their clients have waited longest."""
         self._hoping = 0
         """Requests that had a room, and wait for a side to have a ready worker again."""
+        self.retrying: set[RoomId] = set()
+        """Rooms that failed, and for whose requests another is looked for."""
         self._news = asyncio.Event()
         """Set for a moment when a worker may have become ready, or have got space."""
         self._on_end: dict[RoomId, Callable[[Cause], None]] = {}
         self._watchers: dict[RoomId, dict[asyncio.Event, None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: Cause | None = None
+        """Why no room is opened any more."""
 
     # ---- workers
 
@@ -105,8 +120,10 @@ class Rooms:
         log.info("worker registered", worker=facts.name, side=facts.side.value, address=facts.address)
         self._wake_queue()
 
-    def renew(self, incarnation: Incarnation) -> None:
+    def renew(self, incarnation: Incarnation, census: Mapping[str, Any] = NOTHING_TOLD) -> None:
+        """`census`: what the worker says that it holds."""
         self.registry.renew(incarnation, self._clock.now_ms())
+        self.notebook.heard(incarnation, census, self._clock.now_ms())
         self._metrics.lease_renewed()
         self._wake_queue()
 
@@ -130,6 +147,8 @@ class Rooms:
         if facts is None:
             return
         log.warning("worker lost", worker=facts.name, cause=why, rooms=len(rooms))
+        self.notebook.worker_lost(facts, why, self._clock.wall_ms(), len(rooms))
+        self._metrics.worker_lost(facts.side, Loss.SILENT if proof is None else Loss(proof))
         for entry in rooms:
             cause = Cause(LOST[facts.side], f"{facts.side.value} worker {facts.name}: {why}")
             self.fail(entry.id, cause)
@@ -146,23 +165,35 @@ class Rooms:
         tokens: int,
         retry: Retry | None = None,
         prompt: Sequence[int] = (),
+        trace: TraceContext | None = None,
     ) -> RoomEntry:
         """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
-        (`bounded-admission`). `prompt`: for the choice of workers, if it is known.
+        (`bounded-admission`). `prompt`: for the choice of workers, if it is known. `trace`: what the room's
+        span is a part of.
 
         `retry`: of a request that had a room. It comes before those that had none, and where a side has no
         ready worker it waits for one for a while.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
         """
-        asked = _Asked(request_id, prompt_tokens, tokens, retry, prompt)
-        hopes_until_s = asyncio.get_running_loop().time() + (0.0 if retry is None else retry.wait_s)
+        asked = _Asked(request_id, prompt_tokens, tokens, retry, prompt, trace)
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        hopes_until_s = asked_s + (0.0 if retry is None else retry.wait_s)
         while True:
             try:
-                return await self._admit(asked)
+                entry = await self._admit(asked)
             except NoSuchWorker:
-                if retry is None or not await self._worker_news(hopes_until_s):
+                if retry is None or self._ending or not await self._worker_news(hopes_until_s):
+                    self._metrics.refused(Refused.NO_WORKER)
                     raise
+            except (QueueFull, TimeoutError) as error:
+                full = isinstance(error, QueueFull)
+                self._metrics.refused(Refused.QUEUE_FULL if full else Refused.TOO_LATE)
+                raise
+            else:
+                self._metrics.admitted(loop.time() - asked_s)
+                return entry
 
     async def _admit(self, asked: _Asked) -> RoomEntry:
         first = self._queue[0].asked if self._queue else None
@@ -174,7 +205,7 @@ class Rooms:
         if self.queued() >= self._max_queue:
             raise QueueFull(f"{self.queued()} requests are waiting for workers")
         opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(asked, opened)
+        waiting = _Waiting(asked, opened, self.line("queued", f"{self.queued()} before it"))
         if asked.retry is None:
             self._queue.append(waiting)
         else:
@@ -214,7 +245,9 @@ class Rooms:
 
     def discard(self, entry: RoomEntry) -> None:
         """Close a room that no worker was told of."""
-        self.registry.end(entry.id, Cause(Reason.CLIENT_GONE, "gone while queued"), self._clock.now_ms())
+        cause = Cause(Reason.CLIENT_GONE, "gone while queued")
+        self.registry.end(entry.id, cause, self._clock.now_ms())
+        self._end_span(entry.id, cause)
         for side in Side:
             self.registry.side_retired(entry.id, side)
         self._wake_queue()
@@ -228,33 +261,53 @@ class Rooms:
         else:
             on_end(cause)
 
+    def refused(self, request_id: str, why: str, status: int, since_ms: int) -> None:
+        """A request that came at `since_ms` gets no room; its client is told so with `status`."""
+        waited_ms = self._clock.now_ms() - since_ms
+        self.notebook.refuse(request_id, why, status, self._clock.wall_ms(), waited_ms)
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def line(self, name: str, detail: str = "") -> Event:
+        """The bootstrap's own line of a timeline, of this moment."""
+        return Event(self._clock.wall_ms(), SOURCE, name, detail, self._clock.host_us())
+
     def tell(self, room: RoomId, name: str, detail: str = "") -> None:
         """Add the bootstrap's own line to a room's timeline."""
-        clock = self._clock
-        self.record(room, Event(clock.wall_ms(), SOURCE, name, detail, clock.host_us()))
+        self.spans.event(room, name, detail)
+        self.record(room, self.line(name, detail))
 
     def record(self, room: RoomId, event: Event) -> None:
         if self.registry.record(room, event):
             self._wake_watchers(room)
 
-    def answered(self, room: RoomId) -> bool:
+    def answered(self, room: RoomId, how: str = "") -> bool:
         """The client has all that it asked for. False when the room had ended before."""
         self._on_end.pop(room, None)
         ended = self.registry.end(room, None, self._clock.now_ms())
         if ended:
-            self.tell(room, "answered")
+            self.tell(room, "answered", how)
+            self.spans.end(room)
         return ended
 
     def stop(self, room: RoomId) -> None:
         """The client has all that it asked for, and the workers do not know it: stop them."""
-        if self.answered(room):
-            self._cancel_sides(room, Cause(Reason.ANSWERED, "a stop string was reached"))
+        cause = Cause(Reason.ANSWERED, "a stop string was reached")
+        if self.answered(room, cause.text):
+            self._cancel_sides(room, cause)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
         """End a room with its first cause, tell both sides, and whoever follows it. Idempotent."""
         if not self.registry.end(room, cause, self._clock.now_ms()):
             return
         self.tell(room, "failed", f"{cause.reason.value}: {cause.text}")
+        self._end_span(room, cause)
+        write = log.debug if cause.reason in NO_ERRORS else log.warning
+        write("room failed", room=room, reason=cause.reason.value, cause=cause.text)
         self._metrics.room_failed(cause)
         self._cancel_sides(room, cause)
         on_end = self._on_end.pop(room, None)
@@ -286,6 +339,10 @@ class Rooms:
         """Requests that wait for a pair of workers."""
         return len(self._queue) + self._hoping
 
+    def waiting(self) -> list[tuple[str, Event]]:
+        """Ids of those that wait in the queue, in its order, each with the line that says since when."""
+        return [(each.asked.request_id, each.queued) for each in self._queue]
+
     async def keep_time(self) -> None:
         """Expire leases and overdue rooms, and look at the queue again, until cancelled."""
         while True:
@@ -303,6 +360,14 @@ class Rooms:
             self._drop_channels()
             await asyncio.sleep(TICK_S)
 
+    def end_all(self, cause: Cause) -> None:
+        """The process ends before all that was promised is kept (`drain-keeps-promises`): whoever is served,
+        or waits to be, is told so while there is time for it."""
+        self._ending = cause
+        self._wake_queue()
+        for entry in list(islice(self.registry.rooms(), self.registry.open_count())):
+            self.fail(entry.id, cause)
+
     async def finish(self) -> None:
         """Wait for the calls that are under way, and for the last words of rooms."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -319,6 +384,8 @@ class Rooms:
     # ---- inside
 
     def _open(self, asked: _Asked) -> RoomEntry:
+        if self._ending is not None:
+            raise NoSuchWorker(self._ending.text)
         retry = asked.retry
         prompt = self.registry.blocks(asked.prompt)
         pair = self.registry.place(
@@ -331,7 +398,9 @@ class Rooms:
             self._clock.now_ms(),
             retry_of=None if retry is None else retry.room,
             prompt=prompt,
+            trace_id="" if asked.trace is None else asked.trace.trace_id,
         )
+        self.spans.begin(entry.id, entry.request_id, asked.trace, _attributes(entry))
         where = f"on {entry.prefill.name} and {entry.decode.name}"
         if retry is None:
             self.tell(entry.id, "opened", where)
@@ -340,6 +409,10 @@ class Rooms:
             self.tell(retry.room, "retried", f"as room {entry.id} {where}")
             self._metrics.retried(retry.reason)
         return entry
+
+    def _end_span(self, room: RoomId, cause: Cause) -> None:
+        self.spans.fail(room, cause)
+        self.spans.end(room)
 
     def _wake_queue(self) -> None:
         """Open rooms for those who wait, oldest first, until one does not fit."""
@@ -351,7 +424,9 @@ class Rooms:
                 self._queue.popleft()
                 continue
             try:
-                head.opened.set_result(self._open(head.asked))
+                entry = self._open(head.asked)
+                self.registry.record(entry.id, head.queued)
+                head.opened.set_result(entry)
             except NoCapacity:
                 return
             except Refusal as error:
@@ -386,7 +461,7 @@ class Rooms:
         request = inference_pb2.CancelRequest(
             room=room, incarnation=facts.incarnation, cause=cause_to_wire(cause)
         )
-        channel = self._channels.to(facts.address)
+        channel = self._channels.to(facts.address, Party.of(facts.side))
         stub = (
             inference_pb2_grpc.PrefillServiceStub(channel)
             if facts.side is Side.PREFILL
@@ -410,3 +485,9 @@ class Rooms:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a background call failed", error=task.exception())
+
+
+def _attributes(entry: RoomEntry) -> dict[str, Attribute]:
+    """Of a room's span."""
+    workers: dict[str, Attribute] = {"baton.prefill": entry.prefill.name, "baton.decode": entry.decode.name}
+    return workers if entry.retry_of is None else workers | {"baton.retry_of": str(entry.retry_of)}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -14,6 +15,7 @@ from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry, RoomPhase
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from services.wire.census import census_from_wire
 from services.wire.conversions import (
     Malformed,
     event_from_wire,
@@ -49,9 +51,12 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
         self, request: workers_pb2.RenewRequest, context: grpc.aio.ServicerContext
     ) -> workers_pb2.RenewReply:
         async with errors_as_status(context):
-            self._rooms.renew(Incarnation(request.incarnation))
-        registry = self._rooms.registry
-        return workers_pb2.RenewReply(lease_ms=registry.lease_ms, departed=registry.departed())
+            self._rooms.renew(Incarnation(request.incarnation), census_from_wire(request.census))
+            registry = self._rooms.registry
+            unproven = not registry.worker(Incarnation(request.incarnation)).proven
+        return workers_pb2.RenewReply(
+            lease_ms=registry.lease_ms, departed=registry.departed(), unproven=unproven
+        )
 
     async def Drain(
         self, request: workers_pb2.DrainRequest, context: grpc.aio.ServicerContext
@@ -124,7 +129,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             if len(request.reports) > BATCH_MAX:
                 raise Malformed(f"reports has more than {BATCH_MAX} lines")
             for report in request.reports:
-                self._report(Incarnation(request.incarnation), report)
+                self._report(Incarnation(request.incarnation), request.rank, report)
         return rooms_pb2.ReportRoomsReply()
 
     async def CancelRoom(
@@ -151,8 +156,9 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             rooms = [room_to_wire(entry, events=False) for entry in islice(entries, limit)]
         return rooms_pb2.ListRoomsReply(rooms=rooms)
 
-    def _report(self, reporter: Incarnation, report: rooms_pb2.RoomReport) -> None:
-        """One worker's news of one room. A worker that is not the room's is not believed."""
+    def _report(self, reporter: Incarnation, rank: int, report: rooms_pb2.RoomReport) -> None:
+        """One worker's news of one room. A worker that is not the room's is not believed; of its ranks, the
+        first alone says what became of the room."""
         try:
             entry = self._rooms.registry.get(RoomId(report.room))
         except UnknownRoom:
@@ -161,7 +167,14 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         if reporter and not sides:
             return
         if report.HasField("event"):
-            self._rooms.record(entry.id, event_from_wire(report.event))
+            event = event_from_wire(report.event)
+            if sides:
+                # Who says it is known: a line cannot be put into another's mouth.
+                name = entry.worker(sides[0]).name
+                event = replace(event, source=f"{name}/{rank}" if rank else name)
+            self._rooms.record(entry.id, event)
+        if rank:
+            return
         if report.HasField("outcome") and reporter == 0:
             cause = outcome_from_wire(report.outcome)
             if cause is None:

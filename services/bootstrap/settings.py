@@ -3,9 +3,25 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from services.runtime.api_keys import API_KEYS
+from services.runtime.errors import SettingsError
 from services.runtime.service_settings import ServiceSettings
-from services.runtime.setting_kinds import DURATION_MS, PORT, POSITIVE, SIZE, TEXT
+from services.runtime.setting_kinds import (
+    DURATION_MS,
+    HOST,
+    PORT,
+    POSITIVE,
+    SIZE,
+    SWITCH,
+    TEXT,
+    number,
+    optional,
+)
 from services.runtime.settings import setting
+from services.runtime.tls_files import TlsFiles, tls_files
+
+ADMIN_PORT = optional(PORT, None)
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,4 +50,39 @@ class BootstrapSettings(ServiceSettings):
     lease_ms: int = setting(3_000, "A worker that is silent for this long is taken for lost.", DURATION_MS)
     rooms_kept: int = setting(1024, "Finished rooms whose timelines are kept.", POSITIVE)
     failed_rooms_kept: int = setting(4096, "Failed rooms whose timelines are kept.", POSITIVE)
-    body_limit: int = setting(4 * 2**20, "Largest request body.", SIZE)
+    max_body_bytes: int = setting(4 * 2**20, "Largest request body.", SIZE)
+    rate_limit: int = setting(
+        0, "Most requests a second of one API key, or of one address without keys (0: any).", number(0, 10**6)
+    )
+    api_key_file: str = setting(
+        "",
+        "File of API keys, one a line, # for comments; read again when it changes. BATON_API_KEYS may hold"
+        " some too, separated by commas. Neither: whoever reaches the port may ask.",
+        TEXT,
+    )
+    api_keys: tuple[str, ...] = setting((), "API keys.", API_KEYS, secret=True)
+    http_tls_cert: str = setting(
+        "", "Certificate (PEM) of the HTTP ports; with --http-tls-key (not given: plain HTTP).", TEXT
+    )
+    http_tls_key: str = setting("", "Private key (PEM) of --http-tls-cert.", TEXT)
+    admin_port: int | None = setting(
+        None,
+        "Port of /metrics, /rooms, /workers and /ui, apart from the API and without keys (not given: on the"
+        " API's port, with its keys).",
+        ADMIN_PORT,
+    )
+    admin_host: str = setting(LOOPBACK, "Address that --admin-port is on.", HOST)
+    log_prompts: bool = setting(
+        False, "Write the beginning of each prompt and answer to the log, as users wrote them.", SWITCH
+    )
+
+    @property
+    def http_tls(self) -> TlsFiles | None:
+        """Of both HTTP ports."""
+        return tls_files(self.http_tls_cert, self.http_tls_key, flags="--http-tls")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tls_files(self.http_tls_cert, self.http_tls_key, flags="--http-tls")
+        if self.admin_host != LOOPBACK and self.admin_port is None:
+            raise SettingsError(f"--admin-host {self.admin_host} without --admin-port: there is no such port")

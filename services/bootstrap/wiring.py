@@ -1,7 +1,9 @@
 """Which implementations is the bootstrap made of? The only place that picks."""
 
 import asyncio
+import os
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -9,30 +11,39 @@ from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.canary import Canary
-from services.bootstrap.http import admin_router
+from services.bootstrap.doors import Serving, open_doors
+from services.bootstrap.http import admin_router, probe_router
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.bootstrap.settings import BootstrapSettings
+from services.bootstrap.story.routes import story_router
 from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
+from services.openai.app import create_app, create_pages
 from services.openai.model import ServedModel, load_served_model
 from services.openai.tokenizer import keep_torch_out
+from services.rooms.errors import Cause, Reason, UnknownRoom
+from services.rooms.ids import RoomId
 from services.rooms.registry import Registry
 from services.rooms.retry import RetryBounds
 from services.runtime import serve
 from services.runtime.clock import SystemClock
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port, cannot_listen
-from services.runtime.logging import Log
+from services.runtime.listen import cannot_listen
+from services.runtime.logging import Log, name_rooms
 from services.runtime.model_facts import ModelFacts, read_model
 from services.runtime.model_files import prepare, resolve
+from services.runtime.process_metrics import describe_process
+from services.runtime.room_spans import RoomSpans
+from services.runtime.tracing import make_tracer
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels, Server
+from services.wire.identity import Identity
 
 log = Log(__name__)
 
 STOP_GRACE_S = 1.0
+LAST_WORDS_S = 2
+"""What requests that are cut off get to say why in."""
 ROOM_ID_BITS = 62
 
 
@@ -43,17 +54,22 @@ def run(settings: BootstrapSettings) -> int:
 
 
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
-    http_socket = bind_port(settings.host, settings.http_port, "--http-port")
-    server, channels = Server(), Channels()
+    doors = open_doors(settings)
+    identity = Identity.of(settings.tls)
+    server, channels = Server(identity), Channels.showing(identity)
     try:
         grpc_port = server.bind(settings.host, settings.grpc_port)
     except OSError as error:
         raise cannot_listen(settings.host, settings.grpc_port, "--grpc-port") from error
+    tracer = make_tracer(
+        settings.otlp_endpoint, settings.trace_sample, f"baton-{settings.role}", settings.role, os.environ
+    )
     loop = asyncio.get_running_loop()
     facts, model = await loop.run_in_executor(None, _load, settings)
 
     clock, metrics_registry = SystemClock(), CollectorRegistry()
     metrics = BootstrapMetrics(metrics_registry)
+    describe_process(metrics_registry, settings.role, settings.role, rank=0)
     registry = Registry(
         model=facts.fingerprint,
         first_room=secrets.randbits(ROOM_ID_BITS) | 1,
@@ -61,7 +77,16 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         kept=settings.rooms_kept,
         failed_kept=settings.failed_rooms_kept,
     )
-    rooms = Rooms(registry, clock, channels, metrics, settings.max_queue, settings.queue_timeout_ms)
+    rooms = Rooms(
+        registry,
+        clock,
+        channels,
+        metrics,
+        settings.max_queue,
+        settings.queue_timeout_ms,
+        RoomSpans(tracer, "room"),
+    )
+    name_rooms(partial(_ids, registry))
     metrics_registry.register(RegistryCollector(registry, rooms.queued))
     backend = RoomBackend(
         rooms,
@@ -75,16 +100,24 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)
     await server.start(("baton.v1.WorkerRegistry", "baton.v1.RoomService"))
     await server.set_serving(serving=True)
+    probes = probe_router(registry, lambda: canary.problem)
+    admin = [admin_router(registry, metrics_registry), story_router(rooms)]
     app = create_app(
         backend,
         model,
         metrics_registry,
-        ApiSettings(body_bytes_max=settings.body_limit),
+        ApiSettings(body_bytes_max=settings.max_body_bytes, log_prompts=settings.log_prompts),
         clock,
-        [admin_router(registry, metrics_registry, lambda: canary.problem)],
+        [probes] if doors.apart else [probes, *admin],
+        doors.api,
+        tracer,
     )
-    http = await serve_http(app, http_socket, settings.drain_timeout_ms // 1000)
-    log.info("listening", http_port=http.port, grpc_port=grpc_port, model=model.name)
+    http = await doors.serve(
+        app, lambda: create_pages(app, [probes, *admin]), settings.drain_timeout_ms // 1000 + LAST_WORDS_S
+    )
+    log.info(
+        "listening", http_port=http.port, admin_port=http.admin_port, grpc_port=grpc_port, model=model.name
+    )
 
     tasks = [asyncio.create_task(rooms.keep_time()), asyncio.create_task(canary.run())]
     stopping = asyncio.create_task(shutdown.wait())
@@ -93,8 +126,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         for task in done - {stopping}:
             task.result()
         log.info("draining", rooms=registry.open_count())
-        await http.stop()
-        return 0
+        return 0 if await _drain(http, rooms, settings.drain_timeout_ms) else 1
     finally:
         for task in (stopping, *tasks):
             task.cancel()
@@ -105,6 +137,30 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
                 await rooms.finish()
         rooms.links.close()
         await channels.close()
+        await tracer.stop(STOP_GRACE_S)
+
+
+async def _drain(http: Serving, rooms: Rooms, timeout_ms: int) -> bool:
+    """No new requests; those that were accepted are answered (`drain-keeps-promises`), or told why they are
+    not. Returns whether all were answered."""
+    stopping = asyncio.create_task(http.stop())
+    await asyncio.wait({stopping}, timeout=timeout_ms / 1000)
+    in_time = stopping.done()
+    if not in_time:
+        log.warning("requests were cut off: the drain timeout passed", rooms=rooms.registry.open_count())
+        text = f"the bootstrap stops, and its drain time of {timeout_ms / 1000:g} s has passed"
+        rooms.end_all(Cause(Reason.BOOTSTRAP_LOST, text))
+    await stopping
+    return in_time
+
+
+def _ids(registry: Registry, room: int) -> Mapping[str, str]:
+    """What else names a room, for the log."""
+    try:
+        entry = registry.get(RoomId(room))
+    except UnknownRoom:
+        return {}
+    return {"request_id": entry.request_id} | ({"trace_id": entry.trace_id} if entry.trace_id else {})
 
 
 def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:

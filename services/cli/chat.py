@@ -9,6 +9,7 @@ from typing import Any, Final, TextIO
 
 import httpx
 
+from services.cli.asking import key_headers, trusted
 from services.cli.chat_settings import ChatSettings
 from services.cli.options import Flags
 from services.runtime.errors import StartupError
@@ -31,7 +32,9 @@ def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> 
     settings = load(ChatSettings, flags, os.environ, also_known)
     local = httpx.URL(settings.url).host in LOOPBACK
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-    with httpx.Client(base_url=settings.url, timeout=timeout, trust_env=not local) as http:
+    with httpx.Client(
+        base_url=settings.url, timeout=timeout, trust_env=not local, verify=trusted(), headers=key_headers()
+    ) as http:
         conversation = Conversation(http, settings)
         if question is not None:
             conversation.ask(question, sys.stdout)

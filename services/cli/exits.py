@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from services.runtime.tls_files import TlsFiles
+
 REPORT_TIMEOUT_S: Final = 2.0
 REPORT_TRIES: Final = 5
 
@@ -11,13 +13,13 @@ ReportExit = Callable[[str, int], Awaitable[None]]
 """Tells the bootstrap that the worker's process (name, pid) was seen to exit. Raises when it could not."""
 
 
-def reporter(bootstrap_address: str) -> ReportExit:
+def reporter(bootstrap_address: str, tls: TlsFiles | None) -> ReportExit:
     """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
 
     async def report(name: str, pid: int) -> None:
         from services.wire.clients import report_exit
 
-        await report_exit(bootstrap_address, name, pid)
+        await report_exit(bootstrap_address, tls, name, pid)
 
     return report
 

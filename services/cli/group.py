@@ -47,7 +47,7 @@ Command = Callable[[WorkerSettings], Sequence[str]]
 def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
     """Run a worker of several ranks until it is told to stop. Returns the exit code. Raises StartupError."""
     check_shape(settings)
-    group = Group(settings, environ, reporter(settings.bootstrap), SystemClock())
+    group = Group(settings, environ, reporter(settings.bootstrap, settings.tls), SystemClock())
     return run(group.serve)
 
 

@@ -1,6 +1,7 @@
 """Which command was asked for? Anything heavy is imported by the command that needs it."""
 
 import os
+import signal
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 from typing import Annotated
@@ -8,7 +9,9 @@ from typing import Annotated
 import typer
 
 from services.bootstrap.settings import BootstrapSettings
+from services.cli.admin_commands import add_admin_commands
 from services.cli.bench.app import bench
+from services.cli.certs import certs
 from services.cli.chat_settings import ChatSettings
 from services.cli.options import Flags, add_command
 from services.cli.serve_settings import ServeSettings, passed_on
@@ -85,6 +88,13 @@ def _chat(flags: Flags) -> int:
     return run_chat(flags.get("question"), {k: v for k, v in flags.items() if k != "question"}, KNOWN)
 
 
+def _metrics(_: Flags) -> int:
+    from services.cli.metric_page import metric_page
+
+    print(metric_page(), end="")
+    return 0
+
+
 def _version(_: Flags) -> int:
     try:
         number = distribution_version("baton-serve")
@@ -117,12 +127,19 @@ add_command(
     "Talk to a running server: one question, or a conversation.",
     {"question": QUESTION},
 )
+app.command("certs")(certs)
+add_admin_commands(app, KNOWN)
 app.add_typer(bench)
+add_command(app, "metrics", {}, _metrics, "List every metric of every service, as Markdown.")
 add_command(app, "version", {}, _version, "Print the version.")
 
 
 def main() -> None:
     """The console script."""
+    if os.getpid() == 1:
+        # A container's first process is not ended by a signal that it does not handle. From here on this
+        # one is, and from when a service runs it drains instead.
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     # Errors of gRPC's core come to us as exceptions; its own lines on stderr would say them twice.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()

@@ -42,7 +42,12 @@ def add_command(
             code = tell(error)
         raise typer.Exit(code)
 
-    options = {each.name: _option(each, panel) for panel, group in panels.items() for each in group}
+    options = {
+        each.name: _option(each, panel)
+        for panel, group in panels.items()
+        for each in group
+        if not each.secret
+    }
     _takes(call, {**arguments, **options})
     app.command(name, help=text, epilog=EPILOG if options else None)(call)
 

@@ -74,7 +74,7 @@ class Stack:
         self._settings = settings
         self._plan = plan
         self._command = command
-        self._report_exit = report_exit or reporter(plan.bootstrap_address)
+        self._report_exit = report_exit or reporter(plan.bootstrap_address, plan.tls)
         self._environ = environ
         self._screen = screen
 
@@ -99,7 +99,11 @@ class Stack:
 
     async def _start(self, supervisor: Supervisor, shutdown: asyncio.Event) -> None:
         plan, timeout_ms = self._plan, self._settings.ready_timeout_ms
-        async with httpx.AsyncClient(base_url=plan.url, timeout=HTTP_TIMEOUT_S, trust_env=False) as http:
+        verify = True if plan.http_tls is None else plan.http_tls.pinned()
+        headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
+        async with httpx.AsyncClient(
+            base_url=plan.url, timeout=HTTP_TIMEOUT_S, trust_env=False, verify=verify, headers=headers
+        ) as http:
 
             async def answers(path: str) -> bool:
                 try:
@@ -112,7 +116,9 @@ class Stack:
             with self._screen.step(f"starting {', '.join(_described(part) for part in plan.workers)}"):
                 await supervisor.start(plan.workers, lambda: answers("/ready"), timeout_ms, shutdown)
             models = (await http.get("/v1/models")).json()
-        for line in ready_lines(plan.url, models["data"][0]["id"]):
+        for line in ready_lines(
+            plan.url, models["data"][0]["id"], self._settings.tls_dir, keyed=bool(plan.api_key)
+        ):
             self._screen.say(line)
 
     async def _stop(self, supervisor: Supervisor, timeout_ms: int) -> bool:
@@ -122,7 +128,9 @@ class Stack:
     async def _start_part(self, part: Part) -> Child:
         command = self._command(part.role, part.flags)
         worth = LevelFilter(self._settings.log_level)
-        return await start_child(part.name, command, self._environ, worth, self._screen.say)
+        return await start_child(
+            part.name, command, {**self._environ, **part.environ}, worth, self._screen.say
+        )
 
     async def _prepare_model(self, shutdown: asyncio.Event) -> None:
         """In a process of its own: it takes the tensor library, which stays out of this one."""
@@ -155,16 +163,24 @@ class Stack:
                 raise StartupError(why or f"preparing the model {self._plan.model} {describe_exit(code)}")
 
 
-def ready_lines(url: str, model: str) -> list[str]:
-    """What to type now."""
+def ready_lines(url: str, model: str, tls_dir: str = "", *, keyed: bool = False) -> list[str]:
+    """What to type now. `keyed`: the API asks for a key."""
     baton = "baton" if shutil.which("baton") else os.path.relpath(sys.argv[0])
     question = "What is the capital of France?"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
     to = "" if url == DEFAULT_URL else f" --url {url}"
+    curl, before = "curl", []
+    if keyed:
+        before.append("  export OPENAI_API_KEY=…  # one of the API's keys")
+        curl += ' -H "Authorization: Bearer $OPENAI_API_KEY"'
+    if tls_dir:
+        before.append(f"  export SSL_CERT_FILE={shlex.quote(os.path.abspath(tls_dir))}/ca.crt")  # noqa: PTH100
+        curl += ' --cacert "$SSL_CERT_FILE"'
     return [
         f"Ready: {model} on {url}",
         "",
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        *before,
+        f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         f"  {baton} chat{to} {shlex.quote(question)}",
         "",
         "Ctrl-C stops it.",

@@ -5,7 +5,8 @@ each part the command line that a pod would run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeVar
 
 from services.bootstrap.settings import BootstrapSettings
@@ -13,10 +14,21 @@ from services.cli.cores import Cores, share_cores
 from services.cli.options import Flags
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
+from services.runtime.api_keys import first_key
 from services.runtime.errors import SettingsError
 from services.runtime.service_settings import LOG_LEVEL
-from services.runtime.setting_kinds import DURATION_MS, HOST, PORT, join_address, number
-from services.runtime.settings import PREFIX, Setting, load, setting, settings_of, to_flags, variables_of
+from services.runtime.setting_kinds import DURATION_MS, HOST, PORT, TEXT, join_address, number
+from services.runtime.settings import (
+    PREFIX,
+    Setting,
+    load,
+    setting,
+    settings_of,
+    to_environ,
+    to_flags,
+    variables_of,
+)
+from services.runtime.tls_files import TlsFiles
 from services.runtime.worker_settings import WILDCARDS
 
 SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings)
@@ -26,6 +38,7 @@ LOOPBACK: Final = "127.0.0.1"
 CHOSEN: Final = frozenset(
     {"advertise", "http_port", "metrics_port", "name", "bootstrap", "cpus", "threads"}
     | {"tp", "pp", "rank", "world", "rendezvous"}
+    | {"tls_cert", "tls_key", "tls_ca"}
 )
 """Settings of a service that `baton serve` chooses for each part."""
 
@@ -48,6 +61,11 @@ class ServeSettings:
     host: str = setting(LOOPBACK, "Address that the OpenAI HTTP API listens on.", HOST)
     port: int = setting(8000, "Port of the OpenAI HTTP API.", number(1, 65535))
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
+    tls_dir: str = setting(
+        "",
+        "Directory made by `baton certs`: HTTPS, and mutual TLS between the parts (not given: plain).",
+        TEXT,
+    )
     log_level: str = setting("warning", "Least severe log lines of the parts to show.", LOG_LEVEL)
     ready_timeout_ms: int = setting(
         600_000, "Longest wait for a part to be ready; loading a large model takes minutes.", DURATION_MS
@@ -62,6 +80,8 @@ class Part:
     """bootstrap, prefill or decode: the command it runs."""
     name: str
     flags: tuple[str, ...]
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What no command line may show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +96,11 @@ class Plan:
     """Where this machine reaches the HTTP API."""
     model: str
     drain_timeout_ms: int
+    tls: TlsFiles | None
+    """What the bootstrap believes this command by."""
+    http_tls: TlsFiles | None
+    api_key: str = field(repr=False)
+    """One that the API takes; empty if it asks for none."""
 
 
 def passed_on() -> dict[str, tuple[Setting, ...]]:
@@ -116,13 +141,18 @@ def make_plan(
         BootstrapSettings,
         flags,
         environ,
-        level | {"host": serve.host, "http_port": str(serve.port), "grpc_port": str(grpc_port)},
+        level
+        | {"host": serve.host, "http_port": str(serve.port), "grpc_port": str(grpc_port)}
+        | _own_certificate(serve, BootstrapSettings.role)
+        | _https(serve, flags, environ),
     )
     prefill_ranks = serve.prefill_tp * serve.prefill_pp
     for_prefill, for_decode = share_cores(cores, serve.prefill, serve.decode, prefill_ranks, serve.decode_tp)
 
     def workers(cls: type[Worker], shares: Sequence[Cores], shape: Mapping[str, int]) -> list[Part]:
-        given = level | {name: str(ranks) for name, ranks in shape.items()}
+        given = (
+            level | {name: str(ranks) for name, ranks in shape.items()} | _own_certificate(serve, cls.role)
+        )
         one = max(shape.values()) == 1
         return [
             _part(_load(cls, flags, environ, given | _decided(cls.role, index, cpus, address, one)))
@@ -130,16 +160,40 @@ def make_plan(
         ]
 
     return Plan(
-        bootstrap=Part(bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap))),
+        bootstrap=Part(bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap)), to_environ(bootstrap)),
         workers=(
             *workers(PrefillSettings, for_prefill, {"tp": serve.prefill_tp, "pp": serve.prefill_pp}),
             *workers(DecodeSettings, for_decode, {"tp": serve.decode_tp}),
         ),
         bootstrap_address=address,
-        url=f"http://{join_address(reachable, serve.port)}",
+        url=f"{'http' if bootstrap.http_tls is None else 'https'}://{join_address(reachable, serve.port)}",
         model=bootstrap.model,
         drain_timeout_ms=bootstrap.drain_timeout_ms,
+        tls=bootstrap.tls,
+        http_tls=bootstrap.http_tls,
+        api_key=first_key(bootstrap.api_keys, bootstrap.api_key_file),
     )
+
+
+def _own_certificate(serve: ServeSettings, role: str) -> dict[str, str]:
+    """A part's flags for its certificate, as `baton certs` names the files."""
+    if not serve.tls_dir:
+        return {}
+    folder = Path(serve.tls_dir)
+    return {
+        "tls_cert": str(folder / f"{role}.crt"),
+        "tls_key": str(folder / f"{role}.key"),
+        "tls_ca": str(folder / "ca.crt"),
+    }
+
+
+def _https(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> dict[str, str]:
+    """The same for the API, unless it has a certificate of its own."""
+    own = ("http_tls_cert", "http_tls_key")
+    if not serve.tls_dir or any(flags.get(name) or PREFIX + name.upper() in environ for name in own):
+        return {}
+    folder = Path(serve.tls_dir)
+    return {"http_tls_cert": str(folder / "http.crt"), "http_tls_key": str(folder / "http.key")}
 
 
 def _decided(role: str, index: int, cpus: Cores, bootstrap_address: str, one: bool) -> dict[str, str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from services.engine.engine import PageSum, Sequence
 from services.pages.record import MetadataRecord
+from services.rooms.phases import Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.request import Request
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
@@ -28,6 +29,8 @@ class Job:
     """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
     landed: PageSum | None = None
     """With `--kv-checksum pages`: of what landed, once the seal was seen."""
+    voted: tuple[Phase, Vote] | None = None
+    """This rank's last vote that was told, of those that the other ranks did not share at once."""
     finished: bool = False
     """The sequence has ended by itself."""
 

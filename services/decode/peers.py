@@ -21,6 +21,7 @@ from services.pages.record import SCHEMA_HASH
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Generation, Incarnation, RoomId
 from services.runtime.logging import Log
+from services.runtime.party import Party
 from services.transfer.interface import Endpoint
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import UNARY_S, Channels
@@ -160,7 +161,7 @@ class Peers:
                 kv_checksum=self._checksum.value,
             )
             try:
-                stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
+                stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
                 reply = await stub.Connect(request, timeout=left_s)
                 plan_hand_over([layout_from_wire(each) for each in reply.layouts], self._layouts)
             except grpc.aio.AioRpcError as error:
@@ -195,7 +196,7 @@ class Peers:
         self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest
     ) -> RemoteError | None:
         try:
-            stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
+            stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
             await stub.Grant(request, timeout=UNARY_S)
         except grpc.aio.AioRpcError as error:
             return remote_error(error)
@@ -211,7 +212,7 @@ class Peers:
         pause_s = CLOSE_PAUSE_MIN_S
         while True:
             try:
-                stub = inference_pb2_grpc.HandoverServiceStub(self._channels.to(peer.address))
+                stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
                 await stub.Close(request, timeout=CLOSE_CALL_S)
             except grpc.aio.AioRpcError as error:
                 log.debug("close not answered", room=room, cause=str(remote_error(error)))
@@ -220,6 +221,9 @@ class Peers:
             else:
                 self._mailbox.put(group_pb2.Command(quiet=request))
                 return
+
+    def _way(self, peer: rooms_pb2.Peer) -> grpc.aio.Channel:
+        return self._channels.to(peer.address, Party.PREFILL)
 
     def _cancel(self, room: RoomId, cause: Cause) -> None:
         cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))

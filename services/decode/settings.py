@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.runtime.setting_kinds import DURATION_MS, POSITIVE
+from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SWITCH
 from services.runtime.settings import setting
 from services.runtime.worker_settings import WorkerSettings
 
@@ -15,6 +15,12 @@ class DecodeSettings(WorkerSettings):
     role: ClassVar[str] = "decode"
 
     max_running: int = setting(64, "Most sequences decoded together.", POSITIVE)
+    small_batch_weights: bool = setting(
+        True,
+        "Hold bfloat16 weights on a CPU in a second form too, where a quarter of the free memory has space"
+        " for it: steps of up to three sequences take three quarters of the time.",
+        SWITCH,
+    )
     prealloc_timeout_ms: int = setting(120_000, "Longest that a room waits for free pages.", DURATION_MS)
     connect_timeout_ms: int = setting(5_000, "Longest that connecting to a prefill may take.", DURATION_MS)
     transfer_timeout_ms: int = setting(
@@ -26,3 +32,7 @@ class DecodeSettings(WorkerSettings):
         " is taken back; a tenth of it when half of all pages are kept so.",
         DURATION_MS,
     )
+
+    @property
+    def weights_twice(self) -> bool:
+        return self.small_batch_weights

@@ -26,7 +26,7 @@ from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
 from services.rooms.ids import Generation, Incarnation, RoomId
-from services.rooms.phases import Effect, Phase
+from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.receiver import Receiver
 from services.rooms.request import Token
@@ -38,8 +38,9 @@ from services.runtime.host_memory import CannotMove, HostMemory
 from services.runtime.logging import Log
 from services.transfer.exposure import Exposure
 from services.transfer.interface import TransferError
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2
 from services.wire.callers import Callers
+from services.wire.census import census_to_wire
 from services.wire.conversions import (
     cause_from_wire,
     check_peer,
@@ -51,12 +52,15 @@ from services.wire.conversions import (
 )
 from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter
+from services.wire.reporter import Reporter, wish_told
 
 log = Log(__name__)
 
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
+BESIDE_STEP_S: Final = 0.004
+"""How soon to look for what may land while a step computes: nothing is admitted before it ends, each look
+takes time from it, and over TCP what is on its way needs to be driven all the same."""
 DRAIN_S: Final = 0.01
 """While memory is in quarantine: what its sender posted may end only while its target makes progress."""
 
@@ -109,6 +113,11 @@ class DecodeWork:
         self._jobs: dict[RoomId, Job] = {}
         self.callers: Callers[inference_pb2.StreamRoomReply] = Callers(mailbox)
         self._step: list[Job] = []
+        self._step_us = 0
+        """When it was started."""
+        self._turns = 0
+        self._drawn = 0
+        """Tokens, since start."""
         self._revoking = False
         """Agreed, and to be done in the first turn in which every rank's engine is free."""
         self._revocation_asked = False
@@ -122,6 +131,11 @@ class DecodeWork:
 
     # ---- what the leader's process calls
 
+    def names_of(self, room: int) -> abc.Mapping[str, str]:
+        """What a room's request is known by; nothing once it is retired."""
+        job = self._jobs.get(RoomId(room))
+        return {} if job is None else job.request.names
+
     def break_off(self, cause: Cause) -> None:
         """This worker ends here and now: tell whoever still waits for a room, with what ended it before if
         anything did (`first-cause-wins`). Nothing is given back: all that is held ends with the process."""
@@ -130,6 +144,11 @@ class DecodeWork:
             if not ended:
                 outcome = outcome_to_wire(job.receiver.cause or cause)
                 self._reply(job, inference_pb2.StreamRoomReply(outcome=outcome))
+
+    def census(self) -> workers_pb2.WorkerCensus:
+        """What is held right now, for people to look at."""
+        rooms = self.roster.census()
+        return census_to_wire(self._queues(rooms), rooms, self._holdings, self._turns, self._drawn)
 
     # ---- Work
 
@@ -188,6 +207,12 @@ class DecodeWork:
     def hear(self, told: abc.Sequence[bytes]) -> None:
         self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
 
+    def voted(self, room: Room, wish: Vote, now_ms: int) -> None:
+        job = self._jobs[room.id]
+        if job.voted != (room.phase, wish):
+            job.voted = (room.phase, wish)
+            self._reporter.seen(room.id, "voted", wish_told(room, wish, now_ms))
+
     def perform(self, room: Room, effect: Effect) -> None:
         job = self._jobs[room.id]
         match effect:
@@ -215,7 +240,7 @@ class DecodeWork:
             return False
         for job in batch:
             job.receiver.busy = True
-        self._step = batch
+        self._step, self._step_us = batch, self._clock.host_us()
         self._stepper.start(
             [Row(job.sequence, job.position, job.position + 1, job.pages, sample=True) for job in batch]
         )
@@ -224,16 +249,11 @@ class DecodeWork:
 
     def record(self, agreement_s: float) -> None:
         census = self.roster.census()
-        unfinished = len(self._unfinished())
-        self._metrics.worker.record_turn(agreement_s)
+        self._metrics.worker.record_turn(agreement_s, self._reporter.dropped)
         self._metrics.worker.record_rooms(census, self.roster.dropped.total())
         self._metrics.worker.record_memory(self._holdings.pages.census(), self._holdings.slots.census())
-        self._metrics.record_queues(
-            prealloc=census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
-            transfer=census[Phase.TRANSFERRING],
-            waiting=max(unfinished - self._max_running, 0),
-            running=min(unfinished, self._max_running),
-        )
+        self._metrics.record_queues(**self._queues(census), most=self._max_running)
+        self._turns += 1
 
     async def rest(self) -> None:
         """Until a turn may have something to do. NIXL is driven by its callers: while something may land, it
@@ -300,6 +320,7 @@ class DecodeWork:
         peer.CopyFrom(wire.prefill)
         job = Job(receiver, request, peer, self.callers.take(room))
         self._jobs[room] = job
+        self._reporter.opened(room, request)
         self._reply(job, inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted()))
         self._tell(job, "accepted", f"{needed} pages needed")
         if self._peers.connect(peer, room):
@@ -382,7 +403,8 @@ class DecodeWork:
         generation = Generation(record.generation)
         job.receiver.note(Sealed(generation))
         checked = "" if job.landed is None else ", contents as computed"
-        self._tell(job, "landed", f"{record.pages} pages, generation {generation}{checked}")
+        told = f"{record.pages} pages, generation {generation}{checked}"
+        self._reporter.seen(job.receiver.id, "landed", told)
 
     def _check(self, job: Job, record: MetadataRecord) -> None:
         want = (job.request.prefill_tokens, job.receiver.pages_expected)
@@ -416,6 +438,8 @@ class DecodeWork:
                 job.sequence.output.append(token.id)
                 self._emit(job, token)
         self._metrics.decoded(len(tokens))
+        self._drawn += len(tokens)
+        self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
         self._step = []
 
     # ---- effects
@@ -519,7 +543,7 @@ class DecodeWork:
             return
         self._reply(job, inference_pb2.StreamRoomReply(outcome=outcome_to_wire(cause)))
         self._metrics.worker.room_failed(cause)
-        self._tell(job, "failed", f"{cause.reason.value}: {cause.text}")
+        self._reporter.failed(job.receiver.id, cause)
 
     def _retire(self, job: Job) -> None:
         """The one way out of every table that knows the room (`one-retire`)."""
@@ -536,6 +560,15 @@ class DecodeWork:
         self._reporter.retired(receiver.id, proof)
 
     # ---- small things
+
+    def _queues(self, census: abc.Mapping[Phase, int]) -> dict[str, int]:
+        unfinished = len(self._unfinished())
+        return {
+            "prealloc": census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
+            "transfer": census[Phase.TRANSFERRING],
+            "waiting": max(unfinished - self._max_running, 0),
+            "running": min(unfinished, self._max_running),
+        }
 
     def _revocation_due(self) -> bool:
         receivers = (job.receiver for job in self._jobs.values())
@@ -570,7 +603,7 @@ class DecodeWork:
         """How soon to look for what wakes nobody."""
         receivers = [job.receiver for job in self._jobs.values()]
         if any(room.phase is Phase.TRANSFERRING for room in receivers):
-            return POLL_S
+            return POLL_S if self._stepper.free else BESIDE_STEP_S
         return DRAIN_S if any(in_quarantine(room) for room in receivers) else HEARTBEAT_S
 
     def _deadline_s(self) -> float:

@@ -33,6 +33,8 @@ from services.runtime import serve
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import pin
 from services.runtime.host_memory import HostMemory
+from services.runtime.logging import name_rooms
+from services.runtime.process_metrics import describe_process
 from services.transfer.exposure import Exposure
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
@@ -76,20 +78,23 @@ async def _serve(
     shutdown: asyncio.Event,
 ) -> int:
     clock, registry = SystemClock(), CollectorRegistry()
+    metrics = DecodeMetrics(registry)
+    describe_process(registry, settings.role, settings.name, settings.rank or 0)
     checksum = KvChecksum(settings.kv_checksum)
     topology = settings.topology
     progress = TurnProgress(clock)
-    await host.start_pages(registry, progress.stuck_ms)
+    await host.start_pages(registry, progress)
 
     formed = await form_group(settings, mine)
     group, incarnation = formed.group, Incarnation(formed.leaders)
+    if isinstance(host, FollowerHost):
+        host.led_by(incarnation)
     loop = asyncio.get_running_loop()
     engine: Engine = await load_together(group, loop.run_in_executor(None, load, settings, threads))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
     slots = HostMemory(settings.places * SLOT_BYTES)
     exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
 
-    metrics = DecodeMetrics(registry)
     stepper = Stepper(engine, host.mailbox.wake)
     prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
     peers: Peers = FollowerPeers()
@@ -127,6 +132,7 @@ async def _serve(
         max_running=settings.max_running,
         checksum=checksum,
     )
+    name_rooms(work.names_of)
     turns = explained(run_turns(work, group, clock, progress), group, TeamBroken)
     try:
         if isinstance(host, FollowerHost):
@@ -146,9 +152,10 @@ async def _serve(
             ),
             services=("baton.v1.DecodeService",),
             turns=turns,
-            on_renewal=metrics.worker.lease_renewed,
+            on_renewal=metrics.worker.lease_tried,
             broken=BROKEN,
             break_off=work.break_off,
+            census=work.census,
         )
         return await host.serve(role, shutdown)
     finally:

@@ -43,6 +43,10 @@ class LayerParts:
     gate_and_up: list[nn.Linear]
     down: nn.Linear
 
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        return (*self.projections, self.out, *self.gate_and_up, self.down)
+
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from services.engine.kept import KeptGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.plan import Group, Plan, Whole
 
@@ -75,6 +76,8 @@ class PagedStep:
     def __init__(self, plan: Plan, cache: PagedKvCache) -> None:
         self._plan = plan
         self._cache = cache
+        self.dtype = cache.tensor.dtype
+        """Of keys and values, and so of queries."""
 
     def __call__(
         self,
@@ -94,13 +97,15 @@ class PagedStep:
         """`query` [T, query heads, head_dim], `entries` [T, 2 * kv heads, head_dim]: keys, then values.
         Returns [T, query heads, head_dim]."""
         plan = self._plan
-        self._cache.write(layer, plan.write, entries.reshape(-1, entries.shape[2]))
+        flat = entries.reshape(-1, entries.shape[2])
+        self._cache.write(layer, plan.write, flat)
         if plan.alike is not None:
-            return self._singles(layer, plan.alike, query, scaling)
+            return self._singles(layer, plan.alike, query, flat, scaling)
         out = query.new_empty(query.shape)
         for group in plan.singles:
             span = slice(group.begin, group.end)
-            out[span] = self._singles(layer, group, query[span], scaling)
+            own = entries[span].reshape(-1, entries.shape[2])
+            out[span] = self._singles(layer, group, query[span], own, scaling)
         kv_heads = entries.shape[1] // 2
         # [kv heads, query heads of each, T, head_dim]
         folded = query.view(len(query), kv_heads, -1, query.shape[2]).permute(1, 2, 0, 3)
@@ -112,16 +117,21 @@ class PagedStep:
             _look(out, folded, whole, own[:kv_heads], own[kv_heads:], None, scaling)
         return out
 
-    def _singles(self, layer: int, group: Group, query: torch.Tensor, scaling: float) -> torch.Tensor:
+    def _singles(
+        self,
+        layer: int,
+        group: Group | KeptGroup,
+        query: torch.Tensor,
+        entries: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
         """Rows of one token each: for each kv head and each of them, the query heads that share it."""
-        self._cache.read(layer, group.pages, group.room)
+        keys, values = group.look_up(self._cache, self._cache.places[layer], layer, entries)
         rows, heads, head_dim = query.shape
-        kv_heads = len(group.keys) // rows
-        folded = (
-            query.view(rows, kv_heads, -1, head_dim).transpose(0, 1).reshape(len(group.keys), -1, head_dim)
-        )
-        scores = torch.baddbmm(group.mask, folded, group.keys.transpose(1, 2), alpha=scaling)
-        seen = torch.bmm(torch.softmax(scores, dim=-1), group.values)
+        kv_heads = len(keys) // rows
+        folded = query.view(rows, kv_heads, -1, head_dim).transpose(0, 1).reshape(len(keys), -1, head_dim)
+        scores = torch.baddbmm(group.mask, folded, keys.transpose(1, 2), alpha=scaling)
+        seen = torch.bmm(torch.softmax(scores, dim=-1), values)
         return seen.view(kv_heads, rows, -1, head_dim).transpose(0, 1).reshape(rows, heads, head_dim)
 
 

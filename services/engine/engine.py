@@ -11,7 +11,9 @@ import torch
 
 from services.engine.attention import PagedStep
 from services.engine.checksum import PageSummer
+from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
+from services.engine.memory import available_bytes
 from services.engine.model import Model, load_model
 from services.engine.plan import make_plan
 from services.engine.proof import hasten
@@ -26,6 +28,8 @@ from services.rooms.request import Request, Token
 __all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
 
 WARM_UP_TOKENS = 64
+SECOND_WEIGHTS_SHARE = 4
+"""How many times as much memory has to be left as a second form of the weights takes."""
 
 
 class Engine:
@@ -45,6 +49,7 @@ class Engine:
         self._drawer = team.topology.ranks - team.topology.tensor
         """The first tensor rank of the last stage."""
         self._summer = PageSummer(cache)
+        self._kept = Kept(cache) if model.device.type == "cpu" else None
 
     def step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
@@ -72,13 +77,15 @@ class Engine:
     def _step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         for row in rows:
             self._clear_tail(row)
-        plan = make_plan(rows, self.cache, self.model.device)
+        plan = make_plan(rows, self.cache, self.model.device, self._kept)
         drawing = [row.sequence for row in rows if row.sample]
         with torch.inference_mode():
             logits = self.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
             drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)
+        if self._kept is not None:
+            self._kept.done()
         self.sum_pages(
             [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
         )
@@ -130,6 +137,7 @@ def load_engine(
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
     threads: int = 1,
+    small_batch_weights: bool = False,
     topology: Topology | None = None,
     rank: int = 0,
     team: Team | None = None,
@@ -139,8 +147,10 @@ def load_engine(
 
     `topology`, `rank`: of the worker, with the `team` that joins its ranks where there are several. `dtype`:
     "auto", "bfloat16" or "float32", of weights and pages alike. `device`: "auto", "cpu" or "cuda[:N]".
-    `threads`: of the CPU's tensor operations, for the whole process. Raises StartupError: a missing, damaged
-    or unsupported model, one that so many ranks cannot share, a device that is not there, too little memory.
+    `threads`: of the CPU's tensor operations, for the whole process. `small_batch_weights`: hold the weights
+    a second time for steps of a few rows, where that is faster and takes a quarter of the memory that is left
+    at most. Raises StartupError: a missing, damaged or unsupported model, one that so many ranks cannot
+    share, a device that is not there, too little memory.
     """
     torch.set_num_threads(threads)
     team = alone() if team is None else team
@@ -158,6 +168,8 @@ def load_engine(
     )
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1:
-        hasten(model, layout)
+        free = available_bytes(model.device)
+        room = free is None or SECOND_WEIGHTS_SHARE * model.weight_bytes + kv_cache_memory <= free
+        hasten(model, layout, twice=small_batch_weights and room)
     pages = team.least(pages_that_fit(layout, kv_cache_memory))
     return Engine(model, whole, PagedKvCache(layout, pages, model.device), team)

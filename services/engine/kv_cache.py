@@ -69,9 +69,10 @@ class PagedKvCache:
         """[page][kv head][layer][K, V][token][head_dim]"""
         rows = flat.view(-1, layout.head_dim)
         pages = self.tensor.flatten(4)
-        places = {layer: place for place, layer in enumerate(layout.layers)}
-        self._pages = {layer: pages[:, :, place] for layer, place in places.items()}
-        self._rows = {layer: rows[2 * place * layout.page_tokens :] for layer, place in places.items()}
+        self.places = {layer: place for place, layer in enumerate(layout.layers)}
+        """Of a layer's id among the layers that are here."""
+        self._pages = {layer: pages[:, :, place] for layer, place in self.places.items()}
+        self._rows = {layer: rows[2 * place * layout.page_tokens :] for layer, place in self.places.items()}
 
     def move(self) -> None:
         """Take the contents to another address: what peers write to the old one changes nothing here.

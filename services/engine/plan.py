@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from services.engine.kept import ROOM_PAGES, Kept, KeptGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.rows import Row
 
@@ -38,6 +39,14 @@ class Group:
     """Added to the scores: 0 where a token may look, -inf elsewhere. [kv heads * B, 1, S] for single tokens,
     [tokens, S] for one row."""
 
+    def look_up(
+        self, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `KeptGroup.look_up`: everything is fetched."""
+        del place, entries
+        cache.read(layer, self.pages, self.room)
+        return self.keys, self.values
+
 
 @dataclass(frozen=True, slots=True)
 class Whole:
@@ -57,8 +66,8 @@ class Plan:
     """[1, T]"""
     write: torch.Tensor
     """[T * 2 * kv heads]: what the cache's `write` takes, token by token, keys first."""
-    singles: tuple[Group, ...]
-    alike: Group | None
+    singles: tuple[Group | KeptGroup, ...]
+    alike: Group | KeptGroup | None
     """The only group, where the step has no other rows."""
     prefixed: tuple[Group, ...]
     wholes: tuple[Whole, ...]
@@ -80,8 +89,11 @@ def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
     return [*ends, len(pages)] if pages else []
 
 
-def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device) -> Plan:
-    """Lay the checked `rows` of a step out. Moves to `device` what it needs, in one copy."""
+def make_plan(
+    rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device, kept: Kept | None = None
+) -> Plan:
+    """Lay the checked `rows` of a step out. Moves to `device` what it needs, in one copy. `kept`: of the last
+    step, and from now on of this one, once it is `done`."""
     size = cache.layout.page_tokens
     order = sorted(
         range(len(rows)),
@@ -100,16 +112,23 @@ def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device
     last = {each: begins[place + 1] - 1 for place, each in enumerate(order)}
     keep = [last[each] for each, row in enumerate(rows) if row.sample]
 
-    reads = _reads(laid, single_count, lengths, size)
+    cuts = groups_of_similar_length(lengths[:single_count])
+    known, keeping = _keeping(kept, laid[:single_count], lengths, cuts)
+    reads = _reads(laid, single_count, lengths, [] if known else cuts, size, ROOM_PAGES if keeping else 0)
     packed = torch.tensor([*tokens, *positions, *homes, *keep, *chain(*(read.table for read in reads))])
     sizes = [len(tokens)] * 3 + [len(keep)] + [len(read.table) for read in reads]
-    ids, where, pages, kept, *tables = torch.split(packed.to(device), sizes)
+    ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
 
-    singles, prefixed = [], []
+    singles: list[Group | KeptGroup] = []
+    prefixed = []
+    if known is not None:
+        singles += known.go_on(laid[:single_count], where[:single_count])
+    elif keeping is not None:
+        keeping.begin(laid[:single_count], cuts)
     for read, table in zip(reads, tables, strict=True):
         begin, end = begins[read.first], begins[read.end]
         if read.end <= single_count:
-            singles.append(_singles(begin, end, table, where, cache))
+            singles.append(_singles(begin, end, table, where, cache, keeping))
         else:
             prefixed.append(_prefixed(begin, end, table, laid[read.first].stop, where, cache))
     wholes = [
@@ -125,7 +144,7 @@ def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device
         alike=singles[0] if len(singles) == 1 and single_count == len(laid) else None,
         prefixed=tuple(prefixed),
         wholes=tuple(wholes),
-        keep=kept,
+        keep=wanted,
     )
 
 
@@ -137,11 +156,28 @@ class _Read(NamedTuple):
     table: list[int]
 
 
-def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size: int) -> list[_Read]:
+def _keeping(
+    kept: Kept | None, singles: abc.Sequence[Row], lengths: list[int], cuts: list[int]
+) -> tuple[Kept | None, Kept | None]:
+    """What is kept of exactly these rows; else where they may be kept."""
+    if kept is None or not singles:
+        return None, None
+    if kept.knows(singles, cuts):
+        return kept, None
+    pages = sum(
+        (end - first) * (lengths[first] + ROOM_PAGES) for first, end in zip([0, *cuts], cuts, strict=False)
+    )
+    return None, kept if kept.fits(pages) else None
+
+
+def _reads(
+    laid: abc.Sequence[Row], single_count: int, lengths: list[int], cuts: list[int], size: int, more: int
+) -> list[_Read]:
+    """`more`: pages of each row of one token, beside those that are used."""
     reads: list[_Read] = []
     first = 0
-    for end in groups_of_similar_length(lengths[:single_count]):
-        reads.append(_Read(first, end, _table(laid[first:end], lengths[first], size)))
+    for end in cuts:
+        reads.append(_Read(first, end, _table(laid[first:end], lengths[first] + more, size)))
         first = end
     reads.extend(
         _Read(place, place + 1, _table([laid[place]], lengths[place], size))
@@ -170,12 +206,20 @@ def _write_rows(pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCach
 
 
 def _singles(
-    begin: int, end: int, pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache
-) -> Group:
+    begin: int,
+    end: int,
+    pages: torch.Tensor,
+    positions: torch.Tensor,
+    cache: PagedKvCache,
+    keeping: Kept | None,
+) -> Group | KeptGroup:
     heads = len(cache.layout.kv_heads)
+    width = len(pages) // (end - begin) * cache.layout.page_tokens
+    mask = _mask(positions[begin:end], width, cache).repeat(heads, 1)[:, None]
+    if keeping is not None:
+        return keeping.add(begin, end, pages, positions[begin:end], mask)
     room, keys, values = _room(pages, heads * (end - begin), cache)
-    mask = _mask(positions[begin:end], keys.shape[1], cache).repeat(heads, 1)
-    return Group(begin, end, pages, room, keys, values, mask[:, None])
+    return Group(begin, end, pages, room, keys, values, mask)
 
 
 def _prefixed(

@@ -75,6 +75,7 @@ def start_engine(
         page_tokens=settings.page_tokens,
         kv_cache_memory=settings.kv_cache_memory,
         threads=threads,
+        small_batch_weights=settings.weights_twice,
         topology=topology,
         rank=rank,
         team=team,

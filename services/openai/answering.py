@@ -63,6 +63,7 @@ async def answer(
                 await stream.hang_up(Hangup.STOP_STRING)
             await emit(choice, delta)
             if delta.finish is not None:
+                choice.finish = delta.finish
                 return
         raise RuntimeError("the backend's stream ended without a finish")
 

@@ -12,3 +12,5 @@ class ApiSettings:
     """A request's body has to be there within this time."""
     stalled_client_s: float = 60.0
     """A client that takes nothing for this long while it is being sent to counts as gone."""
+    log_prompts: bool = False
+    """Write the beginnings of prompts and answers to the log."""

@@ -10,9 +10,7 @@ request ids, error shapes and counting like the ones here. No middleware that wr
 around it (Starlette's BaseHTTPMiddleware does): it would hide clients that hang up.
 """
 
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -26,6 +24,7 @@ from starlette.responses import Response
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend, BackendError
 from services.openai.body import path
+from services.openai.door import Door
 from services.openai.edge import Edge, api_error, backend_error, routing_error
 from services.openai.errors import ApiError, invalid
 from services.openai.generate_routes import generate_routes
@@ -35,8 +34,8 @@ from services.openai.model_routes import model_routes
 from services.openai.prompts import Prompts
 from services.openai.token_routes import token_routes
 from services.runtime.clock import Clock, SystemClock
-
-DISTRIBUTION: Final = "baton-serve"
+from services.runtime.process_metrics import release
+from services.runtime.tracing import OFF, Tracer
 
 
 def create_app(
@@ -46,22 +45,51 @@ def create_app(
     settings: ApiSettings | None = None,
     clock: Clock | None = None,
     routers: Sequence[APIRouter] = (),
+    door: Door | None = None,
+    tracer: Tracer = OFF,
 ) -> FastAPI:
-    """The application. `registry` gets its metrics; `routers` are served beside the API's own routes."""
+    """The application. `registry` gets its metrics; `routers` are served beside the API's own routes.
+    Everybody comes in where there is no `door`."""
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
     prompts = Prompts(model.tokenizer)
-    release = _release()
+    version = release()
     generating = generate_routes(backend, model, prompts, metrics, settings, clock)
     direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}
+    app = _application(metrics, direct, door or Door(), tracer)
+    app.include_router(generating)
+    app.include_router(model_routes(backend, model, version, created_s=clock.wall_ms() // 1000))
+    app.include_router(token_routes(backend, model, prompts, settings))
+    for router in routers:
+        app.include_router(router)
+    metrics.expect(route.path for route in app.routes if isinstance(route, APIRoute))
+    return app
+
+
+def create_pages(api: FastAPI, routers: Sequence[APIRouter], door: Door | None = None) -> FastAPI:
+    """What is served apart from `api`, on another port: with request ids and error shapes like its, and
+    counted with it."""
+    app = _application(api.state.metrics, {}, door or Door())
+    for router in routers:
+        app.include_router(router)
+    api.state.metrics.expect(route.path for route in app.routes if isinstance(route, APIRoute))
+    return app
+
+
+def _application(
+    metrics: HttpMetrics,
+    direct: Mapping[tuple[str, str], APIRoute],
+    door: Door,
+    tracer: Tracer = OFF,
+) -> FastAPI:
     app = FastAPI(
         title="Baton",
-        version=release,
+        version=release(),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        middleware=[Middleware(Edge, metrics=metrics, direct=direct)],
+        middleware=[Middleware(Edge, metrics=metrics, direct=direct, door=door, tracer=tracer)],
         exception_handlers={
             ApiError: api_error,
             BackendError: backend_error,
@@ -69,20 +97,8 @@ def create_app(
             RequestValidationError: _validation_error,
         },
     )
-    app.include_router(generating)
-    app.include_router(model_routes(backend, model, release, created_s=clock.wall_ms() // 1000))
-    app.include_router(token_routes(backend, model, prompts, settings))
-    for router in routers:
-        app.include_router(router)
+    app.state.metrics = metrics
     return app
-
-
-def _release() -> str:
-    """The installed version; a source tree that was never installed has none."""
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 async def _validation_error(_: Request, error: Exception) -> Response:

@@ -34,6 +34,7 @@ class Choice:
         "_include_stop",
         "_min_tokens",
         "_stops",
+        "finish",
         "index",
         "output_tokens",
         "request",
@@ -43,6 +44,8 @@ class Choice:
         self.index = index
         self.request = request
         self.output_tokens = 0
+        self.finish: FinishReason | None = None
+        """Once its last delta was passed on."""
         self._min_tokens = request.min_tokens
         self._include_stop = body.include_stop_str_in_output
         self._detokenizer = Detokenizer(

@@ -1,12 +1,12 @@
 """What holds for every HTTP exchange, whichever route serves it?
 
-It has a request id (the caller's `X-Request-Id`, or a fresh one) that goes back in the response, it is
-counted, and nothing but an error in OpenAI's shape comes out of a bug.
+It has a request id (the caller's `X-Request-Id`, or a fresh one) that goes back in the response, it is let in
+or not, it is counted and has one line in the log, and nothing but an error in OpenAI's shape comes out of a
+bug.
 """
 
 import re
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,10 +18,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.openai.backend import BackendError
+from services.openai.door import Door
 from services.openai.errors import ApiError, from_backend, internal_error, invalid
+from services.openai.exchange import Exchange, exchange_in
 from services.openai.hangup import ClientGone
 from services.openai.metrics import HttpMetrics
 from services.runtime.logging import Log
+from services.runtime.tracing import OFF, Tracer
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 HEADER: Final = "X-Request-Id"
@@ -34,56 +37,82 @@ class Edge:
     """Pure ASGI, around the whole application."""
 
     def __init__(
-        self, app: ASGIApp, metrics: HttpMetrics, direct: Mapping[tuple[str, str], APIRoute]
+        self,
+        app: ASGIApp,
+        metrics: HttpMetrics,
+        direct: Mapping[tuple[str, str], APIRoute],
+        door: Door,
+        tracer: Tracer = OFF,
     ) -> None:
         """`direct`: routes, by method and path, that are called from here: their endpoints take the request
-        alone, and the application's own way to them costs as much as a short answer."""
+        alone, and the application's own way to them costs as much as a short answer. They alone are
+        traced."""
         self._app = app
         self._metrics = metrics
         self._direct = direct
+        self._door = door
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # none is served, and none passes the door
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER)
         acceptable = given is None or REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and acceptable else secrets.token_hex(16)
-        scope.setdefault("state", {}).update(request_id=request_id, received_s=time.perf_counter())
-        status = 0
+        exchange = exchange_in(scope, request_id)
+        scope.setdefault("state", {})["exchange"] = exchange
 
         async def send_marked(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                exchange.status = message["status"]
                 marked = (HEADER.lower().encode(), request_id.encode())
                 message = {**message, "headers": [*message.get("headers", ()), marked]}
             await send(message)
 
         try:
+            await self._answer(exchange, acceptable, scope, receive, send_marked)
+        finally:
+            if exchange.status:
+                self._metrics.count_request(_route(scope), exchange.status)
+            exchange.end(scope, _route(scope))
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        acceptable: bool,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """`acceptable`: whether its id is one. Whatever goes wrong before the status was sent is answered."""
+        try:
+            self._door.check(scope)
             if not acceptable:
-                await _refused_id().response()(scope, receive, send_marked)
+                await _refused_id().response()(scope, receive, send)
             elif (route := self._direct.get((scope["method"], scope["path"]))) is not None:
-                await _serve(route, scope, receive, send_marked)
+                exchange.begin_span(self._tracer, scope)
+                await _serve(route, scope, receive, send)
             else:
-                await self._app(scope, receive, send_marked)
+                await self._app(scope, receive, send)
         except (ApiError, BackendError) as error:
-            if status:
+            if exchange.status:
                 raise
-            answer = error if isinstance(error, ApiError) else from_backend(error)
-            await answer.response()(scope, receive, send_marked)
+            exchange.failure = answer = error if isinstance(error, ApiError) else from_backend(error)
+            await answer.response()(scope, receive, send)
         except ClientGone:
-            status = status or CLIENT_GONE
+            exchange.status = exchange.status or CLIENT_GONE
         except Exception as error:
             log.error(  # noqa: TRY400
-                "a request hit a bug", error=error, request_id=request_id, route=_route(scope)
+                "a request hit a bug", error=error, **exchange.names, route=_route(scope)
             )
-            if status:
+            exchange.failure = internal_error()
+            if exchange.status:
                 raise  # the server closes the connection, so that the reply does not look complete
-            await internal_error().response()(scope, receive, send_marked)
-        finally:
-            if status:
-                self._metrics.count_request(_route(scope), status)
+            await internal_error().response()(scope, receive, send)
 
 
 async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,15 +121,9 @@ async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) ->
     await response(scope, receive, send)
 
 
-def request_id_of(request: Request) -> str:
-    request_id: str = request.state.request_id
-    return request_id
-
-
-def received_s_of(request: Request) -> float:
-    """When the request came in, by `time.perf_counter`."""
-    received_s: float = request.state.received_s
-    return received_s
+def exchange_of(request: Request) -> Exchange:
+    exchange: Exchange = request.state.exchange
+    return exchange
 
 
 async def api_error(_: Request, error: Exception) -> Response:

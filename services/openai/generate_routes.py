@@ -1,5 +1,6 @@
 """How is a generating request served, from its body to its reply?"""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from fastapi import APIRouter
@@ -12,7 +13,7 @@ from services.openai.body import read_body
 from services.openai.chat_rendering import ChatRendering
 from services.openai.choice import Choice
 from services.openai.completion_rendering import CompletionRendering
-from services.openai.edge import received_s_of, request_id_of
+from services.openai.edge import exchange_of
 from services.openai.intake import Asked, admit, asked_in_chat, asked_in_completion, check_model
 from services.openai.metrics import HttpMetrics
 from services.openai.model import ServedModel
@@ -20,7 +21,10 @@ from services.openai.prompts import Prompts
 from services.openai.rendering import Rendering
 from services.openai.reply import Answering, StreamedReply, WholeReply
 from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from services.openai.transcript import Transcript
+from services.rooms.request import Request as Admitted
 from services.runtime.clock import Clock
+from services.runtime.tracing import Attribute
 
 B = TypeVar("B", bound=GenerationRequest)
 
@@ -41,7 +45,9 @@ def generate_routes(
         body = await read(request, ChatRequest)
         asked = asked_in_chat(body)
         prompt = await prompts.of_messages(body.messages)
-        rendering = ChatRendering(body, model.tokenizer, request_id_of(request), clock.wall_ms() // 1000)
+        rendering = ChatRendering(
+            body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
+        )
         return reply(request, body, asked, [prompt], rendering)
 
     @router.post("/v1/completions")
@@ -50,7 +56,7 @@ def generate_routes(
         asked = asked_in_completion(body)
         tokens = await prompts.of_texts(body.prompt)
         rendering = CompletionRendering(
-            body, model.tokenizer, request_id_of(request), clock.wall_ms() // 1000
+            body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
         return reply(request, body, asked, tokens, rendering)
 
@@ -64,16 +70,46 @@ def generate_routes(
     def reply(
         request: Request, body: GenerationRequest, asked: Asked, tokens: list[list[int]], rendering: Rendering
     ) -> Response:
-        admitted = admit(body, asked, tokens, model, backend.limits(), request_id_of(request))
+        exchange = exchange_of(request)
+        admitted = admit(body, asked, tokens, model, backend.limits(), exchange.request_id, exchange.trace)
+        exchange.describe(_described(body, model, admitted))
+        choices = [Choice(index, each, body, model.tokenizer) for index, each in enumerate(admitted)]
         answering = Answering(
             backend=backend,
-            choices=[Choice(index, each, body, model.tokenizer) for index, each in enumerate(admitted)],
+            choices=choices,
             rendering=rendering,
             metrics=metrics,
-            request_id=request_id_of(request),
-            received_s=received_s_of(request),
+            exchange=exchange,
             stalled_client_s=settings.stalled_client_s,
+            transcript=Transcript(choices, model.tokenizer, exchange.names) if settings.log_prompts else None,
         )
         return StreamedReply(answering) if body.stream else WholeReply(answering)
 
     return router
+
+
+def _described(
+    body: GenerationRequest, model: ServedModel, admitted: Sequence[Admitted]
+) -> dict[str, Attribute]:
+    """What is asked for, in the words of OpenTelemetry's conventions for generative AI."""
+    first = admitted[0]
+    sampling = first.sampling
+    attributes: dict[str, Attribute] = {
+        "gen_ai.operation.name": "chat" if isinstance(body, ChatRequest) else "text_completion",
+        "gen_ai.provider.name": "baton",
+        "gen_ai.request.model": model.name,
+        "gen_ai.response.model": model.name,
+        "gen_ai.request.max_tokens": first.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.output.type": "text",
+    }
+    if sampling.top_k:
+        attributes["gen_ai.request.top_k"] = float(sampling.top_k)
+    if body.seed is not None:
+        attributes["gen_ai.request.seed"] = body.seed
+    if len(admitted) > 1:
+        attributes["gen_ai.request.choice.count"] = len(admitted)
+    return attributes

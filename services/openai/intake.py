@@ -19,6 +19,7 @@ from services.openai.schemas import (
     GenerationRequest,
 )
 from services.rooms.request import Request, Sampling
+from services.rooms.trace import TraceContext
 
 GREEDY_BELOW: Final = 1e-5
 """A temperature below it means greedy, as in vLLM: dividing by it would overflow."""
@@ -71,6 +72,7 @@ def admit(
     model: ServedModel,
     limits: Limits,
     request_id: str,
+    trace: TraceContext | None = None,
 ) -> list[Request]:
     """One request per prompt, in order, with ids of their own. Raises ApiError."""
     if body.stream_options is not None and not body.stream:
@@ -94,6 +96,7 @@ def admit(
                 stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids)),
                 ignore_eos=body.ignore_eos,
                 sampling=sampling,
+                trace=trace,
             )
         )
     return requests

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -12,8 +12,9 @@ from prometheus_client.registry import Collector
 
 TTFT_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ITL_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-STATUSES: Final = frozenset((200, 400, 404, 405, 408, 413, 415, 429, 499, 500, 503))
+STATUSES: Final = frozenset((200, 400, 401, 404, 405, 408, 413, 415, 429, 499, 500, 503))
 """499: the client was gone before the answer began. Every other status is counted as "other"."""
+OTHER: Final = "other"
 NO_ROUTE: Final = "none"
 
 
@@ -37,10 +38,17 @@ class HttpMetrics:
         )
         registry.register(self._first_token)
         registry.register(self._inter_token)
+        self.expect([NO_ROUTE])
+
+    def expect(self, routes: Iterable[str]) -> None:
+        """Path templates that are served: their series are there before the first request."""
+        for route in routes:
+            for status in (*sorted(map(str, STATUSES)), OTHER):
+                self._requests.labels(route, status)
 
     def count_request(self, route: str | None, status: int) -> None:
         """`route` is a path template of the application (a closed set), None if none matched."""
-        label = str(status) if status in STATUSES else "other"
+        label = str(status) if status in STATUSES else OTHER
         self._requests.labels(NO_ROUTE if route is None else route, label).inc()
 
     def pace(self, received_s: float) -> "Pace":

@@ -11,14 +11,16 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from services.openai.answering import answer
+from services.openai.answering import Emit, Usage, answer
 from services.openai.backend import Backend, BackendError
 from services.openai.choice import Choice, Delta
 from services.openai.errors import ApiError, from_backend, internal_error
+from services.openai.exchange import Exchange
 from services.openai.hangup import ClientGone, unless_gone
 from services.openai.metrics import HttpMetrics
 from services.openai.rendering import Collected, Rendering
 from services.openai.sse import DONE, EventStream, TextEvent, events
+from services.openai.transcript import Transcript
 from services.runtime.logging import Log
 
 log = Log(__name__)
@@ -32,11 +34,27 @@ class Answering:
     choices: Sequence[Choice]
     rendering: Rendering
     metrics: HttpMetrics
-    request_id: str
-    received_s: float
-    """When the HTTP request came in, by `time.perf_counter`."""
+    exchange: Exchange
     stalled_client_s: float
     """How long a client may leave what is sent to it unread."""
+    transcript: Transcript | None = None
+
+    async def answer(self, emit: Emit) -> Usage:
+        """Run every choice to its end (see `services.openai.answering`); whatever comes of it is noted."""
+        exchange = self.exchange
+        heard = emit if self.transcript is None else self.transcript.hearing(emit)
+        try:
+            usage = await answer(self.backend, self.choices, self.metrics, exchange.received_s, heard)
+            exchange.cached_tokens = usage.cached_tokens
+            return usage
+        finally:
+            exchange.prompt_tokens = sum(len(choice.request.prompt) for choice in self.choices)
+            exchange.output_tokens = sum(choice.output_tokens for choice in self.choices)
+            exchange.finish_reasons = tuple(
+                choice.finish.value for choice in self.choices if choice.finish is not None
+            )
+            if self.transcript is not None:
+                self.transcript.write()
 
 
 class WholeReply(Response):
@@ -57,7 +75,7 @@ class WholeReply(Response):
         async def collect(choice: Choice, delta: Delta) -> None:
             parts[choice.index].add(delta)
 
-        usage = await answer(asked.backend, asked.choices, asked.metrics, asked.received_s, collect)
+        usage = await asked.answer(collect)
         return asked.rendering.whole([parts[choice.index] for choice in asked.choices], usage)
 
 
@@ -94,18 +112,19 @@ class StreamedReply(Response):
                 await stream.write(events(chunks))
 
         try:
-            usage = await answer(asked.backend, asked.choices, asked.metrics, asked.received_s, emit)
+            usage = await asked.answer(emit)
         except ClientGone:
             raise
         except Exception as error:
             if not stream.started:
                 raise
-            await stream.write(self._failure(error).event(), last=True)
+            asked.exchange.failure = failure = self._failure(error)
+            await stream.write(failure.event(), last=True)
         else:
             await stream.write(events(asked.rendering.usage(usage)) + DONE, last=True)
 
     def _failure(self, error: Exception) -> ApiError:
         if isinstance(error, BackendError):
             return from_backend(error)
-        log.error("a reply broke off", error=error, request_id=self._answering.request_id)
+        log.error("a reply broke off", error=error, **self._answering.exchange.names)
         return internal_error()

@@ -21,8 +21,6 @@ from services.runtime.worker_settings import WorkerSettings
 
 log = Log(__name__)
 
-MEET_S: Final = 120.0
-"""How long a rank waits for the others to come: hosts do not start at the same time."""
 LOOK_S: Final = 0.25
 """How often ranks that are still loading tell each other so."""
 LOOKS: Final = 4
@@ -32,7 +30,8 @@ TEXT_CHARS_MAX: Final = 1024
 OWN: Final = frozenset(
     {"rank", "name", "bootstrap", "host", "advertise", "grpc_port", "metrics_port", "model", "device"}
     | {"threads", "cpus", "drain_timeout_ms", "log_level", "log_format", "kv_cache_memory", "rendezvous"}
-    | {"world"}
+    | {"world", "meet_timeout_ms"}
+    | {"tls_cert", "tls_key", "tls_ca"}
 )
 """Settings that may differ from rank to rank: they say where and with what a rank runs, not what it does."""
 
@@ -63,7 +62,7 @@ async def form_group(settings: WorkerSettings, mine: int) -> Formed:
     host, port = split_address(settings.rendezvous)
     ranks, timeout_s = settings.topology.ranks, settings.group_timeout_ms / 1000
     try:
-        meet_s = max(MEET_S, timeout_s)
+        meet_s = max(settings.meet_timeout_ms / 1000, timeout_s)
         group = await GlooGroup.join(settings.rank, ranks, host, port, timeout_s, meet_s)
         told = await _tell(group, {"number": mine, "settings": _shared(settings)})
     except GroupBroken as error:

@@ -68,6 +68,9 @@ class Work(Protocol):
         """All ranks have reached this turn, and so have done what the one before asked of them. So many of
         the turn's connections every rank could make: whoever asked is answered."""
 
+    def voted(self, room: Room, wish: Vote, now_ms: int) -> None:
+        """This rank wishes that the room end, or that it go on while another does not. In every such turn."""
+
     def perform(self, room: Room, effect: Effect) -> None:
         """Do what a settled move asks of the world."""
 
@@ -89,20 +92,28 @@ class Work(Protocol):
 
 
 class TurnProgress:
-    """When the last turn ended, for an honest health page."""
+    """When the last turn ended, and when the engine was last free, for an honest health page."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.turn = 0
-        self._ended_ms = clock.now_ms()
+        self._ended_ms: int | None = None
+        self._free_ms = 0
 
-    def ended(self) -> None:
+    def ended(self, *, free: bool) -> None:
+        """`free`: this rank's engine was, between two steps or resting."""
         self.turn += 1
         self._ended_ms = self._clock.now_ms()
+        if free:
+            self._free_ms = self._ended_ms
 
-    def stuck_ms(self) -> int:
-        """Milliseconds since a turn last ended."""
-        return self._clock.now_ms() - self._ended_ms
+    def stuck_ms(self) -> int | None:
+        """Milliseconds since a turn last ended; None before the first has."""
+        return None if self._ended_ms is None else self._clock.now_ms() - self._ended_ms
+
+    def step_ms(self) -> int:
+        """Milliseconds for which a step has been running, at most; turns go on beside it."""
+        return 0 if self._ended_ms is None else self._ended_ms - self._free_ms
 
 
 class Lap(Enum):
@@ -155,6 +166,8 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     except RostersDiverged as error:
         raise RostersDiverged(f"{error}: {await _who_holds_what(group, ballot)}") from error
     work.agreed(verdict.connects)
+    if group.size > 1:
+        _tell_wishes(work, votes, verdict, now_ms)
     await _say_why(work, group, verdict, now_ms)
     moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
     for room, effect in moves:
@@ -163,7 +176,7 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     more = verdict.compute and work.compute()
     await _tell_each_other(work, group)
     work.record(agreement_s)
-    progress.ended()
+    progress.ended(free=ballot.may_compute)
     if verdict.leave:
         return Lap.LAST
     if news or moves or more:
@@ -179,6 +192,16 @@ def _ahead(mine: Ballot, verdict: Verdict) -> bool:
         wish is Vote.ADVANCE and agreed is Vote.STAY
         for wish, agreed in zip(mine.votes, verdict.votes, strict=True)
     )
+
+
+def _tell_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: int) -> None:
+    """Where the ranks differ, timelines say which of them wished what."""
+    if not verdict.reasons and tuple(votes) == verdict.votes:
+        return
+    for room in work.roster:
+        wish = votes[room.place]
+        if wish is Vote.ABORT or (wish is Vote.ADVANCE and verdict.votes[room.place] is not Vote.ADVANCE):
+            work.voted(room, wish, now_ms)
 
 
 async def _say_why(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:

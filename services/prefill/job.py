@@ -9,6 +9,7 @@ from services.pages.checksum import told
 from services.prefill.overlap import Overlap
 from services.prefill.push import Push
 from services.prefill.ways import Way
+from services.rooms.phases import Phase, Vote
 from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.wire.baton.v1 import inference_pb2
@@ -31,11 +32,15 @@ class Job:
     pages: tuple[int, ...] = ()
     computed: int = 0
     """Leading tokens whose KV is in the pages."""
+    told: int = 0
+    """Leading tokens of which the timeline says that they are computed."""
     cached: int = 0
     """Leading tokens whose KV was in the pages when they were taken."""
     first: Token | None = None
     push: Push | None = None
     overlap: Overlap = field(default_factory=Overlap)
+    voted: tuple[Phase, Vote] | None = None
+    """This rank's last vote that was told, of those that the other ranks did not share at once."""
     closers: list[asyncio.Future[None]] = field(default_factory=list)
     """Who waits for the proof that this room is quiet."""
 

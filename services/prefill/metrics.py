@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.rooms.phases import SENDER_MOVES
 from services.runtime.worker_metrics import WorkerMetrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -9,7 +10,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 class PrefillMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.worker = WorkerMetrics(registry)
+        self.worker = WorkerMetrics(SENDER_MOVES, registry)
         self._bootstrap = Gauge(
             "baton_prefill_bootstrap_queue_requests", "Rooms without a destination yet.", registry=registry
         )
@@ -22,6 +23,12 @@ class PrefillMetrics:
             registry=registry,
         )
         self._tokens = Counter("baton_prefill_tokens_total", "Prompt tokens computed.", registry=registry)
+        self._first_token = Histogram(
+            "baton_prefill_first_token_seconds",
+            "From a room's arrival here until its first token was drawn.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self._bytes = Counter(
             "baton_kv_transfer_bytes_total", "Bytes of KV pages written to decode workers.", registry=registry
         )
@@ -50,6 +57,9 @@ class PrefillMetrics:
 
     def computed(self, tokens: int) -> None:
         self._tokens.inc(tokens)
+
+    def first_token(self, seconds: float) -> None:
+        self._first_token.observe(seconds)
 
     def sent(self, length: int) -> None:
         self._bytes.inc(length)

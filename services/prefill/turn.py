@@ -25,7 +25,7 @@ from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed, Written
 from services.rooms.ids import Generation, Incarnation, RoomId
-from services.rooms.phases import GATED, LIVE, Effect, Phase
+from services.rooms.phases import GATED, LIVE, Effect, Phase, Vote
 from services.rooms.request import Token
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
@@ -33,8 +33,9 @@ from services.rooms.sender import Sender
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
 from services.transfer.interface import Transfer, TransferError
-from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.baton.v1 import group_pb2, inference_pb2, workers_pb2
 from services.wire.callers import Callers
+from services.wire.census import census_to_wire
 from services.wire.conversions import (
     cause_from_wire,
     check_peer,
@@ -47,12 +48,14 @@ from services.wire.conversions import (
 from services.wire.errors import NotConnected
 from services.wire.mailbox import Answer, Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter
+from services.wire.reporter import Reporter, wish_told
 
 log = Log(__name__)
 
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
+CHUNK_LINES_MAX: Final = 64
+"""Of one room's timeline, but for the steps in which it shared its budget with others."""
 
 
 class PrefillWork:
@@ -99,6 +102,11 @@ class PrefillWork:
         """The turn's connections, and what became of them on this rank."""
         self._checksum = checksum
         self._step: list[Part] = []
+        self._step_us = 0
+        """When it was started."""
+        self._turns = 0
+        self._tokens = 0
+        """Computed, since start."""
         self._held_back = False
         """Nothing is posted in this turn. Never twice in a row, however fast steps are."""
 
@@ -120,6 +128,11 @@ class PrefillWork:
         finally:
             job.closers.remove(closed)
 
+    def names_of(self, room: int) -> abc.Mapping[str, str]:
+        """What a room's request is known by; nothing once it is retired."""
+        job = self._jobs.get(RoomId(room))
+        return {} if job is None else job.request.names
+
     def break_off(self, cause: Cause) -> None:
         """This worker ends here and now: tell whoever still waits for a room, with what ended it before if
         anything did (`first-cause-wins`). Nothing is given back: all that is held ends with the process."""
@@ -127,6 +140,11 @@ class PrefillWork:
             if job.sender.phase in LIVE:
                 outcome = outcome_to_wire(job.sender.cause or cause)
                 self._reply(job, inference_pb2.RunRoomReply(outcome=outcome))
+
+    def census(self) -> workers_pb2.WorkerCensus:
+        """What is held right now, for people to look at."""
+        rooms = self.roster.census()
+        return census_to_wire(self._queues(rooms), rooms, self._holdings, self._turns, self._tokens)
 
     # ---- Work
 
@@ -186,6 +204,12 @@ class PrefillWork:
     def hear(self, told: abc.Sequence[bytes]) -> None:  # noqa: ARG002
         raise AssertionError("the ranks of a prefill worker tell each other nothing")
 
+    def voted(self, room: Room, wish: Vote, now_ms: int) -> None:
+        job = self._jobs[room.id]
+        if job.voted != (room.phase, wish):
+            job.voted = (room.phase, wish)
+            self._reporter.seen(room.id, "voted", wish_told(room, wish, now_ms))
+
     def perform(self, room: Room, effect: Effect) -> None:
         job = self._jobs[room.id]
         match effect:
@@ -214,23 +238,17 @@ class PrefillWork:
         rows = [Row(part.job.sequence, part.start, part.stop, part.job.pages, part.last) for part in parts]
         for part in parts:
             part.job.sender.busy = True
-        self._step = parts
+        self._step, self._step_us = parts, self._clock.host_us()
         self._stepper.start(rows)
         return False
 
     def record(self, agreement_s: float) -> None:
-        waiting = sum(
-            job.sender.phase is Phase.TRANSFERRING and not job.complete for job in self._jobs.values()
-        )
         census = self.roster.census()
-        self._metrics.worker.record_turn(agreement_s)
+        self._metrics.worker.record_turn(agreement_s, self._reporter.dropped)
         self._metrics.worker.record_rooms(census, self.roster.dropped.total())
         self._metrics.worker.record_memory(self._holdings.pages.census(), self._holdings.slots.census())
-        self._metrics.record_queues(
-            bootstrap=census[Phase.BOOTSTRAPPING],
-            waiting=census[Phase.WAITING_FOR_INPUT] + waiting,
-            inflight=census[Phase.TRANSFERRING] + census[Phase.SEALING] - waiting,
-        )
+        self._metrics.record_queues(**self._queues(census))
+        self._turns += 1
 
     async def rest(self) -> None:
         await self._mailbox.rest(self._rest_s())
@@ -284,6 +302,7 @@ class PrefillWork:
         sender = self.roster.open(room, make, now_ms)
         job = Job(sender, request, wire.decode.name, self.callers.take(room))
         self._jobs[room] = job
+        self._reporter.opened(room, request)
         self._reply(job, inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted()))
         self._tell(job, "accepted", f"{request.prefill_tokens} tokens to compute, {pages} pages")
 
@@ -349,11 +368,13 @@ class PrefillWork:
             return True
         if tokens is None:
             return False
+        self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
         now_ms = self._clock.now_ms()
         for part, token in zip(self._step, tokens, strict=True):
             part.job.sender.busy = False
             part.job.computed = part.stop
             self._metrics.computed(part.stop - part.start)
+            self._tokens += part.stop - part.start
             self._computed(part.job, token)
         self._step = []
         for job in self._computable():
@@ -367,9 +388,14 @@ class PrefillWork:
         job.push.ready(job.computed, complete=job.complete)
         job.sender.progressed(self._clock.now_ms())
         if token is None:
-            self._tell(job, "chunk computed", f"{job.computed} tokens so far")
+            # A long prompt's chunks do not take the place of what comes after them.
+            if job.computed - job.told >= job.request.prefill_tokens / CHUNK_LINES_MAX:
+                job.told = job.computed
+                self._tell(job, "chunk computed", f"{job.computed} tokens so far")
             return
         job.first = token
+        spent_ms = sum(job.sender.phase_ms.values()) + self._clock.now_ms() - job.sender.entered_ms
+        self._metrics.first_token(spent_ms / 1000)
         finish = finish_to_wire(job.request.finish_reason([*job.request.output, token.id]))
         first = inference_pb2.FirstToken(token=token_to_wire(token), finish=finish, cached_tokens=job.cached)
         self._reply(job, inference_pb2.RunRoomReply(first_token=first))
@@ -388,6 +414,7 @@ class PrefillWork:
             sender.progressed(now_ms)
         if push.written and not sender.written:
             sender.note(Written())
+            self._reporter.seen(sender.id, "written", f"what this rank sends of {job.computed} tokens")
             moved = True
         if sender.written and (sender.phase is Phase.TRANSFERRING or not sender.elected):
             sender.progressed(now_ms)  # only another rank can be late now, and it counts that itself
@@ -484,7 +511,7 @@ class PrefillWork:
             raise AssertionError(f"room {job.sender.id} failed without a cause")
         self._reply(job, inference_pb2.RunRoomReply(outcome=outcome_to_wire(cause)))
         self._metrics.worker.room_failed(cause)
-        self._tell(job, "failed", f"{cause.reason.value}: {cause.text}")
+        self._reporter.failed(job.sender.id, cause)
 
     def _retire(self, job: Job) -> None:
         """The one way out of every table that knows the room (`one-retire`)."""
@@ -499,6 +526,16 @@ class PrefillWork:
         self._reporter.retired(sender.id)
 
     # ---- small things
+
+    def _queues(self, census: abc.Mapping[Phase, int]) -> dict[str, int]:
+        waiting = sum(
+            job.sender.phase is Phase.TRANSFERRING and not job.complete for job in self._jobs.values()
+        )
+        return {
+            "bootstrap": census[Phase.BOOTSTRAPPING],
+            "waiting": census[Phase.WAITING_FOR_INPUT] + waiting,
+            "inflight": census[Phase.TRANSFERRING] + census[Phase.SEALING] - waiting,
+        }
 
     def _computable(self) -> abc.Iterable[Job]:
         return [

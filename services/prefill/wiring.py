@@ -33,6 +33,8 @@ from services.runtime import serve
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import pin
 from services.runtime.host_memory import HostMemory
+from services.runtime.logging import name_rooms
+from services.runtime.process_metrics import describe_process
 from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
@@ -69,12 +71,17 @@ async def _serve(
     shutdown: asyncio.Event,
 ) -> int:
     clock, registry = SystemClock(), CollectorRegistry()
+    metrics = PrefillMetrics(registry)
+    describe_process(registry, settings.role, settings.name, settings.rank or 0)
     checksum = KvChecksum(settings.kv_checksum)
     topology, rank = settings.topology, settings.rank or 0
     progress = TurnProgress(clock)
-    await host.start_pages(registry, progress.stuck_ms)
+    await host.start_pages(registry, progress)
 
-    group = (await form_group(settings, mine)).group
+    formed = await form_group(settings, mine)
+    group = formed.group
+    if isinstance(host, FollowerHost):
+        host.led_by(Incarnation(formed.leaders))
     loop = asyncio.get_running_loop()
     engine: Engine = await load_together(group, loop.run_in_executor(None, load, settings, threads))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
@@ -84,7 +91,6 @@ async def _serve(
     transfer.register(Region("kv", engine.cache.address, engine.cache.length, engine.cache.device))
     transfer.register(Region("slots", slots.address, slots.length))
 
-    metrics = PrefillMetrics(registry)
     stepper = Stepper(engine, host.mailbox.wake)
     prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
     work = PrefillWork(
@@ -110,6 +116,7 @@ async def _serve(
         ways=Ways(transfer, layouts, rank, checksum),
         checksum=checksum,
     )
+    name_rooms(work.names_of)
     turns = explained(run_turns(work, group, clock, progress), group, TeamBroken)
     try:
         if isinstance(host, FollowerHost):
@@ -132,9 +139,10 @@ async def _serve(
             ),
             services=("baton.v1.PrefillService", "baton.v1.HandoverService"),
             turns=turns,
-            on_renewal=metrics.worker.lease_renewed,
+            on_renewal=metrics.worker.lease_tried,
             broken=BROKEN,
             break_off=work.break_off,
+            census=work.census,
         )
         return await host.serve(role, shutdown)
     finally:

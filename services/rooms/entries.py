@@ -103,6 +103,8 @@ class RoomEntry:
     canary: bool = False
     retry_of: RoomId | None = None
     """The room of the same request that failed, and that this one goes on for."""
+    trace_id: str = ""
+    """Of its request; empty where nobody gave or made one."""
     phase: RoomPhase = RoomPhase.OPEN
     closing_ms: int = 0
     untold_ms: int | None = None

@@ -183,10 +183,13 @@ class Registry:
         canary: bool = False,
         retry_of: RoomId | None = None,
         prompt: Sequence[Block] = (),
+        trace_id: str = "",
     ) -> RoomEntry:
         room = self._fresh_id()
         prefill, decode = pair
-        entry = RoomEntry(room, request_id, prefill.facts, decode.facts, tokens, now_ms, canary, retry_of)
+        entry = RoomEntry(
+            room, request_id, prefill.facts, decode.facts, tokens, now_ms, canary, retry_of, trace_id
+        )
         self._open[room] = entry
         for worker in pair:
             worker.rooms.add(room)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.rooms.trace import TraceContext
+
 TOP_LOGPROBS_MAX = 20
 """Most alternatives reported per token: what a metadata record holds (`record-fits`)."""
 
@@ -61,6 +63,14 @@ class Request:
     output: tuple[int, ...] = ()
     """Drawn by an earlier room of the same request, which failed: this one goes on behind them. They count
     as output in every respect (penalties, seeds, limits, positions), and do not answer the request."""
+    trace: TraceContext | None = None
+    """What the spans of whoever serves it are children of."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What it is known by, for people."""
+        names = {"request_id": self.request_id}
+        return names if self.trace is None else names | {"trace_id": self.trace.trace_id}
 
     @property
     def prefill_tokens(self) -> int:

@@ -8,7 +8,9 @@ from collections.abc import Generator
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.runtime.http_head import BoundedHttp
 from services.runtime.listen import port_of
+from services.runtime.tls_files import TlsFiles, renewing
 
 START_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 75
@@ -47,23 +49,29 @@ class HttpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def serve_http(app: ASGIApp, sock: socket.socket, graceful_timeout_s: int) -> HttpServer:
-    """Serve `app` on a socket from `bind_port` (owned from here on). Returns once it accepts requests.
+async def serve_http(
+    app: ASGIApp, sock: socket.socket, graceful_timeout_s: int, tls: TlsFiles | None = None
+) -> HttpServer:
+    """Serve `app` on a socket from `bind_port` (owned from here on), over `tls` if there is one. Returns once
+    it accepts requests.
 
     `graceful_timeout_s` bounds how long `stop` waits for running requests before it cancels them.
-    Raises RuntimeError if it does not get that far.
+    Raises RuntimeError if it does not get that far, StartupError for certificates that cannot be used.
     """
     port = port_of(sock)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=graceful_timeout_s,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
+    config = uvicorn.Config(
+        app,
+        http=BoundedHttp,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=graceful_timeout_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
+    config.load()
+    if tls is not None:
+        config.ssl = renewing(tls)  # the library's own would keep the first certificate for good
+    server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
     listening = asyncio.create_task(server.listening.wait())
     try:

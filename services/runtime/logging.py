@@ -1,13 +1,15 @@
 """What does a log line look like, and which facts may it carry?
 
-A message is a constant; what varies goes into fields (`room`, `request_id`, `worker`, …), so that lines
-can be searched and counted. Prompts and generated text are never logged
-(`secrets-unlogged`).
+A message is a constant; what varies goes into fields (`room`, `request_id`, `trace_id`, `worker`, …), so that
+lines can be searched and counted. A line that names a room names its request and its trace as well, where the
+process knows them (`name_rooms`). Prompts and generated text are never logged unless `--log-prompts` asks for
+it (`secrets-unlogged`).
 """
 
 import json
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, LiteralString, TextIO
 
@@ -19,6 +21,23 @@ LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+
+
+Names = Callable[[int], Mapping[str, str]]
+"""What else a room is known by: `request_id`, `trace_id`; nothing for one that is not known."""
+
+
+def _no_names(_: int) -> Mapping[str, str]:
+    return {}
+
+
+_names: Names = _no_names
+
+
+def name_rooms(names: Names = _no_names) -> None:
+    """From now on lines of this process that have a `room` get these names of it, too."""
+    global _names  # like the handlers, which `configure` sets for the process
+    _names = names
 
 
 class Log:
@@ -52,6 +71,8 @@ class Log:
     ) -> None:
         if self._logger.isEnabledFor(level):
             merged = {**self._fields, **fields}
+            if isinstance(room := merged.get("room"), int) and "request_id" not in merged:
+                merged |= _names(room)
             self._logger.log(level, message, exc_info=error, extra={"baton_fields": merged})
 
 
@@ -64,6 +85,11 @@ def _bounded(value: FieldValue) -> FieldValue:
     if isinstance(value, str) and len(value) > VALUE_CHARS_MAX:
         return value[:VALUE_CHARS_MAX] + "…"
     return value
+
+
+def _ids_as_text(fields: dict[str, FieldValue]) -> dict[str, FieldValue]:
+    """Ids of rooms are text: they do not fit the numbers of most readers of JSON."""
+    return {name: str(value) if name == "room" else value for name, value in fields.items()}
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -108,7 +134,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields = self._always | _fields(record)
+        fields = _ids_as_text(self._always | _fields(record))
         entry |= {name: value for name, value in fields.items() if name not in entry}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)

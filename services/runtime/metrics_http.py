@@ -1,8 +1,11 @@
 """How does a worker answer the platform: is it alive, may it be used, what has it counted?
 
 GET /metrics   Prometheus text, from the worker's own registry
+GET /started   200 once it has loaded and taken a turn, else 503: leave it be, for as long as a start may take
 GET /health    200 while it makes progress, else 503 with what is wrong: restart it
 GET /ready     200 while it takes rooms, else 503 with what it waits for: leave it be
+
+The first two are its own affair alone. What `/ready` waits for may be others.
 """
 
 import socket
@@ -24,21 +27,30 @@ Problems = Callable[[], Sequence[str]]
 
 
 async def serve_metrics(
-    sock: socket.socket, registry: CollectorRegistry, unhealthy: Problems, unready: Problems
+    sock: socket.socket,
+    registry: CollectorRegistry,
+    unstarted: Problems,
+    unhealthy: Problems,
+    unready: Problems,
 ) -> HttpServer:
-    """Serve the three pages on a socket from `bind_port`, in the running loop.
+    """Serve the four pages on a socket from `bind_port`, in the running loop.
 
     Start it before the slow part of a start: `/ready` then tells what is being waited for.
     """
-    return await serve_http(metrics_app(registry, unhealthy, unready), sock, GRACEFUL_TIMEOUT_S)
+    return await serve_http(metrics_app(registry, unstarted, unhealthy, unready), sock, GRACEFUL_TIMEOUT_S)
 
 
-def metrics_app(registry: CollectorRegistry, unhealthy: Problems, unready: Problems) -> Starlette:
-    """The three pages as an ASGI application."""
+def metrics_app(
+    registry: CollectorRegistry, unstarted: Problems, unhealthy: Problems, unready: Problems
+) -> Starlette:
+    """The four pages as an ASGI application."""
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), media_type=content_type)
+
+    async def started(_: Request) -> Response:
+        return _answer(unstarted())
 
     async def health(_: Request) -> Response:
         return _answer(unhealthy())
@@ -47,7 +59,12 @@ def metrics_app(registry: CollectorRegistry, unhealthy: Problems, unready: Probl
         return _answer(unready())
 
     return Starlette(
-        routes=[Route("/metrics", metrics), Route("/health", health), Route("/ready", ready)],
+        routes=[
+            Route("/metrics", metrics),
+            Route("/started", started),
+            Route("/health", health),
+            Route("/ready", ready),
+        ],
     )
 
 

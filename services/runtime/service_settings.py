@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from services.runtime.setting_kinds import DURATION_MS, HOST, choices, matching
+from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching
 from services.runtime.settings import setting
+from services.runtime.tls_files import TlsFiles, tls_files
 
 LOG_LEVEL = choices("debug", "info", "warning", "error")
 LOG_FORMAT = choices("text", "json")
+COLLECTOR = matching(r"(https?://[^\s@]+)?", "URL", "http://host:port, or https:// for TLS")
 ADVERTISE = matching(r"[A-Za-z0-9._:%-]*", "HOST", "an address or host name without a port")
 
 
@@ -23,8 +25,33 @@ class ServiceSettings:
     )
     log_level: str = setting("info", "Least severe log lines to write.", LOG_LEVEL)
     log_format: str = setting("text", "How log lines are written.", LOG_FORMAT)
+    otlp_endpoint: str = setting(
+        "",
+        "Collector that traces go to, by OTLP over gRPC, such as http://collector:4317 (not given: what"
+        " OTEL_EXPORTER_OTLP_ENDPOINT says; neither: no traces).",
+        COLLECTOR,
+    )
+    trace_sample: float = setting(
+        1.0, "Share of requests that are traced, of those whose caller does not say whether to.", SHARE
+    )
+
+    tls_cert: str = setting(
+        "", "Certificate (PEM) that this process shows over gRPC; with --tls-key and --tls-ca.", TEXT
+    )
+    tls_key: str = setting("", "Private key (PEM) of --tls-cert.", TEXT)
+    tls_ca: str = setting(
+        "",
+        "Authority (PEM) whose certificates are believed over gRPC; then none is served without one.",
+        TEXT,
+    )
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Of gRPC. Raises SettingsError when only some are given."""
+        return tls_files(self.tls_cert, self.tls_key, self.tls_ca)
 
     def __post_init__(self) -> None:
         """Resolve the defaults that depend on other settings: a reader only ever sees real values."""
+        tls_files(self.tls_cert, self.tls_key, self.tls_ca)
         if not self.advertise:
             object.__setattr__(self, "advertise", self.host)

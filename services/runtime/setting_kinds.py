@@ -92,6 +92,16 @@ def _address(text: str) -> str:
     return join_address(*split_address(text))
 
 
+def _share(text: str) -> float:
+    if not re.fullmatch(r"\d(\.\d{1,9})?", text, re.ASCII) or float(text) > 1:
+        raise BadValue
+    return float(text)
+
+
+def _show_share(value: float) -> str:
+    return f"{value:.9f}".rstrip("0").rstrip(".")
+
+
 def _switch(text: str) -> bool:
     if text.lower() in ("true", "1", "yes", "on"):
         return True
@@ -177,5 +187,6 @@ DURATION_MS: Final = Kind(
 )
 ADDRESS: Final = Kind("HOST:PORT", "host:port, such as 127.0.0.1:8100", _address)
 HOST: Final = matching(r"[A-Za-z0-9._:%-]+", "HOST", "an address or host name without a port")
+SHARE: Final = Kind("SHARE", "a number from 0 to 1, such as 0.05", _share, _show_share)
 SWITCH: Final = Kind("true|false", "true or false", _switch, lambda value: str(value).lower())
 CPUS: Final = Kind("CPUS", "a list of cores such as 0,2-3, or nothing for all", _cpus, _show_cpus)

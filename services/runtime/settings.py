@@ -30,6 +30,8 @@ class Setting:
     default: Any
     help: str
     kind: Kind[Any]
+    secret: bool = False
+    """Given by its variable alone, and never shown: everyone on a machine can read its command lines."""
 
     @property
     def flag(self) -> str:
@@ -44,14 +46,17 @@ class Setting:
         return self.kind.show(self.default)
 
 
-def setting(default: T, help: str, kind: Kind[T]) -> T:  # noqa: A002
+def setting(default: T, help: str, kind: Kind[T], *, secret: bool = False) -> T:  # noqa: A002
     """A field of a settings class. Typed as its value, which is what a reader of the class sees."""
-    return field(default=default, metadata={"help": help, "kind": kind})
+    return field(default=default, repr=not secret, metadata={"help": help, "kind": kind, "secret": secret})
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """The settings of a settings class, in the order they are written."""
-    return tuple(Setting(f.name, f.default, f.metadata["help"], f.metadata["kind"]) for f in fields(cls))
+    return tuple(
+        Setting(f.name, f.default, f.metadata["help"], f.metadata["kind"], f.metadata["secret"])
+        for f in fields(cls)
+    )
 
 
 def variables_of(*classes: type) -> frozenset[str]:
@@ -79,6 +84,10 @@ def load(
     values: dict[str, Any] = {}
     for name, each in known.items():
         given = flags.get(name)
+        if given is not None and each.secret:
+            raise SettingsError(
+                f"{each.flag} is no flag, since command lines can be read: set {each.variable}"
+            )
         if given is not None:
             values[name] = _parse(each, each.flag, given)
         elif each.variable in environ:
@@ -100,19 +109,30 @@ def refuse_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
 
 
 def to_flags(settings: object) -> list[str]:
-    """The command line that makes `load` build an equal object from an empty environment."""
+    """The command line that makes `load` build an equal object, secrets aside, from an empty environment."""
     given: list[str] = []
     for each in settings_of(type(settings)):
         value = getattr(settings, each.name)
-        if value != each.default:
+        if value != each.default and not each.secret:
             given += [each.flag, each.kind.show(value)]
     return given
+
+
+def to_environ(settings: object) -> dict[str, str]:
+    """The variables that `load` needs beside `to_flags`: the secrets, for a child's environment."""
+    return {
+        each.variable: each.kind.show(getattr(settings, each.name))
+        for each in settings_of(type(settings))
+        if each.secret and getattr(settings, each.name) != each.default
+    }
 
 
 def _parse(each: Setting, source: str, text: str) -> Any:
     try:
         return each.kind.parse(text)
     except ValueError:
+        if each.secret:
+            raise SettingsError(f"{source}: what it holds is not allowed: use {each.kind.allowed}") from None
         shown = text if len(text) <= VALUE_SHOWN_MAX else text[:VALUE_SHOWN_MAX] + "…"
         raise SettingsError(f"{source}: {shown!r} is not allowed: use {each.kind.allowed}") from None
 

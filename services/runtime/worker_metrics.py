@@ -1,21 +1,22 @@
 """What does every worker count, whatever its role?
 
 Gauges are set once a turn from a census, never per event, so that they cannot drift; at idle each is
-back where it started (`zero-at-idle`).
+back where it started (`zero-at-idle`). Every series is there from the start, so that none appears late.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.pages.pool import PageState
 from services.rooms.errors import Cause
-from services.rooms.phases import Phase
+from services.rooms.phases import Moves, Phase
 from services.rooms.room import Room
 from services.runtime.failed_rooms import FailedRooms
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _AGREEMENT_SECONDS = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
 
 Member = TypeVar("Member", Phase, PageState)
@@ -24,32 +25,44 @@ Member = TypeVar("Member", Phase, PageState)
 class _Census(Generic[Member]):
     """A gauge by the members of a closed set. What a turn does not change costs nothing here."""
 
-    def __init__(self, gauge: Gauge) -> None:
-        self._gauge = gauge
-        self._gauges: dict[Member, Gauge] = {}
+    def __init__(self, gauge: Gauge, members: Iterable[Member]) -> None:
+        self._gauges: dict[Member, Gauge] = {each: gauge.labels(each.value) for each in members}
         self._told: Mapping[Member, int] = {}
 
     def record(self, census: Mapping[Member, int]) -> None:
         if census == self._told:
             return
-        for member, count in census.items():
-            if member not in self._gauges:
-                self._gauges[member] = self._gauge.labels(member.value)
-            if count != self._told.get(member):
-                self._gauges[member].set(count)
+        for member, gauge in self._gauges.items():
+            if census[member] != self._told.get(member):
+                gauge.set(census[member])
         self._told = census
+
+
+class _Total:
+    """A counter of what somebody else counts, from his count since the start."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._seen = 0
+
+    def record(self, count: int) -> None:
+        if count != self._seen:
+            self._counter.inc(count - self._seen)
+            self._seen = count
 
 
 class WorkerMetrics:
     """Injected registry: tests are isolated."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, moves: Moves, registry: CollectorRegistry) -> None:
+        """`moves`: of this side's rooms."""
+        phases = sorted({phase for phase, _ in moves}, key=list(Phase).index)
         rooms = Gauge("baton_rooms", "Rooms held, by phase.", ["phase"], registry=registry)
         pages = Gauge("baton_kv_pages", "KV pages, by state.", ["state"], registry=registry)
         slots = Gauge("baton_metadata_slots", "Metadata slots, by state.", ["state"], registry=registry)
-        self._rooms: _Census[Phase] = _Census(rooms)
-        self._pages: _Census[PageState] = _Census(pages)
-        self._slots: _Census[PageState] = _Census(slots)
+        self._rooms = _Census(rooms, phases)
+        self._pages = _Census(pages, PageState)
+        self._slots = _Census(slots, [state for state in PageState if state is not PageState.CACHED])
         self._reused = Counter(
             "baton_prefix_reused_tokens_total",
             "Tokens whose KV was in the pages already when their room began.",
@@ -59,17 +72,34 @@ class WorkerMetrics:
             "baton_prefix_queried_tokens_total", "Tokens of rooms that began.", registry=registry
         )
         self._failed = FailedRooms("Rooms that failed here, by reason.", registry)
-        self._phases = Histogram(
+        spent = Histogram(
             "baton_room_phase_seconds",
             "Time that rooms spent in a phase.",
             ["phase"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self._dropped = Counter(
-            "baton_rooms_unknown_news_total", "News about rooms not held here, dropped.", registry=registry
+        self._phases = {phase: spent.labels(phase.value) for phase in phases}
+        self._unknown = _Total(
+            Counter(
+                "baton_rooms_unknown_news_total",
+                "News about rooms not held here, dropped.",
+                registry=registry,
+            )
         )
-        self._dropped_seen = 0
+        self._lines = _Total(
+            Counter(
+                "baton_timeline_lines_dropped_total",
+                "Lines of rooms' timelines that did not reach the bootstrap.",
+                registry=registry,
+            )
+        )
+        self._step = Histogram(
+            "baton_step_seconds",
+            "From the start of a step of the model until a turn saw its end.",
+            buckets=_STEP_SECONDS,
+            registry=registry,
+        )
         self._agreement = Histogram(
             "baton_agreement_seconds",
             "Time of a turn's agreement.",
@@ -79,13 +109,17 @@ class WorkerMetrics:
         self._renewals = Counter(
             "baton_lease_renewals_total", "Leases renewed at the bootstrap.", registry=registry
         )
+        self._no_lease = Counter(
+            "baton_lease_failures_total",
+            "Registrations and renewals at the bootstrap that failed.",
+            registry=registry,
+        )
         self._turns = Counter("baton_turns_total", "Turns of the worker's loop.", registry=registry)
 
-    def record_rooms(self, census: Mapping[Phase, int], dropped: int) -> None:
-        """`dropped`: news about unknown rooms, since start."""
-        self._rooms.record({phase: count for phase, count in census.items() if phase is not Phase.RETIRED})
-        self._dropped.inc(dropped - self._dropped_seen)
-        self._dropped_seen = dropped
+    def record_rooms(self, census: Mapping[Phase, int], unknown: int) -> None:
+        """`unknown`: news about rooms that are not held here, since start."""
+        self._rooms.record(census)
+        self._unknown.record(unknown)
 
     def record_memory(self, pages: Mapping[PageState, int], slots: Mapping[PageState, int]) -> None:
         self._pages.record(pages)
@@ -96,16 +130,21 @@ class WorkerMetrics:
         self._reused.inc(tokens)
         self._queried.inc(of)
 
-    def record_turn(self, agreement_s: float) -> None:
+    def record_turn(self, agreement_s: float, lines_dropped: int) -> None:
+        """`lines_dropped`: of timelines, since start."""
         self._turns.inc()
         self._agreement.observe(agreement_s)
+        self._lines.record(lines_dropped)
+
+    def stepped(self, step_s: float) -> None:
+        self._step.observe(step_s)
 
     def room_failed(self, cause: Cause) -> None:
         self._failed.count(cause)
 
     def room_retired(self, room: Room) -> None:
         for phase, spent_ms in room.phase_ms.items():
-            self._phases.labels(phase.value).observe(spent_ms / 1000)
+            self._phases[phase].observe(spent_ms / 1000)
 
-    def lease_renewed(self) -> None:
-        self._renewals.inc()
+    def lease_tried(self, held: bool) -> None:
+        (self._renewals if held else self._no_lease).inc()

@@ -80,6 +80,11 @@ class WorkerSettings(ServiceSettings):
     group_timeout_ms: int = setting(
         30_000, "Longest that the ranks of a worker wait for one of them before they all end.", DURATION_MS
     )
+    meet_timeout_ms: int = setting(
+        120_000,
+        "Longest that a rank waits for the others to come at the start: hosts differ in when they begin.",
+        DURATION_MS,
+    )
 
     def __post_init__(self) -> None:
         if self.host in WILDCARDS and not self.advertise:
@@ -95,6 +100,11 @@ class WorkerSettings(ServiceSettings):
     def places(self) -> int:
         """Rooms that the worker has memory for: what it registers, and what a canary needs."""
         return self.max_rooms + CANARY_ROOMS
+
+    @property
+    def weights_twice(self) -> bool:
+        """Weights may be held in a second form, for steps of a few rows."""
+        return False
 
     @property
     def topology(self) -> Topology:

@@ -1,6 +1,8 @@
 """How are gRPC servers and channels set up, everywhere the same?"""
 
+import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import grpc
@@ -8,12 +10,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.rooms.ids import Incarnation
+from services.runtime.party import Party
+from services.wire.admittance import Admit
 from services.wire.decoding import RefuseUndecodable
 from services.wire.errors import WrongIncarnation
+from services.wire.identity import Identity
 from services.wire.mailbox import TAKEN_BYTES_MAX
 
 UNARY_S: Final = 5.0
 """Deadline of a call that needs no work: everything is answered from tables."""
+
+LAST_CALLS_S: Final = 2 * UNARY_S
+"""What calls get on a channel that another has taken the place of."""
 
 REPLY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Longest message that a caller takes."""
@@ -54,15 +62,22 @@ _SERVER: Final = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=_CHANNEL)
+def open_channel(address: str, party: Party, identity: Identity | None = None) -> grpc.aio.Channel:
+    """To `party`, which has to be able to prove that it is that where there is an `identity`."""
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL)
+    options = (*_CHANNEL, ("grpc.ssl_target_name_override", party.tls_name))
+    return grpc.aio.secure_channel(address, identity.channel(), options=options)
 
 
 class Server:
     """A gRPC server with health and reflection. Services are added before `start`."""
 
-    def __init__(self) -> None:
-        self.grpc = grpc.aio.server(interceptors=(RefuseUndecodable(),), options=_SERVER)
+    def __init__(self, identity: Identity | None = None) -> None:
+        """With an `identity`, callers have to show whose they are."""
+        self._identity = identity
+        admit = () if identity is None else (Admit(),)
+        self.grpc = grpc.aio.server(interceptors=(*admit, RefuseUndecodable()), options=_SERVER)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self._names: list[str] = []
@@ -70,7 +85,10 @@ class Server:
     def bind(self, host: str, port: int) -> int:
         """Listen. Returns the port, which the system picks for 0. Raises OSError when it is taken."""
         try:
-            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+            if self._identity is None:
+                bound = self.grpc.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self.grpc.add_secure_port(f"{host}:{port}", self._identity.server())
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}:{port}") from error
         if bound == 0:
@@ -98,15 +116,41 @@ class Server:
 
 
 class Channels:
-    """One channel per address, opened at first use, closed together or when its peer is gone."""
+    """One channel per address, opened at first use, closed together or when its peer is gone.
 
-    def __init__(self, opener: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
+    A channel shows the certificate that it was opened with. If there is another by now, and it has to
+    connect anew, another channel takes its place.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[str, Party], grpc.aio.Channel] = open_channel,
+        version: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`version`: of what `opener` shows."""
         self._opener = opener
+        self._version = version
         self._open: dict[str, grpc.aio.Channel] = {}
+        self._opened_with: dict[str, int] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
-    def to(self, address: str) -> grpc.aio.Channel:
+    @staticmethod
+    def showing(identity: Identity | None) -> "Channels":
+        """Those of a process that has, or has not, a certificate."""
+        if identity is None:
+            return Channels()
+        return Channels(partial(open_channel, identity=identity), identity.version)
+
+    def to(self, address: str, party: Party) -> grpc.aio.Channel:
+        """`party`: who is there, as long as anybody is."""
+        version = self._version()
+        if self._opened_with.get(address, version) != version and _unconnected(self._open[address]):
+            closing = asyncio.ensure_future(self._open.pop(address).close(LAST_CALLS_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         if address not in self._open:
-            self._open[address] = self._opener(address)
+            self._open[address] = self._opener(address, party)
+            self._opened_with[address] = version
         return self._open[address]
 
     def addresses(self) -> list[str]:
@@ -116,12 +160,20 @@ class Channels:
     async def drop(self, address: str) -> None:
         """Close a channel. Calls that are under way on it are cancelled."""
         channel = self._open.pop(address, None)
+        self._opened_with.pop(address, None)
         if channel is not None:
             await channel.close()
 
     async def close(self) -> None:
         for address in list(self._open):
             await self.drop(address)
+        for closing in self._closing:
+            closing.cancel()
+
+
+def _unconnected(channel: grpc.aio.Channel) -> bool:
+    """Whether it would have to connect for the next call."""
+    return channel.get_state() in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
 
 def check_incarnation(mine: Incarnation, named: int) -> None:

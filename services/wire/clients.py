@@ -2,17 +2,20 @@
 
 import grpc
 
+from services.runtime.party import Party
+from services.runtime.tls_files import TlsFiles
 from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from services.wire.channel import UNARY_S, open_channel
 from services.wire.errors import remote_error
+from services.wire.identity import Identity
 
 
-async def report_exit(bootstrap: str, name: str, pid: int) -> None:
+async def report_exit(bootstrap: str, tls: TlsFiles | None, name: str, pid: int) -> None:
     """Say that process `pid` of worker `name` was seen to exit: the proof "dead" for all it was writing.
 
     Raises RemoteError when the bootstrap does not take it.
     """
-    channel = open_channel(bootstrap)
+    channel = open_channel(bootstrap, Party.BOOTSTRAP, Identity.of(tls))
     try:
         stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         await stub.ReportExit(workers_pb2.ReportExitRequest(name=name, pid=pid), timeout=UNARY_S)

@@ -23,6 +23,7 @@ from services.rooms.request import (
     Sampling,
     Token,
 )
+from services.rooms.trace import read_trace
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 
 TEXT_CHARS_MAX = 1024
@@ -59,6 +60,8 @@ def request_to_wire(request: Request) -> inference_pb2.InferenceRequest:
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         output=request.output,
+        traceparent="" if request.trace is None else request.trace.parent,
+        tracestate="" if request.trace is None else request.trace.state,
         sampling=inference_pb2.Sampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -108,6 +111,7 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
             top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
         ),
         output=tuple(wire.output),
+        trace=read_trace(wire.traceparent, wire.tracestate),
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")

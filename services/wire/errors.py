@@ -44,6 +44,10 @@ class NotConnected(Refusal):
     """The caller has not connected to this incarnation."""
 
 
+class NotAdmitted(Refusal):
+    """The caller's certificate is good, but not for this."""
+
+
 STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (UnknownRoom, grpc.StatusCode.NOT_FOUND),
     (UnknownWorker, grpc.StatusCode.NOT_FOUND),
@@ -59,6 +63,7 @@ STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (WrongIncarnation, grpc.StatusCode.FAILED_PRECONDITION),
     (NotConnected, grpc.StatusCode.FAILED_PRECONDITION),
+    (NotAdmitted, grpc.StatusCode.PERMISSION_DENIED),
     (Malformed, grpc.StatusCode.INVALID_ARGUMENT),
     (PeerFault, grpc.StatusCode.INVALID_ARGUMENT),
     (Truncated, grpc.StatusCode.INVALID_ARGUMENT),

@@ -1,25 +1,35 @@
 """How does the process of a rank live that does not lead? It turns with its group; nobody outside calls it.
 
 The leader alone is registered, called and told to stop: what it hears reaches this rank as commands, and this
-one leaves when all agree to.
+one leaves when all agree to. What this rank itself saw of a room it tells the bootstrap, as its leader does.
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from services.rooms.ids import Incarnation
+from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
+from services.runtime.party import Party
 from services.runtime.serve import end_now
 from services.runtime.worker_settings import WorkerSettings
+from services.wire.channel import Channels, open_channel
+from services.wire.identity import Identity
 from services.wire.mailbox import Mailbox
-from services.wire.reporter import SilentReporter
-from services.wire.worker_pages import WorkerPages
+from services.wire.reporter import RankReporter
+from services.wire.worker_pages import Progress, WorkerPages
 
 log = Log(__name__)
+
+FLUSH_S: Final = 1.0
+"""What a rank still gives to its last lines, once all have left."""
 
 
 class FollowerHost:
@@ -31,11 +41,17 @@ class FollowerHost:
         self._pages = WorkerPages(settings)
         self._problem: str | None = "still starting"
         self.mailbox = Mailbox()
-        self.reporter = SilentReporter()
+        self.channels = Channels(partial(open_channel, identity=Identity.of(settings.tls)))
+        bootstrap = self.channels.to(settings.bootstrap, Party.BOOTSTRAP)
+        self.reporter = RankReporter(bootstrap, settings.rank or 0, SystemClock())
 
-    async def start_pages(self, registry: CollectorRegistry, stuck_ms: Callable[[], int]) -> None:
-        """Serve /metrics, /health and /ready from now on. `stuck_ms`: since a turn last ended."""
-        await self._pages.start(registry, lambda: self._problem, stuck_ms)
+    def led_by(self, leader: Incarnation) -> None:
+        """The group has met."""
+        self.reporter.led_by(leader)
+
+    async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
+        """Serve /metrics, /started, /health and /ready from now on."""
+        await self._pages.start(registry, lambda: self._problem, progress)
         log.info("listening", worker=self._settings.name, metrics_port=self._pages.port, pid=os.getpid())
 
     async def serve(
@@ -47,16 +63,22 @@ class FollowerHost:
         """Turn until the group leaves. Returns the exit code. Raises what ended the turns; when that is one
         of `broken` it does not return: the process ends."""
         self._problem = None
-        asked = asyncio.create_task(_tell_asked(shutdown))
+        helpers = [asyncio.create_task(_tell_asked(shutdown)), asyncio.create_task(self.reporter.run())]
         try:
             await turns
         except broken as error:
             end_now(GroupLost(f"{self._settings.name}: {error}"))
         finally:
-            asked.cancel()
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self.reporter.flush()
         return 0
 
     async def close(self) -> None:
+        await self.channels.close()
         await self._pages.stop()
 
 

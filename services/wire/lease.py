@@ -35,13 +35,17 @@ class LeaseKeeper:
         channel: grpc.aio.Channel,
         registration: workers_pb2.RegisterRequest,
         on_departed: Callable[[Sequence[Incarnation]], None],
-        on_renewal: Callable[[], None],
+        on_renewal: Callable[[bool], None],
+        census: Callable[[], workers_pb2.WorkerCensus] = workers_pb2.WorkerCensus,
     ) -> None:
+        """`on_renewal`: told of each try, and whether the worker holds a lease by it. `census`: what is told
+        with it of what the worker holds."""
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         self._registration = registration
         self._incarnation = registration.worker.incarnation
         self._on_departed = on_departed
         self._on_renewal = on_renewal
+        self._census = census
         self._departed: set[int] = set()
         self._lease_ms = 3_000
         self._failures = 0
@@ -51,6 +55,12 @@ class LeaseKeeper:
         self._draining = False
         self.problem: str | None = "not registered yet"
         """Why the worker holds no lease, or None while it does."""
+        self.proven = False
+        """The bootstrap's word: a canary hand-over has passed through the worker, so it may get rooms."""
+
+    def reach(self, channel: grpc.aio.Channel) -> None:
+        """By this channel from the next call on."""
+        self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
 
     async def run(self) -> None:
         """Register and renew until cancelled."""
@@ -90,16 +100,18 @@ class LeaseKeeper:
             await self.drain()
 
     async def _renew(self) -> None:
-        request = workers_pb2.RenewRequest(incarnation=self._incarnation)
+        request = workers_pb2.RenewRequest(incarnation=self._incarnation, census=self._census())
         reply = await _typed(self._stub.Renew(request, timeout=max(self._lease_ms / 3000, 0.5)))
         self._lease_ms = max(reply.lease_ms, LEASE_MS_MIN)
-        self._on_renewal()
+        self.proven = not reply.unproven
+        self._on_renewal(True)
         fresh = [Incarnation(each) for each in reply.departed if each not in self._departed]
         self._departed = set(reply.departed)
         if fresh:
             self._on_departed(fresh)
 
     def _note_problem(self, error: RemoteError) -> None:
+        self._on_renewal(False)
         self._failures += 1
         text = f"refused by the bootstrap: {error}" if error.kind else f"bootstrap unreachable: {error}"
         # A bootstrap that is being restarted, or that stops before its workers do, is no news yet.

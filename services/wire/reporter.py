@@ -1,16 +1,22 @@
 """How do a worker's lines of a room's timeline reach the bootstrap without costing a turn?
 
 Events go into a bounded buffer and leave in batches. Timeline lines are dropped, and counted, when the
-buffer is full; the news that a room is retired is never dropped, because the registry waits for it.
+buffer is full; the news that a room is retired is never dropped, because the registry waits for it. What all
+ranks of a worker do together the leader tells; what one rank saw or wished each tells for itself.
 """
 
 import asyncio
 
 import grpc
 
+from services.rooms.errors import Cause
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Vote
+from services.rooms.request import Request
+from services.rooms.room import Room
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
+from services.runtime.room_spans import RoomSpans
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from services.wire.channel import UNARY_S
 from services.wire.errors import remote_error
@@ -28,11 +34,19 @@ class Reporter:
     """Runs as one task. `note` and `retired` are cheap and never wait."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, incarnation: Incarnation, source: str, clock: Clock
+        self,
+        channel: grpc.aio.Channel,
+        incarnation: Incarnation,
+        source: str,
+        clock: Clock,
+        spans: RoomSpans | None = None,
     ) -> None:
+        """`spans`: where the lines of rooms that are traced go as well."""
         self._clock = clock
+        self._spans = RoomSpans() if spans is None else spans
         self._stub = rooms_pb2_grpc.RoomServiceStub(channel)
         self._incarnation = incarnation
+        self._rank = 0
         self._source = source
         self._waiting: list[rooms_pb2.RoomReport] = []
         self._wake = asyncio.Event()
@@ -40,13 +54,34 @@ class Reporter:
         self.dropped = 0
         """Lines that were lost, since start."""
 
+    def reach(self, channel: grpc.aio.Channel) -> None:
+        """By this channel from the next call on."""
+        self._stub = rooms_pb2_grpc.RoomServiceStub(channel)
+
+    def opened(self, room: RoomId, request: Request) -> None:
+        """What is told of the room from now on is part of its request's trace, if that has one."""
+        self._spans.begin(room, request.request_id, request.trace)
+
+    def failed(self, room: RoomId, cause: Cause) -> None:
+        self.note(room, "failed", f"{cause.reason.value}: {cause.text}")
+        self._spans.fail(room, cause)
+        log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
+
     def note(self, room: RoomId, name: str, detail: str = "") -> None:
+        """What the worker did: the same on all its ranks."""
+        self._spans.event(room, name, detail)
         if len(self._waiting) >= LINES_MAX:
             self.dropped += 1
             return
         self._add(room, name, detail, retired=False)
 
+    def seen(self, room: RoomId, name: str, detail: str = "") -> None:
+        """What this rank saw or wished."""
+        self.note(room, name, detail)
+
     def retired(self, room: RoomId, detail: str = "") -> None:
+        self._spans.event(room, "retired", detail)
+        self._spans.end(room)
         self._add(room, "retired", detail, retired=True)
 
     async def run(self) -> None:
@@ -62,7 +97,9 @@ class Reporter:
             self._wake.clear()
             while self._waiting:
                 batch = self._waiting[:BATCH_MAX]
-                request = rooms_pb2.ReportRoomsRequest(incarnation=self._incarnation, reports=batch)
+                request = rooms_pb2.ReportRoomsRequest(
+                    incarnation=self._incarnation, rank=self._rank, reports=batch
+                )
                 try:
                     await self._stub.ReportRooms(request, timeout=UNARY_S)
                 except grpc.aio.AioRpcError as error:
@@ -88,12 +125,32 @@ class Reporter:
         self._wake.set()
 
 
-class SilentReporter(Reporter):
-    """Of a rank that does not lead: the leader reports for its group."""
+class RankReporter(Reporter):
+    """Of a rank that does not lead: its own evidence and votes, and nothing that the leader tells for all."""
 
-    def __init__(self) -> None:
-        self.dropped = 0
+    def __init__(self, channel: grpc.aio.Channel, rank: int, clock: Clock) -> None:
+        super().__init__(channel, Incarnation(0), f"rank {rank}", clock)
+        self._rank = rank
+
+    def led_by(self, leader: Incarnation) -> None:
+        """Who the bootstrap knows this rank's worker as. To be told before anything is sent."""
+        self._incarnation = leader
+
+    def opened(self, room: RoomId, request: Request) -> None: ...
+
+    def failed(self, room: RoomId, cause: Cause) -> None: ...
 
     def note(self, room: RoomId, name: str, detail: str = "") -> None: ...
 
+    def seen(self, room: RoomId, name: str, detail: str = "") -> None:
+        super().note(room, name, detail)
+
     def retired(self, room: RoomId, detail: str = "") -> None: ...
+
+
+def wish_told(room: Room, wish: Vote, now_ms: int) -> str:
+    """A rank's vote, for people."""
+    ending = room.ending(now_ms)
+    if wish is Vote.ABORT and ending is not None:
+        return f"to end it while {room.phase.value}: {ending.reason.value}: {ending.text}"
+    return f"to go on from {room.phase.value}; another rank does not yet"

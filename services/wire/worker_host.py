@@ -18,21 +18,28 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation
 from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost
+from services.runtime.exposed import beyond_this_machine
 from services.runtime.listen import cannot_listen
 from services.runtime.logging import Log
+from services.runtime.party import Party
+from services.runtime.room_spans import RoomSpans
 from services.runtime.serve import end_now
+from services.runtime.tracing import Kind, make_tracer
 from services.runtime.worker_settings import WorkerSettings
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
 from services.wire.channel import Channels, Server
 from services.wire.errors import Draining
+from services.wire.identity import Identity
 from services.wire.lease import LeaseKeeper
 from services.wire.mailbox import Mailbox
 from services.wire.reporter import Reporter
-from services.wire.worker_pages import WorkerPages
+from services.wire.worker_pages import Progress, WorkerPages
 
 log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
+SPANS_S: Final = 1.5
+"""What is given to the last spans."""
 FLUSH_S: Final = 2.0
 DRAIN_ASK_S: Final = 0.1
 LAST_WORD_S: Final = 0.3
@@ -49,11 +56,14 @@ class Role:
     services: Sequence[str]
     """Full names of the gRPC services that were added to the host's server."""
     turns: Coroutine[Any, Any, None]
-    on_renewal: Callable[[], None]
+    on_renewal: Callable[[bool], None]
+    """Told of each try, and whether the worker holds a lease by it."""
     broken: tuple[type[Exception], ...]
     """What ends the turns when the ranks of the worker can no longer go on together."""
     break_off: Callable[[Cause], None]
     """Tells whoever waits for a room."""
+    census: Callable[[], workers_pb2.WorkerCensus] = workers_pb2.WorkerCensus
+    """What the worker holds, told with each renewal."""
 
 
 class WorkerHost:
@@ -66,14 +76,27 @@ class WorkerHost:
         self._lost: str | None = None
         self.incarnation = incarnation
         self.mailbox = Mailbox()
-        self.channels = Channels()
-        self.server = Server()
+        identity = Identity.of(settings.tls)
+        if identity is None and beyond_this_machine(settings.host):
+            log.warning(
+                "gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=settings.host
+            )
+        self.channels = Channels.showing(identity)
+        self.server = Server(identity)
         try:
             self.port = self.server.bind(settings.host, settings.grpc_port)
         except OSError as error:
             raise cannot_listen(settings.host, settings.grpc_port, "--grpc-port") from error
-        bootstrap = self.channels.to(settings.bootstrap)
-        self.reporter = Reporter(bootstrap, incarnation, settings.name, SystemClock())
+        bootstrap = self.channels.to(settings.bootstrap, Party.BOOTSTRAP)
+        self._tracer = make_tracer(
+            settings.otlp_endpoint,
+            settings.trace_sample,
+            f"baton-{settings.role}",
+            settings.name,
+            os.environ,
+        )
+        self._spans = RoomSpans(self._tracer, settings.role, Kind.SERVER)
+        self.reporter = Reporter(bootstrap, incarnation, settings.name, SystemClock(), self._spans)
         self._lease: LeaseKeeper | None = None
 
     @property
@@ -81,11 +104,15 @@ class WorkerHost:
         """Why no room can come, or None."""
         if self._lost is not None:
             return self._lost
-        return "still starting" if self._lease is None else self._lease.problem
+        if self._lease is None:
+            return "still starting"
+        if self._lease.problem is None and not self._lease.proven:
+            return "no canary hand-over has passed through it yet"
+        return self._lease.problem
 
-    async def start_pages(self, registry: CollectorRegistry, stuck_ms: Callable[[], int]) -> None:
-        """Serve /metrics, /health and /ready from now on. `stuck_ms`: since a turn last ended."""
-        await self._pages.start(registry, lambda: self.problem, stuck_ms)
+    async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
+        """Serve /metrics, /started, /health and /ready from now on."""
+        await self._pages.start(registry, lambda: self.problem, progress)
         log.info(
             "listening",
             worker=self._settings.name,
@@ -111,7 +138,11 @@ class WorkerHost:
         )
         registration.pid = os.getpid()
         lease = LeaseKeeper(
-            self.channels.to(self._settings.bootstrap), registration, self._departed, role.on_renewal
+            self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP),
+            registration,
+            self._departed,
+            lambda holds: self._tried(holds, role.on_renewal),
+            role.census,
         )
         self._lease = lease
         await self.server.start(role.services)
@@ -140,7 +171,8 @@ class WorkerHost:
 
     async def close(self) -> None:
         """Break what streams are left, and end the servers."""
-        await self.server.stop(STOP_GRACE_S)
+        self._spans.cut_off(Cause(Reason.DRAINING, f"{self._settings.role} worker ended before the room did"))
+        await asyncio.gather(self.server.stop(STOP_GRACE_S), self._tracer.stop(SPANS_S))
         await self.channels.close()
         await self._pages.stop()
 
@@ -153,10 +185,20 @@ class WorkerHost:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain()
-        role.break_off(Cause(Reason.GROUP_BROKEN, f"{self._settings.role} worker {self._lost}"))
+        cause = Cause(Reason.GROUP_BROKEN, f"{self._settings.role} worker {self._lost}")
+        role.break_off(cause)
         self.mailbox.fail(Draining(f"this worker ends: {error}"))
-        await self.server.stop(LAST_REPLIES_S)
+        self._spans.cut_off(cause)
+        await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
         end_now(GroupLost(self._lost))
+
+    def _tried(self, holds: bool, tell: Callable[[bool], None]) -> None:
+        """To renew the lease. The next try goes by a channel that shows the certificate of now."""
+        if not holds and self._lease is not None:
+            channel = self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP)
+            self._lease.reach(channel)
+            self.reporter.reach(channel)
+        tell(holds)
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:

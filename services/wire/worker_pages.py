@@ -1,7 +1,10 @@
-"""What does each process of a worker answer on /metrics, /health and /ready?"""
+"""What does each process of a worker answer on /metrics, /started, /health and /ready?
+
+The first three are its own affair; whether it is ready, others have a say in (`honest-health`).
+"""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -12,6 +15,18 @@ from services.runtime.worker_settings import WorkerSettings
 
 STUCK_MS: Final = 60_000
 """Turns are short and idle ones end every second: a silence this long means that the loop hangs."""
+STEP_MS: Final = 600_000
+"""No step takes this long, also one that waits for other ranks: a device or a library hangs."""
+
+
+class Progress(Protocol):
+    """What a worker's turns tell of themselves."""
+
+    def stuck_ms(self) -> int | None:
+        """Since a turn ended; None before the first has."""
+
+    def step_ms(self) -> int:
+        """Since a step began that has not ended."""
 
 
 class WorkerPages:
@@ -28,19 +43,23 @@ class WorkerPages:
         return 0 if self._server is None else self._server.port
 
     async def start(
-        self, registry: CollectorRegistry, problem: Callable[[], str | None], stuck_ms: Callable[[], int]
+        self, registry: CollectorRegistry, problem: Callable[[], str | None], progress: Progress
     ) -> None:
-        """Serve from now on. `problem`: why no room can come, or None. `stuck_ms`: since a turn ended."""
+        """Serve from now on. `problem`: why no room can come, or None."""
+
+        def unstarted() -> list[str]:
+            return ["still starting: no turn has ended yet"] if progress.stuck_ms() is None else []
 
         def unhealthy() -> list[str]:
-            stuck = problem() is None and stuck_ms() > STUCK_MS
-            return [f"no turn has ended for {stuck_ms()} ms"] if stuck else []
+            since, step = progress.stuck_ms() or 0, progress.step_ms()
+            found = [f"no turn has ended for {since} ms"] if since > STUCK_MS else []
+            return found + ([f"a step has been running for {step} ms"] if step > STEP_MS else [])
 
         def unready() -> list[str]:
             found = problem()
             return [found] if found else []
 
-        self._server = await serve_metrics(self._socket, registry, unhealthy, unready)
+        self._server = await serve_metrics(self._socket, registry, unstarted, unhealthy, unready)
 
     async def stop(self) -> None:
         if self._server is not None:

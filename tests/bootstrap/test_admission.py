@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.bootstrap.rooms import QueueFull
-from services.rooms.errors import NoSuchWorker
+from services.bootstrap.rooms import QueueFull, Retry
+from services.rooms.errors import Cause, NoSuchWorker, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.registry import RoomEntry, RoomPhase
+from services.runtime.party import Party
 from tests.bootstrap.scripted import LEASE_MS, House, PrefillWorker, house
 from tests.wire.servers import until
 
@@ -151,8 +152,8 @@ async def test_time_ends_leases_rooms_that_nobody_reports_and_queues_that_nobody
 
 
 async def test_ways_to_addresses_where_nobody_is_are_closed(at: House) -> None:
-    at.channels.to(at.prefill.address)
-    at.channels.to("127.0.0.1:2")
+    at.channels.to(at.prefill.address, Party.PREFILL)
+    at.channels.to("127.0.0.1:2", Party.DECODE)
     keeper = asyncio.ensure_future(at.rooms.keep_time())
     await until(lambda: at.channels.addresses() == [at.prefill.address])
     await at.rooms.admit("a", 3, 5)
@@ -162,3 +163,30 @@ async def test_ways_to_addresses_where_nobody_is_are_closed(at: House) -> None:
     at.retired(1)
     await until(lambda: at.prefill.address not in at.channels.addresses())
     keeper.cancel()
+
+
+async def test_when_the_process_ends_those_who_wait_and_those_who_are_served_are_told_why(at: House) -> None:
+    await fill(at)
+    waiting = late(at, "a")
+    await until(lambda: at.rooms.queued() == 1)
+    why = Cause(Reason.BOOTSTRAP_LOST, "the bootstrap stops")
+    at.rooms.end_all(why)
+    with pytest.raises(NoSuchWorker, match="the bootstrap stops"):
+        await waiting
+    assert [at.entry(room).cause for room in (1, 2)] == [why, why]
+    with pytest.raises(NoSuchWorker, match="the bootstrap stops"):
+        await at.rooms.admit("afterwards", 3, 5)
+    for room in (1, 2):
+        at.retired(room)
+    await at.at_rest()
+
+
+async def test_when_the_process_ends_a_request_that_hopes_for_a_worker_hopes_no_more(at: House) -> None:
+    at.rooms.exited("decode-0", 222)
+    retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
+    hoping = asyncio.ensure_future(at.rooms.admit("a", 3, 5, retry))
+    await until(lambda: at.rooms.queued() == 1)
+    at.rooms.end_all(Cause(Reason.BOOTSTRAP_LOST, "the bootstrap stops"))
+    with pytest.raises(NoSuchWorker, match="the bootstrap stops"):
+        await hoping
+    assert at.rooms.queued() == 0

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.bootstrap.http import admin_router
+from services.bootstrap.http import admin_router, probe_router
 from services.rooms.ids import RoomId
 from tests.bootstrap.scripted import House, house
 
@@ -19,7 +19,8 @@ async def at() -> AsyncIterator[House]:
 
 def client(at: House, problem: str | None = None) -> httpx.AsyncClient:
     app = FastAPI()
-    app.include_router(admin_router(at.registry, at.metrics, lambda: problem))
+    app.include_router(probe_router(at.registry, lambda: problem))
+    app.include_router(admin_router(at.registry, at.metrics))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bootstrap")
 
 

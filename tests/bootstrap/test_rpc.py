@@ -89,6 +89,20 @@ async def test_a_worker_that_is_not_the_rooms_is_not_believed(client: Client) ->
     assert "made up" not in client.at.events(room)
 
 
+async def test_a_line_is_put_down_under_the_name_of_whoever_sent_it(client: Client) -> None:
+    room = await client.open()
+    event = rooms_pb2.RoomEvent(source="bootstrap", name="landed")
+    request = rooms_pb2.ReportRoomsRequest(incarnation=client.at.decode.incarnation)
+    request.reports.add(room=room, event=event)
+    await client.call(client.rooms.ReportRooms, request)
+    request.rank = 3
+    request.reports[0].retired = True
+    await client.call(client.rooms.ReportRooms, request)
+    entry = client.at.entry(room)
+    assert [each.source for each in entry.events] == ["bootstrap", "decode-0", "decode-0/3"]
+    assert len(entry.waiting_for) == 2, "that a room was given back is the leader's word"
+
+
 async def test_watching_tells_what_was_and_what_comes_until_the_room_is_retired(client: Client) -> None:
     room = await client.open()
     call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
@@ -206,6 +220,10 @@ async def test_a_worker_registers_renews_drains_and_leaves(client: Client) -> No
     assert reply.lease_ms == at.registry.lease_ms
     renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77))
     assert set(renewed.departed) == {11, 22}
+    assert renewed.unproven
+    at.rooms.proven(Incarnation(77))
+    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77))
+    assert not renewed.unproven
     await client.call(workers.Drain, workers_pb2.DrainRequest(incarnation=77))
     assert at.registry.worker(Incarnation(77)).state.value == "draining"
     other = workers_pb2.RegisterRequest()

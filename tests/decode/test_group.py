@@ -196,6 +196,33 @@ async def test_failure_is_agreed_what_one_rank_knows_ends_the_room_on_all(group:
     await group.settle()
 
 
+async def test_a_rank_whose_wish_the_others_do_not_share_says_so_once_and_why(group: Group) -> None:
+    caller = await group.stream()
+    await group.granted(1)
+    group.follower.land(ASKED)
+    for _ in range(5):
+        await group.turn()
+    assert wishes(group) == [
+        [],
+        [f"to go on from {phase}; another rank does not yet" for phase in ("bootstrapping", "transferring")],
+    ]
+    cause = Cause(Reason.RECORD_CORRUPT, "decode: this rank alone knows")
+    group.leader.work.roster.note(RoomId(1), Failed(cause))
+    await group.turn()
+    assert wishes(group)[0] == [f"to end it while transferring: record_corrupt: {cause.text}"]
+    assert await caller.outcome() == "record_corrupt"
+    group.sender.quiet.set()
+    await group.settle()
+
+
+def wishes(group: Group) -> list[list[str]]:
+    """What each rank said that it voted."""
+    return [
+        [report.event.detail for report in each.work._reporter._waiting if report.event.name == "voted"]
+        for each in group.ranks
+    ]
+
+
 async def test_every_rank_hears_that_the_worker_drains_and_all_leave_in_one_turn(group: Group) -> None:
     caller = await group.stream()
     await group.granted(1)

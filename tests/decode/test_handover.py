@@ -21,6 +21,7 @@ from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.rpc import HandoverService, PrefillService
 from services.rooms.ids import Incarnation
 from services.rooms.request import Request
+from services.runtime.party import Party
 from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import Region, Run
@@ -82,7 +83,9 @@ class Pair:
         wire = request_to_wire(request)
 
         async def prefill() -> list[int]:
-            stub = inference_pb2_grpc.PrefillServiceStub(self.channels.to(self.prefill_address))
+            stub = inference_pb2_grpc.PrefillServiceStub(
+                self.channels.to(self.prefill_address, Party.PREFILL)
+            )
             peer = rooms_pb2.Peer(name="decode-0", incarnation=DECODE, address=self.decode_address)
             run = inference_pb2.RunRoomRequest(room=room, incarnation=PREFILL, decode=peer, request=wire)
             drawn: list[int] = []
@@ -98,7 +101,7 @@ class Pair:
 
         async def decode() -> list[int]:
             await accepted.wait()
-            stub = inference_pb2_grpc.DecodeServiceStub(self.channels.to(self.decode_address))
+            stub = inference_pb2_grpc.DecodeServiceStub(self.channels.to(self.decode_address, Party.DECODE))
             peer = rooms_pb2.Peer(name="prefill-0", incarnation=PREFILL, address=self.prefill_address)
             run = inference_pb2.StreamRoomRequest(room=room, incarnation=DECODE, prefill=peer, request=wire)
             drawn: list[int] = []

@@ -52,6 +52,7 @@ async def test_a_room_is_granted_admitted_decoded_and_forgotten(bench: DecodeBen
     assert caller.tokens == toy.answer(ASKED)
     assert finish_from_wire(caller.replies[-2].tokens.finish) is FinishReason.LENGTH
     assert bench.gauge("baton_decode_tokens_total") == ASKED.max_tokens - 1
+    assert bench.gauge("baton_step_seconds_count") == ASKED.max_tokens - 1
     assert len(bench.sender.connects) == 1
     assert bench.sender.closes == []
     bench.assert_empty()
@@ -287,6 +288,8 @@ async def test_rooms_beyond_max_running_wait_their_turn() -> None:
         await bench.turns(3)
         assert bench.gauge("baton_decode_running_requests") == 2
         assert bench.gauge("baton_decode_waiting_requests") == 1
+        assert bench.gauge("baton_decode_batch_places", state="taken") == 2
+        assert bench.gauge("baton_decode_batch_places", state="free") == 0
         bench.engine.go()
         await bench.settle()
         assert [caller.tokens for caller in callers] == [toy.answer(each) for each in asked]

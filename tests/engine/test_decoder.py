@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from services.engine import decoder
+from services.engine import decoder, told
 from services.engine import engine as engine_module
 from services.engine.decoder import Layer, RmsNorm
 from services.engine.engine import Engine, load_engine
-from services.engine.linears import Packed, Plain, linear_of
+from services.engine.linears import FEW, Packed, Plain, linear_of, may_hold_twice
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
@@ -32,10 +32,18 @@ OURS = (
     "granite-own-scaling",
 )
 Directory = Callable[[str], Path]
+FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
 
-def load(directory: Path, dtype: str = "float32") -> Engine:
-    return load_engine(directory, dtype=dtype, device="cpu", kv_cache_memory=2**21, threads=1)
+def load(directory: Path, dtype: str = "float32", *, twice: bool = False) -> Engine:
+    return load_engine(
+        directory,
+        dtype=dtype,
+        device="cpu",
+        kv_cache_memory=2**21,
+        threads=1,
+        small_batch_weights=twice,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -56,7 +64,7 @@ def test_ours_and_the_librarys_tokens_are_the_same_where_all_kinds_of_rows_share
 ) -> None:
     """Whole prompts, chunks behind a prefix, and single tokens of differing lengths, in scattered pages."""
     ours = tiny_engine(architecture)
-    monkeypatch.setattr(engine_module, "hasten", lambda *_: None)
+    monkeypatch.setattr(engine_module, "hasten", lambda *_, **__: None)
     library = load(tiny_dir(architecture))
     assert (ours.model.taken_apart, library.model.taken_apart) == (True, False)
     outputs = []
@@ -144,6 +152,47 @@ def test_weights_are_not_held_twice(tiny_dir: Directory) -> None:
     assert engine.model.taken_apart
     weights = (tiny_dir("llama-gqa-untied") / "model.safetensors").stat().st_size
     assert weights * 0.8 < held() - before - engine.cache.length < weights * 1.2
+
+
+def test_in_bfloat16_steps_of_a_few_rows_are_computed_in_float32_over_a_second_form_of_the_weights(
+    tiny_dir: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tiny_dir("qwen2-biased")
+    once, twice = load(directory, "bfloat16"), load(directory, "bfloat16", twice=True)
+    assert load(directory, twice=True).model.taken_apart  # in float32 there is nothing to gain
+    prompts = random_prompts((20, 33, 20, 9))
+    few, same = (next_logits(engine, prompts[:FEW], monkeypatch) for engine in (twice, once))
+    assert few.dtype == (torch.float32 if FBGEMM else torch.bfloat16)
+    assert (few - same).norm() < 0.05 * same.norm()
+    many = [next_logits(engine, prompts, monkeypatch) for engine in (twice, once)]
+    assert many[0].dtype is torch.bfloat16
+    assert many[0].equal(many[1])
+
+
+def next_logits(engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Of one step that continues each prompt by the same token."""
+    worker = Worker(engine)
+    tenants = [worker.admit(prompt, 8) for prompt in prompts]
+    worker.step(tenants, chunk=100)
+    for tenant in tenants:
+        tenant.sequence.output[:] = [5]
+    seen: list[torch.Tensor] = []
+
+    def noting(team: Any, drawer: int, logits: torch.Tensor, *rest: Any) -> Any:
+        seen.append(logits)
+        return told.draw(team, drawer, logits, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "draw", noting)
+        worker.step(tenants, chunk=100)
+    return seen[0]
+
+
+def test_weights_that_half_precision_cannot_hold_are_held_once(tiny_dir: Directory) -> None:
+    assert not may_hold_twice(torch.tensor([[1.0, 1e6]], dtype=torch.bfloat16))
+    assert not may_hold_twice(torch.tensor([[1.0, float("nan")]], dtype=torch.bfloat16))
+    assert not may_hold_twice(torch.tensor([[1.0, 2.0]]))
+    assert may_hold_twice(torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)) is FBGEMM
 
 
 def held() -> int:

@@ -20,7 +20,7 @@ terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-att
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
 no-blocking reconnect rejected-stays-out bounded-admission drain-keeps-promises zero-page-hand-over
 
-no-pickle authorised-writer malformed-is-contained secrets-unlogged
+no-pickle known-callers-only authorised-writer malformed-is-contained secrets-unlogged
 """
 INVARIANTS: Final = frozenset(_NAMES.split())
 

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from services.openai.metrics import ITL_BUCKETS_S, Tally
+from services.openai.metrics import ITL_BUCKETS_S, HttpMetrics, Tally
 
 VALUES = (0.0, 0.001, 0.0011, 0.25, 2.5, 2.6, 100.0)
 
@@ -27,3 +27,16 @@ def test_tokens_that_came_together_are_as_many() -> None:
     tally.observe(0.002, 8)
     assert registry.get_sample_value("x_seconds_count") == 8
     assert registry.get_sample_value("x_seconds_sum") == pytest.approx(0.016)
+
+
+def test_what_is_served_is_there_before_its_first_request() -> None:
+    registry = CollectorRegistry()
+    metrics = HttpMetrics(registry)
+    metrics.expect(["/v1/models"])
+    for route in ("/v1/models", "none"):
+        for status in ("200", "503", "other"):
+            labels = {"route": route, "status": status}
+            assert registry.get_sample_value("baton_http_requests_total", labels) == 0
+    metrics.count_request("/v1/models", 418)
+    labels = {"route": "/v1/models", "status": "other"}
+    assert registry.get_sample_value("baton_http_requests_total", labels) == 1

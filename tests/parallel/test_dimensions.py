@@ -17,7 +17,7 @@ from services.parallel.turns import TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Proof
 from services.rooms.ids import RoomId
-from services.rooms.phases import Effect, Phase
+from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
@@ -68,6 +68,8 @@ class Rooms:
         return 0
 
     def agreed(self, connects: int) -> None: ...
+
+    def voted(self, room: Room, wish: Vote, now_ms: int) -> None: ...
 
     def perform(self, room: Room, effect: Effect) -> None:
         self.performed.append((room.id, effect))

@@ -79,12 +79,15 @@ async def test_a_room_is_computed_in_chunks_pushed_sealed_reported_and_forgotten
     assert b"".join(map(pair.receiver.page, GRANTED)) == whole
     assert bench.gauge("baton_kv_transfer_bytes_total") == 3 * toy.LAYOUT.page_bytes
     assert bench.engine.steps == 2
+    assert bench.gauge("baton_step_seconds_count") == 2
+    assert bench.gauge("baton_prefill_first_token_seconds_count") == 1
     assert bench.told(1) == [
         "accepted",
         "destination known",
         "computing",
         "chunk computed",
         "first token",
+        "written",
         "sealed",
         "retired",
     ]

@@ -127,6 +127,8 @@ class Stack:
     folder: Path
     common: Mapping[str, str] = field(default_factory=dict)
     """Flags of every worker."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Of every process, beside this one's."""
     services: dict[str, Service] = field(default_factory=dict)
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
@@ -234,7 +236,7 @@ class Stack:
     def _spawn(self, name: str, command: Sequence[str], http: str) -> Service:
         log = self.folder / f"{name}.log"
         environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
-        environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environ}
         with log.open("ab") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-m", "services.cli.main", *command],

@@ -57,15 +57,21 @@ def test_gate_before_agree_no_rank_admits_while_another_has_no_seal(tensors: Han
     sender.say("late_seal", str(late))
     with tensors.asking(prompt) as answer:
         tensors.prefill.wait_said(0, "late_seal.held", SOON_S)
-        if late == 1:
-            tensors.wait_event(answer, "landed", SOON_S)  # told by rank 0, of what it sees itself
+        tensors.wait_event(answer, "landed", SOON_S)  # each rank tells what it sees itself
+        tensors.wait_event(answer, "voted", SOON_S)
         for _ in range(SAMPLES):
             assert tensors.decode.gauge(TRANSFER_QUEUE) == [1, 1]
             assert tensors.decode.gauge(RUNNING) == [0, 0]
             time.sleep(POLL_S)
-        names = tensors.events(answer)
-        assert ("landed" in names) == (late == 1)
-        assert "admitted" not in names
+        [room] = tensors.rooms(answer.request_id)
+        early = room["decode"] if late == 1 else f"{room['decode']}/1"
+        told = [(each["source"], each["name"]) for each in room["events"]]
+        assert [source for source, name in told if name == "landed"] == [early]
+        votes = [
+            each["detail"] for each in room["events"] if (each["source"], each["name"]) == (early, "voted")
+        ]
+        assert "to go on from transferring; another rank does not yet" in votes
+        assert "admitted" not in [name for _, name in told]
         assert sender.asked("late_seal.held") is not None, "all that was seen while the seal was held"
         sender.withdraw("late_seal")
     assert answer.ids == want

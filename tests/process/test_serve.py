@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -21,10 +22,10 @@ def _said(log: Path, words: str, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-def _ask(url: str) -> str:
+def _ask(url: str, tokens: int = 4) -> str:
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-    body = {"model": model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    body = {"model": model, "prompt": "The capital of France is", "max_tokens": tokens, "temperature": 0}
+    reply = httpx.post(f"{url}/v1/completions", json={**body, "ignore_eos": True}, timeout=60)
     assert reply.status_code == 200, reply.text
     text: str = reply.json()["choices"][0]["text"]
     return text
@@ -55,8 +56,13 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
         assert "Paris" in _ask(url)
 
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(STOP_S) == 0, log.read_text()
+        with ThreadPoolExecutor(4) as clients:
+            asked = [clients.submit(_ask, url, tokens=32) for _ in range(4)]
+            while 'baton_rooms{phase="streaming"} 4' not in httpx.get(f"{url}/metrics").text:
+                assert not any(each.done() for each in asked), "they are all under way at once"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_S) == 0, log.read_text()
+            assert all("Paris" in each.result() for each in asked), "what was accepted is answered"
         gone, alive = psutil.wait_procs(children, timeout=STOP_S)
         assert len(gone) >= 3
         assert not alive

@@ -41,7 +41,7 @@ def test_a_json_line_is_one_object() -> None:
     Log("x").warning("slow", room=7, level="not overwritten", reason="naïve\n")
     entry = json.loads(out.getvalue())
     assert entry.pop("time").endswith("Z")
-    assert entry == {"level": "warning", "logger": "x", "message": "slow", "room": 7, "reason": "naïve\n"}
+    assert entry == {"level": "warning", "logger": "x", "message": "slow", "room": "7", "reason": "naïve\n"}
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -1,4 +1,4 @@
-"""What do /metrics, /health and /ready answer, and what if their port is taken?"""
+"""What do /metrics, /started, /health and /ready answer, and what if their port is taken?"""
 
 import asyncio
 import os
@@ -17,10 +17,15 @@ from services.runtime.metrics_http import serve_metrics
 async def test_the_pages_tell_metrics_health_and_readiness() -> None:
     registry = CollectorRegistry()
     Gauge("baton_rooms", "Rooms held.", registry=registry).set(3)
+    unstarted = ["no turn yet"]
     unhealthy: list[str] = []
     unready = ["loading the model"]
     server = await serve_metrics(
-        bind_port("127.0.0.1", 0, "--metrics-port"), registry, lambda: unhealthy, lambda: unready
+        bind_port("127.0.0.1", 0, "--metrics-port"),
+        registry,
+        lambda: unstarted,
+        lambda: unhealthy,
+        lambda: unready,
     )
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as http:
@@ -28,6 +33,9 @@ async def test_the_pages_tell_metrics_health_and_readiness() -> None:
             assert metrics.headers["content-type"].startswith("text/plain")
             assert "baton_rooms 3.0" in metrics.text
             assert (await http.get("/health")).json() == {"status": "ok"}
+            assert (await http.get("/started")).json()["problems"] == ["no turn yet"]
+            unstarted.clear()
+            assert (await http.get("/started")).status_code == 200
             waiting = await http.get("/ready")
             assert waiting.status_code == 503
             assert waiting.json()["problems"] == ["loading the model"]
@@ -44,7 +52,7 @@ async def test_the_pages_tell_metrics_health_and_readiness() -> None:
 
 
 async def test_stopping_twice_is_harmless() -> None:
-    server = await serve_metrics(bind_port("127.0.0.1", 0, "--x"), CollectorRegistry(), list, list)
+    server = await serve_metrics(bind_port("127.0.0.1", 0, "--x"), CollectorRegistry(), list, list, list)
     await server.stop()
     await server.stop()
 

@@ -49,7 +49,7 @@ class Bootstrap:
         self._world = world
         self.process = Process(world.loop, "bootstrap", "bootstrap")
         self.clock = SkewedClock(world.loop)
-        self._channels = Channels(lambda address: Channel(world.network, address))
+        self._channels = Channels(lambda address, _: Channel(world.network, address))
         self.metrics = CollectorRegistry()
         metrics = BootstrapMetrics(self.metrics)
         self._first_room = world.rng.getrandbits(61) | 1

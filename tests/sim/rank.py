@@ -23,17 +23,20 @@ from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.entries import CANARY_ROOMS
-from services.rooms.ids import Incarnation
+from services.rooms.errors import Cause
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Effect, Side
+from services.rooms.request import Request
 from services.rooms.room import Room
 from services.runtime.host_memory import HostMemory
+from services.runtime.party import Party
 from services.transfer.exposure import Exposure
 from services.transfer.interface import Region, Transfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.channel import Channels
 from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter, SilentReporter
+from services.wire.reporter import Reporter
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import CONTEXT, PAGE_TOKENS, VOCABULARY, WHOLE, Engine, Model, SimStepper
 from tests.sim.fabric import Bank, WatchedFabric
@@ -93,7 +96,7 @@ class Outside:
     bootstrap: str
 
     def reporter(self, clock: SkewedClock) -> Reporter:
-        return Reporter(self.channels.to(self.bootstrap), self.incarnation, self.name, clock)
+        return Reporter(self.channels.to(self.bootstrap, Party.BOOTSTRAP), self.incarnation, self.name, clock)
 
     def peers(
         self,
@@ -122,6 +125,23 @@ class Shape:
     def layouts(self) -> list[KvLayout]:
         """Of every rank."""
         return [rank_layout(self.whole, self.topology, rank) for rank in range(self.topology.ranks)]
+
+
+class SilentReporter(Reporter):
+    """Of a rank that does not lead: nothing that is checked hangs on its lines."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+
+    def opened(self, room: RoomId, request: Request) -> None: ...
+
+    def failed(self, room: RoomId, cause: Cause) -> None: ...
+
+    def note(self, room: RoomId, name: str, detail: str = "") -> None: ...
+
+    def seen(self, room: RoomId, name: str, detail: str = "") -> None: ...
+
+    def retired(self, room: RoomId, detail: str = "") -> None: ...
 
 
 class WatchedDecode(DecodeWork):

@@ -19,6 +19,7 @@ from services.prefill.turn import PrefillWork
 from services.rooms.errors import Cause, Reason, RostersDiverged
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
+from services.runtime.party import Party
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import layout_to_wire, side_to_wire
@@ -69,7 +70,7 @@ class Worker:
         late = min(world.shape.troubles.slow_ranks, self._meeting.size)
         slow = set(rng.sample(range(self._meeting.size), late))
         self.ranks: list[Rank] = []
-        self._channels = Channels(lambda address: Channel(world.network, address))
+        self._channels = Channels(lambda address, _: Channel(world.network, address))
         outside = Outside(self.incarnation, name, self._channels, BOOTSTRAP)
         for rank, group in enumerate(self._meeting.groups()):
             self.ranks.append(
@@ -147,7 +148,12 @@ class Worker:
         """As `WorkerHost.serve`."""
         self._add_services()
         leader, loop = self.leader, asyncio.get_running_loop()
-        lease = LeaseKeeper(self._channels.to(BOOTSTRAP), self._registration(), self._departed, lambda: None)
+        lease = LeaseKeeper(
+            self._channels.to(BOOTSTRAP, Party.BOOTSTRAP),
+            self._registration(),
+            self._departed,
+            lambda _: None,
+        )
         self._server.open()
         turns = loop.create_task(self._turns(leader))
         turns.add_done_callback(self._left)

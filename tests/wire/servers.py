@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
+from services.runtime.party import Party
 from services.wire.channel import Server, open_channel
 
 PATIENCE_S = 20.0
@@ -34,7 +35,7 @@ async def serving(add: Callable[[grpc.aio.Server], None], port: int = 0) -> Asyn
 
 @asynccontextmanager
 async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
-    channel = open_channel(address)
+    channel = open_channel(address, Party.BOOTSTRAP)
     try:
         yield channel
     finally:

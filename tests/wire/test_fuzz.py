@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any, TypeVar
 
 import pytest
@@ -17,6 +18,7 @@ from services.pages.layout import DTYPE_BYTES
 from services.prefill.ways import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
 from services.rooms.request import TOP_LOGPROBS_MAX, Request, Sampling
+from services.rooms.trace import read_trace
 from services.transfer.bounds import check_endpoint
 from services.transfer.interface import TransferError
 from services.wire import conversions as wire
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 SENSIBLE = {
     "request_id": st.text(max_size=8),
+    "traceparent": st.sampled_from(["", f"00-{'4b' * 16}-{'00f0' * 4}-01", f"00-{'0' * 32}-{'1' * 16}-01"]),
     "output": st.lists(unsigned(32), max_size=3),
     "prompt": st.lists(unsigned(32), min_size=1, max_size=6),
     "max_tokens": st.integers(4, 2**32 - 1),
@@ -79,6 +82,8 @@ def canonical(message: Message) -> bytes:
 def test_a_request_is_what_it_says_or_refused(message: inference_pb2.InferenceRequest) -> None:
     request = read(wire.request_from_wire, message)
     if request is not None:
+        given_as = read_trace(message.traceparent, message.tracestate)
+        message.traceparent, message.tracestate = ("", "") if given_as is None else astuple(given_as)
         assert canonical(wire.request_to_wire(request[0])) == canonical(message)
 
 

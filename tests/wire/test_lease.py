@@ -24,6 +24,7 @@ class Registry(workers_pb2_grpc.WorkerRegistryServicer):
     """Of registrations, one each."""
     departed: list[int] = field(default_factory=list)
     known: bool = False
+    unproven: bool = False
     calls: list[str] = field(default_factory=list)
 
     async def Register(self, request: Any, context: Any) -> workers_pb2.RegisterReply:  # noqa: N802
@@ -39,7 +40,7 @@ class Registry(workers_pb2_grpc.WorkerRegistryServicer):
             self.calls.append("renew")
             if not self.known:
                 raise UnknownWorker("who?")
-        return workers_pb2.RenewReply(lease_ms=150, departed=self.departed)
+        return workers_pb2.RenewReply(lease_ms=150, departed=self.departed, unproven=self.unproven)
 
     async def Drain(self, request: Any, context: Any) -> workers_pb2.DrainReply:  # noqa: N802
         self.calls.append("drain")
@@ -64,13 +65,17 @@ class Bench:
         self.registry = registry
         self.departed: list[list[int]] = []
         self.renewals = 0
+        self.failures = 0
         request = workers_pb2.RegisterRequest(worker=rooms_pb2.Peer(name="w", incarnation=5, address="a:1"))
         self.keeper = LeaseKeeper(
-            channel, request, lambda gone: self.departed.append(list(gone)), self._renewed
+            channel, request, lambda gone: self.departed.append(list(gone)), self._tried
         )
 
-    def _renewed(self) -> None:
-        self.renewals += 1
+    def _tried(self, held: bool) -> None:
+        if held:
+            self.renewals += 1
+        else:
+            self.failures += 1
 
 
 @asynccontextmanager
@@ -112,6 +117,7 @@ async def test_each_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptu
         await until(lambda: len(at.registry.refusals) == 0)
         await until(lambda: at.renewals >= 1)
     assert [record.getMessage() for record in caplog.records].count("no lease") == 2
+    assert at.failures == len(held) + len(differs)
 
 
 async def test_a_departed_peer_is_reported_once() -> None:

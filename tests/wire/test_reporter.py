@@ -8,13 +8,17 @@ from typing import Any
 import grpc
 import pytest
 
+from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.request import Request
 from services.runtime.clock import ManualClock
+from services.runtime.room_spans import RoomSpans
 from services.wire import reporter as module
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from services.wire.conversions import Malformed
 from services.wire.errors import errors_as_status
-from services.wire.reporter import BATCH_MAX, DETAIL_CHARS_MAX, LINES_MAX, Reporter
+from services.wire.reporter import BATCH_MAX, DETAIL_CHARS_MAX, LINES_MAX, RankReporter, Reporter
+from tests.trace.notes import PARENT, Notes
 from tests.wire.servers import channel_to, serving, until
 
 
@@ -22,6 +26,7 @@ from tests.wire.servers import channel_to, serving, until
 class Bootstrap(rooms_pb2_grpc.RoomServiceServicer):
     batches: list[list[rooms_pb2.RoomReport]] = field(default_factory=list)
     incarnations: set[int] = field(default_factory=set)
+    ranks: set[int] = field(default_factory=set)
     away: int = 0
     """Calls that end without an answer of its own."""
     refuse: int = 0
@@ -37,6 +42,7 @@ class Bootstrap(rooms_pb2_grpc.RoomServiceServicer):
                 self.refuse -= 1
                 raise Malformed("cause.reason")
         self.incarnations.add(request.incarnation)
+        self.ranks.add(request.rank)
         self.batches.append(list(request.reports))
         return rooms_pb2.ReportRoomsReply()
 
@@ -135,3 +141,44 @@ async def test_long_details_are_cut(bench: Bench) -> None:
     reporter.note(RoomId(1), "failed", "x" * 10_000)
     await reporter.flush()
     assert len(bootstrap.batches[0][0].event.detail) == DETAIL_CHARS_MAX
+
+
+async def test_a_rank_that_does_not_lead_tells_what_it_saw_itself_in_its_leaders_name() -> None:
+    bootstrap = Bootstrap()  # type: ignore[abstract]
+    bootstrap.may_answer.set()
+
+    def add(server: grpc.aio.Server) -> None:
+        rooms_pb2_grpc.add_RoomServiceServicer_to_server(bootstrap, server)
+
+    async with serving(add) as address, channel_to(address) as channel:
+        rank = RankReporter(channel, 2, ManualClock(now_ms=7, wall_ms=42))
+        rank.led_by(Incarnation(5))
+        rank.note(RoomId(1), "granted")
+        rank.seen(RoomId(1), "landed", "2 pages")
+        rank.retired(RoomId(1))
+        await rank.flush()
+    [[line]] = bootstrap.batches
+    assert (line.event.name, line.event.detail, line.retired) == ("landed", "2 pages", False)
+    assert (bootstrap.incarnations, bootstrap.ranks) == ({5}, {2})
+
+
+async def test_a_traced_room_is_one_span_which_is_its_leaders() -> None:
+    async with channel_to("127.0.0.1:1") as channel:
+        clock = ManualClock()
+        notes = Notes()
+        spans = RoomSpans(notes, "prefill")
+        leader, rank = Reporter(channel, Incarnation(5), "w", clock, spans), RankReporter(channel, 1, clock)
+        request = Request("r1", (1, 2), 4, trace=PARENT)
+        for reporter in (leader, rank):
+            reporter.opened(RoomId(7), request)
+            reporter.note(RoomId(7), "computing")
+            reporter.seen(RoomId(7), "written")
+        assert (len(spans), len(rank._spans)) == (1, 0)
+        for reporter in (leader, rank):
+            reporter.failed(RoomId(7), Cause(Reason.ENGINE_FAILED, "prefill: the step raised"))
+            reporter.retired(RoomId(7))
+    (span,) = notes.spans
+    assert span.parent == PARENT
+    assert span.events == ["computing", "written", "failed", "retired"]
+    assert span.error == "engine_failed: prefill: the step raised"
+    assert (span.ended, len(spans)) == (1, 0)

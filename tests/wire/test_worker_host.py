@@ -13,9 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.parallel.interface import GroupBroken
+from services.parallel.turns import TurnProgress
 from services.prefill.settings import PrefillSettings
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation
+from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost, StartupError
 from services.runtime.settings import load
 from services.wire import follower_host, worker_host
@@ -84,15 +86,15 @@ class Leader:
 
 
 @asynccontextmanager
-async def leading() -> AsyncIterator[Leader]:
-    registry, streams, broke = Registry(), Streams(), asyncio.Event()
+async def leading(registry: Registry | None = None) -> AsyncIterator[Leader]:
+    registry, streams, broke = registry or Registry(), Streams(), asyncio.Event()
     said: list[list[str]] = []
     add = partial(workers_pb2_grpc.add_WorkerRegistryServicer_to_server, registry)
     async with serving(add) as at:
         settings = load(PrefillSettings, {"name": "prefill-0", "bootstrap": at}, {})
         host = WorkerHost(settings, Incarnation(7))
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(streams, host.server.grpc)
-        await host.start_pages(CollectorRegistry(), lambda: 0)
+        await host.start_pages(CollectorRegistry(), TurnProgress(SystemClock()))
 
         async def turns() -> None:
             await broke.wait()
@@ -103,10 +105,10 @@ async def leading() -> AsyncIterator[Leader]:
             streams.outcomes.put_nowait(cause)
 
         registration = workers_pb2.RegisterRequest()
-        role = Role(registration, (), turns(), lambda: None, (GroupBroken,), break_off)
+        role = Role(registration, (), turns(), lambda _: None, (GroupBroken,), break_off)
         task = asyncio.create_task(host.serve(role, asyncio.Event()))
         try:
-            await until(lambda: host.problem is None)
+            await until(lambda: registry.unproven or host.problem is None)
             yield Leader(host, registry, streams, broke, said, task)
         finally:
             task.cancel()
@@ -133,6 +135,13 @@ async def test_the_leader_of_a_broken_group_tells_the_bootstrap_then_its_streams
     [error] = ended_with
     assert isinstance(error, GroupLost)
     assert str(error) == f"prefill-0: {WHY}"
+
+
+async def test_a_worker_is_ready_when_a_canary_hand_over_has_passed_through_it() -> None:
+    async with leading(Registry(unproven=True)) as leader:
+        await until(lambda: leader.host.problem == "no canary hand-over has passed through it yet")
+        leader.registry.unproven = False
+        await until(lambda: leader.host.problem is None)
 
 
 async def test_who_waits_for_a_turn_of_a_broken_group_is_told_and_need_not_wait() -> None:
@@ -163,7 +172,7 @@ async def test_a_stream_that_does_not_end_holds_the_end_up_no_longer_than_a_mome
 async def following() -> AsyncIterator[tuple[FollowerHost, asyncio.Event]]:
     settings = load(PrefillSettings, {"name": "prefill-0"}, {})
     host, shutdown = FollowerHost(settings), asyncio.Event()
-    await host.start_pages(CollectorRegistry(), lambda: 0)
+    await host.start_pages(CollectorRegistry(), TurnProgress(SystemClock()))
     try:
         yield host, shutdown
     finally:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import httpx
 
+from services.cli.asking import trusted
 from services.cli.bench.lengths import Lengths
 from services.cli.bench.load import Load
 from services.cli.bench.stream_client import Server
@@ -30,6 +31,7 @@ def model_of(server: Server) -> str:
             headers=dict(server.headers),
             timeout=MODELS_TIMEOUT_S,
             trust_env=server.host not in LOOPBACK,
+            verify=trusted(),
         )
         name = reply.json()["data"][0]["id"]
     except httpx.TransportError as error:

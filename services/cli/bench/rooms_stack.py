@@ -32,6 +32,7 @@ from services.rooms.request import Request, Sampling
 from services.runtime.clock import SystemClock
 from services.runtime.errors import StartupError
 from services.runtime.listen import port_of, reserve_port
+from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels, Server
 
@@ -156,7 +157,7 @@ async def _start(stack: AsyncExitStack, patience_s: float) -> _Bench:
     workers = {side.value: _spawn(stack, side, f"{HOST}:{port}") for side in Side}
     await _until_ready(registry, patience_s)
     address = next(each.facts.address for each in registry.workers() if each.facts.side is Side.PREFILL)
-    health = health_pb2_grpc.HealthStub(channels.to(address))
+    health = health_pb2_grpc.HealthStub(channels.to(address, Party.PREFILL))
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
     return _Bench(registry, backend, workers, health, client)
 

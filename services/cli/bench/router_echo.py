@@ -21,6 +21,7 @@ from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.request import FinishReason, Request, Token
 from services.runtime.clock import SystemClock
+from services.runtime.party import Party
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
 from services.wire.channel import Channels, Server
 from services.wire.conversions import (
@@ -147,12 +148,13 @@ def _tokens(request: Request, start: int, stop: int) -> list[inference_pb2.Token
 async def serve_echo(bootstrap: str, model: str) -> None:
     """Both workers, until this process is told to stop. `model`: the stack's fingerprint."""
     channels, stopped = Channels(), asyncio.Event()
+    at_bootstrap = channels.to(bootstrap, Party.BOOTSTRAP)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with contextlib.AsyncExitStack() as stack:
         for side in Side:
             incarnation = Incarnation(secrets.randbits(63) | 1)
-            reporter = Reporter(channels.to(bootstrap), incarnation, f"echo-{side.value}", SystemClock())
+            reporter = Reporter(at_bootstrap, incarnation, f"echo-{side.value}", SystemClock())
             server = Server()
             if side is Side.PREFILL:
                 inference_pb2_grpc.add_PrefillServiceServicer_to_server(EchoPrefill(reporter), server.grpc)
@@ -173,7 +175,7 @@ async def serve_echo(bootstrap: str, model: str) -> None:
                 rooms_max=ROOMS_MAX,
                 pid=os.getpid(),
             )
-            lease = LeaseKeeper(channels.to(bootstrap), registration, lambda _: None, lambda: None)
+            lease = LeaseKeeper(at_bootstrap, registration, lambda _: None, lambda _: None)
             for work in (lease.run(), reporter.run()):
                 task = asyncio.create_task(work)
                 stack.callback(task.cancel)

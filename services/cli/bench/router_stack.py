@@ -16,6 +16,7 @@ from services.rooms.request import Request, Sampling
 from services.runtime.errors import StartupError
 from services.runtime.listen import port_of, reserve_port
 from services.runtime.model_facts import read_model
+from services.runtime.party import Party
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import request_to_wire
@@ -98,8 +99,8 @@ class Stack:
             prefill=rooms_pb2.Peer(name="p", incarnation=prefill, address=prefill_at),
             request=request,
         )
-        prefill_stub = inference_pb2_grpc.PrefillServiceStub(self._channels.to(prefill_at))
-        decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channels.to(decode_at))
+        prefill_stub = inference_pb2_grpc.PrefillServiceStub(self._channels.to(prefill_at, Party.PREFILL))
+        decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channels.to(decode_at, Party.DECODE))
         started = time.perf_counter()
         replies = aiter(prefill_stub.RunRoom(run, timeout=READY_S))
         await anext(replies)

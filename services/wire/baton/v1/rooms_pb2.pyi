@@ -256,8 +256,11 @@ class ReportRoomsRequest(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The reporting worker's; 0 for the caller of OpenRoom."""
+    rank: _builtins.int
+    """Which of the worker's ranks this is; what its rooms do is told by rank 0 alone."""
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomReport]: ...
     def __init__(
@@ -265,10 +268,11 @@ class ReportRoomsRequest(_message.Message):
         *,
         incarnation: _builtins.int = ...,
         reports: _abc.Iterable[Global___RoomReport] | None = ...,
+        rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "reports", b"reports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "reports", b"reports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

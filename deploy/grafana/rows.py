@@ -1,0 +1,362 @@
+"""Which questions does the dashboard answer, a row each, and what shows the answer?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from deploy.grafana.queries import TARGETS, led, mean, now, of, per_second, quantile, total
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    text: str
+    """What it shows, and what to think of it."""
+    queries: Mapping[str, str]
+    """By legend."""
+    unit: str = "short"
+    width: int = 8
+    stacked: bool = False
+    kind: str = "timeseries"
+    most: float | None = None
+    """Where its axis ends."""
+
+
+BOTH: Final = "prefill|decode"
+WHO: Final = "{{worker}}/{{rank}}"
+REQUESTS: Final = "baton_http_requests_total"
+GENERATING: Final = "~/v1/.*completions"
+
+ROWS: Final[Mapping[str, Sequence[Panel]]] = {
+    "How is it for clients?": (
+        Panel(
+            "Ready workers",
+            "A side at 0 answers every request with 503.",
+            {"{{side}}": f"max by (side) ({now('baton_workers', state='ready')})"},
+            kind="stat",
+            width=4,
+        ),
+        Panel(
+            "Requests",
+            "Answered, refused (the request was wrong, or a queue full) and failed, a second.",
+            {
+                "answered": f"sum({per_second(REQUESTS, route=GENERATING, status='~2..')})",
+                "refused": f"sum({per_second(REQUESTS, route=GENERATING, status='~4..')})",
+                "failed": f"sum({per_second(REQUESTS, route=GENERATING, status='~5..|other')})",
+            },
+            unit="reqps",
+            width=5,
+        ),
+        Panel(
+            "Time to first token",
+            "From a request's arrival at the bootstrap to its first token.",
+            {
+                f"p{share:g}": quantile(share / 100, "baton_time_to_first_token_seconds")
+                for share in (50, 95, 99)
+            },
+            unit="s",
+            width=5,
+        ),
+        Panel(
+            "Between two tokens",
+            "Of one sequence, as the bootstrap passes them on.",
+            {
+                f"p{share:g}": quantile(share / 100, "baton_inter_token_latency_seconds")
+                for share in (50, 95, 99)
+            },
+            unit="s",
+            width=5,
+        ),
+        Panel(
+            "Tokens a second",
+            "Prompt tokens computed (cached ones are not) and tokens drawn by decode.",
+            {
+                "prompt": total("prefill", per_second("baton_prefill_tokens_total")),
+                "output": total("decode", per_second("baton_decode_tokens_total")),
+            },
+            width=5,
+        ),
+    ),
+    "Which side is the bottleneck?": (
+        Panel(
+            "Computing",
+            "The share of the time in which a step of the model runs. The side that is near 1 while the"
+            " other is not is the bottleneck. A decode worker with one sequence is near 1, too: see how"
+            " full its batch is.",
+            {WHO: of(BOTH, per_second("baton_step_seconds_sum"))},
+            unit="percentunit",
+            most=1,
+        ),
+        Panel(
+            "Requests by where they wait",
+            "What piles up in front of prefill waits for prefill; 'for pages' and 'for the batch' are"
+            " decode's.",
+            {
+                "for a pair of workers": f"sum({now('baton_admission_queue_requests')})",
+                "prefill: for a destination": total("prefill", now("baton_prefill_bootstrap_queue_requests")),
+                "prefill: to be computed": total("prefill", now("baton_prefill_waiting_queue_requests")),
+                "prefill: to be written": total("prefill", now("baton_prefill_inflight_queue_requests")),
+                "decode: for pages": total("decode", now("baton_decode_prealloc_queue_requests")),
+                "decode: for what is written": total("decode", now("baton_decode_transfer_queue_requests")),
+                "decode: for the batch": total("decode", now("baton_decode_waiting_requests")),
+            },
+            stacked=True,
+        ),
+        Panel(
+            "Places taken",
+            "The share of the rooms that ready workers may hold. At 1 the bootstrap queues, for the side"
+            " that is there.",
+            {
+                "{{side}}": f"sum by (side) ({now('baton_worker_places', state='taken')})"
+                f" / sum by (side) ({now('baton_worker_places')})"
+            },
+            unit="percentunit",
+            most=1,
+        ),
+    ),
+    "Should I add prefill or decode?": (
+        Panel(
+            "Prefill: prompts waiting, for each worker",
+            "Add prefill when this stays above a few, prefill computes all the time, and decode's pages are"
+            " not full.",
+            {
+                "waiting": total("prefill", now("baton_prefill_waiting_queue_requests"))
+                + f" / clamp_min(max({now('baton_workers', side='prefill', state='ready')}), 1)"
+            },
+        ),
+        Panel(
+            "Decode: batch filled, pages in use",
+            "Add decode when pages are in use to nearly 1, or the batch is full. Either makes prefill wait"
+            " for destinations.",
+            {
+                "batch {{worker}}": "sum by (worker) ("
+                + of("decode", now("baton_decode_batch_places", state="taken"))
+                + ") / sum by (worker) ("
+                + of("decode", now("baton_decode_batch_places"))
+                + ")",
+                "pages {{worker}}/{{rank}}": "1 - sum by (worker, rank) ("
+                + of("decode", now("baton_kv_pages", state="~free|cached"))
+                + ") / sum by (worker, rank) ("
+                + of("decode", now("baton_kv_pages"))
+                + ")",
+            },
+            unit="percentunit",
+            most=1,
+        ),
+        Panel(
+            "Time of a step",
+            "Mean by worker. Decode steps that grow with the batch are what inter-token latency is made of.",
+            {
+                WHO: of(
+                    BOTH,
+                    f"({per_second('baton_step_seconds_sum')} / {per_second('baton_step_seconds_count')})",
+                )
+            },
+            unit="s",
+        ),
+    ),
+    "Where does the time to the first token go?": (
+        Panel(
+            "Stages of the first token",
+            "Means, one above the other. A pair: no worker has a place. A destination: decode is not"
+            " connected yet, or has no pages. Space: prefill has no pages. Computing includes waiting for"
+            " other prompts.",
+            {
+                "for a pair of workers": mean("baton_admission_wait_seconds"),
+                "for a destination": mean("baton_room_phase_seconds", "prefill", phase="bootstrapping"),
+                "for space on prefill": mean(
+                    "baton_room_phase_seconds", "prefill", phase="waiting_for_input"
+                ),
+                "computing": f"{mean('baton_prefill_first_token_seconds')}"
+                f" - {mean('baton_room_phase_seconds', 'prefill', phase='bootstrapping')}"
+                f" - {mean('baton_room_phase_seconds', 'prefill', phase='waiting_for_input')}",
+            },
+            unit="s",
+            stacked=True,
+        ),
+        Panel(
+            "Hand-over",
+            "From a room's arrival at decode until it was admitted. It includes the computation; the first"
+            " token does not wait for it.",
+            {
+                "p50": quantile(0.5, "baton_handover_seconds"),
+                "p99": quantile(0.99, "baton_handover_seconds"),
+                "p99 compute and write": quantile(0.99, "baton_kv_transfer_seconds"),
+            },
+            unit="s",
+        ),
+        Panel(
+            "Decode: time in each phase",
+            "Means. Bootstrapping: connecting to the sender. Waiting: for pages. Transferring: prefill"
+            " computes and writes.",
+            {
+                "{{phase}}": "sum by (phase) ("
+                + of("decode", per_second("baton_room_phase_seconds_sum", phase="!~success|failed"))
+                + ") / sum by (phase) ("
+                + of("decode", per_second("baton_room_phase_seconds_count", phase="!~success|failed"))
+                + ")"
+            },
+            unit="s",
+            stacked=True,
+        ),
+        Panel(
+            "Transfer",
+            "Bytes of KV a second that prefill workers write.",
+            {WHO: of("prefill", per_second("baton_kv_transfer_bytes_total"))},
+            unit="Bps",
+        ),
+        Panel(
+            "Transfer hidden behind computing",
+            "The share of the time of writing that went on beside a step. Near 1 the transfer costs nothing.",
+            {
+                "hidden": f"sum({per_second('baton_kv_transfer_hidden_seconds_total')})"
+                f" / sum({per_second('baton_kv_transfer_busy_seconds_total')})"
+            },
+            unit="percentunit",
+            most=1,
+        ),
+        Panel(
+            "Tokens that were there already",
+            "The share of prompts' tokens whose KV was cached: prefill computes, and decode is sent, the"
+            " rest.",
+            {
+                "{{role}}": f"sum by (role) ({of(BOTH, per_second('baton_prefix_reused_tokens_total'))})"
+                f" / sum by (role) ({of(BOTH, per_second('baton_prefix_queried_tokens_total'))})"
+            },
+            unit="percentunit",
+            most=1,
+        ),
+    ),
+    "What failed, and why?": (
+        Panel(
+            "Rooms that failed, by first cause",
+            "As the bootstrap knows it: one room, one cause. client_gone is a client that hung up.",
+            {
+                "{{reason}}": "sum by (reason) ("
+                + per_second("baton_rooms_failed_total")
+                + f' * {TARGETS} group_left () baton_build_info{{role="bootstrap"}})'
+            },
+            stacked=True,
+        ),
+        Panel(
+            "Requests that went on in a new room",
+            "By what the last room failed of. Their clients saw no error.",
+            {"{{reason}}": f"sum by (reason) ({per_second('baton_request_retries_total')})"},
+            stacked=True,
+        ),
+        Panel(
+            "Requests without workers",
+            "queue_full and too_late are answered 429, no_worker 503.",
+            {"{{why}}": f"sum by (why) ({per_second('baton_admission_refused_requests_total')})"},
+            stacked=True,
+        ),
+        Panel(
+            "Workers lost",
+            "In the interval shown. Exited: whoever started it saw it end. Silent: its lease ran out.",
+            {
+                "{{side}} {{how}}": "sum by (side, how) (increase("
+                + now("baton_workers_lost_total")
+                + "[$__rate_interval]))"
+            },
+        ),
+        Panel(
+            "Errors by route",
+            "The ten most frequent answers other than 2xx.",
+            {
+                "{{status}} {{route}}": "topk(10, sum by (route, status) ("
+                + per_second("baton_http_requests_total", status="!~2..")
+                + "))"
+            },
+            unit="reqps",
+        ),
+        Panel(
+            "News that came too late, lines that were lost",
+            "News about rooms that are over is dropped and normal around failures. Lost lines are gaps in"
+            " timelines.",
+            {
+                "late news {{worker}}": of(BOTH, per_second("baton_rooms_unknown_news_total")),
+                "lost lines {{worker}}": of(BOTH, per_second("baton_timeline_lines_dropped_total")),
+            },
+        ),
+    ),
+    "Is memory kept?": (
+        Panel(
+            "Decode: pages by state",
+            "Exposed: a prefill worker may write there. Quarantined: its room failed and a write may still"
+            " land.",
+            {"{{state}}": f"sum by (state) ({led('decode', now('baton_kv_pages'))})"},
+            stacked=True,
+        ),
+        Panel(
+            "Prefill: pages by state",
+            "Committed pages are being computed or sent. Cached ones are given up when space is needed.",
+            {"{{state}}": f"sum by (state) ({led('prefill', now('baton_kv_pages'))})"},
+            stacked=True,
+        ),
+        Panel(
+            "Pages in quarantine",
+            "Back to 0 within moments, unless a sender neither answers nor is known to be gone.",
+            {WHO: of(BOTH, now("baton_kv_pages", state="quarantined"))},
+        ),
+        Panel(
+            "Metadata slots by state",
+            "One for each room. They go the ways of the pages.",
+            {
+                "{{role}} {{state}}": "sum by (role, state) ("
+                + led(BOTH, now("baton_metadata_slots", state="!free"))
+                + ")"
+            },
+            stacked=True,
+        ),
+        Panel(
+            "Rooms by phase",
+            "What each side holds. Failed rooms wait for the proof that nothing is written any more.",
+            {"{{role}} {{phase}}": f"sum by (role, phase) ({led(BOTH, now('baton_rooms'))})"},
+            stacked=True,
+        ),
+        Panel(
+            "Memory taken back",
+            "Times that a decode worker took its exposed memory back from silent senders, since its start.",
+            {"{{worker}}": of("decode", now("baton_kv_revocations_total"))},
+        ),
+    ),
+    "Are groups healthy?": (
+        Panel(
+            "Turns a second",
+            "At least one while idle. Ranks of a worker take the same turns.",
+            {WHO: of(BOTH, per_second("baton_turns_total"))},
+        ),
+        Panel(
+            "Agreement, p99",
+            "The one collective of a turn. A rank that is late is waited for by all.",
+            {WHO: quantile(0.99, "baton_agreement_seconds", "worker, rank", BOTH)},
+            unit="s",
+        ),
+        Panel(
+            "Leases",
+            "Renewed and failed, a second. A worker that fails for as long as a lease is lost.",
+            {
+                "renewed {{worker}}": of(BOTH, per_second("baton_lease_renewals_total")),
+                "failed {{worker}}": of(BOTH, per_second("baton_lease_failures_total")),
+            },
+        ),
+        Panel(
+            "Up since",
+            "How long each process has been running. A group starts again as a whole.",
+            {WHO: "time() - (" + of(".*", now("process_start_time_seconds")) + ")"},
+            unit="s",
+        ),
+        Panel(
+            "CPU",
+            "Cores that each process uses. The bootstrap is one process with one event loop: near 1 it is"
+            " full.",
+            {WHO: of(".*", per_second("process_cpu_seconds_total"))},
+        ),
+        Panel(
+            "Resident memory",
+            "Of each process, on the host.",
+            {WHO: of(".*", now("process_resident_memory_bytes"))},
+            unit="bytes",
+        ),
+    ),
+}

@@ -1,0 +1,158 @@
+{{/* What is a worker's pod? dict root, side, one, security, rank: "" for a pod that is a whole worker, else "leader" or
+"follower" of a worker whose ranks are a pod each. */}}
+
+{{- define "baton.ranks" -}}
+{{- mul .tp .pp -}}
+{{- end -}}
+
+{{/* Compute threads of a rank: the whole cores that the pod asks for, dealt out to the ranks in it. Without it they would
+be as many as the node's cores. */}}
+{{- define "baton.threads" -}}
+{{- $cpu := toString (dig "requests" "cpu" "1" .one.resources) -}}
+{{- $cores := ternary (div (int (trimSuffix "m" $cpu)) 1000) (int $cpu) (hasSuffix "m" $cpu) -}}
+{{- $ranks := ternary 1 (int (include "baton.ranks" .one)) .one.podPerRank -}}
+{{- max 1 (div $cores $ranks) -}}
+{{- end -}}
+
+{{- define "baton.workerFlags" -}}
+- {{ .side }}
+- --name=$(POD_NAME)
+- --bootstrap={{ include "baton.fullname" .root }}-bootstrap-grpc:{{ .root.Values.ports.grpc }}
+- --grpc-port={{ .root.Values.ports.worker }}
+- --metrics-port={{ .root.Values.ports.metrics }}
+- --device={{ gt (int .one.gpu.count) 0 | ternary "cuda" "cpu" }}
+{{- if not (hasKey .one.settings "threads") }}
+- --threads={{ include "baton.threads" . }}
+{{- end }}
+- --tp={{ .one.tp }}
+{{- if eq .side "prefill" }}
+- --pp={{ .one.pp }}
+{{- end }}
+{{- if .rank }}
+- --world={{ include "baton.ranks" .one }}
+- --meet-timeout-ms={{ .one.startupSeconds }}s
+{{- end }}
+{{- if eq .rank "leader" }}
+- --rank=0
+- --rendezvous=$(POD_IP):{{ .root.Values.ports.rendezvous }}
+{{- else if eq .rank "follower" }}
+- --rank=$(LWS_WORKER_INDEX)
+- --rendezvous=$(LWS_LEADER_ADDRESS):{{ .root.Values.ports.rendezvous }}
+{{- end }}
+{{ include "baton.commonFlags" . }}
+{{- end -}}
+
+{{/* The pod's own requests, with its GPUs and network cards. */}}
+{{- define "baton.workerResources" -}}
+{{- $resources := deepCopy .one.resources -}}
+{{- range $device := list .one.gpu .one.rdma -}}
+{{- if gt (int $device.count) 0 -}}
+{{- $_ := set $resources "limits" (merge (dict $device.resource (int $device.count)) (default (dict) $resources.limits)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "baton.workerPod" -}}
+{{- $v := .root.Values -}}
+{{- $image := include "baton.image" (dict "root" .root "image" $v.image.worker) -}}
+{{- $launches := and (not .one.podPerRank) (gt (int (include "baton.ranks" .one)) 1) -}}
+metadata:
+  {{- include "baton.podMetadata" (merge (dict "component" .side) .) | nindent 2 }}
+spec:
+  {{- include "baton.podSpec" (merge (dict "hooksSeconds" 0) .) | nindent 2 }}
+  {{- if .one.topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- toYaml .one.topologySpreadConstraints | nindent 4 }}
+  {{- else if not .rank }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "baton.selector" (dict "root" .root "component" .side) | nindent 10 }}
+  {{- end }}
+  {{- with include "baton.download" (dict "root" .root "image" $image) }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  containers:
+    - name: {{ .side }}
+      image: {{ $image }}
+      imagePullPolicy: {{ $v.image.pullPolicy }}
+      args:
+        {{- include "baton.workerFlags" . | nindent 8 }}
+      env:
+        {{- include "baton.env" . | nindent 8 }}
+        # Where UCX listens over TCP: without it any port.
+        - {name: UCX_TCP_PORT_RANGE, value: "{{ $v.ports.dataFirst }}-{{ $v.ports.dataLast }}"}
+        {{- with .one.rdma.netDevices }}
+        - {name: UCX_NET_DEVICES, value: {{ . | quote }}}
+        {{- end }}
+      ports:
+        {{- if ne .rank "follower" }}
+        - {name: grpc, containerPort: {{ $v.ports.worker }}}
+        {{- end }}
+        - {name: metrics, containerPort: {{ $v.ports.metrics }}}
+      # Loaded, and a turn taken: its own affair alone, so that it is not restarted for what others are late with.
+      startupProbe:
+        httpGet: {path: /started, port: metrics}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: {{ div (add .one.startupSeconds 4) 5 }}
+      # Turns go on.
+      livenessProbe:
+        httpGet: {path: /health, port: metrics}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        # A launcher starts its ranks again itself, and nothing answers until they are up.
+        failureThreshold: {{ $launches | ternary 12 6 }}
+      # It holds a lease, and a canary hand-over has passed through it.
+      readinessProbe:
+        httpGet: {path: /ready, port: metrics}
+        periodSeconds: 5
+        timeoutSeconds: 3
+        failureThreshold: 2
+      resources:
+        {{- include "baton.workerResources" . | nindent 8 }}
+      securityContext:
+        {{- include "baton.containerSecurity" . | nindent 8 }}
+          {{- if .one.rdma.ipcLock }}
+          add: [IPC_LOCK]
+          {{- end }}
+      volumeMounts:
+        {{- include "baton.mounts" . | nindent 8 }}
+        - {name: shm, mountPath: /dev/shm}
+  volumes:
+    {{- include "baton.volumes" . | nindent 4 }}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ .one.sharedMemory }}}
+{{- end -}}
+
+{{/* What a LeaderWorkerSet of this side is made of: dict root, side, one, security. Its spec, also within a
+DisaggregatedSet. */}}
+{{- define "baton.groups" -}}
+{{- if eq .one.autoscaling.kind "none" }}
+replicas: {{ .one.replicas }}
+{{- end }}
+startupPolicy: LeaderCreated
+rolloutStrategy:
+  type: RollingUpdate
+  rollingUpdateConfiguration:
+    maxSurge: {{ .one.rollout.maxSurge }}
+    maxUnavailable: {{ .one.rollout.maxUnavailable }}
+leaderWorkerTemplate:
+  # A rank that ends takes its group with it: all are started again, after all have ended.
+  restartPolicy: RecreateGroupOnPodRestart
+  {{- if .one.podPerRank }}
+  size: {{ include "baton.ranks" .one }}
+  leaderTemplate:
+    {{- include "baton.workerPod" (merge (dict "rank" "leader") .) | nindent 4 }}
+  workerTemplate:
+    {{- include "baton.workerPod" (merge (dict "rank" "follower") .) | nindent 4 }}
+  {{- else }}
+  size: 1
+  workerTemplate:
+    {{- include "baton.workerPod" (merge (dict "rank" "") .) | nindent 4 }}
+  {{- end }}
+{{- end -}}

@@ -1,0 +1,105 @@
+"""Which HTTP ports does the bootstrap have, and who may come in at each?
+
+The API's port has the keys and the rate limit. The pages for operators are on it too, behind the same keys,
+or on a port of their own, which has none: its address protects it, this machine's alone if nothing is said.
+"""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from starlette.types import ASGIApp
+
+from services.bootstrap.settings import BootstrapSettings
+from services.openai.door import Door
+from services.openai.rate_limit import RateLimit
+from services.runtime.api_keys import ApiKeys
+from services.runtime.exposed import beyond_this_machine
+from services.runtime.http_server import HttpServer, serve_http
+from services.runtime.listen import bind_port
+from services.runtime.logging import Log
+from services.runtime.tls_files import TlsFiles
+
+log = Log(__name__)
+
+PAGES_S: Final = 2
+"""What the pages' last readers get."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Both ports, in use."""
+
+    api: HttpServer
+    pages: HttpServer | None
+
+    @property
+    def port(self) -> int:
+        return self.api.port
+
+    @property
+    def admin_port(self) -> int | None:
+        return None if self.pages is None else self.pages.port
+
+    async def stop(self) -> None:
+        """Let running requests finish; the pages are there as long as the API is."""
+        await self.api.stop()
+        if self.pages is not None:
+            await self.pages.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Sockets that listen, and what guards them. Made before the slow part of a start: what is wrong fails
+    first."""
+
+    api: Door
+    apart: bool
+    """Whether the pages have a port of their own."""
+    _sockets: tuple[socket.socket, ...]
+    _tls: TlsFiles | None
+
+    def close(self) -> None:
+        """If they are not to be used after all."""
+        for each in self._sockets:
+            each.close()
+
+    async def serve(self, api: ASGIApp, pages: Callable[[], ASGIApp], graceful_s: int) -> Serving:
+        """`pages`: made if they are served apart. `graceful_s`: what running requests get at the end."""
+        first = await serve_http(api, self._sockets[0], graceful_s, self._tls)
+        if not self.apart:
+            return Serving(first, None)
+        return Serving(first, await serve_http(pages(), self._sockets[1], PAGES_S, self._tls))
+
+
+def open_doors(settings: BootstrapSettings) -> Doors:
+    """Raises StartupError for keys or certificates that cannot be used, and for a port that is taken."""
+    keys = None
+    if settings.api_keys or settings.api_key_file:
+        file = Path(settings.api_key_file) if settings.api_key_file else None
+        keys = ApiKeys(settings.api_keys, file)
+    rate = RateLimit(settings.rate_limit) if settings.rate_limit else None
+    tls = settings.http_tls
+    if tls is not None:
+        tls.context()
+    sockets = [bind_port(settings.host, settings.http_port, "--http-port")]
+    if settings.admin_port is not None:
+        sockets.append(bind_port(settings.admin_host, settings.admin_port, "--admin-port"))
+    _warn(settings, keyless=keys is None)
+    return Doors(Door(keys, rate), len(sockets) > 1, tuple(sockets), tls)
+
+
+def _warn(settings: BootstrapSettings, *, keyless: bool) -> None:
+    """Of what others than this machine can reach."""
+    host, admin_host = settings.host, settings.admin_host
+    if beyond_this_machine(host):
+        if keyless:
+            log.warning("the API is open to whoever reaches it: no API keys are set", host=host)
+        if settings.http_tls is None:
+            log.warning("the API is plain HTTP: --http-tls-cert is not set", host=host)
+        if settings.tls is None:
+            log.warning("gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=host)
+    if settings.admin_port is not None and beyond_this_machine(admin_host):
+        log.warning("the pages for operators are open to whoever reaches them", host=admin_host)

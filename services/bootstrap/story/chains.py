@@ -1,0 +1,105 @@
+"""Which rooms are one request's story, and which request does an id mean?
+
+A room that went on for another names it, so a request is a chain of rooms. A client may reuse an id, and
+the prompts of one HTTP request are requests of their own, `ID-0`, `ID-1`, …: an id means the newest chain,
+and the others are named beside it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Final
+
+from services.rooms.entries import RoomEntry
+from services.rooms.errors import UnknownRoom
+from services.rooms.ids import RoomId
+from services.rooms.registry import NOT_FAILURES, Registry
+
+PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
+"""What the API puts before a request's id to name its answer."""
+ROOM: Final = re.compile(r"[0-9]{1,20}", re.ASCII)
+ROOMS_PER_REQUEST_MAX: Final = 64
+OTHERS_MAX: Final = 32
+
+_by_id = attrgetter("id")
+
+Chain = list[RoomEntry]
+"""The rooms of one request, the first one first."""
+
+
+class Kept:
+    """All rooms that are kept at one moment, for several looks at them."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._entries = sorted(registry.rooms(), key=_by_id, reverse=True)
+        self._after = {each.retry_of: each for each in self._entries if each.retry_of is not None}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, asked: str) -> tuple[Chain, list[Chain]]:
+        """The chain that an id means (a request's, an answer's or a room's), and others of the same id,
+        newest first. Empty where nothing is kept under it."""
+        for name in dict.fromkeys((asked, PREFIX.sub("", asked, count=1))):
+            several = re.compile(re.escape(name) + r"(-[0-9]+)?")
+            found = [each for each in self._entries if several.fullmatch(each.request_id)]
+            exact = next((each for each in found if each.request_id == name), None)
+            if found:
+                return self._meant(exact or found[0], found)
+        entry = self._room(asked)
+        if entry is None:
+            return [], []
+        return self._meant(entry, [each for each in self._entries if each.request_id == entry.request_id])
+
+    def newest(self, limit: int, *, search: str = "", failed: bool = False) -> list[Chain]:
+        """Chains of clients' requests, the newest first: those whose ids contain `search`, and, of `failed`,
+        those whose last room failed."""
+        entries: Iterator[RoomEntry] = (each for each in self._entries if not each.canary)
+        if search:
+            plain = PREFIX.sub("", search, count=1)
+            entries = (each for each in entries if plain in each.request_id or search == str(each.id))
+        if failed:
+            entries = (each for each in entries if has_failed(each) and each.id not in self._after)
+        return self._chains(entries, limit)
+
+    def _meant(self, entry: RoomEntry, of_its_id: Iterable[RoomEntry]) -> tuple[Chain, list[Chain]]:
+        [meant] = self._chains([entry], 1)
+        others = self._chains(of_its_id, OTHERS_MAX + 1)
+        return meant, [each for each in others if each[-1] is not meant[-1]][:OTHERS_MAX]
+
+    def _room(self, asked: str) -> RoomEntry | None:
+        if ROOM.fullmatch(asked) is None:
+            return None
+        try:
+            return self._registry.get(RoomId(int(asked)))
+        except UnknownRoom:
+            return None
+
+    def _chains(self, entries: Iterable[RoomEntry], limit: int) -> list[Chain]:
+        """At most `limit` that `entries` are in."""
+        chains: dict[RoomId, Chain] = {}
+        for entry in entries:
+            last = entry
+            while last.id in self._after:
+                last = self._after[last.id]
+            if last.id not in chains:
+                chains[last.id] = _back(self._registry, last)
+            if len(chains) == limit:
+                break
+        return [chains[room] for room in sorted(chains, reverse=True)]
+
+
+def has_failed(entry: RoomEntry) -> bool:
+    return entry.cause is not None and entry.cause.reason not in NOT_FAILURES
+
+
+def _back(registry: Registry, last: RoomEntry) -> Chain:
+    """The rooms that `last` goes on for, as far back as they are kept, and itself."""
+    chain = [last]
+    while chain[0].retry_of is not None and len(chain) < ROOMS_PER_REQUEST_MAX:
+        try:
+            chain.insert(0, registry.get(chain[0].retry_of))
+        except UnknownRoom:
+            break
+    return chain

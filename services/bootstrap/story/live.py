@@ -1,0 +1,165 @@
+"""What does the stack look like right now: its workers, their queues and pages, the rooms, the last requests?
+
+The JSON of `/workers`, `/requests` and `/live`. All of it is bounded, whatever is kept.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from services.bootstrap.notebook import LostWorker, Refused
+from services.bootstrap.rooms import Rooms
+from services.bootstrap.story.chains import Chain, Kept
+from services.bootstrap.story.clocks import BOOTSTRAP
+from services.bootstrap.story.lanes import ranks_of
+from services.bootstrap.story.parts import State
+from services.bootstrap.story.tell import GONE_STATUS, state_of
+from services.rooms.registry import RoomPhase, Worker
+
+RECENT: Final = 50
+FAILED: Final = 10
+QUEUES: Final = ("bootstrap", "prealloc", "transfer", "waiting", "inflight", "running")
+"""In the order in which a request passes through them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A request in a list."""
+
+    request_id: str
+    room: str
+    """The last one; empty where it has none."""
+    rooms: int
+    state: State
+    begun_wall_ms: int
+    total_ms: int
+    first_token_ms: int | None
+    prefill: str
+    decode: str
+    reason: str
+    cause: str
+
+
+def workers(rooms: Rooms) -> dict[str, Any]:
+    """Those that hold a lease, by side and name, and those that went last."""
+    now_ms = rooms.now_ms()
+    held = sorted(
+        rooms.registry.workers(), key=lambda each: (each.facts.side.value != "prefill", each.facts.name)
+    )
+    return {
+        "workers": [_worker(each, rooms, now_ms) for each in held],
+        "lost": [_lost(each) for each in reversed(rooms.notebook.lost)],
+    }
+
+
+def requests(rooms: Rooms, kept: Kept, limit: int, search: str, *, failed: bool) -> list[Summary]:
+    """The newest first. Those without a room stand among the others by their time."""
+    waiting = (
+        [] if failed else [_waiting(name, rooms, event.wall_ms) for name, event in rooms.waiting()[:limit]]
+    )
+    refused = [
+        _refused(each) for each in rooms.notebook.refused if not (failed and each.status == GONE_STATUS)
+    ]
+    found = [each for each in (*waiting, *refused) if search in each.request_id]
+    listed = kept.newest(limit, search=search, failed=failed)
+    found += [_summary(each, rooms) for each in listed]
+    return sorted(found, key=lambda each: each.begun_wall_ms, reverse=True)[:limit]
+
+
+def live(rooms: Rooms) -> dict[str, Any]:
+    kept = Kept(rooms.registry)
+    phases = Counter(entry.phase for entry in islice(rooms.registry.rooms(), rooms.registry.open_count()))
+    return {
+        "wall_ms": rooms.wall_ms(),
+        "model": rooms.registry.model,
+        "queued": rooms.queued(),
+        "rooms": {phase.value: phases[phase] for phase in RoomPhase if phase is not RoomPhase.RETIRED},
+        "kept": len(kept),
+        **workers(rooms),
+        "requests": requests(rooms, kept, RECENT, "", failed=False),
+        "failed": requests(rooms, kept, FAILED, "", failed=True),
+    }
+
+
+def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
+    facts, census = worker.facts, rooms.notebook.censuses.get(worker.facts.incarnation)
+    told = {} if census is None else census.told
+    return {
+        "name": facts.name,
+        "side": facts.side.value,
+        "state": worker.state.value,
+        "incarnation": str(facts.incarnation),
+        "address": facts.address,
+        "topology": facts.topology,
+        "ranks": ranks_of(facts),
+        "lease_left_ms": max(worker.lease_until_ms - now_ms, 0),
+        "rooms": len(worker.rooms),
+        "rooms_max": facts.rooms_max,
+        "tokens": worker.tokens,
+        "tokens_max": facts.tokens_max,
+        "told_ms_ago": None if census is None else now_ms - census.at_ms,
+        "tokens_s": 0.0 if census is None else round(census.tokens_s, 1),
+        "queues": _ordered(told.get("queues", {})),
+        "phases": told.get("rooms", {}),
+        "pages": told.get("pages", {}),
+        "slots": told.get("slots", {}),
+    }
+
+
+def _ordered(queues: Mapping[str, int]) -> dict[str, int]:
+    known = [name for name in QUEUES if name in queues]
+    return {name: queues[name] for name in (*known, *(set(queues) - set(known)))}
+
+
+def _lost(lost: LostWorker) -> dict[str, Any]:
+    return {
+        "name": lost.facts.name,
+        "side": lost.facts.side.value,
+        "incarnation": str(lost.facts.incarnation),
+        "why": lost.why,
+        "wall_ms": lost.wall_ms,
+        "rooms": lost.rooms,
+    }
+
+
+def _summary(chain: Chain, rooms: Rooms) -> Summary:
+    last = chain[-1]
+    state = state_of(chain, retrying=last.id in rooms.retrying)
+    own = [event for entry in chain for event in entry.events if event.source == BOOTSTRAP]
+    begun = min((event.wall_ms for event in own), default=rooms.wall_ms())
+    first = next((event.wall_ms for event in own if event.name == "first token passed on"), None)
+    ends = [event.wall_ms for event in own if event.name in ("answered", "failed")]
+    over = last.phase in (RoomPhase.CLOSING, RoomPhase.RETIRED) and state is not State.RETRYING
+    cause = None if state is State.ANSWERED else last.cause
+    return Summary(
+        request_id=last.request_id,
+        room=str(last.id),
+        rooms=len(chain),
+        state=state,
+        begun_wall_ms=begun,
+        total_ms=max((max(ends) if over and ends else rooms.wall_ms()) - begun, 0),
+        first_token_ms=None if first is None else first - begun,
+        prefill=last.prefill.name,
+        decode=last.decode.name,
+        reason="" if cause is None else cause.reason.value,
+        cause="" if cause is None else cause.text,
+    )
+
+
+def _refused(refused: Refused) -> Summary:
+    state = State.GONE if refused.status == GONE_STATUS else State.REFUSED
+    begun = refused.wall_ms - refused.waited_ms
+    return _roomless(refused.request_id, state, begun, refused.waited_ms, str(refused.status), refused.why)
+
+
+def _waiting(request_id: str, rooms: Rooms, since_wall_ms: int) -> Summary:
+    waited_ms = max(rooms.wall_ms() - since_wall_ms, 0)
+    return _roomless(request_id, State.QUEUED, since_wall_ms, waited_ms, "", "")
+
+
+def _roomless(
+    request_id: str, state: State, begun_wall_ms: int, total_ms: int, reason: str, cause: str
+) -> Summary:
+    return Summary(request_id, "", 0, state, begun_wall_ms, total_ms, None, "", "", reason, cause)

@@ -1,0 +1,152 @@
+"""What was each process doing for a room, and who waited for whom? Read off the lines of its timeline.
+
+The bars of a worker are told by its leader, since its ranks make each move together: they are drawn for all
+of them. What a rank saw and wished are its own lines.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from services.bootstrap.story.clocks import BOOTSTRAP
+from services.bootstrap.story.lanes import CLIENT
+from services.bootstrap.story.parts import Bar, Doing, Lane, Line, Link
+from services.rooms.entries import RoomEntry
+from services.rooms.phases import Side
+from services.rooms.registry import RoomPhase
+
+Begin = tuple[Doing, str]
+
+BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
+    BOOTSTRAP: {
+        "queued": (Doing.WAIT, "waits for a pair of workers"),
+        "opened": (Doing.WAIT, "waits for the first token"),
+        "first token passed on": (Doing.STREAM, "passes tokens on"),
+        "answered": (Doing.CLOSE, "waits until both workers have given everything back"),
+        "failed": (Doing.CLOSE, "waits until both workers have given everything back"),
+    },
+    Side.PREFILL.value: {
+        "accepted": (Doing.WAIT, "waits for a destination"),
+        "destination known": (Doing.WAIT, "waits for its turn and for pages"),
+        "computing": (Doing.COMPUTE, "computes the prompt, and sends what is done"),
+        "first token": (Doing.TRANSFER, "sends the rest, the record and the seal"),
+        "sealed": (Doing.CLOSE, "has sealed; gives back"),
+        "failed": (Doing.KEPT, "keeps its pages until its writes have ended"),
+    },
+    Side.DECODE.value: {
+        "accepted": (Doing.WAIT, "connects to the prefill worker"),
+        "connected": (Doing.WAIT, "waits for pages and a slot"),
+        "granted": (Doing.TRANSFER, "has exposed its pages: the sender may write to them"),
+        "landed": (Doing.AGREE, "has pages and seal; waits for its other ranks and the next step"),
+        "admitted": (Doing.STREAM, "decodes"),
+        "finished": (Doing.CLOSE, "has drawn the last token; gives back"),
+        "failed": (Doing.KEPT, "keeps its pages until nothing can land in them"),
+    },
+}
+"""By role: the line that begins a bar, and ends the one before."""
+
+LINKS: Final = (
+    ("room", BOOTSTRAP, "opened", Side.PREFILL.value, "accepted"),
+    ("room", BOOTSTRAP, "opened", Side.DECODE.value, "accepted"),
+    ("destination", Side.DECODE.value, "granted", Side.PREFILL.value, "destination known"),
+    ("first token", Side.PREFILL.value, "first token", BOOTSTRAP, "first token passed on"),
+    ("pages and seal", Side.PREFILL.value, "sealed", Side.DECODE.value, "landed"),
+)
+
+
+def bars_of(entry: RoomEntry, lines: Sequence[Line], lanes: Sequence[Lane]) -> Iterator[Bar]:
+    """Of one room's lines, but for the client's."""
+    ended_ms = max(line.at_ms for line in lines) if entry.phase is RoomPhase.RETIRED and lines else None
+    for lane in lanes:
+        leader = BOOTSTRAP if lane.role == BOOTSTRAP else lane.worker
+        if lane.role not in BEGINS or (lane.role != BOOTSTRAP and leader not in _workers(entry)):
+            continue
+        own = [line for line in lines if line.lane == leader]
+        yield from _walk(lane.id, BEGINS[lane.role], own, _end_ms(lane.role, own, lines, ended_ms))
+
+
+def client_bars(rooms: Sequence[RoomEntry], lines: Sequence[Line], *, over: bool) -> Iterator[Bar]:
+    """What the client sees: it waits, it reads, and where a room fails under it, it waits for the next."""
+    began: tuple[float, Doing, str, str] | None = None
+    own = [each for each in lines if each.lane == BOOTSTRAP]
+    end = last_word(rooms[-1], own) if over else None
+    for line in own:
+        reading = began is not None and began[1] is not Doing.WAIT
+        now = ENDED if line is end else _seen(line, reading=reading)
+        if now is None or (began is not None and now == began[1:3]):
+            continue
+        if began is not None:
+            yield Bar(CLIENT, began[3], began[1], began[2], began[0], line.at_ms)
+        if now == ENDED:
+            return
+        began = (line.at_ms, *now, line.room)
+    if began is not None:
+        yield Bar(CLIENT, began[3], began[1], began[2], began[0], None)
+
+
+def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Link]:
+    first: dict[tuple[str, str], Line] = {}
+    for line in lines:
+        first.setdefault((line.lane, line.name), line)
+    names = {BOOTSTRAP: BOOTSTRAP, **{side.value: entry.worker(side).name for side in Side}}
+    for text, role, name, to_role, to_name in LINKS:
+        begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
+        if begin is not None and end is not None:
+            yield Link(str(entry.id), text, begin.lane, begin.at_ms, end.lane, end.at_ms)
+
+
+ENDED: Final = (Doing.CLOSE, "")
+LAST_WORDS: Final = ("answered", "not retried", "failed")
+"""Of a room that is the last of its request: the first of these that is there."""
+
+
+def last_word(last: RoomEntry, lines: Sequence[Line]) -> Line | None:
+    """With which line of the bootstrap the client's wait was over."""
+    words = [line for line in lines if line.room == str(last.id) and line.name in LAST_WORDS]
+    return next((line for name in LAST_WORDS for line in words if line.name == name), None)
+
+
+def _seen(line: Line, *, reading: bool) -> Begin | None:
+    """What a line of the bootstrap means to the client."""
+    match line.name:
+        case "queued" | "opened" if not reading:
+            return Doing.WAIT, "waits for the first token"
+        case "first token passed on":
+            return Doing.STREAM, "reads"
+        case "failed" if reading:
+            return Doing.STALL, "its stream stands still"
+        case _:
+            return None
+
+
+def _walk(lane: str, begins: Mapping[str, Begin], own: Sequence[Line], end_ms: float | None) -> Iterator[Bar]:
+    at: Line | None = None
+    for line in own:
+        if line.name not in begins and line.name != "retired":
+            continue
+        if at is not None and line.at_ms > at.at_ms:
+            yield _bar(lane, begins, at, line.at_ms)
+        if line.name == "retired":
+            return
+        at = line
+    if at is not None and (end_ms is None or end_ms > at.at_ms):
+        yield _bar(lane, begins, at, end_ms)
+
+
+def _bar(lane: str, begins: Mapping[str, Begin], begun: Line, to_ms: float | None) -> Bar:
+    doing, text = begins[begun.name]
+    return Bar(lane, begun.room, doing, text, begun.at_ms, to_ms)
+
+
+def _end_ms(role: str, own: Sequence[Line], lines: Sequence[Line], ended_ms: float | None) -> float | None:
+    """Where a lane ends that did not say so itself: with its room. A worker that died says nothing more: its
+    part ends when the bootstrap failed the room, which a worker that lives says itself at once."""
+    failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name == "failed"]
+    if role == BOOTSTRAP or not failed:
+        return ended_ms
+    return (
+        None if any(line.name == "failed" for line in own) else max([*failed, *(line.at_ms for line in own)])
+    )
+
+
+def _workers(entry: RoomEntry) -> set[str]:
+    return {entry.prefill.name, entry.decode.name}

@@ -1,0 +1,128 @@
+"""What does the bootstrap show to people: the page, and the JSON that it and `baton top|explain` read?
+
+GET /ui              the page: live picture, requests, and a request's timeline as a picture
+GET /live            workers, queues, pages, rooms by phase, the newest requests and the newest failed ones
+GET /workers         the workers, as in /live
+GET /requests        newest first; ?search= a part of an id, ?failed=true, ?limit=
+GET /requests/{id}   the story of one request, over all its rooms; id: a request's, an answer's, or a room's
+"""
+
+import json
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse, Response
+
+from services.bootstrap.rooms import Rooms
+from services.bootstrap.story import live
+from services.bootstrap.story.chains import PREFIX, Kept
+from services.bootstrap.story.parts import Story
+from services.bootstrap.story.tell import of_queued, of_refused, tell
+
+LIST_DEFAULT: Final = 50
+LIST_MAX: Final = 500
+ID_CHARS_MAX: Final = 160
+
+PAGE: Final = Path(__file__).parent.parent / "ui"
+FILES: Final = {
+    "app.js": "text/javascript",
+    "live.js": "text/javascript",
+    "story.js": "text/javascript",
+    "draw.js": "text/javascript",
+    "picture.js": "text/javascript",
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
+HEADERS: Final = {
+    # Nothing is loaded from, sent to, or shown within another site.
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def story_router(rooms: Rooms) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/ui", include_in_schema=False)
+    async def page() -> Response:
+        return _file("index.html", "text/html")
+
+    @router.get("/ui/{name}", include_in_schema=False)
+    async def part(name: str) -> Response:
+        if name not in FILES:
+            return _unknown(f"Nothing is served at /ui/{name[:ID_CHARS_MAX]}.", "path")
+        return _file(name, FILES[name])
+
+    @router.get("/live")
+    async def live_picture() -> Response:
+        return _json(live.live(rooms))
+
+    @router.get("/workers")
+    async def workers() -> Response:
+        return _json(live.workers(rooms))
+
+    @router.get("/requests")
+    async def requests(
+        search: str = Query("", max_length=ID_CHARS_MAX),
+        failed: bool = False,
+        limit: int = Query(LIST_DEFAULT, ge=1, le=LIST_MAX),
+    ) -> Response:
+        return _json({"requests": live.requests(rooms, Kept(rooms.registry), limit, search, failed=failed)})
+
+    @router.get("/requests/{asked:path}")
+    async def request(asked: str) -> Response:
+        story = _story(rooms, asked)
+        if story is None:
+            kept = sum(1 for _ in rooms.registry.rooms())
+            return _unknown(
+                f"Nothing is kept of request {asked[:ID_CHARS_MAX]!r}. {kept} rooms are kept, since the"
+                " bootstrap started: the open ones, the last that ended (--rooms-kept), the last that failed"
+                " (--failed-rooms-kept). An id is a request's (X-Request-Id), an answer's (chatcmpl-…) or a"
+                " room's.",
+                "id",
+            )
+        return _json(story)
+
+    return router
+
+
+def _story(rooms: Rooms, asked: str) -> Story | None:
+    chain, others = Kept(rooms.registry).find(asked)
+    if chain:
+        return tell(chain, others, rooms.line(""), retrying=chain[-1].id in rooms.retrying)
+    for name in (asked, PREFIX.sub("", asked, count=1)):
+        queued = next((event for each, event in rooms.waiting() if each == name), None)
+        if queued is not None:
+            return of_queued(name, queued, rooms.line(""))
+        refused = rooms.notebook.refusal(name)
+        if refused is not None:
+            return of_refused(refused)
+    return None
+
+
+def _file(name: str, media_type: str) -> Response:
+    return Response((PAGE / name).read_bytes(), media_type=media_type, headers=HEADERS)
+
+
+def _json(body: Any) -> Response:
+    text = json.dumps(body, default=_plain, ensure_ascii=False, separators=(",", ":"))
+    return Response(text, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _unknown(message: str, param: str) -> JSONResponse:
+    error = {"message": message, "type": "not_found", "param": param, "code": None}
+    return JSONResponse({"error": error}, status_code=404)

@@ -1,0 +1,158 @@
+"""What is the whole story of a request, over all its rooms?"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.bootstrap.notebook import Refused
+from services.bootstrap.story.chains import Chain, has_failed
+from services.bootstrap.story.clocks import BOOTSTRAP, OneClock
+from services.bootstrap.story.lanes import lanes_of, lines_of
+from services.bootstrap.story.parts import OVER, Attempt, Kind, Line, State, Story, Why
+from services.bootstrap.story.picture import bars_of, client_bars, last_word, links_of
+from services.bootstrap.story.stages import stages_of
+from services.bootstrap.story.words import headline, told_ms, why
+from services.rooms.entries import Event, RoomEntry
+from services.rooms.errors import Reason
+from services.rooms.registry import RoomPhase
+
+GONE_STATUS: Final = 499
+
+
+def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -> Story:
+    """`now`: an event of the bootstrap's own, as if it were written down at this moment. `retrying`: the last
+    room failed, and another is looked for."""
+    clock = OneClock([entry.events for entry in rooms])
+    lines, lanes = lines_of(rooms, clock), lanes_of(rooms, clock)
+    state = state_of(rooms, retrying=retrying)
+    over = state in OVER
+    now_ms = max(clock.at_ms(now), 0.0)
+    total_ms = _ended_ms(rooms[-1], lines, now_ms) if over else now_ms
+    first_ms = next((line.at_ms for line in lines if line.name == "first token passed on"), None)
+    own = {str(entry.id): [line for line in lines if line.room == str(entry.id)] for entry in rooms}
+    bars = list(client_bars(rooms, lines, over=over))
+    for entry in rooms:
+        bars += bars_of(entry, own[str(entry.id)], lanes)
+    return Story(
+        request_id=rooms[-1].request_id,
+        state=state,
+        headline=headline(
+            state,
+            rooms,
+            total_ms,
+            first_ms,
+            _detail(lines, "answered") or _detail(lines, "broken off"),
+            _detail(lines, "not retried"),
+        ),
+        cause=why(rooms[-1].cause) if state is not State.ANSWERED else None,
+        begun_wall_ms=clock.begun_wall_ms,
+        total_ms=round(total_ms, 3),
+        first_token_ms=first_ms,
+        attempts=[_attempt(entry, own[str(entry.id)]) for entry in rooms],
+        lanes=lanes,
+        bars=bars,
+        links=[link for entry in rooms for link in links_of(entry, own[str(entry.id)])],
+        stages=[stage for entry in rooms for stage in stages_of(entry, own[str(entry.id)])],
+        lines=lines,
+        others=[str(each[-1].id) for each in others],
+        trace_id=rooms[-1].trace_id,
+    )
+
+
+def of_refused(refused: Refused) -> Story:
+    """Of a request that no room was opened for."""
+    line = Line(refused.waited_ms, BOOTSTRAP, "", Kind.FAILURE, "refused", refused.why, refused.wall_ms)
+    gone = refused.status == GONE_STATUS
+    said = "The client hung up while it waited" if gone else f"Refused with {refused.status}: {refused.why}"
+    return _roomless(
+        refused.request_id,
+        State.GONE if gone else State.REFUSED,
+        f"{said}, after {told_ms(refused.waited_ms)} in the queue.",
+        Why(
+            "refused",
+            refused.why,
+            "No pair of workers had a place for it. Look at the workers, and at the queue.",
+        ),
+        refused.wall_ms - refused.waited_ms,
+        refused.waited_ms,
+        [line],
+    )
+
+
+def of_queued(request_id: str, queued: Event, now: Event) -> Story:
+    """Of a request that waits for its first room."""
+    waited_ms = max(now.wall_ms - queued.wall_ms, 0)
+    line = Line(0.0, BOOTSTRAP, "", Kind.NOTE, queued.name, queued.detail, queued.wall_ms)
+    said = f"Waits for a pair of workers since {told_ms(waited_ms)}."
+    return _roomless(request_id, State.QUEUED, said, None, queued.wall_ms, waited_ms, [line])
+
+
+def state_of(rooms: Chain, *, retrying: bool) -> State:
+    last = rooms[-1]
+    if retrying:
+        return State.RETRYING
+    if last.phase is RoomPhase.OPEN:
+        # A stream that goes on has had its first token from a room before this one.
+        streams = any(event.name == "first token passed on" for entry in rooms for event in entry.events)
+        return State.STREAMING if streams else State.PREFILL
+    if last.phase is RoomPhase.STREAMING:
+        return State.STREAMING
+    if last.cause is None:
+        return State.ANSWERED
+    if last.cause.reason is Reason.CLIENT_GONE:
+        return State.GONE
+    return State.FAILED if has_failed(last) else State.ANSWERED
+
+
+def _ended_ms(last: RoomEntry, lines: Sequence[Line], now_ms: float) -> float:
+    """When the client had its last word."""
+    end = last_word(last, [line for line in lines if line.lane == BOOTSTRAP])
+    return now_ms if end is None else end.at_ms
+
+
+def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
+    times = [line.at_ms for line in lines]
+    return Attempt(
+        room=str(entry.id),
+        phase=entry.phase.value,
+        prefill=entry.prefill.name,
+        decode=entry.decode.name,
+        canary=entry.canary,
+        retry_of=None if entry.retry_of is None else str(entry.retry_of),
+        from_ms=min(times, default=0.0),
+        to_ms=max(times, default=0.0) if entry.phase is RoomPhase.RETIRED else None,
+        cause=why(entry.cause),
+        events_dropped=entry.events_dropped,
+    )
+
+
+def _detail(lines: Sequence[Line], name: str) -> str:
+    """Of the last line of that name that says something."""
+    return next((line.detail for line in reversed(lines) if line.name == name and line.detail), "")
+
+
+def _roomless(
+    request_id: str,
+    state: State,
+    said: str,
+    cause: Why | None,
+    begun_wall_ms: int,
+    total_ms: float,
+    lines: list[Line],
+) -> Story:
+    return Story(
+        request_id=request_id,
+        state=state,
+        headline=said,
+        cause=cause,
+        begun_wall_ms=begun_wall_ms,
+        total_ms=total_ms,
+        first_token_ms=None,
+        attempts=[],
+        lanes=[],
+        bars=[],
+        links=[],
+        stages=[],
+        lines=lines,
+        others=[],
+        trace_id="",
+    )

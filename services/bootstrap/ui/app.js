@@ -1,0 +1,206 @@
+// Which view is shown, when is it fetched again, and what does each key do?
+
+import { h } from "./draw.js";
+import { drawLive } from "./live.js";
+import { drawStory, parts } from "./story.js";
+import { extent } from "./picture.js";
+
+const EVERY_MS = 1000;
+const AFTERWARDS_MS = 60_000;
+const OVER = new Set(["answered", "failed", "gone", "refused"]);
+
+const main = document.querySelector("#main");
+const search = document.querySelector("#q");
+const status = document.querySelector("#status");
+
+let shown = { name: "live", id: "" };
+let view = null;
+let told = "";
+let story = null;
+let asking = null;
+let timer = 0;
+
+async function ask(path, signal) {
+  const reply = await fetch(path, { signal, headers: { Accept: "application/json" }, cache: "no-store" });
+  const body = await reply.json().catch(() => ({}));
+  if (!reply.ok) throw Object.assign(new Error(body.error?.message ?? `The bootstrap answered ${reply.status}.`), { status: reply.status });
+  return body;
+}
+
+async function look() {
+  clearTimeout(timer);
+  asking?.abort();
+  const mine = (asking = new AbortController());
+  let again = true;
+  try {
+    if (shown.name === "request") again = await lookAtRequest(mine.signal);
+    else await lookAtAll(mine.signal);
+    say(again ? "live" : "complete", "good");
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    if (error.status) refuse(error);
+    else say("the bootstrap does not answer", "bad");
+    again = error.status !== 404;
+  }
+  if (mine === asking && again) timer = setTimeout(document.hidden ? () => {} : look, EVERY_MS);
+}
+
+async function lookAtAll(signal) {
+  const wanted = search.value.trim();
+  const live = await ask("live", signal);
+  const listed = wanted ? (await ask(`requests?search=${encodeURIComponent(wanted)}`, signal)).requests : live.requests;
+  show(JSON.stringify([{ ...live, wall_ms: 0 }, listed, wanted]), () => drawLive(live, listed, wanted));
+  document.title = "Baton";
+}
+
+async function lookAtRequest(signal) {
+  const fresh = await ask(`requests/${encodeURIComponent(shown.id)}`, signal);
+  const grows = story === null || extent(story) !== extent(fresh);
+  story = fresh;
+  if (view === null || (grows && view.part === "1")) view = { ...view, ...zoomed(parts(story)[0]), selected: view?.selected ?? null };
+  redraw(false);
+  document.title = `${story.request_id} · Baton`;
+  const complete = OVER.has(story.state) && story.attempts.every((attempt) => attempt.to_ms !== null);
+  const old = Date.now() - story.begun_wall_ms - story.total_ms > AFTERWARDS_MS;
+  return !complete && !(OVER.has(story.state) && old);
+}
+
+const zoomed = (part) => ({ from: part.from, to: Math.max(part.to, part.from + 0.01), part: part.key });
+
+function redraw(forced) {
+  if (story === null) return;
+  const { paddingLeft, paddingRight } = getComputedStyle(main);
+  view.width = Math.max(Math.floor(main.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight)) - 2, 280);
+  show(forced ? null : JSON.stringify([story, view]), () => drawStory(story, view, act));
+}
+
+const act = {
+  zoom(part) {
+    Object.assign(view, zoomed(part));
+    redraw(true);
+  },
+  scale(factor) {
+    const middle = view.selected === null ? (view.from + view.to) / 2 : story.lines[view.selected].at_ms;
+    const half = ((view.to - view.from) * factor) / 2;
+    const end = extent(story) * 1.02;
+    act.zoom({ key: null, from: Math.max(middle - half, 0), to: Math.min(middle + half, end) });
+  },
+  move(share) {
+    const by = (view.to - view.from) * share;
+    const kept = Math.max(by, -view.from);
+    act.zoom({ key: null, from: view.from + kept, to: view.to + kept });
+  },
+  select(index) {
+    view.selected = index;
+    const at = story.lines[index].at_ms;
+    if (at < view.from || at > view.to) Object.assign(view, zoomed(parts(story)[0]));
+    redraw(true);
+    main.querySelector(`[data-key="${index}"]`)?.focus({ preventScroll: false });
+  },
+};
+
+/** Draw anew, if there is news, and leave the reader where they were. */
+function show(news, draw) {
+  if (news !== null && news === told) return;
+  told = news ?? "";
+  const key = document.activeElement?.closest?.("[data-key]")?.dataset.key;
+  const button = document.activeElement?.closest?.("button")?.textContent;
+  main.replaceChildren(...draw().filter(Boolean));
+  if (key) row(key)?.focus({ preventScroll: true });
+  else if (button) [...main.querySelectorAll("button")].find((each) => each.textContent === button)?.focus({ preventScroll: true });
+}
+
+function refuse(error) {
+  story = null;
+  show(error.message, () => [h("section", { class: "refused", role: "alert" }, h("h1", {}, error.status === 404 ? "Nothing is kept under this id" : "It cannot be shown"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/" }, "All requests")))]);
+  say(`answered ${error.status}`, "bad");
+}
+
+function say(text, tone) {
+  if (status.textContent !== text) status.textContent = text;
+  status.className = `status ${tone}`;
+}
+
+const rows = () => [...main.querySelectorAll("tr[data-key]")];
+const row = (key) => rows().find((each) => each.dataset.key === key);
+
+function step(by) {
+  const all = rows();
+  if (!all.length) return;
+  const current = all.indexOf(document.activeElement?.closest?.("tr[data-key]"));
+  const next = all[Math.min(Math.max(current < 0 ? (by > 0 ? 0 : all.length - 1) : current + by, 0), all.length - 1)];
+  if (shown.name === "request") act.select(Number(next.dataset.key));
+  else next.focus();
+}
+
+function open(id) {
+  location.hash = `#/request/${encodeURIComponent(id)}`;
+}
+
+function route() {
+  const match = location.hash.match(/^#\/request\/(.+)$/);
+  shown = match ? { name: "request", id: decode(match[1]) } : { name: "live", id: "" };
+  [view, story, told] = [null, null, ""];
+  document.body.dataset.view = shown.name;
+  main.replaceChildren(h("p", { class: "empty" }, "…"));
+  scrollTo(0, 0);
+  look();
+}
+
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+const KEYS = {
+  j: () => step(1),
+  ArrowDown: () => step(1),
+  k: () => step(-1),
+  ArrowUp: () => step(-1),
+  "/": () => (search.focus(), search.select()),
+  Escape: () => shown.name === "request" && (location.hash = "#/"),
+};
+const STORY_KEYS = {
+  "+": () => act.scale(0.5),
+  "=": () => act.scale(0.5),
+  "-": () => act.scale(2),
+  ArrowLeft: () => act.move(-0.25),
+  ArrowRight: () => act.move(0.25),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target === search) {
+    if (event.key === "ArrowDown") (event.preventDefault(), step(1));
+    if (event.key === "Escape") ((search.value = ""), search.blur(), look());
+    return;
+  }
+  const focused = document.activeElement?.closest?.("tr[data-open]");
+  const part = story && parts(story).find((each) => each.key === event.key);
+  const does = event.key === "Enter" && focused ? () => open(focused.dataset.open) : part ? () => act.zoom(part) : (KEYS[event.key] ?? (story ? STORY_KEYS[event.key] : undefined));
+  if (does && !(event.key === "Enter" && event.target.closest("a,button,summary"))) {
+    event.preventDefault();
+    does();
+  }
+});
+
+main.addEventListener("click", (event) => {
+  const target = event.target.closest("tr[data-open]");
+  if (target && !event.target.closest("a") && !getSelection().toString()) open(target.dataset.open);
+});
+
+document.querySelector("#search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (search.value.trim()) open(search.value.trim());
+});
+search.addEventListener("input", () => {
+  if (shown.name === "request") location.hash = "#/";
+  else look();
+});
+document.addEventListener("visibilitychange", () => document.hidden || look());
+new ResizeObserver(() => redraw(false)).observe(main);
+addEventListener("hashchange", route);
+route();

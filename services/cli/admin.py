@@ -1,0 +1,88 @@
+"""How does a command read what the bootstrap shows to operators?
+
+The key and the certificates are those that every client of the API takes: see `services/cli/asking.py`.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from services.cli.asking import key_headers, trusted
+from services.cli.chat_settings import DEFAULT_URL, URL
+from services.runtime.errors import StartupError
+from services.runtime.settings import load, setting
+
+TIMEOUT_S: Final = 10.0
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+UNAUTHORIZED: Final = 401
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminSettings:
+    """Where the bootstrap shows its pages: its API, or its --admin-port."""
+
+    url: str = setting(DEFAULT_URL, "Where the bootstrap is: its API, or its --admin-port.", URL)
+
+
+class NotTold(StartupError):
+    """The bootstrap is not there, or did not answer as asked."""
+
+
+class Admin:
+    """A bootstrap's pages for operators, as JSON."""
+
+    def __init__(self, http: httpx.Client, url: str) -> None:
+        self._http = http
+        self.url = url
+
+    def read(self, path: str) -> dict[str, Any]:
+        """Raises NotTold."""
+        try:
+            reply = self._http.get(path)
+            body = reply.json()
+        except httpx.ConnectError as error:
+            if "certificate" in str(error).lower():
+                raise NotTold(f"the certificate of {self.url} is not trusted here: {error}") from None
+            raise NotTold(f"no bootstrap answers at {self.url}: start one, or name it with --url") from None
+        except httpx.TimeoutException:
+            raise NotTold(f"the bootstrap at {self.url} was silent for {TIMEOUT_S:g} s") from None
+        except httpx.TransportError as error:
+            raise NotTold(f"the connection to {self.url} broke: {error}") from None
+        except ValueError:
+            raise NotTold(
+                f"what answers at {self.url}/{path} is no bootstrap: HTTP {reply.status_code}"
+            ) from None
+        if reply.is_success and isinstance(body, dict):
+            return body
+        raise NotTold(self._refusal(reply, body))
+
+    def _refusal(self, reply: httpx.Response, body: Any) -> str:
+        match body:
+            case {"error": {"message": str(message)}}:
+                text = message
+            case _:
+                text = f"{self.url} answered {reply.status_code}"
+        if reply.status_code == UNAUTHORIZED:
+            text += " Set OPENAI_API_KEY."
+        if text.startswith("Nothing is served at "):
+            text += " If the bootstrap has an --admin-port, name that with --url."
+        return text
+
+
+@contextmanager
+def admin(url: str | None, known: frozenset[str]) -> Iterator[Admin]:
+    """`url`: as typed, if it was; else BATON_URL, else this machine. Raises StartupError."""
+    settings = load(AdminSettings, {"url": url}, os.environ, known)
+    local = httpx.URL(settings.url).host in LOOPBACK
+    with httpx.Client(
+        base_url=settings.url,
+        timeout=TIMEOUT_S,
+        trust_env=not local,
+        verify=trusted(),
+        headers=key_headers(),
+    ) as http:
+        yield Admin(http, settings.url)

@@ -1,0 +1,54 @@
+"""Which commands show what the bootstrap knows? Their flags; what they do is imported when asked for."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from services.runtime.errors import StartupError
+from services.runtime.serve import tell
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the bootstrap is: its API, or its --admin-port; BATON_URL (default: http://127.0.0.1:8000).",
+        metavar="URL",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
+    """`known`: every `BATON_*` name of the project."""
+
+    @app.command()
+    def top(
+        url: Url = None,
+        once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+        as_json: AsJson = False,
+    ) -> None:
+        """Show the running stack, again each second: workers, queues, pages, rooms, the newest requests."""
+        from services.cli.top import run_top
+
+        _run(lambda: run_top(url, known, once=once, as_json=as_json))
+
+    @app.command()
+    def explain(
+        request_id: Annotated[
+            str, typer.Argument(help="A request's id (X-Request-Id), an answer's (chatcmpl-…) or a room's.")
+        ],
+        url: Url = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Tell what happened to one request: the cause of a failure first, then every line of its time."""
+        from services.cli.explain import run_explain
+
+        _run(lambda: run_explain(request_id, url, known, as_json=as_json))
+
+
+def _run(command: Callable[[], int]) -> None:
+    try:
+        code = command()
+    except StartupError as error:
+        code = tell(error)
+    raise typer.Exit(code)

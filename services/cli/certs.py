@@ -1,0 +1,87 @@
+"""Which certificates does a stack need to try TLS? A small authority of its own makes them.
+
+For one machine, or a test cluster: whoever has `ca.key` can be any part of the stack. Larger places have an
+authority already; `docs/security.md` says what its certificates need to hold.
+"""
+
+import socket
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from services.runtime.errors import StartupError
+from services.runtime.party import Party
+from services.runtime.serve import tell
+
+LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+DAYS: Final = 90
+
+
+class CertsRefused(StartupError):
+    """They cannot be made there."""
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put them; made if missing.")],
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address that clients ask the API at, beside this machine's. Repeatable."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are good.")] = DAYS,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there, the authority too.")] = False,
+) -> None:
+    """Make a development CA and the certificates of a stack: HTTPS, and mutual TLS between the services."""
+    try:
+        make_certs(folder, [*LOCAL_NAMES, socket.gethostname(), *(name or ())], days, replace=force)
+    except StartupError as error:
+        raise typer.Exit(tell(error)) from None
+    print(_usage(folder))
+
+
+def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: bool = False) -> None:
+    """`ca`, one certificate for each party, and `http` for `names`: each a .crt and a .key. Raises
+    CertsRefused."""
+    try:
+        from services.cli.authority import Authority, Pair
+    except ImportError:
+        raise CertsRefused("certificates need the extra: pip install 'baton-serve[certs]'") from None
+    files = [folder / f"{each}.{end}" for each in ("ca", *Party, "http") for end in ("crt", "key")]
+    there = [path.name for path in files if path.exists()]
+    if there and not replace:
+        raise CertsRefused(
+            f"{folder} has {', '.join(there)}: choose another place, or replace all with --force"
+        )
+    authority = Authority("Baton development CA", days)
+    pairs: dict[str, Pair] = {"ca": authority}
+    try:
+        pairs["http"] = authority.certify(list(dict.fromkeys(names)), both_ways=False)
+    except ValueError as error:
+        raise CertsRefused(str(error)) from None
+    pairs |= {party: authority.certify([party.tls_name], both_ways=True) for party in Party}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in files:
+            path.unlink(missing_ok=True)
+        for each, pair in pairs.items():
+            pair.write(folder / each)
+    except OSError as error:
+        raise CertsRefused(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def _usage(folder: Path) -> str:
+    at = folder.resolve()
+    return f"""\
+Made a development CA and the certificates of a stack in {at}.
+
+Everything on this machine:
+
+  baton serve --tls-dir {at}
+  export SSL_CERT_FILE={at}/ca.crt
+
+Each service by itself, prefill and decode like this one (--http-… is for the bootstrap alone):
+
+  baton bootstrap --tls-cert {at}/bootstrap.crt --tls-key {at}/bootstrap.key --tls-ca {at}/ca.crt \\
+    --http-tls-cert {at}/http.crt --http-tls-key {at}/http.key
+
+Give each service its own key alone. Keep ca.key out of every service: whoever has it can be any of them."""

@@ -1,0 +1,157 @@
+"""Which metrics does each service export, and which question does each of them answer?
+
+Read off the collectors themselves: a service's series are all there from its start, so that the values of
+a label are those of the first scrape.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from services.decode.metrics import DecodeMetrics
+from services.openai.metrics import HttpMetrics
+from services.prefill.metrics import PrefillMetrics
+from services.rooms.registry import Registry
+from services.runtime.process_metrics import describe_process
+
+BOOTSTRAP, PREFILL, DECODE = "bootstrap", "prefill", "decode"
+
+QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
+    "Who is there?": (
+        "baton_build_info",
+        "baton_workers",
+        "process_start_time_seconds",
+        "process_cpu_seconds_total",
+        "process_resident_memory_bytes",
+        "process_virtual_memory_bytes",
+        "process_open_fds",
+        "process_max_fds",
+    ),
+    "How is it for clients?": (
+        "baton_http_requests_total",
+        "baton_time_to_first_token_seconds",
+        "baton_inter_token_latency_seconds",
+    ),
+    "Which side is the bottleneck, and of which is more needed?": (
+        "baton_admission_queue_requests",
+        "baton_admission_refused_requests_total",
+        "baton_worker_places",
+        "baton_prefill_bootstrap_queue_requests",
+        "baton_prefill_waiting_queue_requests",
+        "baton_prefill_inflight_queue_requests",
+        "baton_decode_prealloc_queue_requests",
+        "baton_decode_transfer_queue_requests",
+        "baton_decode_waiting_requests",
+        "baton_decode_running_requests",
+        "baton_decode_batch_places",
+        "baton_step_seconds",
+        "baton_prefill_tokens_total",
+        "baton_decode_tokens_total",
+        "baton_prefix_queried_tokens_total",
+        "baton_prefix_reused_tokens_total",
+    ),
+    "Where does the time go?": (
+        "baton_admission_wait_seconds",
+        "baton_room_phase_seconds",
+        "baton_prefill_first_token_seconds",
+        "baton_kv_transfer_seconds",
+        "baton_kv_transfer_bytes_total",
+        "baton_kv_transfer_busy_seconds_total",
+        "baton_kv_transfer_hidden_seconds_total",
+        "baton_handover_seconds",
+    ),
+    "What failed, and why?": (
+        "baton_rooms_failed_total",
+        "baton_request_retries_total",
+        "baton_workers_lost_total",
+        "baton_lease_failures_total",
+        "baton_rooms_unknown_news_total",
+        "baton_timeline_lines_dropped_total",
+    ),
+    "Is memory kept?": (
+        "baton_rooms",
+        "baton_kv_pages",
+        "baton_metadata_slots",
+        "baton_kv_revocations_total",
+    ),
+    "Are the ranks of a worker, and its lease, in order?": (
+        "baton_turns_total",
+        "baton_agreement_seconds",
+        "baton_lease_renewals_total",
+    ),
+}
+"""Each metric once."""
+
+OPEN: Final[Mapping[tuple[str, str], str]] = {
+    ("baton_build_info", "version"): "the release",
+    ("baton_build_info", "role"): "`bootstrap`, `prefill`, `decode`",
+    ("baton_build_info", "worker"): "the worker's name, or `bootstrap`",
+    ("baton_build_info", "rank"): "`0` leads",
+    ("baton_http_requests_total", "route"): "path templates that are served, or `none`",
+}
+"""Labels whose values are not known before a process runs."""
+
+_UNITS: Final = frozenset(
+    {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}
+    | {"turns", "renewals", "failures", "retries", "revocations", "news", "lines", "fds"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One metric as one service exports it."""
+
+    role: str
+    name: str
+    """With `_total` for a counter, without `_bucket`, `_sum` and `_count` for a histogram."""
+    kind: str
+    text: str
+    labels: Mapping[str, Sequence[str]]
+    """The values of each label that are there from the start; none where they are not a closed set."""
+
+    @property
+    def unit(self) -> str:
+        """What its value counts: the last such word of its name. "" where there is none."""
+        return next((word for word in reversed(self.name.split("_")) if word in _UNITS), "")
+
+    @property
+    def series(self) -> Sequence[str]:
+        """The names that a query uses."""
+        suffixes = ("_bucket", "_sum", "_count") if self.kind == "histogram" else ("",)
+        return [self.name + suffix for suffix in suffixes]
+
+
+def exported() -> list[Exported]:
+    """Every metric of every service, the bootstrap's first."""
+    return [each for role, registry in _registries() for each in _read(role, registry)]
+
+
+def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
+    """As the services' wirings make them."""
+    bootstrap, prefill, decode = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    describe_process(bootstrap, BOOTSTRAP, BOOTSTRAP, rank=0)
+    BootstrapMetrics(bootstrap)
+    bootstrap.register(RegistryCollector(Registry("", 1, 1, 1, 1), lambda: 0))
+    HttpMetrics(bootstrap)
+    yield BOOTSTRAP, bootstrap
+    describe_process(prefill, PREFILL, PREFILL, rank=0)
+    PrefillMetrics(prefill)
+    yield PREFILL, prefill
+    describe_process(decode, DECODE, DECODE, rank=0)
+    DecodeMetrics(decode)
+    yield DECODE, decode
+
+
+def _read(role: str, registry: CollectorRegistry) -> Iterator[Exported]:
+    for family in registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels: dict[str, list[str]] = {}
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                if label != "le" and value not in labels.setdefault(label, []):
+                    labels[label].append(value)
+        closed = {label: () if (name, label) in OPEN else values for label, values in labels.items()}
+        yield Exported(role, name, family.type, family.documentation, closed)

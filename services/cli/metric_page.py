@@ -1,0 +1,79 @@
+"""How is the list of all metrics told to people? What docs/metrics.md holds, and `baton metrics` prints."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.cli.metric_catalog import OPEN, QUESTIONS, Exported, exported
+
+HEAD: Final = """\
+# Metrics
+
+Made by `baton metrics` from the collectors themselves; a test compares the two. The bootstrap serves them on
+its `/metrics`, a worker on its metrics port, every rank of a group for itself (those behind the leader choose
+a free port where none is given). Every series is there from the start of its process, at 0, so that `rate`
+and alerts see the first event. Gauges return to where they were at idle. Nothing is counted for each token
+but by the bootstrap's two latencies.
+
+What both sides export is told apart by joining `baton_build_info`, whatever the scrape configuration calls
+its targets:
+
+```promql
+sum by (role, state) (
+  baton_kv_pages * on (namespace, job, instance) group_left (role, worker) baton_build_info{rank="0"}
+)
+```
+
+The ranks of a worker hold the same rooms and pages, each its own part of the bytes: rank 0 stands for all.
+
+A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Rules and alerts are in `deploy/prometheus`,
+what to do about an alert in [runbook.md](runbook.md), a dashboard in `deploy/grafana`.
+"""
+
+
+def metric_page() -> str:
+    """The page, as Markdown. Raises LookupError for a metric that no question asks for, or the other way."""
+    found: dict[str, list[Exported]] = {}
+    for each in exported():
+        found.setdefault(each.name, []).append(each)
+    asked = [name for names in QUESTIONS.values() for name in names]
+    if sorted(asked) != sorted(found):
+        strange = sorted(set(asked) ^ set(found))
+        raise LookupError(f"in the code or among the questions, not in both or not once: {strange}")
+    parts = [HEAD]
+    for question, names in QUESTIONS.items():
+        rows = [_row(told) for name in names for told in _alike(found[name])]
+        table = ["| metric | type | unit | from | labels | meaning |", "|---|---|---|---|---|---|", *rows]
+        parts.append(f"## {question}\n\n" + "\n".join(table) + "\n")
+    return "\n".join(parts)
+
+
+def _alike(told: Sequence[Exported]) -> list[list[Exported]]:
+    """The services that say the same of a metric, together."""
+    groups: list[list[Exported]] = []
+    for each in told:
+        for group in groups:
+            if (group[0].text, group[0].labels) == (each.text, each.labels):
+                group.append(each)
+                break
+        else:
+            groups.append([each])
+    return groups
+
+
+def _row(told: Sequence[Exported]) -> str:
+    first = told[0]
+    labels = [f"{label}: {_values(first, label)}" for label in first.labels]
+    cells = (
+        f"`{first.name}`",
+        first.kind,
+        first.unit,
+        ", ".join(each.role for each in told),
+        "; ".join(labels),
+        first.text,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _values(metric: Exported, label: str) -> str:
+    known = OPEN.get((metric.name, label))
+    return known or ", ".join(f"`{value}`" for value in metric.labels[label])

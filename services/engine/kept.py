@@ -1,0 +1,138 @@
+"""Which keys and values does the next step find side by side already?
+
+Tokens that decode together fetch their pages, which lie anywhere, into one place, layer by layer. From one
+step to the next little of that changes: each sequence has one token more. While the same sequences decode,
+what was fetched is kept, and a step adds what is new. The pages have everything all the same, and are the
+only truth: what is kept is fetched anew whenever other sequences decode, a sequence has outgrown its place,
+or a step has failed.
+"""
+
+from collections import abc
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from services.engine.kv_cache import PagedKvCache
+from services.engine.rows import Row, Sequence
+
+ROOM_PAGES: Final = 2
+"""By how many pages a sequence may grow before what is kept of it is fetched anew."""
+SHARE: Final = 4
+"""What is kept takes a quarter of what the pages take, at most."""
+
+
+@dataclass(slots=True)
+class KeptGroup:
+    """B rows of one token each that attend together, as `services.engine.plan.Group`."""
+
+    begin: int
+    end: int
+    pages: torch.Tensor | None
+    """Fetched in this step, of one row after the other, equally many; None: they are there."""
+    new: torch.Tensor
+    """[B * 2 * kv heads]: where the step's entries go, token by token, keys first."""
+    room: torch.Tensor
+    """[layers, 2, kv heads, B * S, head_dim]"""
+    mask: torch.Tensor
+    """[kv heads * B, 1, S]: 0 where a token may look, -inf elsewhere."""
+    base: torch.Tensor
+    """[B, 2 * kv heads]: `new`, for position 0."""
+    tokens: int
+    """S"""
+
+    def look_up(
+        self, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv heads * B, S, head_dim] of the `place`-th layer of the cache, which has the id
+        `layer`; `entries` [B * 2 * kv heads, head_dim] are the step's own."""
+        room = self.room[place]
+        if self.pages is None:
+            room.view(-1, room.shape[-1]).index_copy_(0, self.new, entries)
+        else:
+            pages = room.view(2, room.shape[1], len(self.pages), -1)
+            cache.read(layer, self.pages, pages.permute(2, 1, 0, 3))
+        keys, values = room.view(2, len(self.mask), self.tokens, -1)
+        return keys, values
+
+    def step_to(self, positions: torch.Tensor) -> None:
+        """The same rows, at their next `positions` [B]."""
+        self.pages = None
+        self.new = (self.base + positions[:, None]).flatten()
+        heads = len(self.mask) // len(positions)
+        rows = torch.arange(len(self.mask), device=positions.device) * self.tokens
+        self.mask.view(-1).index_fill_(0, rows + positions.repeat(heads), 0)
+
+
+class Kept:
+    """Of one cache, on a CPU. One step at a time: `groups`, then `done` if it succeeded."""
+
+    def __init__(self, cache: PagedKvCache) -> None:
+        self._cache = cache
+        self._bytes_max = cache.length // SHARE
+        self._memory = cache.tensor.new_empty(0)
+        self._groups: list[KeptGroup] = []
+        self._cuts: list[int] = []
+        self._sequences: list[Sequence] = []
+        self._stops: list[int] = []
+        self._there = False
+        """What `_groups` say is kept, for rows that go on from `_stops`."""
+
+    def knows(self, rows: abc.Sequence[Row], cuts: abc.Sequence[int]) -> bool:
+        """Whether these rows of one token each, that attend together in groups which end at `cuts`, go on
+        from the last step's, and have space."""
+        return (
+            self._there
+            and len(rows) == len(self._sequences)
+            and all(
+                row.sequence is sequence and row.start == stop
+                for row, sequence, stop in zip(rows, self._sequences, self._stops, strict=True)
+            )
+            and [*cuts] == self._cuts
+            and all(rows[group.begin].stop <= group.tokens for group in self._groups)
+        )
+
+    def go_on(self, rows: abc.Sequence[Row], positions: torch.Tensor) -> list[KeptGroup]:
+        """Of rows that it knows: the groups, a token further."""
+        self._there = False
+        self._stops = [row.stop for row in rows]
+        for group in self._groups:
+            group.step_to(positions[group.begin : group.end])
+        return self._groups
+
+    def fits(self, pages: int) -> bool:
+        """Whether so many pages may be kept."""
+        return pages * self._cache.layout.page_bytes <= self._bytes_max
+
+    def begin(self, rows: abc.Sequence[Row], cuts: abc.Sequence[int]) -> None:
+        """Keep these rows from now on; their groups are `add`ed, in order."""
+        self.forget()
+        self._sequences, self._stops = [row.sequence for row in rows], [row.stop for row in rows]
+        self._cuts = [*cuts]
+        if not len(self._memory):
+            elements = self._bytes_max // self._memory.element_size()
+            self._memory = self._cache.tensor.new_empty(elements)
+
+    def add(
+        self, begin: int, end: int, pages: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
+    ) -> KeptGroup:
+        """A group that is fetched in this step, from `pages`; `mask` as the group has it."""
+        layout = self._cache.layout
+        heads, count = len(layout.kv_heads), end - begin
+        tokens = mask.shape[-1]
+        shape = (len(layout.layers), 2, heads, count * tokens, layout.head_dim)
+        start = sum(group.room.numel() for group in self._groups)
+        room = self._memory[start : start + torch.Size(shape).numel()].view(shape)
+        kinds = torch.arange(2 * heads, device=positions.device) * (count * tokens)
+        base = torch.arange(count, device=positions.device)[:, None] * tokens + kinds
+        group = KeptGroup(begin, end, pages, (base + positions[:, None]).flatten(), room, mask, base, tokens)
+        self._groups.append(group)
+        return group
+
+    def done(self) -> None:
+        """The step has succeeded: what it fetched or added is there."""
+        self._there = bool(self._groups)
+
+    def forget(self) -> None:
+        self._there = False
+        self._groups, self._sequences = [], []

@@ -1,0 +1,109 @@
+"""Who may come in, and how often?
+
+With keys, each request but the platform's two questions needs one: `Authorization: Bearer KEY`, or, for a
+person with a browser who only reads, HTTP's basic authentication with the key as the password. What may come
+in so often is a POST, which makes somebody compute, and a wrong key: by the key, or by the address of a
+caller without one.
+"""
+
+import base64
+import binascii
+import ipaddress
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from services.openai.errors import RATE_LIMIT, ApiError
+from services.openai.rate_limit import RateLimit
+from services.runtime.api_keys import ApiKeys
+
+OPEN: Final = frozenset({"/health", "/ready"})
+"""What platforms ask, which have no key. They are told no more than whether."""
+READS: Final = frozenset({"GET", "HEAD"})
+NETWORK_BITS: Final = 64
+"""Of an IPv6 address: what one household or host has all of."""
+
+
+class Door:
+    """Of one HTTP port."""
+
+    def __init__(self, keys: ApiKeys | None = None, rate: RateLimit | None = None) -> None:
+        self._keys = keys
+        self._rate = rate
+
+    def check(self, scope: Scope) -> None:
+        """Let the request in. What is served may tell more to a caller that is `known` (its state says so).
+        Raises ApiError: 401, 429."""
+        caller = None
+        if self._keys is not None:
+            presented = Headers(scope=scope).getlist("authorization")
+            caller = _caller(self._keys, presented, scope["method"])
+            scope["state"]["known"] = caller is not None
+            if caller is None and presented:
+                self._count(None, scope)
+            if caller is None and scope["path"] not in OPEN:
+                raise _unauthorized(scope)
+        if scope["method"] not in READS:
+            self._count(caller, scope)
+
+    def _count(self, caller: bytes | None, scope: Scope) -> None:
+        """Raises ApiError."""
+        if self._rate is None:
+            return
+        wait_s = self._rate.take(caller or _address(scope))
+        if wait_s:
+            raise ApiError(
+                429,
+                "Too many requests: --rate-limit is reached.",
+                kind=RATE_LIMIT,
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(math.ceil(wait_s))},
+            )
+
+
+def _caller(keys: ApiKeys, presented: Sequence[str], method: str) -> bytes | None:
+    if len(presented) != 1:
+        return None
+    scheme, _, rest = presented[0].strip().partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return keys.who(rest.strip())
+        case "basic" if method in READS:
+            return keys.who(_password(rest.strip()))
+        case _:
+            return None
+
+
+def _password(encoded: str) -> str:
+    """Of basic authentication; the name before it is anybody's. Empty when there is none."""
+    try:
+        text = base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+    return text.partition(":")[2]
+
+
+def _unauthorized(scope: Scope) -> ApiError:
+    person = scope["method"] in READS and "text/html" in Headers(scope=scope).get("accept", "")
+    return ApiError(
+        401,
+        "A valid API key is needed, as 'Authorization: Bearer KEY'.",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": 'Basic realm="baton", charset="UTF-8"' if person else "Bearer"},
+    )
+
+
+def _address(scope: Scope) -> bytes:
+    """Where the request came from, as one caller."""
+    client = scope.get("client")
+    host = client[0] if client else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.encode("utf-8", "surrogatepass")
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return address.packed[: NETWORK_BITS // 8]
+    return address.packed

@@ -1,0 +1,131 @@
+"""What is known of one HTTP exchange when it is over: its line in the log, and its span?
+
+One line each. Of what was asked and answered it has numbers and words of closed sets, never text.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from services.openai.errors import ApiError
+from services.rooms.trace import TraceContext, read_trace
+from services.runtime.logging import Log
+from services.runtime.tracing import Attribute, Kind, Span, Tracer
+
+FAULT_STATUS: Final = 500
+"""From here on it is ours: the cause goes into the log, and the span is one of a failure."""
+READS: Final = frozenset({"GET", "HEAD"})
+"""Probes and people that look: their lines are for debugging."""
+
+log = Log(__name__)
+
+
+@dataclass(slots=True)
+class Exchange:
+    request_id: str
+    trace: TraceContext | None
+    """What the caller sent; once there is a span, of that."""
+    received_s: float = field(default_factory=time.perf_counter)
+    """When it came in."""
+    status: int = 0
+    """That was sent, or that a client counts as which did not wait for it. 0: none was, which happens to
+    requests that the process does not live to answer."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reasons: tuple[str, ...] = ()
+    failure: ApiError | None = None
+    """What the caller was told went wrong, by the status or by the last event."""
+    _span: Span | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        names = {"request_id": self.request_id}
+        return names if self.trace is None else names | {"trace_id": self.trace.trace_id}
+
+    def begin_span(self, tracer: Tracer, scope: Scope) -> None:
+        """From here on the request is part of a trace, if there is a tracer."""
+        self._span = tracer.begin(
+            f"{scope['method']} {scope['path']}",
+            Kind.SERVER,
+            self.trace,
+            _of(scope) | {"baton.request_id": self.request_id},
+        )
+        if self._span is not None:
+            self.trace = self._span.trace
+
+    def describe(self, attributes: Mapping[str, Attribute]) -> None:
+        """What is asked for."""
+        if self._span is not None:
+            self._span.set(attributes)
+
+    def end(self, scope: Scope, route: str | None) -> None:
+        """`route`: the path's template, if there is one."""
+        status, fault = self.status, self._fault()
+        write = log.debug if scope["method"] in READS and fault is None else log.info
+        write(
+            "request answered" if status else "request cut off",
+            **self.names,
+            method=scope["method"],
+            route=route,
+            status=status or None,
+            duration_ms=round((time.perf_counter() - self.received_s) * 1000, 3),
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
+            error=None if self.failure is None else self.failure.code,
+            cause=None if fault is None else str(fault),
+        )
+        if self._span is None:
+            return
+        self._span.set(self._outcome(route))
+        if fault is not None:
+            self._span.fail(fault.code or str(fault.status), str(fault))
+        elif status == 0:
+            self._span.fail("cut_off", "the process ended before the request was answered")
+        self._span.end()
+
+    def _fault(self) -> ApiError | None:
+        """What went wrong, if that is not the caller's doing."""
+        broke_off = self.failure is not None and self.failure.status != self.status
+        return self.failure if broke_off or self.status >= FAULT_STATUS else None
+
+    def _outcome(self, route: str | None) -> dict[str, Attribute]:
+        known: dict[str, Attribute | None] = {
+            "http.route": route,
+            "http.response.status_code": self.status or None,
+            "gen_ai.usage.input_tokens": self.prompt_tokens,
+            "gen_ai.usage.output_tokens": self.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": self.cached_tokens,
+            "gen_ai.response.finish_reasons": self.finish_reasons or None,
+            "error.type": None if self.failure is None else self.failure.code,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+def exchange_in(scope: Scope, request_id: str) -> Exchange:
+    """Of a request that has just come in."""
+    headers = Headers(scope=scope)
+    return Exchange(request_id, read_trace(headers.get("traceparent"), headers.get("tracestate")))
+
+
+def _of(scope: Scope) -> dict[str, Attribute]:
+    """The request, in the words of OpenTelemetry's conventions for HTTP."""
+    attributes: dict[str, Attribute] = {
+        "http.request.method": scope["method"],
+        "url.path": scope["path"],
+        "url.scheme": scope["scheme"],
+        "network.protocol.version": scope["http_version"],
+    }
+    if scope.get("server"):
+        host, port = scope["server"]
+        attributes |= {"server.address": host} | ({} if port is None else {"server.port": port})
+    if scope.get("client"):
+        attributes["client.address"] = scope["client"][0]
+    if (agent := Headers(scope=scope).get("user-agent")) is not None:
+        attributes["user_agent.original"] = agent[:256]
+    return attributes

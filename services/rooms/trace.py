@@ -1,0 +1,45 @@
+"""Which trace does a request belong to, in W3C's words?
+
+A context is passed on and never acted upon: a room is the same with and without one.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+STATE_CHARS_MAX: Final = 512
+SAMPLED: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A `traceparent` that makes sense, with its `tracestate`. Made by `read_trace`, and by whoever starts a
+    span."""
+
+    parent: str
+    state: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        return self.parent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        """Of the span that what follows is a child of."""
+        return self.parent[36:52]
+
+    @property
+    def sampled(self) -> bool:
+        """Somebody keeps the trace: who can should add to it."""
+        return bool(int(self.parent[53:55], 16) & SAMPLED)
+
+
+def read_trace(parent: str | None, state: str | None) -> TraceContext | None:
+    """What a caller sent. One that makes no sense is as good as none: a request is never refused for it."""
+    if not parent or PARENT.fullmatch(parent[:55]) is None:
+        return None
+    if len(parent) > 55 and (parent.startswith("00") or parent[55] != "-"):
+        return None  # later versions may say more behind a dash
+    whole = state is not None and len(state) <= STATE_CHARS_MAX and state.isascii() and state.isprintable()
+    return TraceContext(f"00-{parent[3:55]}", state if whole and state else "")

@@ -1,0 +1,116 @@
+"""Does whoever asks have a key?
+
+Keys come from a variable, and from a file that may change while the process runs. They are compared as
+digests under a secret of this process, each with all, in a time that tells nothing of them; none is shown.
+"""
+
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from services.runtime.changes import Changes
+from services.runtime.errors import StartupError
+from services.runtime.logging import Log
+from services.runtime.setting_kinds import BadValue, Kind
+
+log = Log(__name__)
+
+KEYS_MAX: Final = 1000
+"""Each request is compared with all of them."""
+FILE_BYTES_MAX: Final = 1 << 20
+KEY: Final = re.compile(r"[!-~]{16,512}", re.ASCII)
+ALLOWED: Final = "16 to 512 visible ASCII characters"
+
+Caller = bytes
+"""Stands for a key where it must be told from others; says nothing about it."""
+
+
+def _parse(text: str) -> tuple[str, ...]:
+    keys = tuple(key.strip() for key in text.split(",") if key.strip())
+    if not all(KEY.fullmatch(key) for key in keys) or len(keys) > KEYS_MAX:
+        raise BadValue
+    return keys
+
+
+API_KEYS: Final[Kind[tuple[str, ...]]] = Kind(
+    "KEYS", f"at most {KEYS_MAX} keys of {ALLOWED}, separated by commas", _parse, ",".join
+)
+
+
+class ApiKeys:
+    """The keys that are good now."""
+
+    def __init__(
+        self, given: Sequence[str], file: Path | None, changes: Callable[[Sequence[Path]], Changes] = Changes
+    ) -> None:
+        """Raises StartupError for a file that cannot be read or holds anything but keys, or none."""
+        self._secret = secrets.token_bytes(32)
+        self._given = tuple(map(self._digest_of, given))
+        self._file = file
+        self._changes = changes([] if file is None else [file])
+        keys = [] if file is None else _all_good(file)
+        if not keys and not given:
+            raise StartupError(f"--api-key-file {file} holds no key: nobody could ask for anything")
+        self._read = tuple(map(self._digest_of, keys))
+
+    def who(self, key: str) -> Caller | None:
+        """Whom the key belongs to, or None if it is not one of ours."""
+        if self._file is not None and self._changes.seen():
+            self._read_anew(self._file)
+        presented = self._digest_of(key)
+        found = None
+        for good in (*self._given, *self._read):
+            if hmac.compare_digest(good, presented):
+                found = good
+        return found
+
+    def _digest_of(self, key: str) -> Caller:
+        return hmac.digest(self._secret, key.encode("utf-8", "surrogatepass"), "sha256")
+
+    def _read_anew(self, file: Path) -> None:
+        """What is no key is left out, so that the keys that were taken away are gone in any case. A file that
+        cannot be read changes nothing."""
+        try:
+            lines = _lines(file)
+        except StartupError as error:
+            told = "the changed API keys cannot be read: the former ones stay"
+            log.error(told, cause=str(error))  # noqa: TRY400
+            return
+        good = [line for _, line in lines if KEY.fullmatch(line)]
+        self._read = tuple(map(self._digest_of, good))
+        log.info("the changed API keys were read", keys=len(good))
+        if len(good) < len(lines):
+            number = next(number for number, line in lines if not KEY.fullmatch(line))
+            log.error("a line of the API keys is not a key and was left out", line=number)
+
+
+def first_key(given: Sequence[str], file: str) -> str:
+    """One of the keys, for whoever starts the server and has to ask it something; empty if there is none.
+    Raises StartupError."""
+    return next(iter((*given, *(_all_good(Path(file)) if file else ()))), "")
+
+
+def _all_good(file: Path) -> list[str]:
+    """The keys of a file that holds nothing else. Raises StartupError, which names the line."""
+    lines = _lines(file)
+    for number, line in lines:
+        if not KEY.fullmatch(line):
+            raise StartupError(f"--api-key-file {file}, line {number}: a key is {ALLOWED}")
+    return [line for _, line in lines]
+
+
+def _lines(file: Path) -> list[tuple[int, str]]:
+    """Those that are neither empty nor a comment, with their numbers. Raises StartupError."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise StartupError(f"--api-key-file {file} cannot be read: {error.strerror}") from None
+    stripped = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
+    lines = [(number, line) for number, line in enumerate(stripped, 1) if line and not line.startswith("#")]
+    if len(text) > FILE_BYTES_MAX or len(lines) > KEYS_MAX:
+        raise StartupError(f"--api-key-file {file} holds more than {KEYS_MAX} keys or {FILE_BYTES_MAX} bytes")
+    return lines

@@ -1,0 +1,110 @@
+"""Which files hold a certificate, its key and the authority that is believed, and can they be used?"""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.runtime.changes import Changes
+from services.runtime.errors import SettingsError, StartupError
+from services.runtime.logging import Log
+
+log = Log(__name__)
+
+UNUSABLE: Final = "a changed certificate cannot be used: the former one stays"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of PEM files. What is in them is read when it is used, and never shown."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+    flags: str = "--tls"
+    """How the settings that name them begin."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.cert, self.key) if self.ca is None else (self.cert, self.key, self.ca)
+
+    def read(self, path: Path) -> bytes:
+        """Raises StartupError."""
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            which = {self.cert: "cert", self.key: "key"}.get(path, "ca")
+            raise StartupError(f"{self.flags}-{which} {path} cannot be read: {error.strerror}") from None
+
+    def context(self) -> ssl.SSLContext:
+        """What a server answers with. Raises StartupError for files that do not go together."""
+        for path in self.paths:
+            self.read(path)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.cert, self.key, password=lambda: "")  # never asked for at a terminal
+        except (OSError, ValueError) as error:
+            raise StartupError(
+                f"{self.flags}-cert {self.cert} and {self.flags}-key {self.key} are not a certificate and its"
+                f" unencrypted key in PEM: {_reason(error)}"
+            ) from None
+        if self.ca is not None:
+            try:
+                context.load_verify_locations(self.ca)
+            except (OSError, ValueError) as error:
+                text = f"{self.flags}-ca {self.ca} holds no certificate in PEM: {_reason(error)}"
+                raise StartupError(text) from None
+        return context
+
+    def pinned(self) -> ssl.SSLContext:
+        """For a client of one's own that is to believe this very certificate and no other, whatever its
+        names. Raises StartupError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            context.load_verify_locations(self.cert)
+        except (OSError, ValueError) as error:
+            text = f"{self.flags}-cert {self.cert} holds no certificate in PEM: {_reason(error)}"
+            raise StartupError(text) from None
+        return context
+
+
+def tls_files(cert: str, key: str, ca: str | None = None, flags: str = "--tls") -> TlsFiles | None:
+    """From settings, of which all are given or none is. Raises SettingsError."""
+    given = {"cert": cert, "key": key} | ({} if ca is None else {"ca": ca})
+    missing = [f"{flags}-{name}" for name, path in given.items() if not path]
+    if len(missing) == len(given):
+        return None
+    if missing:
+        present = [f"{flags}-{name}" for name, path in given.items() if path]
+        raise SettingsError(
+            f"{' and '.join(present)} given without {' and '.join(missing)}: give all or none"
+        )
+    return TlsFiles(Path(cert), Path(key), Path(ca) if ca else None, flags)
+
+
+def renewing(files: TlsFiles) -> ssl.SSLContext:
+    """A server's context that answers with what the files hold now: a connection that begins after a change
+    has the new certificate, those that are open go on. Raises StartupError."""
+    changes = Changes(files.paths)
+    first = latest = files.context()
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal latest
+        if changes.seen():
+            try:
+                latest = files.context()
+                log.info("a changed certificate was read", file=str(files.cert))
+            except StartupError as error:
+                log.error(UNUSABLE, cause=str(error))  # noqa: TRY400
+        if latest is not first:
+            connection.context = latest
+
+    first.sni_callback = choose
+    return first
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error) or type(error).__name__

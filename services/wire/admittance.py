@@ -1,0 +1,111 @@
+"""Who may call which method? Looked up by the name in the caller's certificate, where there are some."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from services.rooms.phases import Side
+from services.runtime.party import Party
+from services.wire.baton.v1 import rooms_pb2, workers_pb2
+from services.wire.conversions import side_to_wire
+from services.wire.errors import NotAdmitted, errors_as_status
+
+OURS: Final = "/baton.v1."
+SAN: Final = "x509_subject_alternative_name"
+
+BOOTSTRAP: Final = frozenset({Party.BOOTSTRAP})
+WORKERS: Final = frozenset({Party.PREFILL, Party.DECODE})
+ALL: Final = BOOTSTRAP | WORKERS
+
+MAY_CALL: Final[Mapping[str, frozenset[Party]]] = {
+    "WorkerRegistry/Register": WORKERS,
+    "WorkerRegistry/Renew": WORKERS,
+    "WorkerRegistry/Drain": WORKERS,
+    "WorkerRegistry/Leave": WORKERS,
+    "WorkerRegistry/ReportExit": ALL,  # whoever started the worker: its launcher, or that of the whole stack
+    "RoomService/OpenRoom": BOOTSTRAP,
+    "RoomService/WatchRoom": BOOTSTRAP,
+    "RoomService/ReportRooms": ALL,
+    "RoomService/CancelRoom": BOOTSTRAP,
+    "RoomService/GetRoom": BOOTSTRAP,
+    "RoomService/ListRooms": BOOTSTRAP,
+    "PrefillService/RunRoom": BOOTSTRAP,
+    "PrefillService/RunRooms": BOOTSTRAP,
+    "PrefillService/Cancel": BOOTSTRAP,
+    "DecodeService/StreamRoom": BOOTSTRAP,
+    "DecodeService/StreamRooms": BOOTSTRAP,
+    "DecodeService/Cancel": BOOTSTRAP,
+    "HandoverService/Connect": frozenset({Party.DECODE}),
+    "HandoverService/Grant": frozenset({Party.DECODE}),
+    "HandoverService/Close": frozenset({Party.DECODE}),
+}
+"""Of our own services. A method that is not here is nobody's. Health and reflection, which say nothing of
+rooms, are for every holder of a certificate."""
+
+
+SIDES: Final = {Party.of(side): side_to_wire(side) for side in Side}
+
+
+class Admit(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Before a call is served. For servers that ask for certificates (`known-callers-only`)."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(OURS):
+            return handler
+        allowed = MAY_CALL.get(details.method.removeprefix(OURS), frozenset())
+        decode, encode = handler.request_deserializer, handler.response_serializer
+        if handler.request_streaming:
+            served = _replies(handler.stream_stream, allowed)
+            return grpc.stream_stream_rpc_method_handler(served, decode, encode)
+        if handler.response_streaming:
+            served = _replies(handler.unary_stream, allowed)
+            return grpc.unary_stream_rpc_method_handler(served, decode, encode)
+        return grpc.unary_unary_rpc_method_handler(_reply(handler.unary_unary, allowed), decode, encode)
+
+
+def _reply(serve: Callable[..., Awaitable[Any]], allowed: frozenset[Party]) -> Callable[..., Awaitable[Any]]:
+    async def served(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async with errors_as_status(context):
+            party = _admitted(context, allowed)
+            _check_own(party, request)
+        return await serve(request, context)
+
+    return served
+
+
+def _replies(serve: Callable[..., Any], allowed: frozenset[Party]) -> Callable[..., AsyncIterator[Any]]:
+    async def served(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async with errors_as_status(context):
+            _admitted(context, allowed)
+        async with aclosing(serve(requests, context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    return served
+
+
+def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[Party]) -> Party:
+    """As whom the caller is let in. Raises NotAdmitted."""
+    names = {name.decode("utf-8", "replace") for name in context.auth_context().get(SAN, ())}
+    for party in allowed:
+        if party.tls_name in names:
+            return party
+    wanted = " or ".join(sorted(party.tls_name for party in allowed)) or "nobody"
+    raise NotAdmitted(f"this is for {wanted}: the caller's certificate has another name")
+
+
+def _check_own(party: Party, request: object) -> None:
+    """A worker registers for its own side, and tells what it saw, not how a caller's room ended. Raises
+    NotAdmitted."""
+    if isinstance(request, workers_pb2.RegisterRequest) and request.side != SIDES.get(party):
+        raise NotAdmitted(f"the certificate is a {party} worker's, the registration is not")
+    nameless = isinstance(request, rooms_pb2.ReportRoomsRequest) and not request.incarnation
+    if nameless and party is not Party.BOOTSTRAP:
+        raise NotAdmitted(f"a {party} worker reports under its own incarnation, not without one")

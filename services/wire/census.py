@@ -1,0 +1,47 @@
+"""What does a worker say of itself whenever it renews its lease? Counts alone, for people to look at."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final
+
+from services.pages.holdings import Holdings
+from services.rooms.phases import Phase
+from services.wire.baton.v1 import workers_pb2
+
+KEYS_MAX: Final = 32
+KEY_CHARS_MAX: Final = 32
+
+
+def census_to_wire(
+    queues: Mapping[str, int], rooms: Mapping[Phase, int], holdings: Holdings, turns: int, tokens: int
+) -> workers_pb2.WorkerCensus:
+    return workers_pb2.WorkerCensus(
+        queues=queues,
+        rooms=_by_value({phase: count for phase, count in rooms.items() if phase is not Phase.RETIRED}),
+        pages=_by_value(holdings.pages.census()),
+        slots=_by_value(holdings.slots.census()),
+        turns=turns,
+        tokens=tokens,
+    )
+
+
+def census_from_wire(wire: workers_pb2.WorkerCensus) -> dict[str, Any]:
+    """As the pages for people show it. What is beyond the bounds is left out: it concerns nothing else."""
+    told: dict[str, Any] = {
+        name: {key[:KEY_CHARS_MAX]: int(counts[key]) for key in sorted(counts)[:KEYS_MAX]}
+        for name, counts in (
+            ("queues", wire.queues),
+            ("rooms", wire.rooms),
+            ("pages", wire.pages),
+            ("slots", wire.slots),
+        )
+    }
+    return {**told, "turns": wire.turns, "tokens": wire.tokens}
+
+
+def _by_value(census: Mapping[Any, int]) -> dict[str, int]:
+    return {_name(member): count for member, count in census.items()}
+
+
+def _name(member: Enum) -> str:
+    return str(member.value)

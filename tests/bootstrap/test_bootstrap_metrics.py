@@ -1,0 +1,79 @@
+"""Does the bootstrap count what it turns away, what it loses, and how long requests wait for workers?"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.bootstrap.rooms import QueueFull
+from services.rooms.errors import NoSuchWorker
+from services.rooms.ids import RoomId
+from tests.bootstrap.scripted import House, house
+from tests.wire.servers import until
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[House]:
+    async with house(max_queue=1) as made:
+        yield made
+
+
+def count(at: House, name: str, **labels: str) -> float:
+    value = at.metrics.get_sample_value(name, labels)
+    assert value is not None, "it is there from the start"
+    return value
+
+
+async def test_a_full_queue_and_a_side_without_worker_are_counted_apart(at: House) -> None:
+    for each in ("a", "b"):
+        await at.rooms.admit(each, 3, 5)
+    waiting = asyncio.ensure_future(at.rooms.admit("c", 3, 5))
+    await until(lambda: at.rooms.queued() == 1)
+    with pytest.raises(QueueFull):
+        await at.rooms.admit("d", 3, 5)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    at.rooms.lose(at.decode.incarnation, "its process exited", proof="exited")
+    with pytest.raises(NoSuchWorker):
+        await at.rooms.admit("e", 3, 5)
+    refused = {
+        why: count(at, "baton_admission_refused_requests_total", why=why)
+        for why in ("queue_full", "too_late", "no_worker")
+    }
+    assert refused == {"queue_full": 1, "too_late": 0, "no_worker": 1}
+    assert count(at, "baton_admission_wait_seconds_count") == 2, "those that got a room"
+
+
+async def test_a_request_that_waited_for_too_long_is_counted() -> None:
+    async with house(max_queue=1, queue_timeout_ms=10, places=1) as at:
+        await at.rooms.admit("a", 3, 5)
+        with pytest.raises(TimeoutError):
+            await at.rooms.admit("b", 3, 5)
+        assert count(at, "baton_admission_refused_requests_total", why="too_late") == 1
+
+
+async def test_a_worker_is_lost_once_and_in_the_way_in_which_it_was_noticed_first(at: House) -> None:
+    at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
+    at.rooms.exited("prefill-0", 111)  # said when nobody waits for it any more
+    at.rooms.exited("decode-0", 222)
+    lost = {
+        (side, how): count(at, "baton_workers_lost_total", side=side, how=how)
+        for side in ("prefill", "decode")
+        for how in ("left", "exited", "silent")
+    }
+    assert {key for key, value in lost.items() if value} == {("prefill", "silent"), ("decode", "exited")}
+
+
+async def test_places_are_those_of_ready_workers_and_say_how_many_are_taken(at: House) -> None:
+    def places(side: str) -> tuple[float, float]:
+        name = "baton_worker_places"
+        return count(at, name, side=side, state="taken"), count(at, name, side=side, state="free")
+
+    assert places("prefill") == (0, 2)
+    await at.rooms.admit("a", 3, 5)
+    assert places("prefill") == places("decode") == (1, 1)
+    at.rooms.answered(RoomId(1))
+    at.retired(1)
+    assert places("decode") == (0, 2)
+    at.registry.drain(at.decode.incarnation)
+    assert places("decode") == (0, 0)

@@ -1,0 +1,252 @@
+"""Is a request's story whole: every room, each lane on one clock, the cause, and what its client saw?"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from services.bootstrap.rooms import Retry
+from services.bootstrap.story.routes import story_router
+from services.openai.backend import Hangup, NoWorker
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import RoomId
+from services.rooms.registry import Event
+from tests.bootstrap.scripted import House, asked, house
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[House]:
+    async with house() as made:
+        yield made
+
+
+def client(at: House) -> httpx.AsyncClient:
+    app = FastAPI()
+    app.include_router(story_router(at.rooms))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bootstrap")
+
+
+async def story(at: House, name: str) -> Any:
+    async with client(at) as http:
+        reply = await http.get(f"/requests/{name}")
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def say(at: House, source: str, name: str, detail: str = "", *, behind_ms: int = 0, room: int = 1) -> None:
+    """One line of a worker, 10 ms after the last one. `behind_ms`: on a host whose clocks are behind."""
+    at.clock.advance(10)
+    host_us = (at.clock.now_ms() + 10**6 * bool(behind_ms)) * 1000
+    at.rooms.record(RoomId(room), Event(at.clock.wall_ms() - behind_ms, source, name, detail, host_us))
+
+
+def hand_over(at: House, behind_ms: int = 0) -> None:
+    """The lines of a room that is handed over, each 10 ms after the one before."""
+    for source, name in (
+        ("prefill-0", "accepted"),
+        ("decode-0", "accepted"),
+        ("decode-0", "connected"),
+        ("decode-0", "granted"),
+        ("prefill-0", "destination known"),
+        ("prefill-0", "computing"),
+        ("prefill-0", "first token"),
+    ):
+        say(at, source, name, behind_ms=behind_ms if source == "decode-0" else 0)
+    at.clock.advance(10)
+    at.rooms.tell(RoomId(1), "first token passed on")
+    at.registry.streaming(RoomId(1))
+    for source, name in (
+        ("prefill-0", "written"),
+        ("prefill-0", "sealed"),
+        ("decode-0", "landed"),
+        ("decode-0", "admitted"),
+        ("decode-0", "finished"),
+    ):
+        say(at, source, name, behind_ms=behind_ms if source == "decode-0" else 0)
+
+
+async def test_a_request_that_was_answered_has_lanes_bars_links_and_stages(at: House) -> None:
+    await at.rooms.admit("request-1", 3, 5)
+    hand_over(at)
+    at.clock.advance(10)
+    at.rooms.answered(RoomId(1), "5 tokens passed on")
+    for source in ("prefill-0", "decode-0"):
+        say(at, source, "retired")
+    at.retired()
+    told = await story(at, "request-1")
+    assert told["state"] == "answered"
+    assert told["headline"] == ("Answered in 140 ms; the first token came after 80 ms; 5 tokens passed on.")
+    assert [lane["id"] for lane in told["lanes"]] == ["client", "bootstrap", "prefill-0", "decode-0"]
+    bars = {(bar["lane"], bar["doing"]): (bar["from_ms"], bar["to_ms"]) for bar in told["bars"]}
+    assert bars["client", "wait"] == (0, 80)
+    assert bars["client", "stream"] == (80, 140)
+    assert bars["prefill-0", "compute"] == (60, 70)
+    assert bars["decode-0", "transfer"] == (40, 110)
+    assert bars["decode-0", "stream"] == (120, 130)
+    stages = [(stage["text"], stage["ms"]) for stage in told["stages"] if stage["first_token"]]
+    assert sum(ms for _, ms in stages) == told["first_token_ms"] == 80
+    assert {link["text"] for link in told["links"]} >= {"destination", "pages and seal", "first token"}
+    kinds = {line["name"]: line["kind"] for line in told["lines"]}
+    assert (kinds["landed"], kinds["sealed"], kinds["first token"]) == ("evidence", "seal", "token")
+
+
+async def test_lines_of_another_host_are_moved_behind_what_caused_them(at: House) -> None:
+    await at.rooms.admit("request-1", 3, 5)
+    hand_over(at, behind_ms=5_000)
+    told = await story(at, "request-1")
+    lanes = {lane["id"]: lane["clock"] for lane in told["lanes"]}
+    assert lanes == {"client": "host", "bootstrap": "host", "prefill-0": "host", "decode-0": "wall"}
+    assert told["lines"][0]["name"] == "opened"
+    assert all(line["at_ms"] >= 0 for line in told["lines"])
+    decode = [line["at_ms"] for line in told["lines"] if line["lane"] == "decode-0"]
+    assert [round(each - decode[0]) for each in decode] == [0, 10, 20, 90, 100, 110]
+
+
+async def test_all_rooms_of_a_retried_request_are_one_story_under_any_of_its_ids(at: House) -> None:
+    first = await at.rooms.admit("request-1", 3, 5)
+    hand_over(at)
+    at.clock.advance(10)
+    at.rooms.fail(first.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: it has left"))
+    at.clock.advance(50)
+    retry = Retry(first.id, Reason.DECODE_LOST, frozenset(), 0.0)
+    second = await at.rooms.admit("request-1", 3, 5, retry)
+    assert (await story(at, "request-1"))["state"] == "streaming"
+    at.clock.advance(30)
+    at.rooms.tell(second.id, "first token passed on")
+    at.clock.advance(5)
+    at.rooms.answered(second.id)
+    for asked_for in ("request-1", "chatcmpl-request-1", str(first.id), str(second.id)):
+        told = await story(at, asked_for)
+        assert [attempt["room"] for attempt in told["attempts"]] == [str(first.id), str(second.id)]
+    assert told["attempts"][0]["cause"]["reason"] == "decode_lost"
+    assert told["cause"] is None
+    async with client(at) as http:
+        listed = (await http.get("/requests")).json()["requests"]
+        failed = (await http.get("/requests", params={"failed": "true"})).json()["requests"]
+    assert [(each["room"], each["rooms"], each["state"]) for each in listed] == [("2", 2, "answered")]
+    assert failed == [], "in the end it did not fail"
+    assert "A room failed before this one" in told["headline"]
+    client_saw = [
+        (bar["doing"], bar["to_ms"] - bar["from_ms"]) for bar in told["bars"] if bar["lane"] == "client"
+    ]
+    assert client_saw == [("wait", 80), ("stream", 60), ("stall", 80), ("stream", 5)]
+
+
+async def test_while_another_room_is_looked_for_it_has_not_failed_yet(at: House) -> None:
+    entry = await at.rooms.admit("request-1", 3, 5)
+    at.rooms.fail(entry.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: gone"))
+    assert (await story(at, "request-1"))["state"] == "failed"
+    at.rooms.retrying.add(entry.id)
+    told = await story(at, "request-1")
+    assert told["state"] == "retrying"
+    assert told["headline"].startswith("Its room failed, and it may go on in another: decode worker decode-0")
+
+
+async def test_a_dead_workers_part_ends_with_its_room(at: House) -> None:
+    entry = await at.rooms.admit("request-1", 3, 5)
+    hand_over(at)
+    at.clock.advance(7)
+    at.rooms.lose(at.decode.incarnation, "its process exited", proof="exited")
+    say(at, "prefill-0", "retired")
+    at.retired()
+    told = await story(at, "request-1")
+    assert told["state"] == "failed"
+    assert told["cause"]["text"] == "decode worker decode-0: its process exited"
+    assert "log" in told["cause"]["meaning"]
+    last = [bar for bar in told["bars"] if bar["lane"] == "decode-0"][-1]
+    failed = next(line["at_ms"] for line in told["lines"] if line["name"] == "failed")
+    assert last["to_ms"] == failed
+    assert told["attempts"][0]["room"] == str(entry.id)
+
+
+async def test_each_rank_has_a_lane_and_says_only_what_it_saw_itself(at: House) -> None:
+    at.registry.worker(at.decode.incarnation)
+    entry = await at.rooms.admit("request-1", 3, 5)
+    object.__setattr__(entry.decode, "topology", "tp2pp1")
+    hand_over(at)
+    say(at, "decode-0/1", "voted", "to go on from transferring; another rank does not yet")
+    told = await story(at, "request-1")
+    ranks = [lane for lane in told["lanes"] if lane["worker"] == "decode-0"]
+    assert [(lane["id"], lane["rank"]) for lane in ranks] == [("decode-0", 0), ("decode-0/1", 1)]
+    bars = [
+        [(bar["from_ms"], bar["to_ms"]) for bar in told["bars"] if bar["lane"] == rank["id"]]
+        for rank in ranks
+    ]
+    assert bars[0] == bars[1]
+    vote = next(line for line in told["lines"] if line["kind"] == "vote")
+    assert vote["lane"] == "decode-0/1"
+
+
+async def test_a_client_that_hung_up_is_no_failure(at: House) -> None:
+    stream = await at.backend.generate(asked())
+    await stream.hang_up(Hangup.CLIENT_GONE)
+    told = await story(at, "request-1")
+    assert told["state"] == "gone"
+    assert told["headline"].startswith("The client hung up after ")
+    async with client(at) as http:
+        failed = (await http.get("/requests", params={"failed": "true"})).json()["requests"]
+    assert failed == []
+
+
+async def test_a_request_that_got_no_room_is_kept_with_the_reason(at: House) -> None:
+    at.rooms.lose(at.decode.incarnation, "gone", proof="left")
+    with pytest.raises(NoWorker):
+        await at.backend.generate(asked())
+    told = await story(at, "request-1")
+    assert (told["state"], told["cause"]["text"]) == ("refused", "no decode worker is ready")
+    assert told["headline"].startswith("Refused with 503: no decode worker is ready")
+    async with client(at) as http:
+        live = (await http.get("/live")).json()
+    assert [each["request_id"] for each in live["failed"]] == ["request-1"]
+    assert [each["name"] for each in live["lost"]] == ["decode-0"]
+
+
+async def test_an_id_means_its_newest_request_and_the_prompts_of_one(at: House) -> None:
+    for name in ("again", "again", "several-0", "several-1", "several-x"):
+        entry = await at.rooms.admit(name, 3, 5)
+        at.rooms.answered(entry.id)
+        at.retired(entry.id)
+    again = await story(at, "again")
+    assert (again["attempts"][0]["room"], again["others"]) == ("2", ["1"])
+    several = await story(at, "several")
+    assert (several["request_id"], several["others"]) == ("several-1", ["3"])
+    async with client(at) as http:
+        assert (await http.get("/requests/sever")).status_code == 404
+        for odd in ("9" * 30, "%00", "<script>", "a/b", "chatcmpl-", "١"):
+            assert (await http.get(f"/requests/{odd}")).status_code == 404
+        assert (await http.get("/requests", params={"search": "x" * 1000})).status_code == 422
+
+
+async def test_the_live_picture_is_what_workers_told_last_and_is_bounded(at: House) -> None:
+    for _ in range(80):
+        entry = await at.rooms.admit("request-1", 3, 5)
+        at.rooms.answered(entry.id)
+        at.retired(entry.id)
+    at.rooms.renew(at.decode.incarnation, {"queues": {"running": 2}, "pages": {"free": 7}, "tokens": 100})
+    at.clock.advance(2_000)
+    at.rooms.renew(at.decode.incarnation, {"queues": {"running": 3}, "pages": {"free": 6}, "tokens": 150})
+    async with client(at) as http:
+        live = (await http.get("/live")).json()
+        workers = (await http.get("/workers")).json()
+    decode = live["workers"][1]
+    assert (decode["name"], decode["state"], decode["queues"]) == ("decode-0", "ready", {"running": 3})
+    assert (decode["pages"], decode["tokens_s"]) == ({"free": 6}, 25.0)
+    assert live["workers"][0]["told_ms_ago"] is None
+    assert len(live["requests"]) == 50
+    assert len(json.dumps(live)) < 50_000
+    assert workers["workers"] == live["workers"]
+
+
+async def test_the_pages_files_are_served_and_may_load_nothing_from_elsewhere(at: House) -> None:
+    async with client(at) as http:
+        page = await http.get("/ui")
+        style = await http.get("/ui/style.css")
+        other = await http.get("/ui/..%2fhttp.py")
+        unknown = await http.get("/ui/none.js")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert style.status_code == 200
+    assert (other.status_code, unknown.status_code) == (404, 404)

@@ -1,0 +1,76 @@
+"""Which span does each room of a request have, and what do its workers hear of it?"""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from services.openai.backend import Hangup
+from services.rooms.errors import Cause, Reason
+from services.rooms.phases import Side
+from services.runtime.room_spans import RoomSpans
+from tests.bootstrap.scripted import House, accepted, asked, ended, house, read
+from tests.bootstrap.test_attempts import decodes, prefills
+from tests.trace.notes import PARENT, TRACE, Notes
+
+P, D = Side.PREFILL, Side.DECODE
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[House]:
+    async with house(rooms_max=2) as made:
+        yield made
+
+
+def traced(at: House) -> Notes:
+    notes = Notes()
+    at.rooms.spans = RoomSpans(notes)
+    return notes
+
+
+async def test_each_room_of_a_request_is_a_span_beside_the_others_and_its_workers_children(at: House) -> None:
+    notes = traced(at)
+    at.prefill.scripts = [[accepted(P)], prefills()]
+    failed = Cause(Reason.TRANSFER_FAILED, "as it happens")
+    at.decode.scripts = [[accepted(D), ended(D, failed)], decodes()]
+    stream = await at.backend.generate(replace(asked(), trace=PARENT))
+    assert (await read(stream))[1] == "length"
+    first, second = notes.spans
+    assert first.parent == second.parent == PARENT
+    assert first.error == "transfer_failed: as it happens"
+    assert first.attributes["baton.reason"] == "transfer_failed"
+    assert second.attributes["baton.retry_of"] == first.attributes["baton.room"] == "1"
+    assert second.error is None
+    assert [span.events[0] for span in notes.spans] == ["opened", "opened"]
+    assert [span.events[-1] for span in notes.spans] == ["failed", "answered"]
+    assert [span.ended for span in notes.spans] == [1, 1]
+    for worker in (at.prefill, at.decode):
+        assert [request.trace for request in worker.asked] == [first.trace, second.trace]
+    assert {at.entry(room).trace_id for room in (1, 2)} == {TRACE}
+    assert len(at.rooms.spans) == 0
+
+
+async def test_a_client_that_hangs_up_ends_its_span_which_is_none_of_a_failure(at: House) -> None:
+    notes = traced(at)
+    at.prefill.script = [accepted(P)]
+    stream = await at.backend.generate(replace(asked(), trace=PARENT))
+    await stream.hang_up(Hangup.CLIENT_GONE)
+    (span,) = notes.spans
+    assert (span.error, span.attributes["baton.reason"], span.ended) == (None, "client_gone", 1)
+    assert len(at.rooms.spans) == 0
+
+
+async def test_where_nothing_is_traced_workers_hear_what_the_caller_sent(at: House) -> None:
+    at.prefill.script, at.decode.script = prefills(), decodes()
+    stream = await at.backend.generate(replace(asked(), trace=PARENT))
+    assert (await read(stream))[1] == "length"
+    assert [request.trace for request in (*at.prefill.asked, *at.decode.asked)] == [PARENT, PARENT]
+    assert at.entry().trace_id == TRACE
+
+
+async def test_a_room_without_a_trace_has_no_span(at: House) -> None:
+    notes = traced(at)
+    at.prefill.script, at.decode.script = prefills(), decodes()
+    assert (await read(await at.backend.generate(asked())))[1] == "length"
+    assert notes.spans == []
+    assert at.prefill.asked[0].trace is None

@@ -1,0 +1,46 @@
+"""What do a rendered container's flags and variables mean to the service that reads them?"""
+
+from typing import Any, Final
+
+from services.bootstrap.settings import BootstrapSettings
+from services.cli.main import KNOWN
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.runtime.settings import load
+from tests.deploy.chart import Pod
+
+CLASSES: Final = {cls.role: cls for cls in (BootstrapSettings, PrefillSettings, DecodeSettings)}
+
+INJECTED: Final = {
+    "POD_NAME": "baton-prefill-0",
+    "POD_IP": "10.0.0.7",
+    "LWS_LEADER_ADDRESS": "baton-prefill-0.baton-prefill.baton",
+    "LWS_GROUP_SIZE": "4",
+    "LWS_WORKER_INDEX": "1",
+}
+"""Of the downward API, and of LeaderWorkerSet's controller."""
+
+
+def arguments(pod: Pod) -> list[str]:
+    """Its command line, with the variables that Kubernetes puts in."""
+    given = []
+    for text in pod.main["args"]:
+        for name, value in INJECTED.items():
+            text = text.replace(f"$({name})", value)
+        assert "$(" not in text, f"{pod.owner}: nobody defines what {text} names"
+        given.append(text)
+    return given
+
+
+def variables(pod: Pod) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in pod.main["env"]}
+
+
+def settings(pod: Pod) -> Any:
+    """As the service reads them: raises SettingsError for what it does not know or take."""
+    role, *flags = arguments(pod)
+    split = [flag.removeprefix("--").split("=", 1) for flag in flags]
+    assert all(len(each) == 2 for each in split), f"{pod.owner}: a flag without a value"
+    assert len({name for name, _ in split}) == len(split), f"{pod.owner}: a flag twice"
+    given: dict[str, str | None] = {name.replace("-", "_"): value for name, value in split}
+    return load(CLASSES[role], given, variables(pod), KNOWN)

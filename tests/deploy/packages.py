@@ -1,0 +1,58 @@
+"""Which packages does the bootstrap's image have, of those that are installed here?"""
+
+import tomllib
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.deploy.chart import ROOT
+
+REQUIREMENTS: Final = ROOT / "deploy" / "bootstrap-requirements.txt"
+WORKERS_ALONE: Final = frozenset({"torch", "nixl"})
+
+
+def project() -> dict[str, list[str]]:
+    """What pyproject.toml names: the dependencies under no name, the extras under theirs."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {"": told["dependencies"], **told["optional-dependencies"]}
+
+
+def bootstrap_requirements() -> list[str]:
+    lines = [line.strip() for line in REQUIREMENTS.read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def bootstrap_packages(folder: Path) -> Path:
+    """A new directory with what the bootstrap's image has, and Baton, by links."""
+    folder.mkdir()
+    found = _closure(bootstrap_requirements())
+    assert not found.keys() & {*WORKERS_ALONE, "accelerate", "gguf"}
+    for each in found.values():
+        for file in each.files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (folder / top).is_symlink():
+                (folder / top).symlink_to(Path(str(each.locate_file(top))))
+    (folder / "services").symlink_to(ROOT / "services")
+    return folder
+
+
+def _closure(wanted: list[str]) -> dict[str, Distribution]:
+    """The installed distributions that installing `wanted` brings."""
+    found: dict[str, Distribution] = {}
+    waiting = [(Requirement(each), extra) for each in wanted for extra in {"", *Requirement(each).extras}]
+    while waiting:
+        requirement, extra = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        known = name in found
+        found.setdefault(name, distribution(requirement.name))
+        if known and not extra:
+            continue
+        for text in found[name].requires or ():
+            each = Requirement(text)
+            applies = each.marker is None or each.marker.evaluate({"extra": extra})
+            if applies and canonicalize_name(each.name) not in found:
+                waiting += [(each, more) for more in {"", *each.extras}]
+    return found

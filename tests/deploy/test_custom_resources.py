@@ -1,0 +1,130 @@
+"""Do the kinds that Kubernetes itself does not have look as their own controllers want them?
+
+Their schemas are not in the validator: what is asked here was read from the projects' own definitions
+(leaderworkerset.x-k8s.io/v1, disaggregatedset.x-k8s.io/v1, keda.sh/v1alpha1, monitoring.coreos.com/v1).
+"""
+
+import pytest
+import yaml
+
+from services.runtime.setting_kinds import split_address
+from tests.deploy.chart import CASES, ROOT, Object, named, of_kind, pods_of
+from tests.deploy.flags import settings
+
+GROUPS = ("tp-group", "hpa")
+
+
+def _check_group(spec: Object) -> None:
+    assert set(spec) <= {
+        "replicas",
+        "leaderWorkerTemplate",
+        "rolloutStrategy",
+        "startupPolicy",
+        "networkConfig",
+    }
+    assert (
+        spec["startupPolicy"] == "LeaderCreated"
+    )  # followers that waited for a ready leader would wait for ever
+    assert spec["rolloutStrategy"]["type"] == "RollingUpdate"
+    assert set(spec["rolloutStrategy"]["rollingUpdateConfiguration"]) == {"maxSurge", "maxUnavailable"}
+    group = spec["leaderWorkerTemplate"]
+    assert set(group) <= {"size", "leaderTemplate", "workerTemplate", "restartPolicy"}
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
+    assert group["size"] >= 1
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_a_group_has_a_pod_for_each_rank_that_meet_at_the_leaders(case: str) -> None:
+    found = named(case, "LeaderWorkerSet", "baton-prefill")
+    assert found["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    _check_group(found["spec"])
+    leader, follower = (settings(pod) for pod in pods_of(found))
+    assert leader.topology.ranks == leader.world == found["spec"]["leaderWorkerTemplate"]["size"]
+    assert (leader.rank, follower.rank) == (0, 1)
+    assert follower.world == leader.world
+    # The leader listens at its own address, which needs no name to be known yet; the others look it up.
+    assert split_address(leader.rendezvous)[0] == leader.advertise
+    assert split_address(follower.rendezvous)[0] == "baton-prefill-0.baton-prefill.baton"
+    assert split_address(leader.rendezvous)[1] == split_address(follower.rendezvous)[1]
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_ranks_wait_for_each_other_as_long_as_a_start_may_take(case: str) -> None:
+    for pod in pods_of(named(case, "LeaderWorkerSet", "baton-prefill")):
+        probe = pod.main["startupProbe"]
+        assert settings(pod).meet_timeout_ms / 1000 <= probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_a_disaggregated_set_holds_both_sides_and_nothing_else_runs_them() -> None:
+    [found] = of_kind("disaggregatedset", "DisaggregatedSet")
+    assert found["apiVersion"] == "disaggregatedset.x-k8s.io/v1"
+    assert set(found["spec"]) == {"roles"}
+    assert [role["name"] for role in found["spec"]["roles"]] == ["prefill", "decode"]
+    for role in found["spec"]["roles"]:
+        assert set(role) == {"name", "spec"}
+        assert role["spec"]["replicas"] >= 1  # none of them zero, or all
+        _check_group(role["spec"])
+    assert not of_kind("disaggregatedset", "LeaderWorkerSet")
+    assert [each["metadata"]["name"] for each in of_kind("disaggregatedset", "Deployment")] == [
+        "baton-bootstrap"
+    ]
+
+
+def test_keda_asks_each_side_for_its_own_queue_and_takes_no_answer_for_none() -> None:
+    scaled = {each["metadata"]["name"]: each["spec"] for each in of_kind("cuda-rdma", "ScaledObject")}
+    assert set(scaled) == {"baton-prefill", "baton-decode"}
+    for name, spec in scaled.items():
+        assert set(spec) == {
+            "scaleTargetRef",
+            "minReplicaCount",
+            "maxReplicaCount",
+            "advanced",
+            "triggers",
+        }
+        assert 1 <= spec["minReplicaCount"] < spec["maxReplicaCount"]
+        for trigger in spec["triggers"]:
+            assert set(trigger) == {"type", "name", "metricType", "metadata"}
+            assert (trigger["type"], trigger["metricType"]) == ("prometheus", "AverageValue")
+            asked = trigger["metadata"]
+            assert set(asked) == {"serverAddress", "query", "threshold", "ignoreNullValues"}
+            assert all(isinstance(value, str) for value in asked.values())
+            assert float(asked["threshold"]) > 0
+            assert asked["ignoreNullValues"] == "false"
+            assert f'{{namespace="baton", pod=~"{name}-.+"}}' in asked["query"]
+    assert [trigger["name"] for trigger in scaled["baton-prefill"]["triggers"]] == ["waiting"]
+    assert [trigger["name"] for trigger in scaled["baton-decode"]["triggers"]] == ["waiting", "running"]
+
+
+def test_prometheus_scrapes_each_worker_once() -> None:
+    """All ranks of a worker hold the same rooms: counted at each, one would count several times."""
+    rank_0 = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+    for case in CASES:
+        for each in of_kind(case, "PodMonitor"):
+            grouped = case == "disaggregatedset" or (case, each["metadata"]["name"]) == (
+                "tp-group",
+                "baton-prefill",
+            )
+            labels = each["spec"]["selector"]["matchLabels"]
+            assert (rank_0.items() <= labels.items()) == grouped
+            [endpoint] = each["spec"]["podMetricsEndpoints"]
+            assert (endpoint["port"], endpoint["path"]) == ("metrics", "/metrics")
+
+
+def test_the_rules_and_the_dashboard_are_those_that_are_tested() -> None:
+    [rule] = of_kind("tls", "PrometheusRule")
+    files = (ROOT / "deploy" / "prometheus" / name for name in ("rules.yml", "alerts.yml"))
+    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    assert rule["spec"] == {"groups": groups}
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    [dashboard] = of_kind("tls", "ConfigMap")
+    assert dashboard["data"] == {
+        "baton.json": (ROOT / "deploy" / "grafana" / "baton.json").read_text().rstrip()
+    }
+
+
+def test_prometheus_scrapes_the_bootstraps_admin_port_the_way_it_is_served() -> None:
+    for case, scheme in (("tls", "https"), ("tp-group", "http")):
+        [monitor] = of_kind(case, "ServiceMonitor")
+        [endpoint] = monitor["spec"]["endpoints"]
+        assert (endpoint["port"], endpoint["path"]) == ("admin", "/metrics")
+        assert endpoint.get("scheme", "http") == scheme

@@ -1,0 +1,84 @@
+"""Is what docs/deploy.md tells a reader to type, set and look at really there?"""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from services.cli.main import app
+from services.cli.metric_catalog import exported
+from services.runtime.settings import settings_of
+from tests.deploy.chart import CHART, ROOT, helm
+from tests.deploy.flags import CLASSES
+
+GUIDE = (ROOT / "docs" / "deploy.md").read_text()
+SUFFIXES = ("", "_bucket", "_sum", "_count")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """What is typed, with continued lines joined."""
+    joined = "\n".join(blocks("console")).replace("\\\n", " ")
+    return [line.removeprefix("$ ") for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def test_every_metric_that_is_named_is_exported() -> None:
+    known = {each.name + suffix for each in exported() for suffix in SUFFIXES}
+    named = set(re.findall(r"\bbaton_\w+", GUIDE))
+    assert len(named) > 8
+    assert named <= known
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in commands() if re.search(r"\bbaton (bench|certs|chat)", line)]
+)
+def test_every_baton_command_is_one_that_can_be_typed(line: str) -> None:
+    typed = re.search(r"\bbaton (.*?)(;|$)", line)
+    assert typed
+    words = shlex.split(typed[1])
+    at: Any = typer.main.get_command(app)
+    while words and words[0] in (groups := getattr(at, "commands", {})):
+        at = groups[words.pop(0)]
+    known = {option for each in at.params for option in each.opts}
+    assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_every_setting_that_is_named_in_the_values_is_one() -> None:
+    known = {each.flag.removeprefix("--") for cls in CLASSES.values() for each in settings_of(cls)}
+    for word in ("kv-cache-memory", "max-running", "chunk-tokens", "tp", "pp"):
+        assert f"`{word}" in GUIDE
+        assert word in known
+
+
+def test_the_values_that_are_shown_render(tmp_path: Path) -> None:
+    shown = [block for block in blocks("yaml") if block.startswith("# values:")]
+    assert shown
+    for block in shown:
+        file = tmp_path / "values.yaml"
+        file.write_text(block)
+        assert list(yaml.safe_load_all(helm("template", "baton", str(CHART), "--values", str(file)).stdout))
+
+
+def test_the_install_commands_that_are_shown_render(tmp_path: Path) -> None:
+    installs = [shlex.split(line) for line in commands() if line.startswith("helm install")]
+    assert len(installs) == 2
+    (tmp_path / "values.yaml").write_text(
+        next(block for block in blocks("yaml") if block.startswith("# values:"))
+    )
+    for words in installs:
+        assert words[3] == "deploy/helm/baton"
+        rest = [str(tmp_path / each) if each == "values.yaml" else each for each in words[4:]]
+        rest = [each for each in rest if each != "--create-namespace"]
+        helm("template", words[2], str(CHART), *rest)
+
+
+def test_every_file_that_is_linked_is_there() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", GUIDE):
+        assert (ROOT / "docs" / link).exists(), link

@@ -1,0 +1,105 @@
+"""Do the pods run: from their rendered command lines, through their probes, to an answer and an orderly end?
+
+As they are secured in deploy/kubernetes/secured.yaml, with Secrets as docs/deploy.md makes them; the
+bootstrap has the packages of its image and nothing else.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.cli.certs import make_certs
+from services.runtime.party import Party
+from tests.deploy.chart import pods
+from tests.deploy.packages import bootstrap_packages
+from tests.deploy.running import Running, run
+from tests.models import eight_heads
+from tests.process.stack import free_port
+
+Pods = Mapping[str, Running]
+"""By component."""
+
+KEY = "a-key-of-the-deployment-tests"
+
+
+def secrets(folder: Path) -> dict[str, str]:
+    """Directories as pods mount them, by what the chart calls them."""
+    certs = folder / "certs"
+    make_certs(certs, ["127.0.0.1"])
+    for name in (*Party, "http"):
+        mounted = folder / name
+        mounted.mkdir()
+        for to, of in (("tls.crt", f"{name}.crt"), ("tls.key", f"{name}.key"), ("ca.crt", "ca.crt")):
+            (mounted / to).write_bytes((certs / of).read_bytes())
+    (folder / "keys").write_text(KEY + "\n")
+    return {"/etc/baton/http-tls": str(folder / "http"), "/etc/baton/api-keys": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -> Iterator[Pods]:
+    """The three pods, each once."""
+    folder = tmp_path_factory.mktemp("pods")
+    names = ("http", "admin", "grpc", "worker", "metrics", "prefillWorker", "prefillMetrics")
+    ports = {name: free_port() for name in names}
+    model = eight_heads(folder / "model", demo_model_dir)
+    mounted = secrets(folder)
+    started: dict[str, Running] = {}
+    try:
+        for component in ("bootstrap", "prefill", "decode"):
+            # Two workers on one machine: each with ports of its own.
+            own = {name: ports[name] for name in ("http", "admin", "grpc", "worker", "metrics")}
+            if component == "prefill":
+                own |= {"worker": ports["prefillWorker"], "metrics": ports["prefillMetrics"]}
+            settings = ",".join(f"ports.{name}={port}" for name, port in own.items())
+            settings += "".join(f",{side}.settings.kv-cache-memory=64MiB" for side in ("prefill", "decode"))
+            [pod] = [
+                each
+                for each in pods("secured", "--set", f"model.path={model},{settings}")
+                if each.component == component
+            ]
+            replaced = {
+                **mounted,
+                "/etc/baton/grpc-tls": str(folder / component),
+                "baton-bootstrap-grpc:": "127.0.0.1:",
+                "0.0.0.0": "127.0.0.1",
+                "$(POD_IP)": "127.0.0.1",
+                "$(POD_NAME)": f"baton-{component}-7c9d-x2x",
+            }
+            packages = bootstrap_packages(folder / "packages") if component == "bootstrap" else None
+            started[component] = run(pod, folder / f"{component}-pod", replaced, packages)
+        yield started
+    finally:
+        for each in started.values():
+            each.process.kill()
+            each.process.wait()
+            each.http.close()
+
+
+def test_the_secured_pods_start_become_ready_serve_drain_and_write_where_they_may(running: Pods) -> None:
+    for each in running.values():
+        each.wait("startupProbe")
+        assert each.probe("livenessProbe") == 200, each.said()
+    for each in running.values():
+        each.wait("readinessProbe")
+    [port] = [
+        each["containerPort"] for each in running["bootstrap"].pod.main["ports"] if each["name"] == "http"
+    ]
+    url = f"https://127.0.0.1:{port}/v1/completions"
+    body = {"prompt": [5, 6, 7, 8], "max_tokens": 4, "ignore_eos": True}
+    with httpx.Client(verify=False, trust_env=False, timeout=60) as http:
+        model = http.get(f"https://127.0.0.1:{port}/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+        asked = {**body, "model": model.json()["data"][0]["id"]}
+        assert http.post(url, json=asked).status_code == 401
+        answer = http.post(url, json=asked, headers={"Authorization": f"Bearer {KEY}"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    for component in ("prefill", "decode"):
+        assert running[component].stop() == 0, running[component].said()
+    assert running["bootstrap"].probe("livenessProbe") == 200
+    assert running["bootstrap"].stop() == 0, running["bootstrap"].said()
+    for each in running.values():
+        said = each.said()
+        assert "WROTE" not in said, [line for line in said.splitlines() if line.startswith("WROTE")]
+        assert KEY not in said

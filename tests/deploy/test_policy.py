@@ -1,0 +1,329 @@
+"""Do the manifests fit the services that they run: flags, ports, probes, metrics, and the least of rights?"""
+
+import re
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.bootstrap.http import admin_router, probe_router
+from services.decode.metrics import DecodeMetrics
+from services.prefill.metrics import PrefillMetrics
+from services.rooms.registry import Registry
+from services.runtime.errors import SettingsError
+from services.runtime.metrics_http import metrics_app
+from tests.deploy.chart import CASES, NAMESPACE, Object, Pod, objects, of_kind, pods, pods_of
+from tests.deploy.flags import settings
+
+STOP_MARGIN_S = 15
+"""What a service may need beyond its drain time to say goodbye and close: seconds, by its own constants."""
+
+
+def routes(pod: Pod) -> set[str]:
+    """What is served at the port that is probed."""
+    if pod.component == "bootstrap":
+        registry = Registry(model="m", first_room=1, lease_ms=1, kept=1, failed_kept=1)
+        routers = (probe_router(registry, lambda: None), admin_router(registry, CollectorRegistry()))
+        return {route.path for router in routers for route in router.routes}  # type: ignore[attr-defined]
+    app = metrics_app(CollectorRegistry(), list, list, list)
+    return {route.path for route in app.routes}  # type: ignore[attr-defined]
+
+
+def ports(pod: Pod) -> dict[str, int]:
+    return {each["name"]: each["containerPort"] for each in pod.main["ports"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flags_and_variables_are_what_the_service_reads_and_its_ports_are_the_pods(case: str) -> None:
+    for pod in pods(case):
+        read = settings(pod)
+        assert read.role == pod.component
+        wanted = {"grpc": read.grpc_port}
+        if pod.component == "bootstrap":
+            wanted |= {"http": read.http_port, "admin": read.admin_port}
+            assert read.admin_host == read.host
+        else:
+            wanted["metrics"] = read.metrics_port
+            if read.rank:
+                del wanted["grpc"]
+        assert ports(pod) == wanted
+        assert read.host == "0.0.0.0"
+        assert read.advertise == "10.0.0.7"
+        assert all(port >= 1024 for port in wanted.values())
+        assert read.log_format == "json"
+
+
+@pytest.mark.parametrize("wrong", ["--max-roms=3", "--max-rooms=many"])
+def test_a_flag_that_the_service_does_not_take_is_found(wrong: str) -> None:
+    [pod] = [each for each in pods("default") if each.component == "decode"]
+    container = {**pod.main, "args": [*pod.main["args"], wrong]}
+    with pytest.raises(SettingsError, match="--max-ro"):
+        settings(Pod(pod.owner, {**pod.template, "spec": {**pod.spec, "containers": [container]}}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_probe_asks_for_a_page_that_is_there_at_a_port_that_is_named(case: str) -> None:
+    for pod in pods(case):
+        read = settings(pod)
+        at = "admin" if pod.component == "bootstrap" else "metrics"
+        tls = pod.component == "bootstrap" and read.http_tls is not None
+        wanted = {
+            "startupProbe": "/health" if pod.component == "bootstrap" else "/started",
+            "livenessProbe": "/health",
+            "readinessProbe": "/ready",
+        }
+        for probe, page in wanted.items():
+            asked = pod.main[probe]["httpGet"]
+            assert asked["path"] == page
+            assert page in routes(pod)
+            assert asked["port"] == at
+            assert at in ports(pod)
+            assert asked.get("scheme", "HTTP") == ("HTTPS" if tls else "HTTP")
+            assert pod.main[probe]["timeoutSeconds"] <= pod.main[probe]["periodSeconds"] + 3
+        started = pod.main["startupProbe"]
+        assert started["periodSeconds"] * started["failureThreshold"] >= 300
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_grace_period_is_longer_than_all_that_comes_before_the_end(case: str) -> None:
+    for pod in pods(case):
+        hook = pod.main.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        drain_s = settings(pod).drain_timeout_ms / 1000
+        assert pod.spec["terminationGracePeriodSeconds"] >= hook + drain_s + STOP_MARGIN_S
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pod_has_the_least_of_rights(case: str) -> None:
+    for pod in pods(case):
+        assert pod.spec["automountServiceAccountToken"] is False
+        assert (
+            pod.spec["enableServiceLinks"] is False
+        )  # their variables would be refused as misspelt settings
+        whole = pod.spec["securityContext"]
+        assert whole["runAsNonRoot"]
+        assert whole["runAsUser"] >= 10_000
+        assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
+        for name in ("hostNetwork", "hostPID", "hostIPC"):
+            assert name not in pod.spec
+        for container in pod.containers:
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"]["drop"] == ["ALL"]
+            assert set(own["capabilities"].get("add", [])) <= {"IPC_LOCK"}
+            assert "privileged" not in own
+            assert {"requests", "limits"} <= container["resources"].keys()
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
+            assert re.search(r":[^:/]+$|@sha256:", container["image"]), "an image without a version"
+            assert not container["image"].endswith(":latest")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_pod_mounts_is_there_and_secrets_are_files_that_only_it_reads(case: str) -> None:
+    for pod in pods(case):
+        volumes = {each["name"]: each for each in pod.spec["volumes"]}
+        assert not any("hostPath" in each for each in volumes.values())
+        for container in pod.containers:
+            assert {each["name"] for each in container["volumeMounts"]} <= volumes.keys()
+            writable = {each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")}
+            assert {"/tmp", "/home/baton"} <= writable
+            assert {"name": "HOME", "value": "/home/baton"} in container["env"]
+            for each in container["env"]:
+                secret = "valueFrom" in each and "secretKeyRef" in each["valueFrom"]
+                assert secret == (each["name"] == "HF_TOKEN")
+        for each in volumes.values():
+            if "secret" in each:
+                assert each["secret"]["defaultMode"] == 0o440
+        mounted = {each["mountPath"] for each in pod.main["volumeMounts"]}
+        for flag in pod.main["args"]:
+            path = flag.partition("=")[2]
+            if path.startswith("/etc/baton/"):
+                assert path.rpartition("/")[0] in mounted
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_asks_for_rights_in_the_cluster(case: str) -> None:
+    kinds = {each["kind"] for each in objects(case)}
+    assert not {kind for kind in kinds if "Role" in kind}
+    for each in of_kind(case, "ServiceAccount"):
+        assert each["automountServiceAccountToken"] is False
+
+
+def _selected(case: str, labels: dict[str, str]) -> list[Pod]:
+    return [pod for pod in pods(case) if labels.items() <= pod.labels.items()]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_selector_finds_the_pods_that_it_is_for(case: str) -> None:
+    components = {"bootstrap", "prefill", "decode"}
+    assert {pod.component for pod in pods(case)} == components
+    for each in objects(case):
+        component = each["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert each["metadata"]["namespace"] == NAMESPACE
+        for selector in _selectors(each):
+            labels = {k: v for k, v in selector.items() if not k.startswith("leaderworkerset.sigs")}
+            if each["kind"] == "ServiceMonitor":
+                [service] = [
+                    one
+                    for one in of_kind(case, "Service")
+                    if labels.items() <= one["metadata"]["labels"].items()
+                ]
+                [endpoint] = each["spec"]["endpoints"]
+                assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+                continue
+            found = _selected(case, labels)
+            assert {pod.component for pod in found} == {component}, each["metadata"]["name"]
+            assert {pod.owner for pod in pods_of(each)} <= {pod.owner for pod in found}
+
+
+def _selectors(each: Object) -> list[dict[str, str]]:
+    spec = each.get("spec", {})
+    match each["kind"]:
+        case "Service":
+            return [spec["selector"]]
+        case "NetworkPolicy":
+            return [spec["podSelector"]["matchLabels"]]
+        case "Deployment" | "PodDisruptionBudget" | "ServiceMonitor" | "PodMonitor":
+            return [spec["selector"]["matchLabels"]]
+        case _:
+            return []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_port_that_is_named_exists(case: str) -> None:
+    [bootstrap] = [pod for pod in pods(case) if pod.component == "bootstrap"]
+    for service in of_kind(case, "Service"):
+        assert {each["targetPort"] for each in service["spec"]["ports"]} <= ports(bootstrap).keys()
+    for pod in pods(case):
+        if pod.component != "bootstrap":
+            host, _, port = settings(pod).bootstrap.rpartition(":")
+            [service] = [one for one in of_kind(case, "Service") if one["metadata"]["name"] == host]
+            assert int(port) in {each["port"] for each in service["spec"]["ports"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_workers_reach_a_bootstrap_that_is_not_ready_and_whose_readiness_waits_for_them(case: str) -> None:
+    by_name = {each["metadata"]["name"]: each["spec"] for each in of_kind(case, "Service")}
+    assert by_name["baton-bootstrap-grpc"]["publishNotReadyAddresses"] is True
+    assert "publishNotReadyAddresses" not in by_name["baton"]
+    [deployment] = [each for each in of_kind(case, "Deployment") if "bootstrap" in each["metadata"]["name"]]
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_a_workers_name_is_its_pods() -> None:
+    """One process at a time has it: that is what a worker's name promises, and what a pod's name is."""
+    for case in CASES:
+        for pod in pods(case):
+            if pod.component != "bootstrap":
+                assert "--name=$(POD_NAME)" in pod.main["args"]
+                [name] = [each for each in pod.main["env"] if each["name"] == "POD_NAME"]
+                assert name["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_threads_are_the_cores_that_a_pod_asks_for_and_devices_are_as_many_as_ranks(case: str) -> None:
+    for pod in pods(case):
+        if pod.component == "bootstrap":
+            continue
+        read = settings(pod)
+        ranks = 1 if read.rank is not None else read.topology.ranks
+        assert read.threads * ranks <= int(pod.main["resources"]["requests"]["cpu"])
+        gpus = pod.main["resources"]["limits"].get("nvidia.com/gpu", 0)
+        assert (read.device == "cuda") == (gpus > 0)
+        assert gpus in (0, ranks)
+
+
+def _metrics_asked_for(case: str) -> set[str]:
+    asked: set[str] = set()
+    for each in of_kind(case, "ScaledObject"):
+        for trigger in each["spec"]["triggers"]:
+            asked |= set(re.findall(r"baton_\w+", trigger["metadata"]["query"]))
+    for each in of_kind(case, "HorizontalPodAutoscaler"):
+        asked |= {metric["pods"]["metric"]["name"] for metric in each["spec"]["metrics"]}
+    return asked
+
+
+@pytest.mark.parametrize("case", ["cuda-rdma", "hpa"])
+def test_what_a_side_is_scaled_by_is_what_its_workers_count(case: str) -> None:
+    registry = CollectorRegistry()
+    PrefillMetrics(registry)
+    prefill = {family.name for family in registry.collect() if family.type == "gauge"}
+    registry = CollectorRegistry()
+    DecodeMetrics(registry)
+    decode = {family.name for family in registry.collect() if family.type == "gauge"}
+    asked = _metrics_asked_for(case)
+    assert asked == {
+        "baton_prefill_waiting_queue_requests",
+        "baton_decode_prealloc_queue_requests",
+        "baton_decode_waiting_requests",
+        "baton_decode_running_requests",
+    }
+    assert {name for name in asked if "prefill" in name} <= prefill
+    assert {name for name in asked if "decode" in name} <= decode
+
+
+@pytest.mark.parametrize("case", ["cuda-rdma", "hpa"])
+def test_an_autoscaler_scales_what_is_there_and_nobody_else_sets_its_size(case: str) -> None:
+    scalers = of_kind(case, "ScaledObject") + of_kind(case, "HorizontalPodAutoscaler")
+    assert len(scalers) == 2
+    for scaler in scalers:
+        target = scaler["spec"]["scaleTargetRef"]
+        [found] = [
+            each
+            for each in of_kind(case, target["kind"])
+            if each["metadata"]["name"] == target["name"] and each["apiVersion"] == target["apiVersion"]
+        ]
+        assert "replicas" not in found["spec"]
+
+
+def _allowed(case: str, component: str) -> dict[Any, set[str]]:
+    """For each port of a component's policy, who may come."""
+    [policy] = [
+        each for each in of_kind(case, "NetworkPolicy") if each["metadata"]["name"] == f"baton-{component}"
+    ]
+    allowed: dict[Any, set[str]] = {}
+    for rule in policy["spec"]["ingress"]:
+        peers = {
+            peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            if "podSelector" in peer
+            else peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+            for peer in rule.get("from", [])
+        } or {"everybody"}
+        for port in rule.get("ports", [{"port": "any"}]):
+            allowed.setdefault(port["port"], set()).update(peers)
+    return allowed
+
+
+def test_only_the_named_peers_reach_the_control_and_data_ports() -> None:
+    assert _allowed("default", "bootstrap") == {
+        "http": {"everybody"},
+        "grpc": {"prefill", "decode"},
+        "admin": {"monitoring"},
+    }
+    assert _allowed("tls", "bootstrap")["http"] == {"gateway"}
+    assert _allowed("tp-group", "prefill") == {
+        8200: {"bootstrap", "decode"},
+        9500: {"decode"},
+        "metrics": {"monitoring"},
+        "any": {"prefill"},
+    }
+    assert _allowed("tp-group", "decode") == {
+        8200: {"bootstrap"},
+        9500: {"prefill"},
+        "metrics": {"monitoring"},
+    }
+    for case in CASES:
+        for policy in of_kind(case, "NetworkPolicy"):
+            data = [
+                f"{port['port']}-{port['endPort']}"
+                for rule in policy["spec"]["ingress"]
+                for port in rule.get("ports", [])
+                if "endPort" in port
+            ]
+            component = policy["metadata"]["labels"]["app.kubernetes.io/component"]
+            for pod in _selected(case, {"app.kubernetes.io/component": component}):
+                listens = [each["value"] for each in pod.main["env"] if each["name"] == "UCX_TCP_PORT_RANGE"]
+                assert data == listens
+                assert len(data) == (component != "bootstrap")

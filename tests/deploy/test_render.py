@@ -1,0 +1,164 @@
+"""Does the chart render into what Kubernetes takes, and is what is wrong refused?"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from services.bootstrap.settings import BootstrapSettings
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.runtime.settings import settings_of
+from tests.deploy.chart import CASES, CHART, ROOT, helm, objects, template, values_file
+
+OTHERS = frozenset(
+    {"LeaderWorkerSet", "DisaggregatedSet", "ScaledObject", "ServiceMonitor", "PodMonitor"}
+) | {"PrometheusRule"}
+"""Kinds that Kubernetes itself does not have: see test_custom_resources.py."""
+
+PLAIN = ("demo", "secured")
+"""deploy/kubernetes/CASE.yaml are rendered from these."""
+
+SAID_BY_THE_CHART = {
+    "bootstrap": {"http_port", "grpc_port", "admin_host", "admin_port", "served_model_name", "http_tls_cert"}
+    | {"http_tls_key", "api_key_file"},
+    "worker": {"name", "bootstrap", "grpc_port", "metrics_port", "device", "tp", "pp", "rank", "world"}
+    | {"rendezvous", "meet_timeout_ms"},
+    "all": {"host", "advertise", "model", "drain_timeout_ms", "log_level", "log_format", "otlp_endpoint"}
+    | {"tls_cert", "tls_key", "tls_ca"},
+}
+"""Settings that follow from other values: not free to be set again."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_finds_nothing_to_say(case: str) -> None:
+    helm("lint", "--strict", str(CHART), "--values", values_file(case))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_rendered_is_valid_for_the_current_kubernetes(case: str) -> None:
+    version = kubernetes_validate.latest_version()
+    for each in objects(case):
+        if each["kind"] not in OTHERS:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [(("spec", "replicaz"), 1), (("spec", "template", "spec", "containers", 0, "livenessProb"), {})],
+)
+def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: object) -> None:
+    [found, *_] = [each for each in objects("default") if each["kind"] == "Deployment"]
+    planted = json.loads(json.dumps(found))
+    at = planted
+    for step in where[:-1]:
+        at = at[step]
+    at[where[-1]] = wrong
+    with pytest.raises(kubernetes_validate.ValidationError, match=str(where[-1])):
+        kubernetes_validate.validate(planted, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "security.apiKeys must be said"),
+        ({"security": {"apiKeys": False}}, "security.tls must be said"),
+        ({"security": {"apiKeys": "off", "tls": {"grpc": "off"}}}, "security.tls.http must be said"),
+        ({"security": {"apiKeys": True, "tls": "off"}}, "apiKeys"),
+        ({"security": {"apiKeys": {"secretNam": "x"}, "tls": "off"}}, "apiKeys"),
+        ({"security": {"apiKeys": "off", "tls": {"grpc": {"bootstrap": "x"}, "http": "off"}}}, "grpc"),
+        ({"prefil": {"replicas": 2}}, "prefil"),
+        ({"decode": {"settings": {"max-roms": 3}}}, "max-roms"),
+        ({"decode": {"settings": {"tp": 2}}}, "tp"),
+        ({"decode": {"replicas": "two"}}, "replicas"),
+        ({"decode": {"autoscaling": {"kind": "vpa"}}}, "kind"),
+        ({"image": {"worker": {"tag": "latest"}}}, "tag"),
+        ({"prefill": {"podPerRank": True}}, "prefill.podPerRank is for a worker of several ranks"),
+        ({"decode": {"pp": 2}}, "decode.pp: only prefill has pipeline stages"),
+        ({"disaggregatedSet": {"enabled": True}, "prefill": {"autoscaling": {"kind": "hpa"}}}, "choose one"),
+    ],
+    ids=str,
+)
+def test_what_is_misspelt_contradictory_or_left_open_is_refused_by_name(
+    given: Mapping[str, Any], says: str, tmp_path: Path
+) -> None:
+    off = {"apiKeys": "off", "tls": "off"}
+    values = {"model": {"path": "demo"}, **({"security": off} if given else {}), **given}
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    done = helm("template", "baton", str(CHART), "--values", str(file), check=False)
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+def test_off_without_quotes_is_off(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("model: {path: demo, gguf: true}\nsecurity: {apiKeys: off, tls: off}\n")
+    arguments = ("--namespace", "baton", "--values", str(file))
+    assert helm("template", "baton", str(CHART), *arguments).stdout == template("default")
+
+
+def test_a_model_has_to_be_named() -> None:
+    off = ("--set", "security.apiKeys=off,security.tls=off")
+    done = helm("template", "baton", str(CHART), *off, check=False)
+    assert "model.path must be said" in done.stderr
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_the_plain_manifests_are_what_the_chart_renders(case: str, rewrite: bool) -> None:
+    head = (
+        f"# Rendered from deploy/helm/baton with ci/{case}-values.yaml, for the namespace baton. Not to be\n"
+        "# edited, but written anew: pytest tests/deploy --rewrite\n"
+    )
+    path = ROOT / "deploy" / "kubernetes" / f"{case}.yaml"
+    rendered = head + template(case)
+    if rewrite:
+        path.write_text(rendered)
+    assert path.read_text() == rendered, "the chart has changed: pytest tests/deploy --rewrite"
+
+
+@pytest.mark.parametrize(
+    "cls", [BootstrapSettings, PrefillSettings, DecodeSettings], ids=lambda cls: cls.role
+)
+def test_the_schema_knows_every_setting_of_a_service_that_is_free(cls: Any, rewrite: bool) -> None:
+    path = CHART / "values.schema.json"
+    schema = json.loads(path.read_text())
+    kind = "bootstrap" if cls is BootstrapSettings else "worker"
+    taken = SAID_BY_THE_CHART[kind] | SAID_BY_THE_CHART["all"]
+    value = {"$ref": "#/definitions/settingValue"}
+    free = {
+        each.flag.removeprefix("--"): value
+        for each in settings_of(cls)
+        if each.name not in taken and not each.secret
+    }
+    place = schema["definitions"][f"{cls.role}Settings"]
+    if rewrite:
+        place["properties"] = free
+        path.write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\n")
+    assert place["properties"] == free, "the settings have changed: pytest tests/deploy --rewrite"
+    assert place["additionalProperties"] is False
+
+
+def test_every_value_has_its_line_in_the_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def resolved(part: Any) -> Any:
+        name = part.get("$ref", "").rpartition("/")[2]
+        return schema["definitions"][name] if name else part
+
+    def compare(value: Any, part: Any, path: str) -> None:
+        part = resolved(part)
+        if isinstance(value, dict) and part.get("additionalProperties") is False:
+            if path.endswith((".settings", ".resources")):
+                return
+            missing = {"global"} if not path else set()
+            assert set(part["properties"]) - missing == set(value), path
+            for name, each in value.items():
+                compare(each, part["properties"][name], f"{path}.{name}")
+
+    compare(values, schema, "")

@@ -1,0 +1,152 @@
+"""Is what one step fetched found again by the next one, and never where it is not the same any more?"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.engine.engine import Engine, Row
+from services.engine.kept import ROOM_PAGES, KeptGroup
+from services.engine.kv_cache import PagedKvCache
+from tests.engine.conftest import MakeEngine
+from tests.engine.test_equals_reference import random_prompts
+from tests.engine.worker import Tenant, Worker
+from tests.oracle import reference_greedy
+
+TOKENS = 3 * 16 + 5
+ARCHITECTURE = "llama-gqa-untied"
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The layers whose pages were fetched, since it was last cleared."""
+    seen: list[int] = []
+    read = PagedKvCache.read
+
+    def noting(self: PagedKvCache, layer: int, *rest: Any) -> None:
+        seen.append(layer)
+        read(self, layer, *rest)
+
+    monkeypatch.setattr(PagedKvCache, "read", noting)
+    return seen
+
+
+def decoding(engine: Engine, prompts: list[list[int]], tokens: int = TOKENS) -> tuple[Worker, list[Tenant]]:
+    """Their prompts are computed."""
+    worker = Worker(engine, seed=5)
+    tenants = [worker.admit(prompt, tokens) for prompt in prompts]
+    worker.step(tenants, chunk=100)
+    return worker, tenants
+
+
+def test_the_pages_of_a_batch_are_fetched_once_and_again_when_a_sequence_outgrew_its_place(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, reads: list[int]
+) -> None:
+    prompts = random_prompts((20, 33, 20))
+    engine = tiny_engine(ARCHITECTURE)
+    worker, tenants = decoding(engine, prompts)
+    fetching = []
+    reads.clear()
+    for step in range(TOKENS - 1):
+        worker.step(tenants, chunk=100)
+        if reads:
+            fetching.append(step)
+        reads.clear()
+    pages = -(-(33 + 1) // 16)
+    assert fetching[:2] == [0, (pages + ROOM_PAGES) * 16 - 33]
+    assert len(fetching) <= 1 + TOKENS // (ROOM_PAGES * 16) + 2  # and where the grouping changed
+    outputs = [tenant.sequence.output for tenant in tenants]
+    assert outputs == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
+
+
+@pytest.mark.parametrize("seed", range(6), ids="seed{}".format)
+def test_sequences_that_come_go_and_pause_at_any_step_get_the_same_tokens(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, seed: int
+) -> None:
+    numbers = random.Random(seed)
+    prompts = random_prompts((7, 64, 100, 15, 16, 33, 90, 2))
+    worker = Worker(tiny_engine(ARCHITECTURE), seed)
+    tenants = [worker.admit(prompt, TOKENS) for prompt in prompts]
+    while not all(tenant.done for tenant in tenants):
+        some = [tenant for tenant in tenants if numbers.random() < 0.8]
+        for _ in range(numbers.randrange(1, 9)):
+            worker.step(some, chunk=numbers.choice((5, 100)))
+    outputs = [tenant.sequence.output for tenant in tenants]
+    assert outputs == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
+
+
+def test_a_step_that_failed_leaves_nothing_that_is_relied_on(
+    tiny_dir: Callable[[str], Path],
+    tiny_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    reads: list[int],
+) -> None:
+    prompts = random_prompts((20, 33))
+    worker, tenants = decoding(tiny_engine(ARCHITECTURE), prompts)
+    worker.step(tenants, chunk=100)
+    look_up, failures = KeptGroup.look_up, iter([False, True])
+
+    def failing(self: KeptGroup, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor) -> Any:
+        """In the second layer, when the first has its new entries."""
+        if next(failures, False):
+            raise RuntimeError("the device is gone")
+        return look_up(self, cache, place, layer, entries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptGroup, "look_up", failing)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            worker.step(tenants, chunk=100)
+    reads.clear()
+    worker.step(tenants, chunk=100)
+    assert sorted(set(reads)) == list(worker.engine.layout.layers)
+    assert worker.run(tenants, 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
+
+
+def test_what_takes_too_much_memory_is_fetched_in_every_step(
+    tiny_engine: MakeEngine, reads: list[int]
+) -> None:
+    """Pages of one token are 64 to 96 of the cache's; kept are a quarter of them at most."""
+    engine = tiny_engine(ARCHITECTURE)
+    many = engine.cache.tokens // 4 // 96 + 1
+    worker, tenants = decoding(engine, random_prompts((64,) * many), 3)
+    for _ in range(2):
+        reads.clear()
+        worker.step(tenants, chunk=100)
+        assert reads
+
+
+def test_sequences_that_share_pages_and_one_that_takes_over_a_place_are_told_apart(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
+) -> None:
+    """The second begins with the first one's pages; a third follows the first at the same position."""
+    (prompt,) = random_prompts((48,))
+    worker, (first,) = decoding(tiny_engine(ARCHITECTURE), [prompt])
+    second = worker.admit([*prompt[:32], 9, 9, 9], TOKENS)
+    second.pages, second.computed = first.pages[:2], 32
+    worker.step([second], chunk=100)
+    for _ in range(9):
+        worker.step([first, second], chunk=100)
+    third = worker.admit([*reversed(prompt)], TOKENS)
+    worker.step([third], chunk=100)
+    for _ in range(9):
+        worker.step([third, second], chunk=100)
+    outputs = worker.run([first, second, third], 100)
+    prompts = [prompt, [*prompt[:32], 9, 9, 9], [*reversed(prompt)]]
+    assert outputs == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
+
+
+def test_rows_are_known_by_their_sequence_not_by_their_pages(tiny_engine: MakeEngine) -> None:
+    engine = tiny_engine(ARCHITECTURE)
+    worker, (tenant,) = decoding(engine, random_prompts((20,)))
+    worker.step([tenant], chunk=100)
+    other = worker.admit(tenant.sequence.request.prompt, TOKENS)
+    other.sequence.output.extend(tenant.sequence.output)
+    stop = tenant.computed + 1
+    kept = engine._kept
+    assert kept is not None
+    assert kept.knows([Row(tenant.sequence, stop - 1, stop, tenant.pages, sample=True)], [1])
+    assert not kept.knows([Row(other.sequence, stop - 1, stop, tenant.pages, sample=True)], [1])
+    assert not kept.knows([Row(tenant.sequence, stop - 2, stop - 1, tenant.pages, sample=False)], [1])

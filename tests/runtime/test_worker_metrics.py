@@ -1,0 +1,54 @@
+"""Is what every worker counts there from the start, and is each thing counted once?"""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.rooms.phases import RECEIVER_MOVES, Phase
+from services.runtime.process_metrics import describe_process
+from services.runtime.worker_metrics import WorkerMetrics
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> WorkerMetrics:
+    return WorkerMetrics(RECEIVER_MOVES, registry)
+
+
+def test_a_sides_phases_are_those_that_its_rooms_are_in(
+    metrics: WorkerMetrics, registry: CollectorRegistry
+) -> None:
+    metrics.record_rooms(dict.fromkeys(Phase, 0) | {Phase.TRANSFERRING: 2}, unknown=0)
+    value = registry.get_sample_value
+    assert value("baton_rooms", {"phase": "transferring"}) == 2
+    assert value("baton_rooms", {"phase": "failed"}) == 0
+    assert value("baton_rooms", {"phase": "sealing"}) is None, "a receiver never seals"
+    assert value("baton_room_phase_seconds_count", {"phase": "bootstrapping"}) == 0
+
+
+def test_what_somebody_else_counts_is_added_once(metrics: WorkerMetrics, registry: CollectorRegistry) -> None:
+    for lines in (3, 3, 5):
+        metrics.record_turn(0.001, lines)
+    assert registry.get_sample_value("baton_timeline_lines_dropped_total") == 5
+    assert registry.get_sample_value("baton_turns_total") == 3
+
+
+def test_a_lease_that_is_held_and_one_that_is_not_are_counted_apart(
+    metrics: WorkerMetrics, registry: CollectorRegistry
+) -> None:
+    for held in (False, True, True):
+        metrics.lease_tried(held)
+    assert registry.get_sample_value("baton_lease_renewals_total") == 2
+    assert registry.get_sample_value("baton_lease_failures_total") == 1
+
+
+def test_a_process_says_who_it_is_and_when_it_started(registry: CollectorRegistry) -> None:
+    describe_process(registry, "decode", "decode-1", rank=3)
+    told = [sample.labels for family in registry.collect() for sample in family.samples if sample.labels]
+    assert [(each["role"], each["worker"], each["rank"]) for each in told] == [("decode", "decode-1", "3")]
+    started = registry.get_sample_value("process_start_time_seconds")
+    assert started is not None
+    assert started > 0

@@ -1,0 +1,25 @@
+"""What certificates do the tests have? A stack's own, and those of somebody else's authority."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.cli.certs import make_certs
+from services.runtime.tls_files import TlsFiles
+
+LOCAL = ("localhost", "127.0.0.1")
+
+
+def made(folder: Path, names: Sequence[str] = LOCAL) -> Path:
+    make_certs(folder, list(names))
+    return folder
+
+
+def of(folder: Path, name: str) -> TlsFiles:
+    """The certificate of a party, with its authority."""
+    return TlsFiles(folder / f"{name}.crt", folder / f"{name}.key", folder / "ca.crt")
+
+
+def flags(folder: Path, name: str) -> dict[str, str]:
+    """Those of a command line."""
+    files = of(folder, name)
+    return {"tls_cert": str(files.cert), "tls_key": str(files.key), "tls_ca": str(files.ca)}

@@ -1,0 +1,58 @@
+"""Does a person with a browser reach the pages behind the keys, and nobody else?"""
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+from playwright.sync_api import Page, Response, sync_playwright
+
+from tests.process.stack import READY_S, Stack
+from tests.safety.waiting import answers, until
+
+KEY = "sk-of-a-person-0123456789"
+
+
+def looked_again(page: Page, live: list[int]) -> bool:
+    page.wait_for_timeout(50)  # the driver hears of answers while it waits
+    return len(live) >= 2
+
+
+def test_a_browser_opens_the_pages_with_the_key_as_its_password(
+    demo_model_dir: Path, ours: Path, tmp_path: Path
+) -> None:
+    program = shutil.which("chromium")
+    assert program is not None, "this test drives a real browser: install Debian's package chromium"
+    stack = Stack(str(demo_model_dir), tmp_path, environ={"BATON_API_KEYS": KEY})
+    url = f"https://127.0.0.1:{stack.http_port}"
+    bootstrap = stack.start_bootstrap(
+        http_tls_cert=str(ours / "http.crt"), http_tls_key=str(ours / "http.key")
+    )
+    try:
+        until(lambda: answers(f"{url}/health", ours))
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+            stranger = browser.new_context(ignore_https_errors=True).new_page()
+            refused = stranger.request.get(f"{url}/ui", headers={"Accept": "text/html"})
+            assert refused.status == 401
+            assert refused.headers["www-authenticate"].startswith("Basic")
+
+            person = browser.new_context(
+                ignore_https_errors=True, http_credentials={"username": "me", "password": KEY}
+            ).new_page()
+            failed: list[str] = []
+            live: list[int] = []
+
+            def note(response: Response) -> None:
+                if response.url == f"{url}/live":
+                    live.append(response.status)
+                if not response.ok:
+                    failed.append(f"{response.status} {response.url}")
+
+            person.on("response", note)
+            person.goto(f"{url}/ui", timeout=READY_S * 1000)
+            until(partial(looked_again, person, live))
+            assert failed == []
+            assert set(live) == {200}, "what the page asks for by itself has the key too"
+            browser.close()
+    finally:
+        bootstrap.kill()

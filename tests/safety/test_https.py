@@ -1,0 +1,177 @@
+"""Does the HTTP server speak TLS, take a renewed certificate, and hang up on a head without end?"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from services.bootstrap.settings import BootstrapSettings
+from services.runtime.changes import LOOK_S, Changes
+from services.runtime.errors import SettingsError
+from services.runtime.http_head import HEAD_BYTES_MAX
+from services.runtime.http_server import serve_http
+from services.runtime.listen import bind_port
+from services.runtime.settings import load
+from services.runtime.tls_files import TlsFiles
+from tests.safety.certificates import made
+
+PATIENCE_S = 20.0
+
+
+def application() -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/health")
+    async def health() -> str:
+        return "ok"
+
+    @app.post("/body")
+    async def body(request: Request) -> int:
+        return len(await request.body())
+
+    return app
+
+
+@asynccontextmanager
+async def serving(files: TlsFiles | None) -> AsyncIterator[int]:
+    server = await serve_http(application(), bind_port("127.0.0.1", 0, "--port"), 1, files)
+    try:
+        yield server.port
+    finally:
+        await server.stop()
+
+
+def believing(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(folder / "ca.crt"))
+
+
+async def test_the_name_and_the_authority_are_checked_by_any_client(ours: Path, strangers: Path) -> None:
+    files = TlsFiles(ours / "http.crt", ours / "http.key")
+    async with serving(files) as port:
+        for host in ("127.0.0.1", "localhost"):
+            async with httpx.AsyncClient(verify=believing(ours), trust_env=False) as http:
+                assert (await http.get(f"https://{host}:{port}/health")).json() == "ok"
+        for context in (believing(strangers), ssl.create_default_context()):
+            async with httpx.AsyncClient(verify=context, trust_env=False) as http:
+                with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                    await http.get(f"https://127.0.0.1:{port}/health")
+        async with httpx.AsyncClient(trust_env=False) as http:
+            with pytest.raises(httpx.TransportError):
+                await http.get(f"http://127.0.0.1:{port}/health")
+        old = believing(ours)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        old.set_ciphers("ECDHE")
+        async with httpx.AsyncClient(verify=old, trust_env=False) as http:
+            assert (await http.get(f"https://127.0.0.1:{port}/health")).json() == "ok"
+
+
+async def test_whoever_started_the_server_believes_its_very_certificate_alone(
+    ours: Path, strangers: Path
+) -> None:
+    files, others = (TlsFiles(each / "http.crt", each / "http.key") for each in (ours, strangers))
+    async with serving(files) as port:
+        async with httpx.AsyncClient(verify=files.pinned(), trust_env=False) as http:
+            assert (await http.get(f"https://127.0.0.1:{port}/health")).json() == "ok"
+        async with httpx.AsyncClient(verify=others.pinned(), trust_env=False) as http:
+            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                await http.get(f"https://127.0.0.1:{port}/health")
+
+
+async def test_a_renewed_certificate_is_shown_to_who_connects_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("services.runtime.tls_files.Changes", lambda paths: Changes(paths, lambda: now_s[0]))
+    before, after = made(tmp_path / "before"), made(tmp_path / "after")
+    live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key")
+
+    def put(folder: Path) -> None:
+        for name, path in (("http.crt", live.cert), ("http.key", live.key)):
+            (tmp_path / "new").write_bytes((folder / name).read_bytes())
+            (tmp_path / "new").replace(path)
+        now_s[0] += LOOK_S
+
+    put(before)
+    async with serving(live) as port:
+        url = f"https://127.0.0.1:{port}/health"
+        async with httpx.AsyncClient(verify=believing(before), trust_env=False) as first:
+            assert (await first.get(url)).json() == "ok"
+            put(after)
+            async with httpx.AsyncClient(verify=believing(after), trust_env=False) as second:
+                assert (await second.get(url)).json() == "ok"
+            assert (await first.get(url)).json() == "ok", "a connection that is open goes on"
+        live.cert.write_text("half")
+        now_s[0] += LOOK_S
+        async with httpx.AsyncClient(verify=believing(after), trust_env=False) as third:
+            assert (await third.get(url)).json() == "ok", "what cannot be used changes nothing"
+
+
+GET: Final = b"GET /health HTTP/1.1\r\nHost: here\r\n"
+POST: Final = b"POST /health HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "piece"),
+    [
+        (b"GET /", b"x" * 4096),
+        (GET + b"X-Begun: ", b"x" * 4096),
+        (GET, b"X-Filler: " + b"y" * 200 + b"\r\n"),
+        (POST + b"X-Begun: ", b"x" * 4096),
+        (POST, b"X-Filler: " + b"y" * 200 + b"\r\n"),
+    ],
+    ids=["path", "one header", "many headers", "one trailer", "many trailers"],
+)
+async def test_a_head_or_trailers_without_end_are_hung_up_on(begun: bytes, piece: bytes) -> None:
+    async with serving(None) as port, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reading = asyncio.create_task(reader.read())
+        writer.write(begun)
+        sent = 0
+        while not reading.done() and sent < 64 * HEAD_BYTES_MAX:
+            writer.write(piece)
+            sent += len(piece)
+            with suppress(ConnectionError):
+                await writer.drain()
+            await asyncio.sleep(0)
+        assert sent < 64 * HEAD_BYTES_MAX
+        writer.close()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_a_long_head_and_a_long_body_are_served() -> None:
+    async with serving(None) as port, httpx.AsyncClient(trust_env=False) as http:
+        headers = {f"X-{at}": "y" * 1000 for at in range(40)}
+        reply = await http.get(f"http://127.0.0.1:{port}/health", headers=headers)
+        assert reply.json() == "ok"
+        body = b"z" * (8 * HEAD_BYTES_MAX)
+        for content in (body, pieces(body), body):
+            reply = await http.post(f"http://127.0.0.1:{port}/body", content=content)
+            assert reply.json() == len(body)
+
+
+async def pieces(body: bytes) -> AsyncIterator[bytes]:
+    """As many small chunks."""
+    for at in range(0, len(body), 100):
+        yield body[at : at + 100]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"http_tls_cert": "a"}, "--http-tls-cert given without --http-tls-key: give all or none"),
+        (
+            {"tls_cert": "a", "tls_ca": "b"},
+            "--tls-cert and --tls-ca given without --tls-key: give all or none",
+        ),
+        ({"admin_host": "0.0.0.0"}, "--admin-host 0.0.0.0 without --admin-port"),
+    ],
+)
+def test_settings_that_belong_together_are_asked_for_together(flags: dict[str, str], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        load(BootstrapSettings, flags, {})

@@ -1,0 +1,67 @@
+"""What does `baton serve` hand to its parts, for a stack behind keys and certificates?"""
+
+from pathlib import Path
+
+import pytest
+
+from services.bootstrap.settings import BootstrapSettings
+from services.cli.main import KNOWN
+from services.cli.serve import ready_lines
+from services.cli.serve_settings import Part, Plan, load_serve, make_plan
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.runtime.errors import SettingsError
+from services.runtime.settings import load
+from services.runtime.tls_files import TlsFiles
+from tests.safety.certificates import of
+
+KEY = "sk-one-0123456789"
+
+
+def planned(flags: dict[str, str | None], environ: dict[str, str]) -> Plan:
+    return make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1], 8123)
+
+
+def named(part: Part) -> dict[str, str | None]:
+    flags = zip(part.flags[::2], part.flags[1::2], strict=True)
+    return {flag.removeprefix("--").replace("-", "_"): text for flag, text in flags}
+
+
+def test_each_part_gets_its_own_certificate_and_the_bootstrap_alone_the_keys(ours: Path) -> None:
+    plan = planned({"tls_dir": str(ours)}, {"BATON_API_KEYS": KEY})
+    bootstrap = load(BootstrapSettings, named(plan.bootstrap), plan.bootstrap.environ)
+    assert bootstrap.api_keys == (KEY,)
+    assert bootstrap.tls == of(ours, "bootstrap")
+    assert bootstrap.http_tls == TlsFiles(ours / "http.crt", ours / "http.key", flags="--http-tls")
+    assert (plan.tls, plan.http_tls) == (bootstrap.tls, bootstrap.http_tls)
+    for cls, part in zip((PrefillSettings, DecodeSettings), plan.workers, strict=True):
+        assert load(cls, named(part), {}).tls == of(ours, part.role)
+        assert part.environ == {}
+    assert plan.url == "https://127.0.0.1:8000"
+    assert plan.api_key == KEY
+    assert not any(KEY in flag for part in (plan.bootstrap, *plan.workers) for flag in part.flags)
+    assert KEY not in repr(plan)
+
+
+def test_the_api_may_have_a_certificate_from_elsewhere(ours: Path, strangers: Path) -> None:
+    cert, key = str(strangers / "http.crt"), str(strangers / "http.key")
+    plan = planned({"tls_dir": str(ours), "http_tls_cert": cert}, {"BATON_HTTP_TLS_KEY": key})
+    assert plan.http_tls == TlsFiles(Path(cert), Path(key), flags="--http-tls")
+    assert plan.tls == of(ours, "bootstrap")
+
+
+def test_a_stack_without_either_is_plain() -> None:
+    plan = planned({}, {})
+    assert (plan.url, plan.tls, plan.http_tls, plan.api_key) == ("http://127.0.0.1:8000", None, None, "")
+
+
+def test_one_certificate_for_all_parts_is_refused() -> None:
+    with pytest.raises(SettingsError, match="BATON_TLS_CERT is not taken by baton serve, only by its parts"):
+        load_serve({}, {"BATON_TLS_CERT": "a"}, KNOWN)
+
+
+def test_the_ready_lines_say_where_key_and_authority_go_and_not_what_the_key_is(tmp_path: Path) -> None:
+    text = "\n".join(ready_lines("https://127.0.0.1:8000", "m", str(tmp_path), keyed=True))
+    assert f"export SSL_CERT_FILE={tmp_path}/ca.crt" in text
+    assert '-H "Authorization: Bearer $OPENAI_API_KEY" --cacert "$SSL_CERT_FILE" https://' in text
+    assert "chat --url https://127.0.0.1:8000" in text

@@ -1,0 +1,325 @@
+"""A whole stack behind keys, HTTPS and mutual TLS: who gets in, who does not, and what does it let slip?"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import grpc
+import httpx
+import openai
+import psutil
+import pytest
+
+from services.cli.exits import reporter
+from services.runtime.party import Party
+from services.wire.baton.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    rooms_pb2,
+    rooms_pb2_grpc,
+    workers_pb2,
+)
+from services.wire.channel import open_channel
+from services.wire.errors import RemoteError
+from services.wire.identity import Identity
+from services.wire.lease import LeaseKeeper
+from tests.models import eight_heads
+from tests.process.stack import Stack, free_port
+from tests.safety.certificates import flags, of
+from tests.safety.waiting import until
+
+FILE_KEY: Final = "sk-from-the-file-0123456789"
+SECOND_KEY: Final = "sk-another-of-the-file-01234"
+VARIABLE_KEY: Final = "sk-from-the-variable-012345"
+HF_TOKEN: Final = "hf_abcdefghijklmnopqrstuvwxyz"
+PROMPT: Final = [1, 5, 25, 125, 625]
+CALL_S: Final = 20.0
+BODY_MAX: Final = 64 * 1024
+
+
+@dataclass
+class SafeStack(Stack):
+    """Its pages are on a port of their own: `url` is theirs."""
+
+    admin_port: int = field(default_factory=free_port)
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.admin_port}"
+
+    @property
+    def api(self) -> str:
+        return f"https://127.0.0.1:{self.http_port}"
+
+    def address(self, name: str) -> str:
+        """A worker's gRPC address, as it told the bootstrap."""
+        log = self.services[name].log.read_text()
+        return f"127.0.0.1:{log.partition('grpc_port=')[2].split()[0]}"
+
+    def incarnation(self, name: str) -> int:
+        return next(int(each["incarnation"]) for each in self._workers() if each["name"] == name)
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(f"# the team's\n{FILE_KEY}\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def safe(
+    demo_model_dir: Path, ours: Path, key_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SafeStack]:
+    environ = {"HF_TOKEN": HF_TOKEN, "BATON_API_KEYS": VARIABLE_KEY}
+    stack = SafeStack(
+        str(eight_heads(tmp_path_factory.mktemp("model"), demo_model_dir)),
+        tmp_path_factory.mktemp("stack"),
+        {"dtype": "float32", "kv_cache_memory": "64MiB", "log_level": "debug"},
+        environ,
+    )
+    patched = pytest.MonkeyPatch()
+    patched.setenv("SSL_CERT_FILE", str(ours / "ca.crt"))  # of every client below
+    try:
+        stack.start_bootstrap(
+            api_key_file=str(key_file),
+            http_tls_cert=str(ours / "http.crt"),
+            http_tls_key=str(ours / "http.key"),
+            admin_port=str(stack.admin_port),
+            max_body_bytes=str(BODY_MAX),
+            log_level="debug",
+            **flags(ours, "bootstrap"),
+        )
+        stack.start_worker("prefill", "prefill-0", **flags(ours, "prefill"))
+        stack.start_worker("decode", "decode-0", **flags(ours, "decode"))
+        stack.wait_ready()
+        yield stack
+    finally:
+        patched.undo()
+        for service in stack.services.values():
+            service.kill()
+
+
+def client(safe: SafeStack, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{safe.api}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def ask(safe: SafeStack, key: str) -> str:
+    with client(safe, key) as asked:
+        model = asked.models.list().data[0].id
+        reply = asked.completions.create(model=model, prompt=PROMPT, temperature=0, max_tokens=16)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 16
+    return reply.choices[0].text
+
+
+def test_openais_client_is_answered_over_https_with_a_key_of_the_file_or_the_variable(
+    safe: SafeStack, strangers: Path
+) -> None:
+    assert ask(safe, FILE_KEY) == ask(safe, VARIABLE_KEY)
+    with pytest.raises(openai.AuthenticationError) as refused:
+        ask(safe, FILE_KEY[:-1])
+    assert refused.value.code == "invalid_api_key"
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{safe.http_port}/health", timeout=CALL_S)
+    others = ssl.create_default_context(cafile=str(strangers / "ca.crt"))
+    with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+        httpx.get(f"{safe.api}/health", timeout=CALL_S, verify=others)
+
+
+def test_keys_are_replaced_without_a_restart(safe: SafeStack, key_file: Path) -> None:
+    beside = key_file.with_suffix(".new")
+    for text, good, bad in ((SECOND_KEY, SECOND_KEY, FILE_KEY), (FILE_KEY, FILE_KEY, SECOND_KEY)):
+        beside.write_text(text + "\n")
+        beside.replace(key_file)
+        until(partial(opens, safe, good))
+        assert status(safe, bad) == 401
+        assert status(safe, VARIABLE_KEY) == 200
+
+
+def opens(safe: SafeStack, key: str) -> bool:
+    return status(safe, key) == 200
+
+
+def status(safe: SafeStack, key: str) -> int:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.get(f"{safe.api}/v1/models", headers=headers, timeout=CALL_S).status_code
+
+
+def test_the_pages_are_on_their_own_port_alone(safe: SafeStack) -> None:
+    headers = {"Authorization": f"Bearer {FILE_KEY}"}
+    for path in ("/metrics", "/rooms"):
+        assert httpx.get(f"{safe.url}{path}", timeout=CALL_S).status_code == 200
+        assert httpx.get(f"{safe.api}{path}", headers=headers, timeout=CALL_S).status_code == 404
+        assert httpx.get(f"{safe.api}{path}", timeout=CALL_S).status_code == 401
+    assert httpx.get(f"{safe.url}/v1/models", headers=headers, timeout=CALL_S).status_code == 404
+    told = httpx.get(f"{safe.api}/ready", timeout=CALL_S).json()
+    assert told == {"status": "ok", "problems": []}
+    assert len(httpx.get(f"{safe.api}/ready", headers=headers, timeout=CALL_S).json()["workers"]) == 2
+    assert len(httpx.get(f"{safe.url}/ready", timeout=CALL_S).json()["workers"]) == 2
+
+
+def test_a_body_over_the_limit_is_413_however_it_is_sent(safe: SafeStack) -> None:
+    headers = {"Authorization": f"Bearer {FILE_KEY}", "Content-Type": "application/json"}
+    piece = b'{"prompt": "' + b"a" * BODY_MAX
+    for content in (piece, iter([piece[:1000], piece[1000:]])):  # with its length, and in chunks without
+        reply = httpx.post(f"{safe.api}/v1/completions", headers=headers, content=content, timeout=CALL_S)
+        assert reply.status_code == 413
+        assert reply.json()["error"]["code"] == "request_too_large"
+
+
+async def test_a_worker_without_a_certificate_of_ours_and_of_its_side_cannot_register(
+    safe: SafeStack, ours: Path, strangers: Path
+) -> None:
+    address = f"127.0.0.1:{safe.grpc_port}"
+    registration = workers_pb2.RegisterRequest(
+        worker=rooms_pb2.Peer(name="intruder", incarnation=99, address="127.0.0.1:1"),
+        side=rooms_pb2.SIDE_PREFILL,
+    )
+    mixed = ours / "ca.crt", strangers / "prefill.key", strangers / "prefill.crt"
+    ca, key, cert = (path.read_bytes() for path in mixed)
+    name = [("grpc.ssl_target_name_override", Party.BOOTSTRAP.tls_name)]
+    for channel, told in (
+        (grpc.aio.insecure_channel(address), "bootstrap unreachable"),
+        (grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), name), "bootstrap unreachable"),
+        (
+            grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), name),
+            "bootstrap unreachable",
+        ),
+        (open_channel(address, Party.BOOTSTRAP, Identity(of(strangers, "prefill"))), "bootstrap unreachable"),
+        (open_channel(address, Party.BOOTSTRAP, Identity(of(ours, "decode"))), "refused by the bootstrap"),
+        (open_channel(address, Party.BOOTSTRAP, Identity(of(ours, "bootstrap"))), "refused by the bootstrap"),
+    ):
+        keeper = LeaseKeeper(channel, registration, lambda _: None, lambda _: None)
+        running = asyncio.create_task(keeper.run())
+        async with asyncio.timeout(CALL_S):
+            while not (keeper.problem or "").startswith(told):
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await channel.close()
+    listed = httpx.get(f"{safe.url}/ready", timeout=CALL_S).json()["workers"]
+    assert {each["name"] for each in listed} == {"prefill-0", "decode-0"}
+
+
+async def test_nobody_else_reads_a_destination_or_opens_a_room(
+    safe: SafeStack, ours: Path, strangers: Path
+) -> None:
+    ca = (ours / "ca.crt").read_bytes()
+    prefill, decode = safe.incarnation("prefill-0"), safe.incarnation("decode-0")
+
+    async def ended(channel: grpc.aio.Channel, side: Party) -> set[str]:
+        """How each call ends that matters there."""
+        if side is Party.PREFILL:
+            handover = inference_pb2_grpc.HandoverServiceStub(channel)
+            calls = [
+                handover.Connect(inference_pb2.ConnectRequest(incarnation=prefill), timeout=CALL_S),
+                handover.Grant(inference_pb2.GrantRequest(room=1, incarnation=prefill), timeout=CALL_S),
+                handover.Close(inference_pb2.CloseRequest(room=1, incarnation=prefill), timeout=CALL_S),
+                inference_pb2_grpc.PrefillServiceStub(channel)
+                .RunRoom(inference_pb2.RunRoomRequest(room=1, incarnation=prefill), timeout=CALL_S)
+                .read(),
+            ]
+        elif side is Party.DECODE:
+            request = inference_pb2.StreamRoomRequest(room=1, incarnation=decode)
+            stub = inference_pb2_grpc.DecodeServiceStub(channel)
+            calls = [stub.StreamRoom(request, timeout=CALL_S).read()]
+        else:
+            rooms = rooms_pb2_grpc.RoomServiceStub(channel)
+            calls = [
+                rooms.OpenRoom(rooms_pb2.OpenRoomRequest(prompt_tokens=1, tokens=2), timeout=CALL_S),
+                rooms.GetRoom(rooms_pb2.GetRoomRequest(room=1), timeout=CALL_S),
+                rooms.ListRooms(rooms_pb2.ListRoomsRequest(), timeout=CALL_S),
+                rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=1), timeout=CALL_S).read(),
+            ]
+        codes = set()
+        for call in calls:
+            try:
+                await call
+                codes.add("OK")
+            except grpc.aio.AioRpcError as error:
+                codes.add(error.code().name)
+        return codes
+
+    addresses = {
+        Party.BOOTSTRAP: f"127.0.0.1:{safe.grpc_port}",
+        Party.PREFILL: safe.address("prefill-0"),
+        Party.DECODE: safe.address("decode-0"),
+    }
+    wrong = {Party.BOOTSTRAP: "decode", Party.PREFILL: "prefill", Party.DECODE: "prefill"}
+    foreign = (strangers / "bootstrap.key").read_bytes(), (strangers / "bootstrap.crt").read_bytes()
+    for side, address in addresses.items():
+        name = [("grpc.ssl_target_name_override", side.tls_name)]
+        for channel, code in (
+            (grpc.aio.insecure_channel(address), "UNAVAILABLE"),
+            (grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), name), "UNAVAILABLE"),
+            (
+                grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, *foreign), name),
+                "UNAVAILABLE",
+            ),
+            (open_channel(address, side, Identity(of(ours, wrong[side]))), "PERMISSION_DENIED"),
+        ):
+            assert await ended(channel, side) == {code}, (side, code)
+            await channel.close()
+
+
+async def test_whoever_started_a_worker_reports_its_exit_with_its_certificate(
+    safe: SafeStack, ours: Path
+) -> None:
+    address = f"127.0.0.1:{safe.grpc_port}"
+    await reporter(address, of(ours, "decode"))("nobody", 1)
+    with pytest.raises(RemoteError):
+        await reporter(address, None)("nobody", 1)
+
+
+def test_a_worker_process_without_certificates_stays_outside(safe: SafeStack, ours: Path) -> None:
+    intruder = safe.start_worker("decode", "intruder")
+    try:
+        until(lambda: "bootstrap unreachable" in ready(intruder.http))
+        workers = httpx.get(f"{safe.url}/ready", timeout=CALL_S).json()["workers"]
+        assert {each["name"] for each in workers} == {"prefill-0", "decode-0"}
+        ask(safe, VARIABLE_KEY)
+    finally:
+        intruder.kill()
+        del safe.services["intruder"]
+
+
+def ready(http: str) -> str:
+    try:
+        return httpx.get(f"{http}/ready", timeout=CALL_S).text
+    except httpx.TransportError:
+        return ""
+
+
+def test_nothing_secret_is_in_logs_metrics_timelines_or_command_lines(
+    safe: SafeStack, ours: Path, key_file: Path
+) -> None:
+    """After all of the above: good keys and bad ones, a rotation, refused certificates; at level debug."""
+    ask(safe, FILE_KEY)
+    secrets = [FILE_KEY, FILE_KEY[:-1], SECOND_KEY, VARIABLE_KEY, HF_TOKEN]
+    for path in ours.glob("*.key"):
+        secrets += [line for line in path.read_text().splitlines() if not line.startswith("-----")]
+    said = {f"the log of {name}": service.log.read_text() for name, service in safe.services.items()}
+    for name, service in safe.services.items():
+        said[f"the metrics of {name}"] = httpx.get(f"{service.http}/metrics", timeout=CALL_S).text
+        process = psutil.Process(service.process.pid)
+        for each in (process, *process.children(recursive=True)):
+            said[f"the command line of {name} ({each.pid})"] = " ".join(each.cmdline())
+    rooms = httpx.get(f"{safe.url}/rooms?limit=1000", timeout=CALL_S).json()["rooms"]
+    assert rooms
+    said["the list of rooms"] = json.dumps(rooms)
+    for page in ("/live", "/workers", "/requests", "/ready"):
+        said[page] = httpx.get(f"{safe.url}{page}", timeout=CALL_S).text
+    for room in rooms:
+        said[f"the timeline of {room['id']}"] = httpx.get(
+            f"{safe.url}/rooms/{room['id']}", timeout=CALL_S
+        ).text
+    assert "api-key-file" in said[f"the command line of bootstrap ({safe.services['bootstrap'].process.pid})"]
+    for where, text in said.items():
+        assert text, where
+        assert [secret for secret in secrets if secret in text] == [], where

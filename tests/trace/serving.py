@@ -1,0 +1,104 @@
+"""How do tests run `baton serve` and read what it says?"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.process.stack import READY_S, STOP_S, free_port
+
+
+@dataclass
+class Served:
+    """A whole stack, started as a person does, with its log in JSON."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str
+    model: str = ""
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Of every part's log, so far."""
+        found = []
+        for line in self.log.read_text(errors="replace").splitlines():
+            part, _, entry = line.partition(": ")
+            if entry.startswith("{"):
+                found.append({"part": part, **json.loads(entry)})
+        return found
+
+    def wait_lines(self, message: str, parts: Sequence[str]) -> list[dict[str, Any]]:
+        """The last line of each part that says so, once they all have."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            last = {line["part"]: line for line in self.lines() if line["message"] == message}
+            if last.keys() >= set(parts):
+                return [last[part] for part in parts]
+            assert time.monotonic() < deadline, last
+            time.sleep(0.05)
+
+    def body(self, prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
+        return {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}
+
+    def rooms(self, request_id: str) -> list[dict[str, Any]]:
+        """Of one request, newest first."""
+        reply = httpx.get(f"{self.url}/rooms", params={"request_id": request_id})
+        found: list[dict[str, Any]] = reply.json()["rooms"]
+        return found
+
+    def pid_of(self, worker: str) -> int:
+        """Of the worker's own process."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(child.pid for child in children if worker in child.cmdline())
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while "Ready:" not in self.log.read_text(errors="replace"):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+        self.model = httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+
+@contextmanager
+def serving(model: Path, folder: Path, *flags: str) -> Iterator[Served]:
+    log, port = folder / "serve.log", free_port()
+    command = [sys.executable, "-m", "services.cli.main", "serve", "--port", str(port), "--grpc-port", "0"]
+    command += ["--model", str(model), "--kv-cache-memory", "128MiB", *flags]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("BATON_", "OTEL_"))}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ)
+    served = Served(process, log, f"http://127.0.0.1:{port}")
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(STOP_S)
+
+
+def events_of(reply: httpx.Response) -> Iterator[dict[str, Any]]:
+    """Of a streamed reply, as they come."""
+    for line in reply.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line[6:])
+
+
+def in_order(names: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether `wanted` are among `names` in this order."""
+    rest = iter(names)
+    return all(each in rest for each in wanted)

@@ -1,0 +1,111 @@
+"""Do the list of metrics, rules, alerts, runbook and dashboard speak of what the code exports?"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from deploy.grafana import generate
+from services.cli.metric_catalog import QUESTIONS, exported
+from services.cli.metric_page import metric_page
+from tests.watch.prometheus import RULES, promtool
+
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = ROOT / "docs" / "metrics.md"
+RUNBOOK: Final = ROOT / "docs" / "runbook.md"
+
+
+def rules(name: str) -> list[dict[str, Any]]:
+    groups = yaml.safe_load((RULES / name).read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_the_list_of_metrics_is_the_one_that_the_code_makes(rewrite: bool) -> None:
+    text = metric_page()
+    if rewrite:
+        PAGE.write_text(text, encoding="utf-8")
+    else:
+        assert PAGE.read_text(encoding="utf-8") == text, "run pytest tests/watch/test_pages.py --rewrite"
+
+
+def test_every_metric_says_what_it_means_and_answers_one_question() -> None:
+    metrics = exported()
+    asked = [name for names in QUESTIONS.values() for name in names]
+    assert sorted(asked) == sorted({each.name for each in metrics})
+    for each in metrics:
+        assert each.text.endswith("."), each
+        assert each.name.startswith(("baton_", "process_")), each
+        assert each.name.endswith("_total") is (each.kind == "counter"), each
+
+
+def test_every_series_of_a_closed_set_is_there_from_the_start() -> None:
+    failed = {
+        each.role: each.labels["reason"] for each in exported() if each.name == "baton_rooms_failed_total"
+    }
+    assert "group_broken" in failed["bootstrap"]
+    assert failed["bootstrap"] == failed["prefill"] == failed["decode"]
+    phases = {
+        each.role: each.labels["phase"] for each in exported() if each.name == "baton_room_phase_seconds"
+    }
+    assert set(phases["prefill"]) - set(phases["decode"]) == {"sealing"}
+
+
+def test_the_dashboard_is_the_one_that_its_description_makes(rewrite: bool) -> None:
+    if rewrite:
+        generate.TARGET.write_text(generate.rendered(), encoding="utf-8")
+    else:
+        told = "run python -m deploy.grafana.generate"
+        assert generate.TARGET.read_text(encoding="utf-8") == generate.rendered(), told
+
+
+def test_a_dashboards_panels_do_not_overlap_and_each_is_explained() -> None:
+    board = json.loads(generate.TARGET.read_text())
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        assert all(x < 24 for x, _ in cells), panel["title"]
+        taken |= cells
+        assert panel["type"] == "row" or panel["description"], panel["title"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert [panel["title"] for panel in board["panels"] if panel["type"] == "row"][1:3] == [
+        "Which side is the bottleneck?",
+        "Should I add prefill or decode?",
+    ]
+
+
+@pytest.mark.parametrize("path", ["prometheus/rules.yml", "prometheus/alerts.yml", "grafana/baton.json"])
+def test_what_is_asked_of_prometheus_is_exported(path: str) -> None:
+    known = {series for each in exported() for series in each.series}
+    recorded = {rule["record"].split(":")[1] for rule in rules("rules.yml")}
+    asked = set(re.findall(r"\b(?:baton|process)_[a-z_]+", (ROOT / "deploy" / path).read_text()))
+    assert asked
+    assert asked <= known | recorded
+
+
+def test_the_rules_are_sound() -> None:
+    result = promtool("check", "rules", str(RULES / "rules.yml"), str(RULES / "alerts.yml"))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_each_alert_fires_and_resolves_as_its_own_tests_say() -> None:
+    result = promtool("test", "rules", str(RULES / "tests.yml"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    tried = set(re.findall(r'alertname="(\w+)"', (RULES / "tests.yml").read_text()))
+    assert tried == {rule["alert"] for rule in rules("alerts.yml")}
+
+
+def test_each_alert_has_its_section_in_the_runbook_and_no_section_is_without_alert() -> None:
+    sections = re.findall(r"^## (\w+)$", RUNBOOK.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    alerts = rules("alerts.yml")
+    assert sections == [each["alert"] for each in alerts]
+    for each in alerts:
+        notes = each["annotations"]
+        assert notes["runbook"] == f"docs/runbook.md#{each['alert'].lower()}"
+        assert notes["summary"]
+        assert notes["description"]
+        assert each["labels"]["severity"] in {"critical", "warning", "info"}
