@@ -143,7 +143,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
 async def _drain(http: Serving, rooms: Rooms, timeout_ms: int) -> bool:
     """No new requests; those that were accepted are answered (`drain-keeps-promises`), or told why they are
     not. Returns whether all were answered."""
-    stopping = asyncio.create_task(http.stop())
+    stopping = asyncio.create_task(http.api.stop())
     await asyncio.wait({stopping}, timeout=timeout_ms / 1000)
     in_time = stopping.done()
     if not in_time:
@@ -151,6 +151,7 @@ async def _drain(http: Serving, rooms: Rooms, timeout_ms: int) -> bool:
         text = f"the bootstrap stops, and its drain time of {timeout_ms / 1000:g} s has passed"
         rooms.end_all(Cause(Reason.BOOTSTRAP_LOST, text))
     await stopping
+    await http.stop()
     return in_time
 
 

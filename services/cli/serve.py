@@ -117,7 +117,11 @@ class Stack:
                 await supervisor.start(plan.workers, lambda: answers("/ready"), timeout_ms, shutdown)
             models = (await http.get("/v1/models")).json()
         for line in ready_lines(
-            plan.url, models["data"][0]["id"], self._settings.tls_dir, keyed=bool(plan.api_key)
+            plan.url,
+            models["data"][0]["id"],
+            self._settings.tls_dir,
+            keyed=bool(plan.api_key),
+            apart="--admin-port" in plan.bootstrap.flags,
         ):
             self._screen.say(line)
 
@@ -163,8 +167,10 @@ class Stack:
                 raise StartupError(why or f"preparing the model {self._plan.model} {describe_exit(code)}")
 
 
-def ready_lines(url: str, model: str, tls_dir: str = "", *, keyed: bool = False) -> list[str]:
-    """What to type now. `keyed`: the API asks for a key."""
+def ready_lines(
+    url: str, model: str, tls_dir: str = "", *, keyed: bool = False, apart: bool = False
+) -> list[str]:
+    """What to type now. `keyed`: the API asks for a key; `apart`: operators have a port of their own."""
     baton = "baton" if shutil.which("baton") else os.path.relpath(sys.argv[0])
     question = "What is the capital of France?"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
@@ -182,6 +188,7 @@ def ready_lines(url: str, model: str, tls_dir: str = "", *, keyed: bool = False)
         *before,
         f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         f"  {baton} chat{to} {shlex.quote(question)}",
+        *([] if apart else ["", f"What it does, and any request's story: {url}/ui or {baton} top{to}"]),
         "",
         "Ctrl-C stops it.",
     ]

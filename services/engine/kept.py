@@ -32,8 +32,10 @@ class KeptGroup:
     """Fetched in this step, of one row after the other, equally many; None: they are there."""
     new: torch.Tensor
     """[B * 2 * kv heads]: where the step's entries go, token by token, keys first."""
-    room: torch.Tensor
-    """[layers, 2, kv heads, B * S, head_dim]"""
+    rooms: list[torch.Tensor]
+    """Of each layer, [2 * kv heads * B * S, head_dim]."""
+    matrices: list[tuple[torch.Tensor, torch.Tensor]]
+    """Of each layer, keys and values there, [kv heads * B, S, head_dim]."""
     mask: torch.Tensor
     """[kv heads * B, 1, S]: 0 where a token may look, -inf elsewhere."""
     base: torch.Tensor
@@ -46,14 +48,12 @@ class KeptGroup:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv heads * B, S, head_dim] of the `place`-th layer of the cache, which has the id
         `layer`; `entries` [B * 2 * kv heads, head_dim] are the step's own."""
-        room = self.room[place]
         if self.pages is None:
-            room.view(-1, room.shape[-1]).index_copy_(0, self.new, entries)
+            self.rooms[place].index_copy_(0, self.new, entries)
         else:
-            pages = room.view(2, room.shape[1], len(self.pages), -1)
+            pages = self.rooms[place].view(2, len(cache.layout.kv_heads), len(self.pages), -1)
             cache.read(layer, self.pages, pages.permute(2, 1, 0, 3))
-        keys, values = room.view(2, len(self.mask), self.tokens, -1)
-        return keys, values
+        return self.matrices[place]
 
     def step_to(self, positions: torch.Tensor) -> None:
         """The same rows, at their next `positions` [B]."""
@@ -71,6 +71,8 @@ class Kept:
         self._cache = cache
         self._bytes_max = cache.length // SHARE
         self._memory = cache.tensor.new_empty(0)
+        self._taken = 0
+        """Of it, in elements."""
         self._groups: list[KeptGroup] = []
         self._cuts: list[int] = []
         self._sequences: list[Sequence] = []
@@ -120,12 +122,16 @@ class Kept:
         layout = self._cache.layout
         heads, count = len(layout.kv_heads), end - begin
         tokens = mask.shape[-1]
-        shape = (len(layout.layers), 2, heads, count * tokens, layout.head_dim)
-        start = sum(group.room.numel() for group in self._groups)
-        room = self._memory[start : start + torch.Size(shape).numel()].view(shape)
+        shape = (len(layout.layers), 2, heads * count, tokens, layout.head_dim)
+        start, size = self._taken, torch.Size(shape).numel()
+        self._taken += size
+        layers = self._memory[start : start + size].view(shape)
+        matrices = [(keys, values) for keys, values in layers]
+        rooms = [*layers.view(len(layers), -1, layout.head_dim)]
         kinds = torch.arange(2 * heads, device=positions.device) * (count * tokens)
         base = torch.arange(count, device=positions.device)[:, None] * tokens + kinds
-        group = KeptGroup(begin, end, pages, (base + positions[:, None]).flatten(), room, mask, base, tokens)
+        new = (base + positions[:, None]).flatten()
+        group = KeptGroup(begin, end, pages, new, rooms, matrices, mask, base, tokens)
         self._groups.append(group)
         return group
 
@@ -135,4 +141,5 @@ class Kept:
 
     def forget(self) -> None:
         self._there = False
+        self._taken = 0
         self._groups, self._sequences = [], []

@@ -94,3 +94,5 @@ def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:
     assert "curl http://127.0.0.1:9000/v1/chat/completions" in text
     assert "chat --url http://127.0.0.1:9000" in text
     assert """it'"'"'s""" in text
+    assert "http://127.0.0.1:9000/ui or " in text
+    assert "/ui" not in "\n".join(ready_lines("http://127.0.0.1:9000", "m", apart=True))

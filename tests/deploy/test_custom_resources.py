@@ -4,6 +4,10 @@ Their schemas are not in the validator: what is asked here was read from the pro
 (leaderworkerset.x-k8s.io/v1, disaggregatedset.x-k8s.io/v1, keda.sh/v1alpha1, monitoring.coreos.com/v1).
 """
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -93,6 +97,22 @@ def test_keda_asks_each_side_for_its_own_queue_and_takes_no_answer_for_none() ->
             assert f'{{namespace="baton", pod=~"{name}-.+"}}' in asked["query"]
     assert [trigger["name"] for trigger in scaled["baton-prefill"]["triggers"]] == ["waiting"]
     assert [trigger["name"] for trigger in scaled["baton-decode"]["triggers"]] == ["waiting", "running"]
+
+
+def test_what_keda_asks_is_what_prometheus_understands(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is missing: make programs"
+    queries = [
+        trigger["metadata"]["query"]
+        for each in of_kind("cuda-rdma", "ScaledObject")
+        for trigger in each["spec"]["triggers"]
+    ]
+    rules = [{"record": f"asked:{place}", "expr": query} for place, query in enumerate(queries)]
+    file = tmp_path / "asked.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "keda", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(queries)} rules found" in done.stdout
 
 
 def test_prometheus_scrapes_each_worker_once() -> None:

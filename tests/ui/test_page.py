@@ -127,13 +127,11 @@ def test_each_ranks_evidence_and_the_workers_moves_are_in_the_picture(
     assert page.locator(".stages li").count() >= 10
     assert page.locator("svg [data-line]").count() == page.locator(".lines tbody tr").count()
     seen.fits()
-    shoot(page, "timeline", 1180)
     page.keyboard.press("3")
     expect(page.locator("button[aria-pressed=true]")).to_have_text("Hand-over")
     shoot(page, "handover", 620)
     page.keyboard.press("1")
     page.emulate_media(color_scheme="dark")
-    shoot(page, "timeline-dark", 720)
     page.set_viewport_size({"width": 400, "height": 860})
     expect(page.locator("svg.picture")).to_have_attribute("width", re.compile("3[0-9]{2}"))
     seen.fits()
@@ -235,4 +233,3 @@ def test_the_picture_of_a_broken_stack_names_who_is_gone_and_what_failed(
     shoot(page, "broken")
     page.set_viewport_size({"width": 400, "height": 860})
     seen.fits()
-    shoot(page, "live-narrow", 1200)
