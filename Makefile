@@ -29,21 +29,20 @@ run: $(STAMP) ## serve the demo model on this machine
 
 # Prometheus is unpacked beside Python's programs: as an installed package it would run as a service from then on.
 programs: $(STAMP) ## get Debian's Prometheus and Chromium for the tests, where they are missing
-	@as=; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
-	if ! command -v prometheus >/dev/null && [ ! -x .venv/debian/usr/bin/prometheus ]; then \
-	  echo "programs: prometheus" >&2; \
-	  mkdir -p .venv/debian && cd .venv/debian && { $$as apt-get -qq update; apt-get -qq download prometheus && dpkg -x prometheus_*.deb .; } \
-	    || echo "programs: no prometheus; the tests that need it will fail" >&2; cd $(CURDIR); \
-	fi; \
-	if ! command -v chromium >/dev/null; then \
-	  echo "programs: chromium" >&2; \
-	  DEBIAN_FRONTEND=noninteractive $$as apt-get -qq install -y --no-install-recommends chromium >/dev/null \
-	    || echo "programs: no chromium; the tests that need it will fail: sudo apt install chromium" >&2; \
-	fi
+	@PATH="$$PATH:$(CURDIR)/.venv/debian/usr/bin"; missing=; \
+	for each in prometheus chromium; do command -v $$each >/dev/null || missing="$$missing $$each"; done; \
+	[ -n "$$missing" ] || exit 0; \
+	as=; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
+	echo "programs:$$missing" >&2; \
+	$$as apt-get -qq update || true; \
+	case "$$missing" in *prometheus*) mkdir -p .venv/debian && ( cd .venv/debian && apt-get -qq download prometheus && dpkg -x prometheus_*.deb . ) \
+	  || echo "programs: no prometheus: the tests that need it will fail" >&2;; esac; \
+	case "$$missing" in *chromium*) DEBIAN_FRONTEND=noninteractive $$as apt-get -qq install -y --no-install-recommends chromium >/dev/null \
+	  || echo "programs: no chromium: the tests that need it will fail (sudo apt install chromium)" >&2;; esac
 
 test: $(STAMP) programs ## run the tests
 	@echo "test: pytest"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@echo "check: ruff"

@@ -34,6 +34,8 @@ LIST_MAX: Final = 10_000
 WATCH_S: Final = 1.0
 """How long a watcher waits for news before it looks by itself."""
 WHY_CHARS_MAX: Final = 256
+CALLER: Final = "caller"
+"""In timelines: of a room that it opened, and drives, itself."""
 
 
 class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
@@ -167,12 +169,10 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         if reporter and not sides:
             return
         if report.HasField("event"):
-            event = event_from_wire(report.event)
-            if sides:
-                # Who says it is known: a line cannot be put into another's mouth.
-                name = entry.worker(sides[0]).name
-                event = replace(event, source=f"{name}/{rank}" if rank else name)
-            self._rooms.record(entry.id, event)
+            # Who says it is known: a line cannot be put into another's mouth.
+            name = entry.worker(sides[0]).name if sides else CALLER
+            source = f"{name}/{rank}" if rank else name
+            self._rooms.record(entry.id, replace(event_from_wire(report.event), source=source))
         if rank:
             return
         if report.HasField("outcome") and reporter == 0:

@@ -4,6 +4,9 @@ starting   a rank that ends is fatal: its words are this process's
 running    a rank that ends takes the others with it: they get a moment to say why, then they are killed; when
            all are gone the bootstrap is told, and the group is started again, with back-off
 stopping   the leader is told, and all ranks leave when their rooms have ended
+
+Of a worker on several machines each has its part. Nobody here knows when the other parts have ended: when a
+rank ends its part is over, for whoever started the parts to start all of them again.
 """
 
 import asyncio
@@ -80,10 +83,12 @@ class Group:
         come up the first time."""
         with ExitStack() as reserved:
             # Nobody else is given these ports, while a rank that is told of one may listen there.
-            meeting = reserved.enter_context(reserve_port(LOOPBACK))
             host, port = self._settings.host, self._settings.metrics_port
             pages = port_of(reserved.enter_context(reserve_port(host, port, "--metrics-port")))
-            ranks = self._ranks(join_address(LOOPBACK, port_of(meeting)), pages)
+            meeting = self._settings.rendezvous or join_address(
+                LOOPBACK, port_of(reserved.enter_context(reserve_port(LOOPBACK)))
+            )
+            ranks = self._ranks(meeting, pages)
             while True:
                 started_ms = self._clock.now_ms()
                 ended = await self._run_once(ranks, pages, shutdown)
@@ -92,7 +97,7 @@ class Group:
                 if shutdown.is_set():
                     log.warning("the group did not leave in order", cause=ended.why)
                     return EXIT_FAILED
-                if not self._was_ready:
+                if not self._was_ready or self._settings.machines > 1:
                     raise death(ended)
                 wait_ms = self._backoff.next_ms(self._clock.now_ms() - started_ms)
                 words = ended.first.own_words()
@@ -102,19 +107,22 @@ class Group:
                     return 0
 
     def _ranks(self, rendezvous: str, pages: int) -> list[WorkerSettings]:
-        """What each rank is told. The cores are dealt out; only the leader listens where it was said."""
-        settings = self._settings
-        shares = deal_cores(settings.cpus or allowed_cpus(), settings.topology.ranks)
+        """What each rank that is started here is told. The cores are dealt out; only the first listens where
+        it was said."""
+        settings, here = self._settings, self._settings.ranks_here
+        shares = deal_cores(settings.cpus or allowed_cpus(), len(here))
         return [
             replace(
                 settings,
                 rank=rank,
                 rendezvous=rendezvous,
+                machines=1,
+                machine=None,
                 cpus=cpus,
-                metrics_port=0 if rank else pages,
-                grpc_port=0 if rank else settings.grpc_port,
+                metrics_port=pages if rank == here[0] else 0,
+                grpc_port=settings.grpc_port if rank == 0 else 0,
             )
-            for rank, cpus in enumerate(shares)
+            for rank, cpus in zip(here, shares, strict=True)
         ]
 
     async def _run_once(self, ranks: Sequence[WorkerSettings], pages: int, shutdown: asyncio.Event) -> Ended:
@@ -139,7 +147,7 @@ class Group:
         stop.cancel()
         ready.cancel()
         self._was_ready |= ended.ready
-        if self._was_ready and not ended.in_order:
+        if self._was_ready and not ended.in_order and self._settings.machines == 1:
             # All of them have exited: nothing of this incarnation is written any more.
             name, pid = self._settings.name, children[0].pid
             reason = await tell_exit(self._report_exit, name, pid, shutdown)
@@ -158,7 +166,7 @@ class Group:
         return await start_child(name, self._command(settings), self._environ, lambda _: True, say)
 
     async def _see_ready(self, pages: int) -> None:
-        """Returns when the leader is ready."""
+        """Returns when the first rank here is ready."""
         host = LOOPBACK if self._settings.host in WILDCARDS else self._settings.host
         url = f"http://{join_address(host, pages)}/ready"
         async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_S, trust_env=False) as http:

@@ -13,7 +13,7 @@ GRACE_S: Final = 3.0
 
 
 class RankEnded(StartupError):
-    """A rank ended before the worker was ready, with this exit code."""
+    """A rank ended, with this exit code, and is not started again from here."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -69,4 +69,5 @@ def death(ended: Ended) -> RankEnded:
     why, code = ended.first.own_words(), ended.codes[ended.first]
     if why is not None:
         return RankEnded(f"{ended.first.name}: {why}", code if code > 0 else EXIT_FAILED)
-    return RankEnded(f"{ended.why} before the worker was ready", EXIT_FAILED)
+    when = "" if ended.ready else " before the worker was ready"
+    return RankEnded(f"{ended.why}{when}", EXIT_FAILED)

@@ -37,7 +37,7 @@ Worker = TypeVar("Worker", PrefillSettings, DecodeSettings)
 LOOPBACK: Final = "127.0.0.1"
 CHOSEN: Final = frozenset(
     {"advertise", "http_port", "metrics_port", "name", "bootstrap", "cpus", "threads"}
-    | {"tp", "pp", "rank", "world", "rendezvous"}
+    | {"tp", "pp", "rank", "world", "rendezvous", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca"}
 )
 """Settings of a service that `baton serve` chooses for each part."""

@@ -30,7 +30,7 @@ TEXT_CHARS_MAX: Final = 1024
 OWN: Final = frozenset(
     {"rank", "name", "bootstrap", "host", "advertise", "grpc_port", "metrics_port", "model", "device"}
     | {"threads", "cpus", "drain_timeout_ms", "log_level", "log_format", "kv_cache_memory", "rendezvous"}
-    | {"world", "meet_timeout_ms"}
+    | {"world", "meet_timeout_ms", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca"}
 )
 """Settings that may differ from rank to rank: they say where and with what a rank runs, not what it does."""

@@ -75,7 +75,13 @@ class WorkerSettings(ServiceSettings):
         0, "Ranks of the worker, checked against the others (0: not checked).", number(0, RANKS_MAX)
     )
     rendezvous: str = setting(
-        "", "Where the ranks of the worker meet: rank 0 listens there. With --rank.", RENDEZVOUS
+        "", "Where the ranks of the worker meet: rank 0 listens there. With --rank or --machine.", RENDEZVOUS
+    )
+    machines: int = setting(
+        1, "Machines that share the worker's ranks, equally many each, neighbours together.", PARALLEL
+    )
+    machine: int | None = setting(
+        None, "Start the ranks of this one of --machines, the first of which is 0.", RANK
     )
     group_timeout_ms: int = setting(
         30_000, "Longest that the ranks of a worker wait for one of them before they all end.", DURATION_MS
@@ -122,6 +128,12 @@ class WorkerSettings(ServiceSettings):
         return self.rank is None and self.topology.ranks > 1
 
     @property
+    def ranks_here(self) -> range:
+        """Of a process that launches: the ranks that it starts."""
+        here = self.topology.ranks // self.machines
+        return range((self.machine or 0) * here, ((self.machine or 0) + 1) * here)
+
+    @property
     def dimensions(self) -> str:
         """The flags that say how many ranks there are."""
         return f"--tp {self.tp}"
@@ -131,7 +143,8 @@ class WorkerSettings(ServiceSettings):
         ranks, flags = self.topology.ranks, self.dimensions
         if self.world and self.world != ranks:
             raise SettingsError(f"--world {self.world} is not what {flags} makes: {ranks}")
-        if self.rank is None and self.rendezvous:
+        self._check_machines()
+        if self.rank is None and self.rendezvous and self.machines == 1:
             raise SettingsError("--rendezvous is for one rank of a worker: give its --rank too")
         if self.rank is not None and self.rank >= ranks:
             raise SettingsError(f"--rank {self.rank}: {flags} makes {ranks}, and the first is 0")
@@ -144,3 +157,21 @@ class WorkerSettings(ServiceSettings):
             )
         if self.launches and self.device.startswith("cuda:"):
             raise SettingsError(f"--device {self.device} is one device for {ranks} ranks: give cuda or auto")
+
+    def _check_machines(self) -> None:
+        """Raises SettingsError for flags of a part of a group that do not go together."""
+        ranks, machines, machine = self.topology.ranks, self.machines, self.machine
+        if ranks % machines:
+            raise SettingsError(
+                f"--machines {machines}: {self.dimensions} makes {ranks}, which is no multiple"
+            )
+        if machine is not None and machine >= machines:
+            raise SettingsError(f"--machine {machine}: there are {machines} (--machines), and the first is 0")
+        if machines > 1 and self.rank is not None:
+            raise SettingsError(
+                f"--rank {self.rank} is one rank, --machines starts several: give one of them"
+            )
+        if machines > 1 and machine is None:
+            raise SettingsError(f"--machines {machines} needs --machine: which of them this is")
+        if machines > 1 and not self.rendezvous:
+            raise SettingsError(f"--machines {machines} needs --rendezvous: where the ranks meet")

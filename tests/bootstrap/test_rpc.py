@@ -98,8 +98,9 @@ async def test_a_line_is_put_down_under_the_name_of_whoever_sent_it(client: Clie
     request.rank = 3
     request.reports[0].retired = True
     await client.call(client.rooms.ReportRooms, request)
+    await client.report(0, rooms_pb2.RoomReport(room=room, event=event))
     entry = client.at.entry(room)
-    assert [each.source for each in entry.events] == ["bootstrap", "decode-0", "decode-0/3"]
+    assert [each.source for each in entry.events] == ["bootstrap", "decode-0", "decode-0/3", "caller"]
     assert len(entry.waiting_for) == 2, "that a room was given back is the leader's word"
 
 

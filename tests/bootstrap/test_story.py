@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from services.bootstrap.rooms import Retry
-from services.bootstrap.story.routes import story_router
+from services.bootstrap.story.routes import FILES, PAGE, story_router
 from services.openai.backend import Hangup, NoWorker
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import RoomId
@@ -238,6 +238,15 @@ async def test_the_live_picture_is_what_workers_told_last_and_is_bounded(at: Hou
     assert len(live["requests"]) == 50
     assert len(json.dumps(live)) < 50_000
     assert workers["workers"] == live["workers"]
+
+
+def test_the_page_makes_elements_and_text_and_never_markup() -> None:
+    code = "".join(path.read_text() for path in PAGE.glob("*.js"))
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("):
+        assert word not in code
+    page = (PAGE / "index.html").read_text()
+    assert "http" not in page, "nothing is loaded from elsewhere"
+    assert {path.name for path in PAGE.iterdir()} == {"index.html", *FILES}
 
 
 async def test_the_pages_files_are_served_and_may_load_nothing_from_elsewhere(at: House) -> None:

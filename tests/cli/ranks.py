@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from services.cli.backoff import Backoff
 from services.cli.group import Group
@@ -35,7 +36,7 @@ class Ready(http.server.BaseHTTPRequestHandler):
         self.send_response(200 if behaviour != "never ready" else 503)
         self.end_headers()
     def log_message(self, *_): pass
-if rank == 0:
+if port:
     server = http.server.HTTPServer(("127.0.0.1", port), Ready)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 print(f"2026-01-31T12:00:00.000Z INFO rank turning rank={rank}", flush=True)
@@ -59,8 +60,8 @@ class Ranks:
         self.living_when_reported: list[list[int]] = []
         self._journal = folder / "journal"
 
-    def group(self, ranks: int = 3, **flags: int) -> Group:
-        settings = DecodeSettings(name="decode-0", tp=ranks, **flags)  # type: ignore[arg-type]
+    def group(self, tp: int = 3, **flags: Any) -> Group:
+        settings = DecodeSettings(name="decode-0", tp=tp, **flags)
         backoff = Backoff(first_ms=10, most_ms=20)
         return Group(settings, os.environ, self._report, SystemClock(), self._command, backoff)
 
@@ -89,6 +90,10 @@ class Ranks:
     def pids(self) -> list[int]:
         """Of every rank that came up, in that order."""
         return [int(line.split()[2]) for line in self.journal if " up " in line]
+
+    def started(self) -> set[int]:
+        """Ranks that came up."""
+        return {int(line.split()[0]) for line in self.journal if " up " in line}
 
     def latest(self, rank: int) -> int:
         """The process that is, or was last, this rank."""

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
 class Running:
     """A group of three that is kept, and has been seen ready."""
 
-    def __init__(self, ranks: Ranks, **flags: int) -> None:
+    def __init__(self, ranks: Ranks, **flags: Any) -> None:
         self.shutdown = asyncio.Event()
         self._group = ranks.group(**flags)
         self.served = asyncio.create_task(self._group.serve(self.shutdown))
@@ -220,3 +221,34 @@ async def test_a_metrics_port_that_is_in_use_is_refused_before_a_rank_is_started
         with pytest.raises(StartupError, match=rf"^port {port} on 127.0.0.1 is in use: .* --metrics-port$"):
             await Running(ranks, metrics_port=port).ends()
     assert not ranks.pids
+
+
+PART: dict[str, Any] = {"tp": 4, "machines": 2, "rendezvous": "127.0.0.1:9"}
+
+
+async def part_ready(ranks: Ranks, said: Callable[[], str]) -> None:
+    await ranks.up(2)
+    await eventually(lambda: said().count("turning") >= 2)
+    await asyncio.sleep(0.5)
+
+
+async def test_a_machine_starts_its_own_ranks_and_leaves_with_them(
+    ranks: Ranks, said: Callable[[], str]
+) -> None:
+    running = Running(ranks, **PART, machine=1)
+    await part_ready(ranks, said)
+    assert {2, 3} == ranks.started()
+    assert await running.stop() == 0
+
+
+async def test_a_part_that_loses_a_rank_ends_and_tells_nobody_that_the_worker_is_gone(
+    ranks: Ranks, said: Callable[[], str]
+) -> None:
+    """The ranks of other machines may still write."""
+    running = Running(ranks, **PART, machine=0)
+    await part_ready(ranks, said)
+    os.kill(ranks.latest(1), signal.SIGKILL)
+    with pytest.raises(StartupError, match=r"^rank 1 was killed by SIGKILL$"):
+        await running.ends()
+    assert all(gone(pid) for pid in ranks.pids)
+    assert ranks.reported == []

@@ -38,14 +38,16 @@ def _check_group(spec: Object) -> None:
 
 
 @pytest.mark.parametrize("case", GROUPS)
-def test_a_group_has_a_pod_for_each_rank_that_meet_at_the_leaders(case: str) -> None:
+def test_a_groups_pods_share_its_ranks_which_meet_at_the_leaders(case: str) -> None:
     found = named(case, "LeaderWorkerSet", "baton-prefill")
     assert found["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
     _check_group(found["spec"])
     leader, follower = (settings(pod) for pod in pods_of(found))
-    assert leader.topology.ranks == leader.world == found["spec"]["leaderWorkerTemplate"]["size"]
-    assert (leader.rank, follower.rank) == (0, 1)
-    assert follower.world == leader.world
+    size = found["spec"]["leaderWorkerTemplate"]["size"]
+    assert size == leader.machines == follower.machines
+    assert (leader.machine, follower.machine) == (0, 1)
+    assert leader.launches
+    assert leader.topology.ranks == follower.topology.ranks == size * len(leader.ranks_here)
     # The leader listens at its own address, which needs no name to be known yet; the others look it up.
     assert split_address(leader.rendezvous)[0] == leader.advertise
     assert split_address(follower.rendezvous)[0] == "baton-prefill-0.baton-prefill.baton"

@@ -44,7 +44,7 @@ def test_flags_and_variables_are_what_the_service_reads_and_its_ports_are_the_po
             assert read.admin_host == read.host
         else:
             wanted["metrics"] = read.metrics_port
-            if read.rank:
+            if read.machine:
                 del wanted["grpc"]
         assert ports(pod) == wanted
         assert read.host == "0.0.0.0"
@@ -228,7 +228,7 @@ def test_threads_are_the_cores_that_a_pod_asks_for_and_devices_are_as_many_as_ra
         if pod.component == "bootstrap":
             continue
         read = settings(pod)
-        ranks = 1 if read.rank is not None else read.topology.ranks
+        ranks = len(read.ranks_here)
         assert read.threads * ranks <= int(pod.main["resources"]["requests"]["cpu"])
         gpus = pod.main["resources"]["limits"].get("nvidia.com/gpu", 0)
         assert (read.device == "cuda") == (gpus > 0)

@@ -27,7 +27,7 @@ SAID_BY_THE_CHART = {
     "bootstrap": {"http_port", "grpc_port", "admin_host", "admin_port", "served_model_name", "http_tls_cert"}
     | {"http_tls_key", "api_key_file"},
     "worker": {"name", "bootstrap", "grpc_port", "metrics_port", "device", "tp", "pp", "rank", "world"}
-    | {"rendezvous", "meet_timeout_ms"},
+    | {"rendezvous", "meet_timeout_ms", "machines", "machine"},
     "all": {"host", "advertise", "model", "drain_timeout_ms", "log_level", "log_format", "otlp_endpoint"}
     | {"tls_cert", "tls_key", "tls_ca"},
 }
@@ -77,7 +77,7 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
         ({"decode": {"replicas": "two"}}, "replicas"),
         ({"decode": {"autoscaling": {"kind": "vpa"}}}, "kind"),
         ({"image": {"worker": {"tag": "latest"}}}, "tag"),
-        ({"prefill": {"podPerRank": True}}, "prefill.podPerRank is for a worker of several ranks"),
+        ({"prefill": {"pods": 2}}, "prefill.pods: 2 pods cannot share tp 1 × pp 1 ranks equally"),
         ({"decode": {"pp": 2}}, "decode.pp: only prefill has pipeline stages"),
         ({"disaggregatedSet": {"enabled": True}, "prefill": {"autoscaling": {"kind": "hpa"}}}, "choose one"),
     ],

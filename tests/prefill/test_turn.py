@@ -94,6 +94,20 @@ async def test_a_room_is_computed_in_chunks_pushed_sealed_reported_and_forgotten
     bench.assert_empty()
 
 
+async def test_however_many_chunks_a_prompt_has_few_lines_tell_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What comes after them has its place in the timeline."""
+    monkeypatch.setattr("services.prefill.turn.CHUNK_LINES_MAX", 3)
+    made = Pair(chunk_tokens=1)
+    await made.bench.run(toy.request("1", PROMPT))
+    await made.bench.grant(1, GRANTED, slot=1)
+    await settle(made.bench)
+    assert made.bench.engine.steps == len(PROMPT)
+    assert 1 <= made.bench.told(1).count("chunk computed") <= 3
+    made.bench.close()
+
+
 async def test_the_first_chunk_leaves_while_the_second_is_computed(pair: Pair) -> None:
     bench = pair.bench
     bench.engine.hold()

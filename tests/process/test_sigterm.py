@@ -18,7 +18,7 @@ import pytest
 from tests.process.stack import STOP_S, Stack, running_stack
 
 CLIENTS: Final = 8
-TOKENS: Final = 24
+TOKENS: Final = 12
 ANSWER_S: Final = 120.0
 REFUSED: Final = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 """The connection was closed before anything was answered."""

@@ -16,6 +16,15 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"tp": "2", "pp": "2", "world": "2"}, r"^--world 2 is not what --tp 2 --pp 2 makes: 4"),
     ({"tp": "2", "device": "cuda:1"}, r"^--device cuda:1 is one device for 2 ranks: give cuda or auto"),
     ({"tp": "2", "group_timeout_ms": "1s"}, r"^--group-timeout-ms 1000: give 2000 at least"),
+    ({"tp": "3", "machines": "2", "machine": "0"}, r"^--machines 2: --tp 3 --pp 1 makes 3, which is no"),
+    (
+        {"tp": "4", "machines": "2", "machine": "2"},
+        r"^--machine 2: there are 2 \(--machines\)",
+    ),
+    ({"machine": "1"}, r"^--machine 1: there are 1"),
+    ({"tp": "4", "machines": "2"}, r"^--machines 2 needs --machine: which of them this is"),
+    ({"tp": "4", "machines": "2", "machine": "1"}, r"^--machines 2 needs --rendezvous: where the ranks meet"),
+    ({"tp": "4", "machines": "2", "rank": "1"}, r"^--rank 1 is one rank, --machines starts several"),
     ({"rank": "-1"}, r"^--rank: '-1' is not allowed: use a whole number from 0 to 1023, or nothing"),
     ({"rendezvous": "here"}, r"^--rendezvous: 'here' is not allowed: use host:port"),
     ({"tp": "0"}, r"^--tp: '0' is not allowed: use a whole number from 1 to 1024"),
@@ -48,3 +57,12 @@ def test_what_the_launcher_passes_on_loads_to_the_same_settings() -> None:
     flags = to_flags(settings)
     named = {flag[2:].replace("-", "_"): text for flag, text in zip(flags[::2], flags[1::2], strict=True)}
     assert load(DecodeSettings, named, {}) == settings
+
+
+def test_machines_hold_equally_many_ranks_neighbours_together() -> None:
+    given = {"tp": "2", "pp": "3", "machines": "3", "rendezvous": "a:1"}
+    parts = [load(PrefillSettings, {**given, "machine": str(each)}, {}) for each in range(3)]
+    assert all(part.launches and not part.grouped for part in parts)
+    assert [rank for part in parts for rank in part.ranks_here] == list(range(6))
+    assert [len(part.ranks_here) for part in parts] == [2, 2, 2]
+    assert list(load(PrefillSettings, {"tp": "2"}, {}).ranks_here) == [0, 1]

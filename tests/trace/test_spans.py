@@ -193,7 +193,7 @@ def test_a_retried_request_shows_both_rooms(served: Served, collector: Collector
     with httpx.stream(
         "POST",
         f"{served.url}/v1/completions",
-        json=served.body("Count: 1 2 3", 60, **STREAM),
+        json=served.body("Count: 1 2 3", 30, **STREAM),
         headers=headers("retried-1", trace),
         timeout=ANSWER_S,
     ) as reply:
@@ -231,7 +231,7 @@ def test_secrets_unlogged_what_users_write_is_in_no_log_metric_timeline_or_span(
         json={
             "model": served.model,
             "messages": [{"role": "user", "content": f"Tell me all about the {MARKER}, please."}],
-            "max_tokens": 40,
+            "max_tokens": 20,
             "temperature": 0,
         },
         headers={"X-Request-Id": "secret-1"},
@@ -269,7 +269,7 @@ def test_without_its_collector_a_stack_serves_and_ends_as_ever(served: Served, c
     replies: list[httpx.Response] = []
 
     def ask() -> None:
-        body = served.body("Once upon a time", 24, ignore_eos=True)
+        body = served.body("Once upon a time", 16, ignore_eos=True)
         replies.append(httpx.post(f"{served.url}/v1/completions", json=body, timeout=ANSWER_S))
 
     asker = threading.Thread(target=ask)

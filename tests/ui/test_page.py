@@ -63,7 +63,7 @@ def struck(stack: Stack) -> Struck:
     """A request whose decode worker died and that went on, one that had no other, and one after that."""
     found = []
     for name in ("struck-once", "struck-last"):
-        client = Streaming(stack, name, tokens=80)
+        client = Streaming(stack, name, tokens=60)
         assert client.begun.wait(ANSWER_S), client.error
         room = httpx.get(f"{stack.url}/rooms", params={"request_id": name}).json()["rooms"][0]
         stack.services[room["decode"]].kill()

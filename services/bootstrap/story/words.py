@@ -84,7 +84,7 @@ def _rooms(rooms: Sequence[RoomEntry]) -> str:
     first = failed[0].cause
     text = "" if first is None else first.text
     count = "A room" if len(failed) == 1 else f"{len(failed)} rooms"
-    return f" {count} failed before this one, and it went on elsewhere: {_sentence(text)}"
+    return f" {count} failed before this one, which went on for it: {_sentence(text)}"
 
 
 def _sentence(text: str) -> str:

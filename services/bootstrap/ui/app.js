@@ -99,9 +99,15 @@ const act = {
   },
 };
 
+/** The reader has marked something, to copy it: it stays until they are done. */
+function reading() {
+  const marked = getSelection();
+  return !marked.isCollapsed && main.contains(marked.anchorNode);
+}
+
 /** Draw anew, if there is news, and leave the reader where they were. */
 function show(news, draw) {
-  if (news !== null && news === told) return;
+  if (news !== null && (news === told || reading())) return;
   told = news ?? "";
   const key = document.activeElement?.closest?.("[data-key]")?.dataset.key;
   const button = document.activeElement?.closest?.("button")?.textContent;

@@ -19,6 +19,8 @@ const ROOMS = [
 /** Failed requests that are among so many newest ones are seen there; older ones have a list above. */
 const ON_TOP = 5;
 
+let lostShown = true;
+
 export function drawLive(live, requests, searched) {
   return [
     drawFigures(live),
@@ -61,7 +63,7 @@ function drawWorkers(live) {
   return [
     live.workers.length ? h("ul", { class: "workers" }, live.workers.map(drawWorker)) : none,
     live.lost.length
-      ? h("details", { class: "lost", open: true }, h("summary", {}, `Gone: ${live.lost.length}`), h("ul", {}, live.lost.map(drawLost)))
+      ? h("details", { class: "lost", open: lostShown, ontoggle: (event) => (lostShown = event.target.open) }, h("summary", {}, `Gone: ${live.lost.length}`), h("ul", {}, live.lost.map(drawLost)))
       : null,
   ];
 }

@@ -1,8 +1,17 @@
-{{/* What is a worker's pod? dict root, side, one, security, rank: "" for a pod that is a whole worker, else "leader" or
-"follower" of a worker whose ranks are a pod each. */}}
+{{/* What is a worker's pod? dict root, side, one, security, part: "" for a pod that is a whole worker, else "leader" or
+"follower" of one that is several pods. */}}
 
 {{- define "baton.ranks" -}}
 {{- mul .tp .pp -}}
+{{- end -}}
+
+{{- define "baton.ranksOfPod" -}}
+{{- div (include "baton.ranks" .) .pods -}}
+{{- end -}}
+
+{{/* Says "yes" for a worker of several pods. */}}
+{{- define "baton.grouped" -}}
+{{- if gt (int .pods) 1 -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Compute threads of a rank: the whole cores that the pod asks for, dealt out to the ranks in it. Without it they would
@@ -10,8 +19,7 @@ be as many as the node's cores. */}}
 {{- define "baton.threads" -}}
 {{- $cpu := toString (dig "requests" "cpu" "1" .one.resources) -}}
 {{- $cores := ternary (div (int (trimSuffix "m" $cpu)) 1000) (int $cpu) (hasSuffix "m" $cpu) -}}
-{{- $ranks := ternary 1 (int (include "baton.ranks" .one)) .one.podPerRank -}}
-{{- max 1 (div $cores $ranks) -}}
+{{- max 1 (div $cores (include "baton.ranksOfPod" .one)) -}}
 {{- end -}}
 
 {{- define "baton.workerFlags" -}}
@@ -28,15 +36,15 @@ be as many as the node's cores. */}}
 {{- if eq .side "prefill" }}
 - --pp={{ .one.pp }}
 {{- end }}
-{{- if .rank }}
-- --world={{ include "baton.ranks" .one }}
+{{- if .part }}
+- --machines={{ .one.pods }}
 - --meet-timeout-ms={{ .one.startupSeconds }}s
 {{- end }}
-{{- if eq .rank "leader" }}
-- --rank=0
+{{- if eq .part "leader" }}
+- --machine=0
 - --rendezvous=$(POD_IP):{{ .root.Values.ports.rendezvous }}
-{{- else if eq .rank "follower" }}
-- --rank=$(LWS_WORKER_INDEX)
+{{- else if eq .part "follower" }}
+- --machine=$(LWS_WORKER_INDEX)
 - --rendezvous=$(LWS_LEADER_ADDRESS):{{ .root.Values.ports.rendezvous }}
 {{- end }}
 {{ include "baton.commonFlags" . }}
@@ -56,7 +64,7 @@ be as many as the node's cores. */}}
 {{- define "baton.workerPod" -}}
 {{- $v := .root.Values -}}
 {{- $image := include "baton.image" (dict "root" .root "image" $v.image.worker) -}}
-{{- $launches := and (not .one.podPerRank) (gt (int (include "baton.ranks" .one)) 1) -}}
+{{- $again := and (not .part) (gt (int (include "baton.ranks" .one)) 1) -}}
 metadata:
   {{- include "baton.podMetadata" (merge (dict "component" .side) .) | nindent 2 }}
 spec:
@@ -64,7 +72,7 @@ spec:
   {{- if .one.topologySpreadConstraints }}
   topologySpreadConstraints:
     {{- toYaml .one.topologySpreadConstraints | nindent 4 }}
-  {{- else if not .rank }}
+  {{- else if not .part }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
@@ -90,7 +98,7 @@ spec:
         - {name: UCX_NET_DEVICES, value: {{ . | quote }}}
         {{- end }}
       ports:
-        {{- if ne .rank "follower" }}
+        {{- if ne .part "follower" }}
         - {name: grpc, containerPort: {{ $v.ports.worker }}}
         {{- end }}
         - {name: metrics, containerPort: {{ $v.ports.metrics }}}
@@ -105,8 +113,8 @@ spec:
         httpGet: {path: /health, port: metrics}
         periodSeconds: 10
         timeoutSeconds: 5
-        # A launcher starts its ranks again itself, and nothing answers until they are up.
-        failureThreshold: {{ $launches | ternary 12 6 }}
+        # A pod with all ranks of a worker starts them again itself, and nothing answers until they are up.
+        failureThreshold: {{ $again | ternary 12 6 }}
       # It holds a lease, and a canary hand-over has passed through it.
       readinessProbe:
         httpGet: {path: /ready, port: metrics}
@@ -144,15 +152,15 @@ rolloutStrategy:
 leaderWorkerTemplate:
   # A rank that ends takes its group with it: all are started again, after all have ended.
   restartPolicy: RecreateGroupOnPodRestart
-  {{- if .one.podPerRank }}
-  size: {{ include "baton.ranks" .one }}
+  {{- if include "baton.grouped" .one }}
+  size: {{ .one.pods }}
   leaderTemplate:
-    {{- include "baton.workerPod" (merge (dict "rank" "leader") .) | nindent 4 }}
+    {{- include "baton.workerPod" (merge (dict "part" "leader") .) | nindent 4 }}
   workerTemplate:
-    {{- include "baton.workerPod" (merge (dict "rank" "follower") .) | nindent 4 }}
+    {{- include "baton.workerPod" (merge (dict "part" "follower") .) | nindent 4 }}
   {{- else }}
   size: 1
   workerTemplate:
-    {{- include "baton.workerPod" (merge (dict "rank" "") .) | nindent 4 }}
+    {{- include "baton.workerPod" (merge (dict "part" "") .) | nindent 4 }}
   {{- end }}
 {{- end -}}

@@ -195,7 +195,7 @@ class RoomEvent(_message.Message):
     HOST_US_FIELD_NUMBER: _builtins.int
     wall_ms: _builtins.int
     source: _builtins.str
-    """Who saw it: "bootstrap" or a worker's name."""
+    """Who saw it, as the bootstrap knows it: itself, a worker's name (rank 0 of it), NAME/RANK, or "caller"."""
     name: _builtins.str
     detail: _builtins.str
     host_us: _builtins.int
