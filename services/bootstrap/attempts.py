@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Final
 
-from services.bootstrap.follower import RoomStream
+from services.bootstrap.follower import SIBLING_FAILED, RoomStream
+from services.bootstrap.notebook import NO_STATUS
 from services.bootstrap.rooms import QueueFull, Retry, Rooms
-from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch
+from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
 from services.rooms.errors import NoSuchWorker
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
@@ -26,6 +27,12 @@ UNAVAILABLE: Final = 503
 TOO_MANY: Final = 429
 GONE: Final = 499
 """What the API answers for NoWorker and Overloaded, and what it counts for a client that has gone."""
+
+GIVEN_UP: Final = {
+    Hangup.CLIENT_GONE: ("the client hung up while it waited", GONE),
+    Hangup.REQUEST_FAILED: (SIBLING_FAILED, NO_STATUS),
+}
+"""What is noted of a request that is cancelled while it waits for a room."""
 
 Follow = Callable[[RoomEntry, Request, float], RoomStream]
 """Drive an opened room, for so many seconds at most."""
@@ -141,7 +148,7 @@ class RoomBackend:
         }
         return Limits(self._context_tokens, largest[Side.PREFILL], largest[Side.DECODE])
 
-    async def generate(self, request: Request) -> RequestStream:
+    async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
         since_ms = self._rooms.now_ms()
         try:
             entry = await self._rooms.admit(
@@ -152,14 +159,15 @@ class RoomBackend:
                 trace=request.trace,
             )
         except asyncio.CancelledError:
-            self._rooms.refused(request.request_id, "the client hung up while it waited", GONE, since_ms)
+            told, status = GIVEN_UP[why()]
+            self._rooms.refused(request.request_id, told, status, since_ms)
             raise
         except NoSuchWorker as error:
             self._rooms.refused(request.request_id, str(error), UNAVAILABLE, since_ms)
             raise NoWorker(str(error)) from error
         except (QueueFull, TimeoutError) as error:
-            why = str(error) or "no pair of workers had space in time"
-            self._rooms.refused(request.request_id, why, TOO_MANY, since_ms)
+            full = str(error) or "no pair of workers had space in time"
+            self._rooms.refused(request.request_id, full, TOO_MANY, since_ms)
             raise Overloaded("every worker is busy and the queue is full", RETRY_AFTER_S) from error
         return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)
 

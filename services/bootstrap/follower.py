@@ -31,6 +31,7 @@ from services.wire.conversions import (
 )
 from services.wire.errors import RemoteError, WrongIncarnation
 
+SIBLING_FAILED: Final = "a prompt of the same request failed"
 LINGER_S: Final = 10.0
 """How long both sides of an ended room are heard on for their outcomes before they are left."""
 
@@ -91,6 +92,9 @@ class RoomStream:
             case Hangup.CLIENT_GONE:
                 self._rooms.tell(self.entry.id, "broken off", self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
+            case Hangup.REQUEST_FAILED:
+                self._rooms.tell(self.entry.id, "broken off", self._passed_on())
+                self._rooms.fail(self.entry.id, Cause(Reason.CANCELLED, SIBLING_FAILED))
 
     # ---- the two sides
 

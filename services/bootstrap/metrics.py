@@ -3,6 +3,7 @@
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -43,7 +44,12 @@ class BootstrapMetrics:
     """Injected registry: tests are isolated."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._failed = FailedRooms("Rooms that failed, by first cause.", registry)
+        self._failed = FailedRooms("Rooms of clients' requests that failed, by first cause.", registry)
+        self._canaries_failed = FailedRooms(
+            "Rooms of our own that try a worker out, and failed, by first cause.",
+            registry,
+            "baton_canaries_failed",
+        )
         self._renewals = Counter(
             "baton_lease_renewals_total", "Leases renewed by workers.", registry=registry
         )
@@ -81,8 +87,8 @@ class BootstrapMetrics:
         for reason in sorted(RETRIED, key=lambda each: each.value):
             self._retries.labels(reason.value)
 
-    def room_failed(self, cause: Cause) -> None:
-        self._failed.count(cause)
+    def room_failed(self, cause: Cause, *, canary: bool) -> None:
+        (self._canaries_failed if canary else self._failed).count(cause)
 
     def retried(self, reason: Reason) -> None:
         self._retries.labels(reason.value).inc()
@@ -109,7 +115,8 @@ class RegistryCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         rooms = GaugeMetricFamily("baton_rooms", "Rooms that are not retired, by phase.", labels=["phase"])
-        phases = Tally(entry.phase for entry in self._registry.rooms())
+        open_rooms = islice(self._registry.rooms(), self._registry.open_count())
+        phases = Tally(entry.phase for entry in open_rooms)
         for phase in RoomPhase:
             if phase is not RoomPhase.RETIRED:
                 rooms.add_metric([phase.value], phases[phase])

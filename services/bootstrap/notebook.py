@@ -18,6 +18,8 @@ NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})
 LOST_MAX: Final = 32
 REFUSED_MAX: Final = 1024
 WHY_CHARS_MAX: Final = 512
+NO_STATUS: Final = 0
+"""Of one that failed with another prompt of its HTTP request: the client was answered for that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Refused:
     waited_ms: int
     why: str
     status: int
-    """That the client was answered with."""
+    """That the client was answered with, or NO_STATUS."""
 
 
 class Notebook:

@@ -6,7 +6,7 @@ side at once (`terminal-reaches-peer`), wakes who waits for capacity or watches 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -308,7 +308,7 @@ class Rooms:
         self._end_span(room, cause)
         write = log.debug if cause.reason in NO_ERRORS else log.warning
         write("room failed", room=room, reason=cause.reason.value, cause=cause.text)
-        self._metrics.room_failed(cause)
+        self._metrics.room_failed(cause, canary=self.registry.get(room).canary)
         self._cancel_sides(room, cause)
         on_end = self._on_end.pop(room, None)
         if on_end is not None:
@@ -339,9 +339,9 @@ class Rooms:
         """Requests that wait for a pair of workers."""
         return len(self._queue) + self._hoping
 
-    def waiting(self) -> list[tuple[str, Event]]:
+    def waiting(self) -> Iterator[tuple[str, Event]]:
         """Ids of those that wait in the queue, in its order, each with the line that says since when."""
-        return [(each.asked.request_id, each.queued) for each in self._queue]
+        return ((each.asked.request_id, each.queued) for each in self._queue)
 
     async def keep_time(self) -> None:
         """Expire leases and overdue rooms, and look at the queue again, until cancelled."""

@@ -1,7 +1,7 @@
 """What may workers and other routers ask of the bootstrap? Each method parses, asks, renders. No policy."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -10,10 +10,11 @@ from typing import Final
 import grpc
 
 from services.bootstrap.rooms import QueueFull, Rooms
-from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom
+from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry, RoomPhase
+from services.wire.admittance import BOOTSTRAP, check_speaks_for, shows_certificate
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.census import census_from_wire
 from services.wire.conversions import (
@@ -46,16 +47,23 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
         self, request: workers_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> workers_pb2.RegisterReply:
         async with errors_as_status(context):
-            self._rooms.register(worker_from_wire(request))
+            facts, registry = worker_from_wire(request), self._rooms.registry
+            for known in (facts.incarnation, *registry.silent(facts.name)):
+                side = registry.side_of(known)
+                if side is not None:
+                    check_speaks_for(context, side)
+            self._rooms.register(facts)
         return workers_pb2.RegisterReply(lease_ms=self._rooms.registry.lease_ms)
 
     async def Renew(
         self, request: workers_pb2.RenewRequest, context: grpc.aio.ServicerContext
     ) -> workers_pb2.RenewReply:
         async with errors_as_status(context):
-            self._rooms.renew(Incarnation(request.incarnation), census_from_wire(request.census))
             registry = self._rooms.registry
-            unproven = not registry.worker(Incarnation(request.incarnation)).proven
+            worker = registry.worker(Incarnation(request.incarnation))
+            check_speaks_for(context, worker.facts.side)
+            self._rooms.renew(worker.facts.incarnation, census_from_wire(request.census))
+            unproven = not worker.proven
         return workers_pb2.RenewReply(
             lease_ms=registry.lease_ms, departed=registry.departed(), unproven=unproven
         )
@@ -65,6 +73,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     ) -> workers_pb2.DrainReply:
         async with errors_as_status(context):
             worker = self._rooms.registry.worker(Incarnation(request.incarnation))
+            check_speaks_for(context, worker.facts.side)
             self._rooms.registry.drain(worker.facts.incarnation)
             return workers_pb2.DrainReply(rooms=len(worker.rooms))
 
@@ -72,13 +81,26 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
         self, request: workers_pb2.LeaveRequest, context: grpc.aio.ServicerContext
     ) -> workers_pb2.LeaveReply:
         async with errors_as_status(context):
-            self._rooms.lose(Incarnation(request.incarnation), "it has left", proof="left")
+            incarnation = Incarnation(request.incarnation)
+            side = self._rooms.registry.side_of(incarnation)
+            if side is not None:
+                check_speaks_for(context, side)
+            elif shows_certificate(context):
+                # A goodbye is believed by whoever wrote to it: not from just anybody.
+                raise UnknownWorker(f"incarnation {incarnation} is not known here: nobody speaks for it")
+            self._rooms.lose(incarnation, "it has left", proof="left")
         return workers_pb2.LeaveReply()
 
     async def ReportExit(
         self, request: workers_pb2.ReportExitRequest, context: grpc.aio.ServicerContext
     ) -> workers_pb2.ReportExitReply:
         async with errors_as_status(context):
+            registry = self._rooms.registry
+            for incarnation in registry.exited(request.name, request.pid):
+                side = registry.side_of(incarnation)
+                if side is not None:
+                    # Whoever started the whole stack shows the bootstrap's certificate.
+                    check_speaks_for(context, side, also=BOOTSTRAP)
             self._rooms.exited(request.name, request.pid)
         return workers_pb2.ReportExitReply()
 
@@ -130,8 +152,12 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         async with errors_as_status(context):
             if len(request.reports) > BATCH_MAX:
                 raise Malformed(f"reports has more than {BATCH_MAX} lines")
+            reporter = Incarnation(request.incarnation)
+            if shows_certificate(context):
+                for side in self._sides(reporter, request.reports):
+                    check_speaks_for(context, side)
             for report in request.reports:
-                self._report(Incarnation(request.incarnation), request.rank, report)
+                self._report(reporter, request.rank, report)
         return rooms_pb2.ReportRoomsReply()
 
     async def CancelRoom(
@@ -157,6 +183,15 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             limit = min(request.limit or LIST_DEFAULT, LIST_MAX)
             rooms = [room_to_wire(entry, events=False) for entry in islice(entries, limit)]
         return rooms_pb2.ListRoomsReply(rooms=rooms)
+
+    def _sides(self, reporter: Incarnation, reports: Iterable[rooms_pb2.RoomReport]) -> set[Side]:
+        """Whose news the reporter of these tells. A worker that is gone is known by its rooms."""
+        side = self._rooms.registry.side_of(reporter)
+        sides = set() if side is None else {side}
+        for report in reports:
+            with suppress(UnknownRoom):
+                sides.update(_sides_of(self._rooms.registry.get(RoomId(report.room)), reporter))
+        return sides
 
     def _report(self, reporter: Incarnation, rank: int, report: rooms_pb2.RoomReport) -> None:
         """One worker's news of one room. A worker that is not the room's is not believed; of its ranks, the

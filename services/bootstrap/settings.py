@@ -8,6 +8,7 @@ from services.runtime.errors import SettingsError
 from services.runtime.service_settings import ServiceSettings
 from services.runtime.setting_kinds import (
     DURATION_MS,
+    FILE,
     HOST,
     PORT,
     POSITIVE,
@@ -22,6 +23,7 @@ from services.runtime.tls_files import TlsFiles, tls_files
 
 ADMIN_PORT = optional(PORT, None)
 LOOPBACK = "127.0.0.1"
+ROOMS_KEPT = number(1, 100_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,8 @@ class BootstrapSettings(ServiceSettings):
         DURATION_MS,
     )
     lease_ms: int = setting(3_000, "A worker that is silent for this long is taken for lost.", DURATION_MS)
-    rooms_kept: int = setting(1024, "Finished rooms whose timelines are kept.", POSITIVE)
-    failed_rooms_kept: int = setting(4096, "Failed rooms whose timelines are kept.", POSITIVE)
+    rooms_kept: int = setting(1024, "Finished rooms whose timelines are kept.", ROOMS_KEPT)
+    failed_rooms_kept: int = setting(4096, "Failed rooms whose timelines are kept.", ROOMS_KEPT)
     max_body_bytes: int = setting(4 * 2**20, "Largest request body.", SIZE)
     rate_limit: int = setting(
         0, "Most requests a second of one API key, or of one address without keys (0: any).", number(0, 10**6)
@@ -58,7 +60,7 @@ class BootstrapSettings(ServiceSettings):
         "",
         "File of API keys, one a line, # for comments; read again when it changes. BATON_API_KEYS may hold"
         " some too, separated by commas. Neither: whoever reaches the port may ask.",
-        TEXT,
+        FILE,
     )
     api_keys: tuple[str, ...] = setting((), "API keys.", API_KEYS, secret=True)
     http_tls_cert: str = setting(

@@ -65,6 +65,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "What failed, and why?": (
         "baton_rooms_failed_total",
+        "baton_canaries_failed_total",
         "baton_request_retries_total",
         "baton_workers_lost_total",
         "baton_lease_failures_total",
@@ -96,7 +97,7 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
 
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}
-    | {"turns", "renewals", "failures", "retries", "revocations", "news", "lines", "fds"}
+    | {"turns", "canaries", "renewals", "failures", "retries", "revocations", "news", "lines", "fds"}
 )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SWITCH
+from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, SWITCH
 from services.runtime.settings import setting
 from services.runtime.worker_settings import WorkerSettings
 
@@ -21,6 +21,12 @@ class DecodeSettings(WorkerSettings):
         " for it: steps of up to three sequences take three quarters of the time.",
         SWITCH,
     )
+    batch_memory: int = setting(
+        2**28,
+        "Memory beside the KV pages, on a CPU, in which the running batch's keys and values lie side by side;"
+        " a batch that takes more is fetched from the pages in each step.",
+        SIZE,
+    )
     prealloc_timeout_ms: int = setting(120_000, "Longest that a room waits for free pages.", DURATION_MS)
     connect_timeout_ms: int = setting(5_000, "Longest that connecting to a prefill may take.", DURATION_MS)
     transfer_timeout_ms: int = setting(
@@ -32,6 +38,10 @@ class DecodeSettings(WorkerSettings):
         " is taken back; a tenth of it when half of all pages are kept so.",
         DURATION_MS,
     )
+
+    @property
+    def beside_pages(self) -> int:
+        return self.batch_memory
 
     @property
     def weights_twice(self) -> bool:

@@ -38,7 +38,9 @@ class Engine:
     Where several ranks share a model, each has an engine, and all are asked for the same steps.
     """
 
-    def __init__(self, model: Model, whole: KvLayout, cache: PagedKvCache, team: Team) -> None:
+    def __init__(
+        self, model: Model, whole: KvLayout, cache: PagedKvCache, team: Team, batch_memory: int = 0
+    ) -> None:
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""
@@ -49,7 +51,7 @@ class Engine:
         self._drawer = team.topology.ranks - team.topology.tensor
         """The first tensor rank of the last stage."""
         self._summer = PageSummer(cache)
-        self._kept = Kept(cache) if model.device.type == "cpu" else None
+        self._kept = Kept(cache, batch_memory) if batch_memory and model.device.type == "cpu" else None
 
     def step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
@@ -75,6 +77,16 @@ class Engine:
             raise self._team.leave(f"{type(error).__name__}: {error}") from error
 
     def _step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
+        well = False
+        try:
+            tokens = self._compute(rows)
+            well = True
+        finally:
+            if self._kept is not None:
+                self._kept.ended(well=well)
+        return tokens
+
+    def _compute(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         for row in rows:
             self._clear_tail(row)
         plan = make_plan(rows, self.cache, self.model.device, self._kept)
@@ -84,8 +96,6 @@ class Engine:
             drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)
-        if self._kept is not None:
-            self._kept.done()
         self.sum_pages(
             [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
         )
@@ -138,6 +148,7 @@ def load_engine(
     kv_cache_memory: int = 2**30,
     threads: int = 1,
     small_batch_weights: bool = False,
+    batch_memory: int = 0,
     topology: Topology | None = None,
     rank: int = 0,
     team: Team | None = None,
@@ -149,8 +160,9 @@ def load_engine(
     "auto", "bfloat16" or "float32", of weights and pages alike. `device`: "auto", "cpu" or "cuda[:N]".
     `threads`: of the CPU's tensor operations, for the whole process. `small_batch_weights`: hold the weights
     a second time for steps of a few rows, where that is faster and takes a quarter of the memory that is left
-    at most. Raises StartupError: a missing, damaged or unsupported model, one that so many ranks cannot
-    share, a device that is not there, too little memory.
+    at most. `batch_memory`: bytes beside the pages in which the running batch's keys and values may lie side
+    by side, on a CPU. Raises StartupError: a missing, damaged or unsupported model, one that so many ranks
+    cannot share, a device that is not there, too little memory.
     """
     torch.set_num_threads(threads)
     team = alone() if team is None else team
@@ -169,7 +181,10 @@ def load_engine(
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1:
         free = available_bytes(model.device)
-        room = free is None or SECOND_WEIGHTS_SHARE * model.weight_bytes + kv_cache_memory <= free
+        taken = SECOND_WEIGHTS_SHARE * model.weight_bytes + kv_cache_memory + batch_memory
+        room = free is None or taken <= free
         hasten(model, layout, twice=small_batch_weights and room)
     pages = team.least(pages_that_fit(layout, kv_cache_memory))
-    return Engine(model, whole, PagedKvCache(layout, pages, model.device), team)
+    beside = batch_memory if model.device.type == "cpu" else 0
+    cache = PagedKvCache(layout, pages, model.device, beside)
+    return Engine(model, whole, cache, team, beside)

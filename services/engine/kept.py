@@ -18,8 +18,6 @@ from services.engine.rows import Row, Sequence
 
 ROOM_PAGES: Final = 2
 """By how many pages a sequence may grow before what is kept of it is fetched anew."""
-SHARE: Final = 4
-"""What is kept takes a quarter of what the pages take, at most."""
 
 
 @dataclass(slots=True)
@@ -65,12 +63,12 @@ class KeptGroup:
 
 
 class Kept:
-    """Of one cache, on a CPU. One step at a time: `groups`, then `done` if it succeeded."""
+    """Of one cache, on a CPU, in `length` bytes. The sequences of the last step are known until the next one.
+    One step at a time, of which it is told how it `ended`."""
 
-    def __init__(self, cache: PagedKvCache) -> None:
+    def __init__(self, cache: PagedKvCache, length: int) -> None:
         self._cache = cache
-        self._bytes_max = cache.length // SHARE
-        self._memory = cache.tensor.new_empty(0)
+        self._memory = cache.tensor.new_empty(length // cache.tensor.element_size())
         self._taken = 0
         """Of it, in elements."""
         self._groups: list[KeptGroup] = []
@@ -79,6 +77,8 @@ class Kept:
         self._stops: list[int] = []
         self._there = False
         """What `_groups` say is kept, for rows that go on from `_stops`."""
+        self._changing = False
+        """By the step that runs."""
 
     def knows(self, rows: abc.Sequence[Row], cuts: abc.Sequence[int]) -> bool:
         """Whether these rows of one token each, that attend together in groups which end at `cuts`, go on
@@ -96,7 +96,7 @@ class Kept:
 
     def go_on(self, rows: abc.Sequence[Row], positions: torch.Tensor) -> list[KeptGroup]:
         """Of rows that it knows: the groups, a token further."""
-        self._there = False
+        self._there, self._changing = False, True
         self._stops = [row.stop for row in rows]
         for group in self._groups:
             group.step_to(positions[group.begin : group.end])
@@ -104,16 +104,14 @@ class Kept:
 
     def fits(self, pages: int) -> bool:
         """Whether so many pages may be kept."""
-        return pages * self._cache.layout.page_bytes <= self._bytes_max
+        return pages * self._cache.layout.page_bytes <= self._memory.nbytes
 
     def begin(self, rows: abc.Sequence[Row], cuts: abc.Sequence[int]) -> None:
         """Keep these rows from now on; their groups are `add`ed, in order."""
-        self.forget()
+        self._there, self._changing = False, True
+        self._groups, self._taken = [], 0
         self._sequences, self._stops = [row.sequence for row in rows], [row.stop for row in rows]
         self._cuts = [*cuts]
-        if not len(self._memory):
-            elements = self._bytes_max // self._memory.element_size()
-            self._memory = self._cache.tensor.new_empty(elements)
 
     def add(
         self, begin: int, end: int, pages: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
@@ -135,11 +133,8 @@ class Kept:
         self._groups.append(group)
         return group
 
-    def done(self) -> None:
-        """The step has succeeded: what it fetched or added is there."""
-        self._there = bool(self._groups)
-
-    def forget(self) -> None:
-        self._there = False
-        self._taken = 0
-        self._groups, self._sequences = [], []
+    def ended(self, *, well: bool) -> None:
+        """The step has ended: what it fetched or added is there, or nobody knows what is."""
+        if self._changing:
+            self._there = well
+        self._changing = False

@@ -35,8 +35,9 @@ class PagedKvCache:
     Contents are undefined until written. The memory stays where it is until `move`.
     """
 
-    def __init__(self, layout: KvLayout, pages: int, device: torch.device) -> None:
-        """Raises NotEnoughMemory if the device has less left than `pages` take."""
+    def __init__(self, layout: KvLayout, pages: int, device: torch.device, beside: int = 0) -> None:
+        """Raises NotEnoughMemory if the device has less left than `pages` take, and `beside`, in bytes, what
+        else is to be taken there."""
         self.layout = layout
         self.pages = pages
         self.length = pages * layout.page_bytes
@@ -45,7 +46,7 @@ class PagedKvCache:
         """"cpu" or "cuda:N"."""
         self.rows_per_head = len(layout.layers) * 2 * layout.page_tokens
         self.rows_per_page = len(layout.kv_heads) * self.rows_per_head
-        _check_available(self.length, device, layout)
+        _check_available(self.length, beside, device, layout)
         try:
             self._host = HostMemory(self.length) if device.type == "cpu" else None
             self._look(_bytes(self._host, self.length, device))
@@ -113,11 +114,12 @@ class PagedKvCache:
         self.tensor[page, :, :, :, used:].zero_()
 
 
-def _check_available(length: int, device: torch.device, layout: KvLayout) -> None:
+def _check_available(length: int, beside: int, device: torch.device, layout: KvLayout) -> None:
     free = available_bytes(device)
-    if free is not None and length > free:
+    if free is not None and length + beside > free:
+        also = f" and {beside} beside it (--batch-memory)" if beside else ""
         raise NotEnoughMemory(
-            f"--kv-cache-memory asks for {length} bytes on {device}, but {free} are available there "
+            f"--kv-cache-memory asks for {length} bytes on {device}{also}, but {free} are available there "
             f"(room for {free // layout.token_bytes} tokens)"
         )
 

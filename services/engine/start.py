@@ -76,6 +76,7 @@ def start_engine(
         kv_cache_memory=settings.kv_cache_memory,
         threads=threads,
         small_batch_weights=settings.weights_twice,
+        batch_memory=settings.beside_pages,
         topology=topology,
         rank=rank,
         team=team,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from services.openai.backend import Backend, Hangup, TokenStream
 from services.openai.choice import Choice, Delta
+from services.openai.hangup import ClientGone
 from services.openai.metrics import HttpMetrics
 
 Emit = Callable[[Choice, Delta], Awaitable[None]]
@@ -43,13 +44,20 @@ async def answer(
     by then every stream is ended.
     """
     usage = Usage(prompt_tokens=sum(len(choice.request.prompt) for choice in choices))
+    why = Hangup.CLIENT_GONE
+    """What a cancelled choice is cancelled for, until a choice failed by itself: the others go with it."""
 
     async def run(choice: Choice) -> None:
-        stream = await backend.generate(choice.request)
+        nonlocal why
+        stream: TokenStream | None = None
         try:
+            stream = await backend.generate(choice.request, lambda: why)
             await _read(stream, choice)
-        except BaseException:
-            await asyncio.shield(stream.hang_up(Hangup.CLIENT_GONE))
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError | ClientGone):
+                why = Hangup.REQUEST_FAILED
+            if stream is not None:
+                await asyncio.shield(stream.hang_up(why))
             raise
         usage.completion_tokens += choice.output_tokens
         usage.cached_tokens += stream.cached_tokens

@@ -5,7 +5,7 @@ resolved request into a stream of tokens. In production that is the bootstrap's 
 API's own tests it is a few lines.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -18,6 +18,12 @@ class Hangup(Enum):
 
     CLIENT_GONE = "client_gone"
     STOP_STRING = "stop_string"
+    REQUEST_FAILED = "request_failed"
+    """A prompt of the same request failed, and the request with it: its client is still there."""
+
+
+def client_gone() -> Hangup:
+    return Hangup.CLIENT_GONE
 
 
 class BackendError(Exception):
@@ -80,6 +86,7 @@ class Limits:
 class Backend(Protocol):
     def limits(self) -> Limits: ...
 
-    async def generate(self, request: Request) -> TokenStream:
+    async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> TokenStream:
         """Admit the request and open its room. Raises Overloaded or NoWorker. Iterating the stream
-        raises RoomFailed when the room fails. Cancelled while it waits, it leaves nothing behind."""
+        raises RoomFailed when the room fails. Cancelled while it waits, it leaves nothing behind but a note
+        of the reason, which is `why`."""

@@ -23,6 +23,7 @@ from services.rooms.errors import (
     WorkerRefused,
 )
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.index import RoomIndex
 from services.rooms.phases import Side
 
 __all__ = ["Event", "Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
@@ -58,6 +59,8 @@ class Registry:
         self._open: dict[RoomId, RoomEntry] = {}
         self._done: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._failed: OrderedDict[RoomId, RoomEntry] = OrderedDict()
+        self.index = RoomIndex()
+        """Of all these rooms, for whoever looks at them."""
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
         """Workers whose lease ran out and of whom nothing more is known."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
@@ -71,6 +74,16 @@ class Registry:
         if incarnation not in self._workers:
             raise UnknownWorker(f"incarnation {incarnation} holds no lease")
         return self._workers[incarnation]
+
+    def side_of(self, incarnation: Incarnation) -> Side | None:
+        """Of a worker that holds its lease or fell silent; None for any other."""
+        worker = self._workers.get(incarnation)
+        facts = self._silent.get(incarnation) if worker is None else worker.facts
+        return None if facts is None else facts.side
+
+    def silent(self, name: str) -> list[Incarnation]:
+        """Those of the name whose lease ran out: its next holder is the proof that they are gone."""
+        return [each for each, facts in self._silent.items() if facts.name == name]
 
     def register(self, facts: WorkerFacts, now_ms: int) -> None:
         """Enter a worker. Raises WorkerRefused naming the field that differs from the stack's,
@@ -191,6 +204,7 @@ class Registry:
             room, request_id, prefill.facts, decode.facts, tokens, now_ms, canary, retry_of, trace_id
         )
         self._open[room] = entry
+        self.index.opened(entry)
         for worker in pair:
             worker.rooms.add(room)
             worker.tokens += tokens
@@ -205,8 +219,7 @@ class Registry:
 
     def find(self, request_id: str) -> list[RoomEntry]:
         """Rooms of one request id, exactly, newest first: those of its retries, and a client may reuse it."""
-        found = [entry for entry in self.rooms() if entry.request_id == request_id]
-        return sorted(found, key=lambda entry: entry.id, reverse=True)
+        return list(self.index.named(request_id))
 
     def has_canary(self, worker: Worker) -> bool:
         """Does it hold a canary's room?"""
@@ -215,7 +228,10 @@ class Registry:
     def rooms(self) -> Iterator[RoomEntry]:
         """Newest first: the open ones, then the kept ones."""
         for table in (self._open, self._done, self._failed):
-            yield from reversed(list(table.values()))
+            yield from reversed(table.values())
+
+    def known_count(self) -> int:
+        return len(self._open) + len(self._done) + len(self._failed)
 
     def open_count(self) -> int:
         return len(self._open)
@@ -245,6 +261,8 @@ class Registry:
         entry.phase = RoomPhase.CLOSING
         entry.closing_ms = now_ms
         entry.cause = cause
+        if cause is not None and cause.reason not in NOT_FAILURES:
+            self.index.failed(entry)
         self._file_if_retired(entry)
         return True
 
@@ -324,7 +342,8 @@ class Registry:
         entry.phase = RoomPhase.RETIRED
         failed = entry.cause is not None and entry.cause.reason not in NOT_FAILURES
         table, limit = (self._failed, self._failed_kept) if failed else (self._done, self._kept)
-        _remember(table, entry.id, entry, limit)
+        for forgotten in _remember(table, entry.id, entry, limit):
+            self.index.forgotten(forgotten)
 
     def _supersede(self, facts: WorkerFacts) -> None:
         """A name's next holder registered: the platform starts one only after the last has exited."""
@@ -347,11 +366,10 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
-    """Enter into a bounded table; the oldest entry makes room."""
+def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> list[V]:
+    """Enter into a bounded table. Returns what made room: the oldest."""
     table[key] = value
-    while len(table) > limit:
-        table.popitem(last=False)
+    return [table.popitem(last=False)[1] for _ in range(len(table) - limit)]
 
 
 def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]:

@@ -1,21 +1,38 @@
-"""How much may a client send that is no body, before and after it has asked?
+"""How much may a client send that is no body, before and after it has asked, and how long may it take to ask?
 
-The parser below takes a request line, headers and trailers of any length, from anybody, key or not.
+The parser below takes a request line, headers and trailers of any length, from anybody, key or not, and waits
+for them for as long as the connection is open.
 """
 
+import asyncio
 from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_S: Final = 20.0
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Hangs up on a head, or on trailers, that do not end."""
+    """Hangs up on a head, or on trailers, that do not end, and on whoever connects and does not ask."""
 
+    head_s = HEAD_S
+    """How long a connection may be open, or go on after its first byte since the last answer, without a whole
+    head."""
     _got_on = False
     _bytes = 0
     """Since the request last got on: its head was whole, some of its body came, or it ended."""
+    _begun = False
+    """A head, of which not all has come."""
+    _hang_up: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._watch_no_more()
 
     def data_received(self, data: bytes) -> None:
         self._got_on = False
@@ -23,9 +40,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._bytes = 0 if self._got_on else self._bytes + len(data)
         if self._bytes > HEAD_BYTES_MAX:
             self.transport.close()
+        self._watch()
+
+    def on_message_begin(self) -> None:
+        self._begun = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._got_on = True
+        self._begun = False
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -35,3 +58,22 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._got_on = True
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Let the time run while nothing else bounds the wait: no answer is on its way, and the connection
+        does not rest since the last one, for which the server has a time of its own."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        resting = self.timeout_keep_alive_task is not None and not self._begun
+        if answering or resting or self.transport.is_closing():
+            self._watch_no_more()
+        elif self._hang_up is None:
+            self._hang_up = self.loop.call_later(self.head_s, self.transport.close)
+
+    def _watch_no_more(self) -> None:
+        if self._hang_up is not None:
+            self._hang_up.cancel()
+            self._hang_up = None

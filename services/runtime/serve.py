@@ -5,9 +5,11 @@ returns             exit code 0, or the number it returned
 StartupError        one line on stderr, its exit code, no traceback
 GroupLost           the same, at once: no thread is waited for
 anything else       a bug: the traceback, exit code 1
+a crash of a library    where each thread was, on stderr
 """
 
 import asyncio
+import faulthandler
 import os
 import signal
 import sys
@@ -30,6 +32,9 @@ def run(main: Main) -> int:
     `main` returns soon after `shutdown` is set, within its own drain deadline. Only the main thread can
     call this. Unexpected exceptions propagate.
     """
+
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
 
     async def with_signals() -> int | None:
         shutdown = asyncio.Event()

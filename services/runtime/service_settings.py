@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching
 from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
+from services.runtime.tracing import ENDPOINT
 
 LOG_LEVEL = choices("debug", "info", "warning", "error")
 LOG_FORMAT = choices("text", "json")
-COLLECTOR = matching(r"(https?://[^\s@]+)?", "URL", "http://host:port, or https:// for TLS")
+COLLECTOR = matching(f"({ENDPOINT})?", "URL", "http://host:port, or https:// for TLS")
 ADVERTISE = matching(r"[A-Za-z0-9._:%-]*", "HOST", "an address or host name without a port")
 
 

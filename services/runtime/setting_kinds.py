@@ -186,6 +186,7 @@ DURATION_MS: Final = Kind(
     _show_duration,
 )
 ADDRESS: Final = Kind("HOST:PORT", "host:port, such as 127.0.0.1:8100", _address)
+FILE: Final = matching(r"[^\0\n]+", "FILE", "the path of a file")
 HOST: Final = matching(r"[A-Za-z0-9._:%-]+", "HOST", "an address or host name without a port")
 SHARE: Final = Kind("SHARE", "a number from 0 to 1, such as 0.05", _share, _show_share)
 SWITCH: Final = Kind("true|false", "true or false", _switch, lambda value: str(value).lower())

@@ -18,6 +18,8 @@ from services.runtime.setting_kinds import Kind
 PREFIX: Final = "BATON_"
 SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_(TCP|UDP)\w*)?)$")
 VALUE_SHOWN_MAX: Final = 80
+URL_PASSWORD: Final = re.compile(r"//[^\s/]*@")
+"""Who uses a URL, which is not for everybody who reads the log."""
 
 T = TypeVar("T")
 
@@ -133,7 +135,8 @@ def _parse(each: Setting, source: str, text: str) -> Any:
     except ValueError:
         if each.secret:
             raise SettingsError(f"{source}: what it holds is not allowed: use {each.kind.allowed}") from None
-        shown = text if len(text) <= VALUE_SHOWN_MAX else text[:VALUE_SHOWN_MAX] + "…"
+        plain = URL_PASSWORD.sub("//…@", text)
+        shown = plain if len(plain) <= VALUE_SHOWN_MAX else plain[:VALUE_SHOWN_MAX] + "…"
         raise SettingsError(f"{source}: {shown!r} is not allowed: use {each.kind.allowed}") from None
 
 

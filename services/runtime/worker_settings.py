@@ -108,6 +108,11 @@ class WorkerSettings(ServiceSettings):
         return self.max_rooms + CANARY_ROOMS
 
     @property
+    def beside_pages(self) -> int:
+        """Bytes that a step may use to lay keys and values side by side."""
+        return 0
+
+    @property
     def weights_twice(self) -> bool:
         """Weights may be held in a second form, for steps of a few rows."""
         return False

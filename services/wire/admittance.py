@@ -73,8 +73,7 @@ class Admit(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 def _reply(serve: Callable[..., Awaitable[Any]], allowed: frozenset[Party]) -> Callable[..., Awaitable[Any]]:
     async def served(request: Any, context: grpc.aio.ServicerContext) -> Any:
         async with errors_as_status(context):
-            party = _admitted(context, allowed)
-            _check_own(party, request)
+            _check_own(_admitted(context, allowed), request)
         return await serve(request, context)
 
     return served
@@ -91,21 +90,43 @@ def _replies(serve: Callable[..., Any], allowed: frozenset[Party]) -> Callable[.
     return served
 
 
-def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[Party]) -> Party:
+def shows_certificate(context: grpc.aio.ServicerContext) -> bool:
+    """Whether the caller had to say who it is: on a port that asks for certificates, everyone whom `Admit`
+    let in; on a plain one, nobody."""
+    return bool(_names(context))
+
+
+def check_speaks_for(
+    context: grpc.aio.ServicerContext, side: Side, also: frozenset[Party] = frozenset()
+) -> None:
+    """A caller that shows a certificate speaks for workers of its own side alone, or is one of `also`. Raises
+    NotAdmitted."""
+    allowed = also | {Party.of(side)}
+    if shows_certificate(context):
+        _admitted(context, allowed)
+
+
+def _names(context: grpc.aio.ServicerContext) -> set[str]:
+    """In the caller's certificate; none without one."""
+    return {name.decode("utf-8", "replace") for name in context.auth_context().get(SAN, ())}
+
+
+def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[Party]) -> frozenset[Party]:
     """As whom the caller is let in. Raises NotAdmitted."""
-    names = {name.decode("utf-8", "replace") for name in context.auth_context().get(SAN, ())}
-    for party in allowed:
-        if party.tls_name in names:
-            return party
-    wanted = " or ".join(sorted(party.tls_name for party in allowed)) or "nobody"
-    raise NotAdmitted(f"this is for {wanted}: the caller's certificate has another name")
+    names = _names(context)
+    parties = frozenset(party for party in allowed if party.tls_name in names)
+    if not parties:
+        wanted = " or ".join(sorted(party.tls_name for party in allowed)) or "nobody"
+        raise NotAdmitted(f"this is for {wanted}: the caller's certificate has another name")
+    return parties
 
 
-def _check_own(party: Party, request: object) -> None:
+def _check_own(parties: frozenset[Party], request: object) -> None:
     """A worker registers for its own side, and tells what it saw, not how a caller's room ended. Raises
     NotAdmitted."""
-    if isinstance(request, workers_pb2.RegisterRequest) and request.side != SIDES.get(party):
-        raise NotAdmitted(f"the certificate is a {party} worker's, the registration is not")
+    who = " and ".join(sorted(parties))
+    if isinstance(request, workers_pb2.RegisterRequest) and request.side not in map(SIDES.get, parties):
+        raise NotAdmitted(f"the certificate is a {who} worker's, the registration is not")
     nameless = isinstance(request, rooms_pb2.ReportRoomsRequest) and not request.incarnation
-    if nameless and party is not Party.BOOTSTRAP:
-        raise NotAdmitted(f"a {party} worker reports under its own incarnation, not without one")
+    if nameless and Party.BOOTSTRAP not in parties:
+        raise NotAdmitted(f"a {who} worker reports under its own incarnation, not without one")

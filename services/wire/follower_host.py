@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any, Final
 
+import grpc
 from prometheus_client import CollectorRegistry
 
 from services.rooms.ids import Incarnation
@@ -20,7 +20,7 @@ from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.runtime.serve import end_now
 from services.runtime.worker_settings import WorkerSettings
-from services.wire.channel import Channels, open_channel
+from services.wire.channel import Channels
 from services.wire.identity import Identity
 from services.wire.mailbox import Mailbox
 from services.wire.reporter import RankReporter
@@ -41,9 +41,13 @@ class FollowerHost:
         self._pages = WorkerPages(settings)
         self._problem: str | None = "still starting"
         self.mailbox = Mailbox()
-        self.channels = Channels(partial(open_channel, identity=Identity.of(settings.tls)))
-        bootstrap = self.channels.to(settings.bootstrap, Party.BOOTSTRAP)
-        self.reporter = RankReporter(bootstrap, settings.rank or 0, SystemClock())
+        self.channels = Channels.showing(Identity.of(settings.tls))
+        self.reporter = RankReporter(
+            self._bootstrap(),
+            settings.rank or 0,
+            SystemClock(),
+            lambda: self.reporter.reach(self._bootstrap()),
+        )
 
     def led_by(self, leader: Incarnation) -> None:
         """The group has met."""
@@ -76,6 +80,10 @@ class FollowerHost:
             async with asyncio.timeout(FLUSH_S):
                 await self.reporter.flush()
         return 0
+
+    def _bootstrap(self) -> grpc.aio.Channel:
+        """A channel to it that shows the certificate of now, if it would have to connect anew."""
+        return self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP)
 
     async def close(self) -> None:
         await self.channels.close()

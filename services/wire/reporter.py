@@ -6,6 +6,7 @@ ranks of a worker do together the leader tells; what one rank saw or wished each
 """
 
 import asyncio
+from collections.abc import Callable
 
 import grpc
 
@@ -40,9 +41,12 @@ class Reporter:
         source: str,
         clock: Clock,
         spans: RoomSpans | None = None,
+        on_unreachable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`spans`: where the lines of rooms that are traced go as well."""
+        """`spans`: where the lines of rooms that are traced go as well. `on_unreachable`: told of each try
+        that nobody answered, so that the next may go another way."""
         self._clock = clock
+        self._on_unreachable = on_unreachable
         self._spans = RoomSpans() if spans is None else spans
         self._stub = rooms_pb2_grpc.RoomServiceStub(channel)
         self._incarnation = incarnation
@@ -107,6 +111,7 @@ class Reporter:
                     if remote.unreachable:
                         log.debug("reports kept for later", cause=str(remote))
                         self._wake.set()
+                        self._on_unreachable()
                         await asyncio.sleep(RETRY_S)
                         return
                     self.dropped += len(batch)
@@ -128,8 +133,14 @@ class Reporter:
 class RankReporter(Reporter):
     """Of a rank that does not lead: its own evidence and votes, and nothing that the leader tells for all."""
 
-    def __init__(self, channel: grpc.aio.Channel, rank: int, clock: Clock) -> None:
-        super().__init__(channel, Incarnation(0), f"rank {rank}", clock)
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        rank: int,
+        clock: Clock,
+        on_unreachable: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(channel, Incarnation(0), f"rank {rank}", clock, on_unreachable=on_unreachable)
         self._rank = rank
 
     def led_by(self, leader: Incarnation) -> None:

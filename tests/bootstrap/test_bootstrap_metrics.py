@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.bootstrap.rooms import QueueFull
-from services.rooms.errors import NoSuchWorker
+from services.rooms.errors import Cause, NoSuchWorker, Reason
 from services.rooms.ids import RoomId
 from tests.bootstrap.scripted import House, house
 from tests.wire.servers import until
@@ -42,6 +42,16 @@ async def test_a_full_queue_and_a_side_without_worker_are_counted_apart(at: Hous
     }
     assert refused == {"queue_full": 1, "too_late": 0, "no_worker": 1}
     assert count(at, "baton_admission_wait_seconds_count") == 2, "those that got a room"
+
+
+async def test_a_canarys_room_that_fails_is_counted_apart(at: House) -> None:
+    pair = (at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation))
+    cause = Cause(Reason.TRANSFER_FAILED, "no way to it")
+    at.rooms.fail(at.rooms.open_on("canary", pair, 5).id, cause)
+    names = ("baton_rooms_failed_total", "baton_canaries_failed_total")
+    assert [count(at, name, reason="transfer_failed") for name in names] == [0, 1]
+    at.rooms.fail((await at.rooms.admit("a", 3, 5)).id, cause)
+    assert [count(at, name, reason="transfer_failed") for name in names] == [1, 1]
 
 
 async def test_a_request_that_waited_for_too_long_is_counted() -> None:

@@ -1,5 +1,6 @@
 """Is a request's story whole: every room, each lane on one clock, the cause, and what its client saw?"""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,12 +10,17 @@ import pytest
 from fastapi import FastAPI
 
 from services.bootstrap.rooms import Retry
+from services.bootstrap.story import chains
 from services.bootstrap.story.routes import FILES, PAGE, story_router
 from services.openai.backend import Hangup, NoWorker
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import RoomId
-from services.rooms.registry import Event
+from services.rooms.registry import Event, RoomEntry
 from tests.bootstrap.scripted import House, asked, house
+from tests.wire.servers import until
+
+MANY = 600
+"""Rooms kept: many more than a page shows."""
 
 
 @pytest.fixture
@@ -204,6 +210,38 @@ async def test_a_request_that_got_no_room_is_kept_with_the_reason(at: House) -> 
     assert [each["name"] for each in live["lost"]] == ["decode-0"]
 
 
+@pytest.mark.parametrize(
+    ("why", "state", "headline"),
+    [
+        (Hangup.CLIENT_GONE, "gone", "The client hung up while it waited"),
+        (Hangup.REQUEST_FAILED, "refused", "Given up: a prompt of the same request failed"),
+    ],
+)
+async def test_one_that_is_cancelled_while_it_waits_is_told_with_the_true_reason(
+    at: House, why: Hangup, state: str, headline: str
+) -> None:
+    for place in range(2):
+        await at.rooms.admit(f"early-{place}", 3, 5)
+    waiting = asyncio.ensure_future(at.backend.generate(asked(), lambda: why))
+    await until(lambda: at.rooms.queued() == 1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    told = await story(at, "request-1")
+    assert told["state"] == state
+    assert told["headline"].startswith(headline)
+    async with client(at) as http:
+        (listed,) = (await http.get("/requests", params={"search": "request-1"})).json()["requests"]
+    assert (listed["state"], listed["reason"]) == (state, "499" if state == "gone" else "")
+
+
+async def test_a_room_that_ends_with_another_prompt_of_its_request_is_no_hang_up(at: House) -> None:
+    stream = await at.backend.generate(asked())
+    await stream.hang_up(Hangup.REQUEST_FAILED)
+    told = await story(at, "request-1")
+    assert told["state"] == "failed"
+    assert told["cause"]["text"] == "a prompt of the same request failed"
+
+
 async def test_an_id_means_its_newest_request_and_the_prompts_of_one(at: House) -> None:
     for name in ("again", "again", "several-0", "several-1", "several-x"):
         entry = await at.rooms.admit(name, 3, 5)
@@ -238,6 +276,90 @@ async def test_the_live_picture_is_what_workers_told_last_and_is_bounded(at: Hou
     assert len(live["requests"]) == 50
     assert len(json.dumps(live)) < 50_000
     assert workers["workers"] == live["workers"]
+
+
+@pytest.mark.parametrize("every_one", ["answered", "failed", "failed and went on", "of one id", "a canary"])
+async def test_a_look_at_the_pages_visits_no_more_rooms_however_many_are_kept(
+    monkeypatch: pytest.MonkeyPatch, every_one: str
+) -> None:
+    looked_at: set[RoomId] = set()
+
+    class Seen(RoomEntry):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> Any:
+            looked_at.add(object.__getattribute__(self, "id"))
+            return object.__getattribute__(self, name)
+
+    monkeypatch.setattr("services.rooms.registry.RoomEntry", Seen)
+    async with house() as at:
+        at.registry._kept = at.registry._failed_kept = MANY
+        pair = (at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation))
+        last: RoomId | None = None
+        for number in range(MANY):
+            name = "same" if every_one == "of one id" else f"request-{number}x"
+            failed = every_one.startswith("failed")
+            before = last if every_one == "failed and went on" and number % 2 else None
+            canary = every_one == "a canary"
+            last = at.registry.open_room(name, pair, 5, 0, canary=canary, retry_of=before).id
+            at.registry.end(last, Cause(Reason.DECODE_LOST, "gone") if failed else None, 0)
+            at.retired(last)
+        assert at.registry.known_count() == MANY
+        visited = {}
+        async with client(at) as http:
+            for path in (
+                "/live",
+                "/requests",
+                "/requests?failed=true",
+                f"/requests/request-{MANY - 1}x",
+                "/requests/same",
+                "/requests/1",
+                "/requests/none",
+            ):
+                looked_at.clear()
+                reply = await http.get(path)
+                assert reply.status_code in (200, 404)
+                visited[path] = len(looked_at)
+    assert max(visited.values()) <= 130, visited
+    if every_one != "a canary":
+        assert visited["/requests"] >= 50, "those that are listed are visited"
+
+
+async def test_a_part_of_an_id_is_looked_for_in_the_newest_and_a_whole_one_everywhere(
+    at: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chains, "SEARCHED_MAX", 2)
+    for name in ("old", "new-a", "new-b"):
+        entry = await at.rooms.admit(name, 3, 5)
+        at.rooms.answered(entry.id)
+        at.retired(entry.id)
+    async with client(at) as http:
+        found = [
+            [each["request_id"] for each in (await http.get(f"/requests?search={part}")).json()["requests"]]
+            for part in ("new", "ol")
+        ]
+    assert [sorted(each) for each in found] == [["new-a", "new-b"], []]
+    assert (await story(at, "old"))["state"] == "answered"
+
+
+async def test_a_request_whose_rooms_are_forgotten_is_not_found_and_leaves_nothing(at: House) -> None:
+    for number in range(60):
+        failed = await at.rooms.admit(f"both-{number}", 3, 5)
+        at.rooms.fail(failed.id, Cause(Reason.DECODE_LOST, "gone"))
+        at.retired(failed.id)
+        retry = Retry(failed.id, Reason.DECODE_LOST, frozenset(), 0.0)
+        entry = await at.rooms.admit(f"both-{number}", 3, 5, retry)
+        at.rooms.answered(entry.id)
+        at.retired(entry.id)
+    async with client(at) as http:
+        assert (await http.get("/requests/both-0")).status_code == 404
+        assert (await http.get("/requests/both")).json()["request_id"] == "both-59"
+        assert (await http.get("/requests?failed=true")).json()["requests"] == []
+    index = at.registry.index
+    kept = at.registry.known_count()
+    assert kept == len(list(index.clients())) == len(list(index.of_request("both"))) == 100
+    assert len(index._named) == len(index._after) == 50
+    await at.unfollowed()
 
 
 def test_the_page_makes_elements_and_text_and_never_markup() -> None:

@@ -10,6 +10,7 @@ from services.engine.engine import Engine, load_engine
 from tests.engine import tiny
 
 MakeEngine = Callable[..., Engine]
+BATCH_MEMORY = 2**20
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +33,7 @@ def tiny_engine(tiny_dir: Callable[[str], Path]) -> MakeEngine:
             page_tokens=page_tokens,
             kv_cache_memory=4 * 2**20,
             threads=1,
+            batch_memory=BATCH_MEMORY,
         )
 
     return make

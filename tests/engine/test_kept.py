@@ -11,7 +11,7 @@ import torch
 from services.engine.engine import Engine, Row
 from services.engine.kept import ROOM_PAGES, KeptGroup
 from services.engine.kv_cache import PagedKvCache
-from tests.engine.conftest import MakeEngine
+from tests.engine.conftest import BATCH_MEMORY, MakeEngine
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import Tenant, Worker
 from tests.oracle import reference_greedy
@@ -108,14 +108,33 @@ def test_a_step_that_failed_leaves_nothing_that_is_relied_on(
 def test_what_takes_too_much_memory_is_fetched_in_every_step(
     tiny_engine: MakeEngine, reads: list[int]
 ) -> None:
-    """Pages of one token are 64 to 96 of the cache's; kept are a quarter of them at most."""
     engine = tiny_engine(ARCHITECTURE)
-    many = engine.cache.tokens // 4 // 96 + 1
+    many = BATCH_MEMORY // engine.layout.token_bytes // 64 + 1
     worker, tenants = decoding(engine, random_prompts((64,) * many), 3)
     for _ in range(2):
         reads.clear()
         worker.step(tenants, chunk=100)
         assert reads
+
+
+def test_a_step_that_failed_is_not_forgotten_by_one_that_keeps_nothing(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sequences go on after a step that failed and one that was too large to be kept."""
+    prompts = random_prompts((20, 33))
+    engine = tiny_engine(ARCHITECTURE)
+    worker, tenants = decoding(engine, prompts)
+    worker.step(tenants, chunk=100)
+    with monkeypatch.context() as patch:
+        patch.setattr("services.engine.engine.draw", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            worker.step(tenants, chunk=100)
+    worker.step([worker.admit(prompts[0], 1)], chunk=100)
+    kept = engine._kept
+    assert kept is not None
+    rows = [Row(each.sequence, each.computed + 1, each.computed + 2, [], sample=True) for each in tenants]
+    assert not kept.knows(sorted(rows, key=lambda row: -row.stop), kept._cuts)
+    assert worker.run(tenants, 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
 
 
 def test_sequences_that_share_pages_and_one_that_takes_over_a_place_are_told_apart(

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.openai.backend import Hangup, Limits, TokenBatch
+from services.openai.backend import Hangup, Limits, TokenBatch, client_gone
 from services.rooms.request import FinishReason, Request, Token
 from tests.openai import tiny
 
@@ -74,12 +74,22 @@ class ScriptedBackend:
     known_limits: Limits = LIMITS
     streams: list[Stream] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
+    waits: tuple[int, ...] | None = None
+    """The prompt that gets no room, however long it waits."""
+    given_up: list[Hangup] = field(default_factory=list)
+    """Why those that waited were cancelled."""
 
     def limits(self) -> Limits:
         return self.known_limits
 
-    async def generate(self, request: Request) -> Stream:
+    async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> Stream:
         self.asked.append(request)
+        if request.prompt == self.waits:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.given_up.append(why())
+                raise
         script = self.script(request)
         if isinstance(script, BaseException):
             raise script

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
-from services.openai.backend import Hangup
+from services.openai.backend import Hangup, Overloaded
 from services.rooms.request import Request
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
@@ -81,6 +81,40 @@ async def test_all_prompts_of_a_request(url: str, backend: ScriptedBackend, stre
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
     await hung_up(backend, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_ended_since_another_prompt_failed_is_no_hang_up(
+    url: str, backend: ScriptedBackend, stream: bool
+) -> None:
+    """One prompt is refused; of the others one has its room, and one waits for it."""
+
+    def script(request: Request) -> list[Step] | BaseException:
+        return Overloaded("full", 1) if request.prompt == (7,) else [asyncio.Event()]
+
+    backend.script = script
+    backend.waits = (6,)
+    async with httpx.AsyncClient(base_url=url) as client:
+        reply = await client.post(COMPLETIONS, json=completion(prompt=[[5], [6], [7]], stream=stream))
+    assert reply.status_code == 429
+    assert [each.hangups for each in backend.streams] == [[Hangup.REQUEST_FAILED]]
+    assert backend.given_up == [Hangup.REQUEST_FAILED]
+
+
+async def test_who_hangs_up_while_waiting_for_a_room_is_told_as_gone(
+    url: str, backend: ScriptedBackend
+) -> None:
+    backend.waits = (6,)
+    async with httpx.AsyncClient(base_url=url) as client:
+        request = asyncio.create_task(client.post(COMPLETIONS, json=completion(prompt=[[6], [6]])))
+        async with asyncio.timeout(WAIT_S):
+            while len(backend.asked) < 2:
+                await asyncio.sleep(0.001)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+            while len(backend.given_up) < 2:
+                await asyncio.sleep(0.001)
+    assert backend.given_up == [Hangup.CLIENT_GONE] * 2
 
 
 async def test_at_random_points(url: str, backend: ScriptedBackend) -> None:

@@ -381,8 +381,8 @@ def test_id_carries_no_placement_whoever_serves_the_next_room_its_id_is_the_next
 
 
 def test_find_is_by_the_whole_request_id_newest_first(stack: Registry) -> None:
-    rooms = [stack.open_room(name, pair(stack), 10, 0).id for name in ("a", "ab", "a")]
-    assert [entry.id for entry in stack.find("a")] == [rooms[2], rooms[0]]
+    rooms = [stack.open_room(name, pair(stack), 10, 0).id for name in ("a", "ab", "a-1", "a")]
+    assert [entry.id for entry in stack.find("a")] == [rooms[3], rooms[0]]
 
 
 def test_the_first_outcome_is_kept(stack: Registry) -> None:

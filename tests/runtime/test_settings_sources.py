@@ -12,6 +12,8 @@ from services.runtime.settings import load, settings_of, to_flags, variables_of
 
 Service = type[BootstrapSettings] | type[PrefillSettings] | type[DecodeSettings]
 SERVICES: tuple[Service, ...] = (BootstrapSettings, PrefillSettings, DecodeSettings)
+NOTHING_IS_A_MISTAKE = {"api_keys", "api_key_file"}
+"""Not to be given but with something in it: nothing would mean that everybody may ask."""
 
 
 def test_a_flag_wins_over_a_variable_which_wins_over_the_default() -> None:
@@ -81,8 +83,9 @@ def test_a_settings_error_is_a_usage_error() -> None:
 @pytest.mark.parametrize("cls", SERVICES)
 def test_every_default_is_a_value_that_its_kind_reads_back(cls: Service) -> None:
     for each in settings_of(cls):
-        assert each.kind.parse(each.default_text) == each.default, each.name
         assert each.help.endswith("."), each.name
+        if each.name not in NOTHING_IS_A_MISTAKE:
+            assert each.kind.parse(each.default_text) == each.default, each.name
 
 
 @pytest.mark.parametrize("cls", SERVICES)

@@ -20,6 +20,7 @@ PARENT = read_trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "
 UNSAMPLED = read_trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00", "")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 LONG_S = 30.0
+PLATFORM = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_an_endpoint_without_the_extra_is_an_error_that_names_it(monkeypatch: py
     [
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, True),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}, False),
+        ({**PLATFORM, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, True),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
     ],
 )
@@ -60,9 +62,50 @@ async def test_the_platforms_endpoint_counts_where_none_is_given(environ: dict[s
     await tracer.stop(LONG_S)
 
 
-def test_an_address_that_is_none_is_an_error() -> None:
-    with pytest.raises(StartupError, match="collector:4317"):
-        make_tracer("", 1.0, "s", "i", {"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"})
+@pytest.mark.parametrize("given", ["collector:4317", "http://user:secret@collector:4317"])
+def test_an_address_that_is_none_is_an_error_that_shows_no_password(given: str) -> None:
+    with pytest.raises(StartupError, match="--otlp-endpoint.*http://host:4317") as raised:
+        make_tracer(given, 1.0, "s", "i", {})
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"}, "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@c:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://[c"}, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+        ({**PLATFORM, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "OTEL_EXPORTER_OTLP_PROTOCOL"),
+        (
+            {
+                **PLATFORM,
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json",
+            },
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+        ),
+    ],
+    ids=["address", "password", "nonsense", "protocol", "protocol of traces"],
+)
+def test_what_the_platform_set_and_cannot_be_used_is_told_once_by_name_and_stops_nobody(
+    environ: dict[str, str], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING"):
+        assert make_tracer("", 1.0, "s", "i", environ) is OFF
+    (line,) = caplog.records
+    assert named in str(vars(line))
+    assert "secret" not in str(vars(line))
+
+
+def test_the_platforms_endpoint_without_the_extra_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(sys.modules, "services.runtime.otlp", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    with caplog.at_level("WARNING"):
+        assert make_tracer("", 1.0, "s", "i", PLATFORM) is OFF
+    (line,) = caplog.records
+    assert "baton-serve[otel]" in str(vars(line))
 
 
 async def test_a_rooms_span_has_its_lines_and_the_cause_of_its_failure(collector: Collector) -> None:

@@ -125,6 +125,26 @@ def test_the_variable_is_no_flag_and_its_value_is_never_shown() -> None:
     assert ONE not in str(refused.value)
 
 
+@pytest.mark.parametrize("text", ["", " ", ",", " , ,"])
+def test_a_variable_that_holds_no_key_ends_the_start_instead_of_opening_the_api(text: str) -> None:
+    with pytest.raises(
+        SettingsError, match=f"BATON_API_KEYS: what it holds is not allowed: use 1 to {KEYS_MAX}"
+    ):
+        load(BootstrapSettings, {}, {"BATON_API_KEYS": text})
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"),
+    [({"api_key_file": ""}, {}), ({}, {"BATON_API_KEY_FILE": ""})],
+    ids=["flag", "variable"],
+)
+def test_a_file_of_keys_without_a_name_ends_the_start_too(
+    flags: dict[str, str], environ: dict[str, str]
+) -> None:
+    with pytest.raises(SettingsError, match="'' is not allowed: use the path of a file"):
+        load(BootstrapSettings, flags, environ)
+
+
 def test_whoever_starts_the_server_finds_a_key_to_ask_it_with(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", f"# two\n{TWO}\n{THREE}")
     assert first_key((), "") == ""

@@ -1,4 +1,4 @@
-"""Does the HTTP server speak TLS, take a renewed certificate, and hang up on a head without end?"""
+"""Does the HTTP server speak TLS, take a renewed certificate, and hang up on a head without end, or on none?"""
 
 import asyncio
 import ssl
@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from services.bootstrap.settings import BootstrapSettings
 from services.runtime.changes import LOOK_S, Changes
 from services.runtime.errors import SettingsError
-from services.runtime.http_head import HEAD_BYTES_MAX
+from services.runtime.http_head import HEAD_BYTES_MAX, BoundedHttp
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 from services.runtime.settings import load
@@ -26,6 +26,16 @@ PATIENCE_S = 20.0
 
 def application() -> FastAPI:
     app = FastAPI()
+    may_answer = asyncio.Event()
+
+    @app.get("/slow")
+    async def slow() -> str:
+        await may_answer.wait()
+        return "slow"
+
+    @app.post("/slow")
+    async def let_answer() -> None:
+        may_answer.set()
 
     @app.get("/health")
     async def health() -> str:
@@ -159,6 +169,91 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
     """As many small chunks."""
     for at in range(0, len(body), 100):
         yield body[at : at + 100]
+
+
+async def closed(port: int, sent: bytes) -> bytes:
+    """Send that and wait until the server hangs up. What it answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+def short_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "head_s", 0.5)
+
+
+@pytest.mark.usefixtures("short_heads")
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (b"", b""),
+        (b"GET /hea", b""),
+        (GET + b"X-Begun: ", b""),
+        (GET + b"\r\n" + GET, b'"ok"'),
+    ],
+    ids=["nothing", "half a line", "half a head", "half a second head"],
+)
+async def test_whoever_takes_too_long_to_ask_is_hung_up_on(sent: bytes, answered: bytes) -> None:
+    async with serving(None) as port, asyncio.timeout(PATIENCE_S):
+        assert (await closed(port, sent)).endswith(answered)
+
+
+@pytest.mark.usefixtures("short_heads")
+@pytest.mark.parametrize(
+    ("asked", "more"),
+    [
+        (GET + b"\r\n", b"GET /hea"),
+        (GET + b"\r\n", b"\r\n"),
+        (b"POST /none HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\n\r\n", b"half"),
+        (b"POST /none HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\n\r\n", b"late"),
+    ],
+    ids=["half a head", "an empty line", "half a body that nobody reads", "a body that nobody reads"],
+)
+async def test_a_first_byte_after_an_answer_does_not_keep_the_connection_for_ever(
+    asked: bytes, more: bytes
+) -> None:
+    async with serving(None) as port, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(asked)
+        await reader.readuntil(b"}" if b"/none" in asked else b'"ok"')
+        writer.write(more)
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.usefixtures("short_heads")
+async def test_a_rest_between_requests_a_slow_body_and_a_slow_answer_are_not_cut_off() -> None:
+    """Each goes on after one that was silent for longer than it has been hung up on."""
+    async with serving(None) as port, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n")
+        await reader.readuntil(b'"ok"')
+        await closed(port, b"")
+        writer.write(b"POST /body HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\n\r\nha")
+        await closed(port, b"")
+        writer.write(b"lf")
+        assert (await reader.readuntil(b"\r\n\r\n4")).startswith(b"HTTP/1.1 200")
+        writer.write(GET + b"\r\n")
+        assert (await reader.readuntil(b'"ok"')).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+@pytest.mark.usefixtures("short_heads")
+async def test_half_a_head_behind_a_request_does_not_cut_its_answer_off() -> None:
+    async with serving(None) as port, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: here\r\n\r\nGET /hea")
+        await closed(port, b"")
+        writer.write(b"lth HTTP/1.1\r\nHost: here\r\n\r\n")
+        async with httpx.AsyncClient(trust_env=False) as http:
+            await http.post(f"http://127.0.0.1:{port}/slow")
+        assert (await reader.readuntil(b'"slow"')).startswith(b"HTTP/1.1 200")
+        assert (await reader.readuntil(b'"ok"')).endswith(b'"ok"')
+        writer.close()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ BOARD: Final = Path(__file__).parents[2] / "deploy" / "grafana" / "baton.json"
 ROLES: Final = {"bootstrap": "bootstrap", "prefill": "prefill-0", "decode": "decode-0"}
 """And whose process of the stack it is."""
 VARIABLES: Final = {"$namespace": NAMESPACE, "$worker": ".*", "$__rate_interval": "20s"}
+REFUSED: Final = 8
+"""Requests in a row: one alone is no alert."""
 PROMETHEUS_OWN: Final = re.compile(r"up|scrape_\w+|ALERTS\w*|\w+:.*")
 """What it adds to what it scrapes, recorded names among it."""
 
@@ -191,7 +193,8 @@ def test_an_alert_fires_when_decode_is_stopped_and_resolves_after(watched: Watch
         assert [each["side"] for each in prometheus.firing("BatonNoWorker")] == ["decode"]
         prometheus.until(lambda: prometheus.firing("BatonDown"), "that decode is down is told")
         prometheus.until(lambda: prometheus.firing("BatonWorkerSilent"), "that it is silent is told")
-        assert watched.complete().status_code == 503
+        refused = [watched.complete().status_code for _ in range(REFUSED)]
+        assert refused == [503] * REFUSED
         prometheus.until(lambda: prometheus.firing("BatonRefusing"), "that requests are refused is told")
     finally:
         decode.send_signal(signal.SIGCONT)

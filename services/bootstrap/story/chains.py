@@ -6,8 +6,8 @@ and the others are named beside it.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from operator import attrgetter
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from services.rooms.entries import RoomEntry
@@ -20,47 +20,40 @@ PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
 ROOM: Final = re.compile(r"[0-9]{1,20}", re.ASCII)
 ROOMS_PER_REQUEST_MAX: Final = 64
 OTHERS_MAX: Final = 32
-
-_by_id = attrgetter("id")
+SEARCHED_MAX: Final = 10_000
+"""A whole id is found wherever it is (`find`); a part of one is looked for in so many."""
 
 Chain = list[RoomEntry]
 """The rooms of one request, the first one first."""
 
 
 class Kept:
-    """All rooms that are kept at one moment, for several looks at them."""
+    """The rooms that are known now, for several looks at them."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._entries = sorted(registry.rooms(), key=_by_id, reverse=True)
-        self._after = {each.retry_of: each for each in self._entries if each.retry_of is not None}
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        self._index = registry.index
 
     def find(self, asked: str) -> tuple[Chain, list[Chain]]:
         """The chain that an id means (a request's, an answer's or a room's), and others of the same id,
         newest first. Empty where nothing is kept under it."""
         for name in dict.fromkeys((asked, PREFIX.sub("", asked, count=1))):
-            several = re.compile(re.escape(name) + r"(-[0-9]+)?")
-            found = [each for each in self._entries if several.fullmatch(each.request_id)]
-            exact = next((each for each in found if each.request_id == name), None)
-            if found:
-                return self._meant(exact or found[0], found)
+            newest = next(self._index.named(name), None) or next(self._index.of_request(name), None)
+            if newest is not None:
+                return self._meant(newest, self._index.of_request(name))
         entry = self._room(asked)
         if entry is None:
             return [], []
-        return self._meant(entry, [each for each in self._entries if each.request_id == entry.request_id])
+        return self._meant(entry, self._index.named(entry.request_id))
 
     def newest(self, limit: int, *, search: str = "", failed: bool = False) -> list[Chain]:
-        """Chains of clients' requests, the newest first: those whose ids contain `search`, and, of `failed`,
-        those whose last room failed."""
-        entries: Iterator[RoomEntry] = (each for each in self._entries if not each.canary)
+        """Chains of clients' requests, the newest first: those whose ids contain `search`, of the newest
+        SEARCHED_MAX rooms, and, of `failed`, those whose last room failed."""
+        entries = self._index.failures() if failed else self._index.clients()
         if search:
             plain = PREFIX.sub("", search, count=1)
-            entries = (each for each in entries if plain in each.request_id or search == str(each.id))
-        if failed:
-            entries = (each for each in entries if has_failed(each) and each.id not in self._after)
+            looked_at = islice(entries, SEARCHED_MAX)
+            entries = (each for each in looked_at if plain in each.request_id or search == str(each.id))
         return self._chains(entries, limit)
 
     def _meant(self, entry: RoomEntry, of_its_id: Iterable[RoomEntry]) -> tuple[Chain, list[Chain]]:
@@ -81,8 +74,8 @@ class Kept:
         chains: dict[RoomId, Chain] = {}
         for entry in entries:
             last = entry
-            while last.id in self._after:
-                last = self._after[last.id]
+            while (after := self._index.after(last.id)) is not None:
+                last = after
             if last.id not in chains:
                 chains[last.id] = _back(self._registry, last)
             if len(chains) == limit:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from services.bootstrap.notebook import LostWorker, Refused
+from services.bootstrap.notebook import NO_STATUS, LostWorker, Refused
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.story.chains import Chain, Kept
 from services.bootstrap.story.clocks import BOOTSTRAP
@@ -56,15 +56,15 @@ def workers(rooms: Rooms) -> dict[str, Any]:
 
 def requests(rooms: Rooms, kept: Kept, limit: int, search: str, *, failed: bool) -> list[Summary]:
     """The newest first. Those without a room stand among the others by their time."""
-    waiting = (
-        [] if failed else [_waiting(name, rooms, event.wall_ms) for name, event in rooms.waiting()[:limit]]
+    queue = () if failed else ((name, event) for name, event in rooms.waiting() if search in name)
+    waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
+    refused = (
+        each
+        for each in reversed(rooms.notebook.refused)
+        if search in each.request_id and not (failed and each.status == GONE_STATUS)
     )
-    refused = [
-        _refused(each) for each in rooms.notebook.refused if not (failed and each.status == GONE_STATUS)
-    ]
-    found = [each for each in (*waiting, *refused) if search in each.request_id]
-    listed = kept.newest(limit, search=search, failed=failed)
-    found += [_summary(each, rooms) for each in listed]
+    found = [*waiting, *(_refused(each) for each in islice(refused, limit))]
+    found += [_summary(each, rooms) for each in kept.newest(limit, search=search, failed=failed)]
     return sorted(found, key=lambda each: each.begun_wall_ms, reverse=True)[:limit]
 
 
@@ -76,7 +76,7 @@ def live(rooms: Rooms) -> dict[str, Any]:
         "model": rooms.registry.model,
         "queued": rooms.queued(),
         "rooms": {phase.value: phases[phase] for phase in RoomPhase if phase is not RoomPhase.RETIRED},
-        "kept": len(kept),
+        "kept": rooms.registry.known_count(),
         **workers(rooms),
         "requests": requests(rooms, kept, RECENT, "", failed=False),
         "failed": requests(rooms, kept, FAILED, "", failed=True),
@@ -151,7 +151,8 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
 def _refused(refused: Refused) -> Summary:
     state = State.GONE if refused.status == GONE_STATUS else State.REFUSED
     begun = refused.wall_ms - refused.waited_ms
-    return _roomless(refused.request_id, state, begun, refused.waited_ms, str(refused.status), refused.why)
+    reason = "" if refused.status == NO_STATUS else str(refused.status)
+    return _roomless(refused.request_id, state, begun, refused.waited_ms, reason, refused.why)
 
 
 def _waiting(request_id: str, rooms: Rooms, since_wall_ms: int) -> Summary:

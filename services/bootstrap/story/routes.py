@@ -79,7 +79,7 @@ def story_router(rooms: Rooms) -> APIRouter:
     async def request(asked: str) -> Response:
         story = _story(rooms, asked)
         if story is None:
-            kept = sum(1 for _ in rooms.registry.rooms())
+            kept = rooms.registry.known_count()
             return _unknown(
                 f"Nothing is kept of request {asked[:ID_CHARS_MAX]!r}. {kept} rooms are kept, since the"
                 " bootstrap started: the open ones, the last that ended (--rooms-kept), the last that failed"

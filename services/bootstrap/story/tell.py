@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.bootstrap.notebook import Refused
+from services.bootstrap.notebook import NO_STATUS, Refused
 from services.bootstrap.story.chains import Chain, has_failed
 from services.bootstrap.story.clocks import BOOTSTRAP, OneClock
 from services.bootstrap.story.lanes import lanes_of, lines_of
@@ -62,7 +62,12 @@ def of_refused(refused: Refused) -> Story:
     """Of a request that no room was opened for."""
     line = Line(refused.waited_ms, BOOTSTRAP, "", Kind.FAILURE, "refused", refused.why, refused.wall_ms)
     gone = refused.status == GONE_STATUS
-    said = "The client hung up while it waited" if gone else f"Refused with {refused.status}: {refused.why}"
+    if gone:
+        said = "The client hung up while it waited"
+    elif refused.status == NO_STATUS:
+        said = f"Given up: {refused.why}"
+    else:
+        said = f"Refused with {refused.status}: {refused.why}"
     return _roomless(
         refused.request_id,
         State.GONE if gone else State.REFUSED,
@@ -70,7 +75,9 @@ def of_refused(refused: Refused) -> Story:
         Why(
             "refused",
             refused.why,
-            "No pair of workers had a place for it. Look at the workers, and at the queue.",
+            "No pair of workers had a place for it. Look at the workers, and at the queue."
+            if refused.status != NO_STATUS
+            else "It waited for a pair of workers, and went with the request. Look at its other prompts.",
         ),
         refused.wall_ms - refused.waited_ms,
         refused.waited_ms,

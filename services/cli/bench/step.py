@@ -50,6 +50,7 @@ def step(
         kv_cache_memory=2**30,
         threads=threads,
         small_batch_weights=phase is Phase.DECODE,
+        batch_memory=2**28 if phase is Phase.DECODE else 0,
     )
     rows = _rows(engine, phase, batch, context)
     facts: dict[str, object] = {"phase": phase.value, "batch": batch, "context": context, "dtype": dtype}

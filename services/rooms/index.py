@@ -1,0 +1,82 @@
+"""Which rooms are known, newest first: all of them, those of one request, those that failed its client?
+
+Kept up to date with each room that comes, ends or is forgotten, so that a look at the newest few costs as much
+as they are, however many are kept.
+"""
+
+import re
+from collections.abc import Iterator
+from heapq import merge
+from typing import Final
+
+from services.rooms.entries import RoomEntry
+from services.rooms.ids import RoomId
+
+PROMPT: Final = re.compile(r"-[0-9]+$", re.ASCII)
+"""What the prompts of one HTTP request have behind its id."""
+
+Table = dict[RoomId, RoomEntry]
+"""Room ids are given out in rising order, so the order of entry is that of age."""
+
+
+class RoomIndex:
+    """Pure and without a bound of its own: whoever forgets a room tells it."""
+
+    def __init__(self) -> None:
+        self._clients: Table = {}
+        """All but canaries."""
+        self._failed: Table = {}
+        """Of those the ones that failed, and that no other went on for; in the order in which they did."""
+        self._named: dict[str, Table] = {}
+        self._prompts: dict[str, Table] = {}
+        """By the id of the HTTP request that they are numbered prompts of."""
+        self._after: dict[RoomId, RoomEntry] = {}
+
+    def opened(self, entry: RoomEntry) -> None:
+        if not entry.canary:
+            self._clients[entry.id] = entry
+        for table, name in self._tables(entry):
+            table.setdefault(name, {})[entry.id] = entry
+        if entry.retry_of is not None:
+            self._after[entry.retry_of] = entry
+            self._failed.pop(entry.retry_of, None)
+
+    def failed(self, entry: RoomEntry) -> None:
+        if not entry.canary:
+            self._failed[entry.id] = entry
+
+    def forgotten(self, entry: RoomEntry) -> None:
+        self._clients.pop(entry.id, None)
+        self._failed.pop(entry.id, None)
+        for table, name in self._tables(entry):
+            del table[name][entry.id]
+            if not table[name]:
+                del table[name]
+        if entry.retry_of is not None and self._after.get(entry.retry_of) is entry:
+            del self._after[entry.retry_of]
+
+    def clients(self) -> Iterator[RoomEntry]:
+        return reversed(self._clients.values())
+
+    def failures(self) -> Iterator[RoomEntry]:
+        """The one that failed last comes first."""
+        return reversed(self._failed.values())
+
+    def named(self, request_id: str) -> Iterator[RoomEntry]:
+        """Those of exactly this request id."""
+        return reversed(self._named.get(request_id, {}).values())
+
+    def of_request(self, request_id: str) -> Iterator[RoomEntry]:
+        """Those of this request id, and of its prompts, `ID-0`, `ID-1`, …"""
+        prompts = reversed(self._prompts.get(request_id, {}).values())
+        return merge(self.named(request_id), prompts, key=lambda entry: entry.id, reverse=True)
+
+    def after(self, room: RoomId) -> RoomEntry | None:
+        """The room that goes on for this one."""
+        return self._after.get(room)
+
+    def _tables(self, entry: RoomEntry) -> Iterator[tuple[dict[str, Table], str]]:
+        yield self._named, entry.request_id
+        request_id = PROMPT.sub("", entry.request_id)
+        if request_id != entry.request_id:
+            yield self._prompts, request_id

@@ -1,0 +1,172 @@
+"""Can the holder of one side's certificate speak for a worker of the other side, or have it taken for dead?"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+
+from services.bootstrap.rpc import RoomService, WorkerRegistry
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.rooms.registry import WorkerState
+from services.runtime.party import Party
+from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from services.wire.channel import Channels, Server
+from services.wire.conversions import side_to_wire
+from services.wire.errors import RemoteError, remote_error
+from services.wire.identity import Identity
+from tests.bootstrap.scripted import House, Worker, house
+from tests.safety.certificates import of
+
+CALL_S: Final = 20.0
+UNKNOWN: Final = 77
+SIDES: Final = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.value)
+
+
+class Stack:
+    """A bootstrap with a worker of each side, and whoever has a certificate to call it with."""
+
+    def __init__(self, at: House, address: str, folder: Path) -> None:
+        self.at = at
+        self._address = address
+        self._channels = {party: Channels.showing(Identity(of(folder, party))) for party in Party}
+
+    async def ask(self, party: Party, request: Any) -> str:
+        """What becomes of it: OK, or the kind of error."""
+        channel = self._channels[party].to(self._address, Party.BOOTSTRAP)
+        workers = workers_pb2_grpc.WorkerRegistryStub(channel)
+        method = {
+            workers_pb2.RegisterRequest: workers.Register,
+            workers_pb2.RenewRequest: workers.Renew,
+            workers_pb2.DrainRequest: workers.Drain,
+            workers_pb2.LeaveRequest: workers.Leave,
+            workers_pb2.ReportExitRequest: workers.ReportExit,
+            rooms_pb2.ReportRoomsRequest: rooms_pb2_grpc.RoomServiceStub(channel).ReportRooms,
+        }[type(request)]
+        try:
+            await method(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            remote: RemoteError = remote_error(error)
+            assert (remote.kind == "NotAdmitted") == (remote.code is grpc.StatusCode.PERMISSION_DENIED)
+            return remote.kind
+        return "OK"
+
+    def worker(self, side: Side) -> Worker:
+        return self.at.prefill if side is Side.PREFILL else self.at.decode
+
+    async def close(self) -> None:
+        for channels in self._channels.values():
+            await channels.close()
+
+
+@asynccontextmanager
+async def stack(folder: Path) -> AsyncIterator[Stack]:
+    async with house() as at:
+        server = Server(Identity(of(folder, "bootstrap")))
+        workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(at.rooms), server.grpc)
+        rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(at.rooms), server.grpc)
+        address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
+        await server.start(())
+        made = Stack(at, address, folder)
+        try:
+            yield made
+        finally:
+            await made.close()
+            await server.stop(0)
+
+
+def other(side: Side) -> Party:
+    """Whoever is not of that side."""
+    return Party.DECODE if side is Side.PREFILL else Party.PREFILL
+
+
+def registration(party: Party, name: str, incarnation: int) -> workers_pb2.RegisterRequest:
+    return workers_pb2.RegisterRequest(
+        worker=rooms_pb2.Peer(name=name, incarnation=incarnation, address="127.0.0.1:1"),
+        side=side_to_wire(Side(party.value)),
+        layout=workers_pb2.KvLayout(
+            model="model", dtype="float32", page_tokens=16, layers=[0], kv_heads=[0], head_dim=8
+        ),
+        tokens_max=100,
+        rooms_max=1,
+    )
+
+
+def spoken(worker: Worker, room: int) -> list[Any]:
+    """All that is said in a worker's name, its goodbye last."""
+    named = worker.incarnation
+    report = rooms_pb2.RoomReport(room=room, event=rooms_pb2.RoomEvent(name="granted"), retired=True)
+    return [
+        workers_pb2.RenewRequest(incarnation=named),
+        rooms_pb2.ReportRoomsRequest(incarnation=named, reports=[report]),
+        workers_pb2.DrainRequest(incarnation=named),
+        workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid + 1),
+        workers_pb2.LeaveRequest(incarnation=named),
+    ]
+
+
+@SIDES
+async def test_nobody_speaks_for_a_worker_of_the_other_side(ours: Path, side: Side) -> None:
+    async with stack(ours) as here:
+        worker, registry = here.worker(side), here.at.registry
+        pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
+        room = here.at.rooms.open_on("request-1", pair, 5)
+        exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
+        *rest, late, leave = spoken(worker, room.id)
+        again = registration(other(side), "another", worker.incarnation)
+        for request in (*rest, exited, leave, again):
+            assert await here.ask(other(side), request) == "NotAdmitted", request
+        assert await here.ask(other(side), late) == "OK", "it names no process that is known"
+        assert registry.departed() == []
+        assert registry.worker(worker.incarnation).state is WorkerState.READY
+        assert [event.name for event in room.events] == ["opened"]
+        assert len(room.waiting_for) == 2
+        for request in (*rest, late, leave):
+            assert await here.ask(Party.of(side), request) == "OK", request
+        assert registry.departed() == [worker.incarnation]
+        assert side not in room.waiting_for
+
+
+@SIDES
+async def test_a_worker_that_fell_silent_is_not_taken_for_dead_on_the_other_sides_word(
+    ours: Path, side: Side
+) -> None:
+    """Its process may still write."""
+    async with stack(ours) as here:
+        worker, registry = here.worker(side), here.at.registry
+        here.at.rooms.lose(worker.incarnation, "its lease ran out", proof=None)
+        for request in (
+            workers_pb2.LeaveRequest(incarnation=worker.incarnation),
+            workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid),
+            registration(other(side), worker.name, UNKNOWN),
+            registration(other(side), "another", worker.incarnation),
+        ):
+            assert await here.ask(other(side), request) == "NotAdmitted", request
+        assert registry.departed() == []
+        next_holder = registration(Party.of(side), worker.name, UNKNOWN)
+        assert await here.ask(Party.of(side), next_holder) == "OK"
+        assert registry.departed() == [worker.incarnation]
+
+
+async def test_nobody_says_goodbye_for_a_worker_that_is_not_known(ours: Path) -> None:
+    """As after a restart of the bootstrap, before the workers have registered again."""
+    async with stack(ours) as here:
+        goodbye = workers_pb2.LeaveRequest(incarnation=UNKNOWN)
+        for party in (Party.PREFILL, Party.DECODE):
+            assert await here.ask(party, goodbye) == "UnknownWorker"
+        assert here.at.registry.departed() == []
+
+
+@SIDES
+async def test_an_exit_is_believed_of_the_own_side_and_of_whoever_started_the_stack(
+    ours: Path, side: Side
+) -> None:
+    for party in (Party.of(side), Party.BOOTSTRAP):
+        async with stack(ours) as here:
+            worker = here.worker(side)
+            exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
+            assert await here.ask(party, exited) == "OK"
+            assert here.at.registry.departed() == [Incarnation(worker.incarnation)]
