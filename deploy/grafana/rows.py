@@ -230,7 +230,8 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "What failed, and why?": (
         Panel(
             "Rooms that failed, by first cause",
-            "As the bootstrap knows it: one room, one cause. client_gone is a client that hung up.",
+            "As the bootstrap knows it: one room, one cause. client_gone is a client that hung up. Canaries"
+            " are not among them (baton_canaries_failed_total).",
             {
                 "{{reason}}": "sum by (reason) ("
                 + per_second("baton_rooms_failed_total")

@@ -86,7 +86,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             if side is not None:
                 check_speaks_for(context, side)
             elif shows_certificate(context):
-                # A goodbye is believed by whoever wrote to it: not from just anybody.
+                # Peers reuse memory on a goodbye: not on one that could be anybody's.
                 raise UnknownWorker(f"incarnation {incarnation} is not known here: nobody speaks for it")
             self._rooms.lose(incarnation, "it has left", proof="left")
         return workers_pb2.LeaveReply()

@@ -1,7 +1,7 @@
 """Which rooms are known, newest first: all of them, those of one request, those that failed its client?
 
-Kept up to date with each room that comes, ends or is forgotten, so that a look at the newest few costs as much
-as they are, however many are kept.
+Kept up to date with each room that comes, ends or is forgotten: a look at the newest few costs what they are,
+however many are kept.
 """
 
 import re

@@ -10,7 +10,8 @@ NOT_FAILURES: Final = frozenset({Reason.ANSWERED})
 
 
 class FailedRooms:
-    """`baton_rooms_failed_total`, or a counter beside it. Every reason has its series from the start, so that none appears late."""
+    """`baton_rooms_failed_total`, or a counter beside it. Every reason has its series from the start, so that
+    none appears late."""
 
     def __init__(self, text: str, registry: CollectorRegistry, name: str = "baton_rooms_failed") -> None:
         self._failed = Counter(f"{name}_total", text, ["reason"], registry=registry)

@@ -109,7 +109,8 @@ def _tracer(endpoint: str, given_by: str, sample: float, service: str, instance:
         from services.runtime.otlp import OtlpTracer
     except ModuleNotFoundError as error:
         raise StartupError(
-            f"{given_by} is set, and {error.name} is not installed: pip install 'baton-serve[otel]', or unset it"
+            f"{given_by} is set, and {error.name} is not installed: pip install 'baton-serve[otel]', or unset"
+            " it"
         ) from error
     try:
         return OtlpTracer(endpoint, sample, service, instance)

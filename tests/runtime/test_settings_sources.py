@@ -38,6 +38,21 @@ def test_a_bad_variable_is_named_rather_than_its_flag() -> None:
         load(BootstrapSettings, {}, {"BATON_LEASE_MS": "soon"})
 
 
+def test_a_password_in_a_url_that_is_not_allowed_is_not_shown() -> None:
+    with pytest.raises(
+        SettingsError, match=r"^BATON_OTLP_ENDPOINT: 'http://…@c:4317' is not allowed"
+    ) as caught:
+        load(BootstrapSettings, {}, {"BATON_OTLP_ENDPOINT": "http://user:secret@c:4317"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rooms_kept", "failed_rooms_kept"])
+def test_rooms_are_kept_in_bounded_numbers(name: str) -> None:
+    assert getattr(load(BootstrapSettings, {name: "100000"}, {}), name) == 100_000
+    with pytest.raises(SettingsError, match="a whole number from 1 to 100000"):
+        load(BootstrapSettings, {name: "100001"}, {})
+
+
 def test_an_overridden_variable_is_not_read() -> None:
     assert load(BootstrapSettings, {"lease_ms": "1s"}, {"BATON_LEASE_MS": "soon"}).lease_ms == 1_000
 

@@ -64,7 +64,7 @@ async def test_the_platforms_endpoint_counts_where_none_is_given(environ: dict[s
 
 @pytest.mark.parametrize("given", ["collector:4317", "http://user:secret@collector:4317"])
 def test_an_address_that_is_none_is_an_error_that_shows_no_password(given: str) -> None:
-    with pytest.raises(StartupError, match="--otlp-endpoint.*http://host:4317") as raised:
+    with pytest.raises(StartupError, match=r"--otlp-endpoint.*http://host:4317") as raised:
         make_tracer(given, 1.0, "s", "i", {})
     assert "secret" not in str(raised.value)
 

@@ -13,10 +13,13 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.decode.settings import DecodeSettings
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.runtime.changes import LOOK_S
 from services.runtime.errors import StartupError
 from services.runtime.party import Party
+from services.runtime.settings import load
 from services.runtime.tls_files import TlsFiles
 from services.wire.admittance import MAY_CALL, OURS
 from services.wire.baton.v1 import (
@@ -30,6 +33,7 @@ from services.wire.baton.v1 import (
 from services.wire.channel import Channels, Server, open_channel
 from services.wire.conversions import side_to_wire
 from services.wire.errors import remote_error
+from services.wire.follower_host import FollowerHost
 from services.wire.identity import Identity
 from tests.safety.certificates import made, of
 
@@ -255,6 +259,33 @@ async def test_a_caller_that_has_to_connect_anew_shows_the_renewed_certificate(
         assert await call(channels.to(address, Party.BOOTSTRAP), method, request) == "OK"
         assert channels.addresses() == [address]
     await channels.close()
+
+
+async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_bootstrap_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("services.wire.identity.Changes", partial(_changes, now_s))
+    monkeypatch.setattr("services.wire.reporter.RETRY_S", 0.05)
+    before, after = made(tmp_path / "before"), made(tmp_path / "after")
+    live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
+    put(live, before, "decode")
+    async with serving(of(before, "bootstrap")) as (address, served):
+        tls = {"tls_cert": str(live.cert), "tls_key": str(live.key), "tls_ca": str(live.ca)}
+        host = FollowerHost(load(DecodeSettings, {"name": "decode-0", "bootstrap": address} | tls, {}))
+        host.led_by(Incarnation(7))
+        host.reporter.seen(RoomId(1), "landed")
+        await host.reporter.flush()
+        assert len(served) == 1
+    put(live, after, "decode")
+    now_s[0] += LOOK_S
+    async with serving(of(after, "bootstrap"), int(address.rpartition(":")[2])) as (_, served):
+        host.reporter.seen(RoomId(1), "sealed")
+        async with asyncio.timeout(CALL_S):
+            while not served:
+                await host.reporter.flush()
+    assert host.reporter.dropped == 0
+    await host.close()
 
 
 def put(live: TlsFiles, folder: Path, name: str) -> None:

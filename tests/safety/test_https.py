@@ -1,4 +1,4 @@
-"""Does the HTTP server speak TLS, take a renewed certificate, and hang up on a head without end, or on none?"""
+"""Does the HTTP server speak TLS, take a renewed certificate, hang up on a head without end, or on none?"""
 
 import asyncio
 import ssl
