@@ -42,7 +42,7 @@ programs: $(STAMP) ## get Debian's Prometheus and Chromium for the tests, where 
 
 test: $(STAMP) programs ## run the tests
 	@echo "test: pytest"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@echo "check: ruff"

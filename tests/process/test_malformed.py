@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -156,6 +156,17 @@ def filled(method: Any, room: rooms_pb2.OpenRoomReply, draw: random.Random) -> M
     return message
 
 
+def _is_map(field: Any) -> bool:
+    return bool(field.message_type.GetOptions().map_entry)
+
+
+def _fill_map(held: Any, field: Any, draw: random.Random, numbers: Sequence[int]) -> None:
+    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+    names = ("", SECRET, "x" * 300) if key.cpp_type == key.CPPTYPE_STRING else numbers
+    fractional = value.cpp_type in (value.CPPTYPE_DOUBLE, value.CPPTYPE_FLOAT)
+    held[draw.choice(names)] = draw.choice([0.0, float("nan")] if fractional else numbers)
+
+
 def _fill(message: Message, draw: random.Random) -> None:
     numbers = (0, 1, 2, 7, 2**31 - 1)
     for field in message.DESCRIPTOR.fields:
@@ -164,11 +175,11 @@ def _fill(message: Message, draw: random.Random) -> None:
         values: list[Any] = []
         for _ in range(draw.choice([1, 3]) if field.is_repeated else 1):
             match field.cpp_type:
-                case field.CPPTYPE_MESSAGE if field.name != "logit_bias":
+                case field.CPPTYPE_MESSAGE if _is_map(field):
+                    _fill_map(getattr(message, field.name), field, draw, numbers)
+                case field.CPPTYPE_MESSAGE:
                     part = getattr(message, field.name)
                     _fill(part.add() if field.is_repeated else part, draw)
-                case field.CPPTYPE_MESSAGE:
-                    getattr(message, field.name)[draw.choice(numbers)] = draw.choice([0.0, float("nan")])
                 case field.CPPTYPE_STRING if field.type == field.TYPE_BYTES:
                     values.append(draw.randbytes(draw.choice([0, 1, 200])))
                 case field.CPPTYPE_STRING:
