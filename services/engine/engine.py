@@ -51,7 +51,7 @@ class Engine:
         self._drawer = team.topology.ranks - team.topology.tensor
         """The first tensor rank of the last stage."""
         self._summer = PageSummer(cache)
-        self._kept = Kept(cache, batch_memory) if batch_memory and model.device.type == "cpu" else None
+        self._kept = Kept(cache, batch_memory) if batch_memory else None
 
     def step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a

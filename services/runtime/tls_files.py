@@ -50,11 +50,7 @@ class TlsFiles:
                 f" unencrypted key in PEM: {_reason(error)}"
             ) from None
         if self.ca is not None:
-            try:
-                context.load_verify_locations(self.ca)
-            except (OSError, ValueError) as error:
-                text = f"{self.flags}-ca {self.ca} holds no certificate in PEM: {_reason(error)}"
-                raise StartupError(text) from None
+            self._believe(context, "ca", self.ca)
         return context
 
     def pinned(self) -> ssl.SSLContext:
@@ -63,12 +59,15 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        try:
-            context.load_verify_locations(self.cert)
-        except (OSError, ValueError) as error:
-            text = f"{self.flags}-cert {self.cert} holds no certificate in PEM: {_reason(error)}"
-            raise StartupError(text) from None
+        self._believe(context, "cert", self.cert)
         return context
+
+    def _believe(self, context: ssl.SSLContext, which: str, path: Path) -> None:
+        try:
+            context.load_verify_locations(path)
+        except (OSError, ValueError) as error:
+            text = f"{self.flags}-{which} {path} holds no certificate in PEM: {_reason(error)}"
+            raise StartupError(text) from None
 
 
 def tls_files(cert: str, key: str, ca: str | None = None, flags: str = "--tls") -> TlsFiles | None:

@@ -39,6 +39,7 @@ def step(
     profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
+    from services.decode.settings import DecodeSettings
     from services.engine.engine import load_engine
     from services.runtime.model_files import prepare, resolve
 
@@ -49,8 +50,8 @@ def step(
         device="cpu",
         kv_cache_memory=2**30,
         threads=threads,
-        small_batch_weights=phase is Phase.DECODE,
-        batch_memory=2**28 if phase is Phase.DECODE else 0,
+        small_batch_weights=phase is Phase.DECODE and DecodeSettings.small_batch_weights,
+        batch_memory=DecodeSettings.batch_memory if phase is Phase.DECODE else 0,
     )
     rows = _rows(engine, phase, batch, context)
     facts: dict[str, object] = {"phase": phase.value, "batch": batch, "context": context, "dtype": dtype}
