@@ -37,6 +37,7 @@ from services.runtime.logging import name_rooms
 from services.runtime.process_metrics import describe_process
 from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
+from services.transfer.nixl_library import install_memory_hooks
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
 from services.wire.follower_host import FollowerHost
@@ -54,6 +55,7 @@ def run(settings: PrefillSettings, load: Load = start_rank) -> int:
 
 
 async def _main(settings: PrefillSettings, threads: int, load: Load, shutdown: asyncio.Event) -> int:
+    install_memory_hooks()
     mine = Incarnation(secrets.randbits(63) | 1)
     host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine)
     try:

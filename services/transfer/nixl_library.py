@@ -8,6 +8,7 @@ import logging
 import os
 from typing import Any, Final
 
+from services.runtime.errors import StartupError
 from services.transfer.interface import Endpoint, TransferError
 
 BACKEND: Final = "UCX"
@@ -73,6 +74,16 @@ class AsTransferError:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, self._errors):
             raise TransferError(f"{self._what}: {error}") from error
+
+
+def install_memory_hooks() -> None:
+    """Make and drop the process's first agent. UCX then rewrites the C library's `mmap`, `madvise` and their
+    like in place, and a thread that is inside one of them at that moment crashes. So this comes first: while
+    there is one thread, and before the large memories are mapped. Raises StartupError."""
+    try:
+        Library().new_agent("baton-memory-hooks")
+    except TransferError as error:
+        raise StartupError(str(error)) from error
 
 
 def framed(metadata: bytes) -> bytes:
