@@ -43,7 +43,7 @@ TEXTS = (
     "Q: What is 12 times 12?\nA:",
     "The old lighthouse keeper climbed the stairs every evening, counting each step under his breath. " * 20,
 )
-SHAPES_ALWAYS = (("3", "2"),)
+SHAPES_ALWAYS = (("3", "1"),)
 SHAPES = tuple(product(("1", "3"), ("1", "2", "3")))
 
 

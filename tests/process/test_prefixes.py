@@ -17,8 +17,10 @@ WHOLE = 992
 
 @pytest.fixture(
     scope="module",
-    params=[{"kv_cache_memory": "128MiB"}, {"kv_cache_memory": "43MiB", "tp": "3"}],
-    ids=["one", "tp3"],
+    params=[
+        pytest.param({"kv_cache_memory": "128MiB"}, id="one"),
+        pytest.param({"kv_cache_memory": "43MiB", "tp": "3"}, id="tp3", marks=pytest.mark.all_groups),
+    ],
 )
 def small(request: pytest.FixtureRequest, demo_model_dir: Path) -> Iterator[Stack]:
     """Caches that hold two of the prompts, and not three."""
