@@ -141,12 +141,14 @@ class RoomBackend:
         self._bounds = bounds
 
     def limits(self) -> Limits:
-        workers = [worker.facts for worker in self._rooms.registry.workers()]
-        largest = {
-            side: max((facts.tokens_max for facts in workers if facts.side is side), default=0)
-            for side in Side
-        }
-        return Limits(self._context_tokens, largest[Side.PREFILL], largest[Side.DECODE])
+        prefill = decode = 0
+        for worker in self._rooms.registry.workers():
+            facts = worker.facts
+            if facts.side is Side.PREFILL:
+                prefill = max(prefill, facts.tokens_max)
+            else:
+                decode = max(decode, facts.tokens_max)
+        return Limits(self._context_tokens, prefill, decode)
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
         since_ms = self._rooms.now_ms()

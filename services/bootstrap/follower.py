@@ -1,9 +1,9 @@
 """How does one room become one stream of tokens from two workers?
 
-The prefill worker is called first; once it has accepted the room, the decode worker is. What both say is
-merged by token position: the first token is passed on from whichever side has it first, which is the
-prefill side, so it does not wait for the hand-over. The first cause of a failure is the room's, and the
-other side hears of it at once.
+Both workers are called at once; where the decode worker's destination comes before the room has, it is told
+again. What both say is merged by token position: the first token is passed on from whichever side has it
+first, which is the prefill side, so it does not wait for the hand-over. The first cause of a failure is the
+room's, and the other side hears of it at once.
 """
 
 import asyncio
@@ -51,6 +51,8 @@ class RoomStream:
         self.entry = entry
         trace = rooms.spans.trace_of(entry.id)
         self._request = request if trace is None else replace(request, trace=trace)
+        self._wire: inference_pb2.InferenceRequest | None = None
+        """The same, as both sides are asked it; made once."""
         self._timeout_s = timeout_s
         self._given = len(request.output)
         # At most a batch a token, and one error.
@@ -59,7 +61,7 @@ class RoomStream:
         """Position, in the request's output, of the token that is passed on next."""
         self._over = False
         self._accepted = False
-        """By prefill: decode has been called, unless the room was over by then."""
+        """By prefill."""
         self._heard: set[Side] = set()
         """Sides of which something may be heard yet."""
         self._holding: set[Side] = set()
@@ -71,7 +73,9 @@ class RoomStream:
         if self._over:
             return  # it failed before anyone was called
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._too_late)
-        self._call(Side.PREFILL)
+        for side in Side:
+            if not self._over:
+                self._call(side)
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         while True:
@@ -110,7 +114,7 @@ class RoomStream:
 
     def _opening(self, side: Side) -> inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest:
         entry, incarnation = self.entry, self.entry.worker(side).incarnation
-        request = request_to_wire(self._request)
+        request = self._wire = self._wire or request_to_wire(self._request)
         if side is Side.PREFILL:
             decode = peer_to_wire(entry.decode)
             return inference_pb2.RunRoomRequest(
@@ -139,10 +143,8 @@ class RoomStream:
             case "tokens":
                 tokens = tuple(token_from_wire(each) for each in reply.tokens.tokens)
                 self._offer(reply.tokens.first, tokens, finish_from_wire(reply.tokens.finish))
-            case "accepted" if side is Side.PREFILL and not self._accepted:
+            case "accepted" if side is Side.PREFILL:
                 self._accepted = True
-                if not self._over:
-                    self._call(Side.DECODE)
             case "first_token":
                 first = reply.first_token
                 self.cached_tokens = first.cached_tokens

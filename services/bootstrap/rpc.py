@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Final
 
 import grpc
@@ -156,8 +156,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             if shows_certificate(context):
                 for side in self._sides(reporter, request.reports):
                     check_speaks_for(context, side)
-            for report in request.reports:
-                self._report(reporter, request.rank, report)
+            for room, reports in groupby(request.reports, attrgetter("room")):
+                self._report(reporter, request.rank, RoomId(room), reports)
         return rooms_pb2.ReportRoomsReply()
 
     async def CancelRoom(
@@ -193,35 +193,38 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
                 sides.update(_sides_of(self._rooms.registry.get(RoomId(report.room)), reporter))
         return sides
 
-    def _report(self, reporter: Incarnation, rank: int, report: rooms_pb2.RoomReport) -> None:
+    def _report(
+        self, reporter: Incarnation, rank: int, room: RoomId, reports: Iterable[rooms_pb2.RoomReport]
+    ) -> None:
         """One worker's news of one room. A worker that is not the room's is not believed; of its ranks, the
         first alone says what became of the room."""
         try:
-            entry = self._rooms.registry.get(RoomId(report.room))
+            entry = self._rooms.registry.get(room)
         except UnknownRoom:
             return
         sides = _sides_of(entry, reporter)
         if reporter and not sides:
             return
-        if report.HasField("event"):
-            # Who says it is known: a line cannot be put into another's mouth.
-            name = entry.worker(sides[0]).name if sides else CALLER
-            source = f"{name}/{rank}" if rank else name
-            self._rooms.record(entry.id, replace(event_from_wire(report.event), source=source))
-        if rank:
-            return
-        if report.HasField("outcome") and reporter == 0:
-            cause = outcome_from_wire(report.outcome)
-            if cause is None:
-                self._rooms.answered(entry.id)
-            else:
-                self._rooms.fail(entry.id, cause)
-        if report.retired:
-            for side in sides:
-                self._rooms.side_retired(entry.id, side)
+        # Who says it is known: a line cannot be put into another's mouth.
+        name = entry.worker(sides[0]).name if sides else CALLER
+        source = f"{name}/{rank}" if rank else name
+        for report in reports:
+            if report.HasField("event"):
+                self._rooms.record(room, event_from_wire(report.event, source))
+            if rank:
+                continue
+            if reporter == 0 and report.HasField("outcome"):
+                cause = outcome_from_wire(report.outcome)
+                if cause is None:
+                    self._rooms.answered(room)
+                else:
+                    self._rooms.fail(room, cause)
+            if report.retired:
+                for side in sides:
+                    self._rooms.side_retired(room, side)
 
 
 def _sides_of(entry: RoomEntry, worker: Incarnation) -> tuple[Side, ...]:
-    """What a worker is in a room. Asked for every line of its timeline."""
+    """What a worker is in a room."""
     prefill, decode = entry.prefill.incarnation == worker, entry.decode.incarnation == worker
     return (Side.PREFILL,) * prefill + (Side.DECODE,) * decode

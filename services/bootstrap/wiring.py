@@ -28,10 +28,11 @@ from services.rooms.registry import Registry
 from services.rooms.retry import RetryBounds
 from services.runtime import serve
 from services.runtime.clock import SystemClock
+from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.listen import cannot_listen
 from services.runtime.logging import Log, name_rooms
 from services.runtime.model_facts import ModelFacts, read_model
-from services.runtime.model_files import prepare, resolve
+from services.runtime.model_files import LoadFormat, prepare, resolve
 from services.runtime.process_metrics import describe_process
 from services.runtime.room_spans import RoomSpans
 from services.runtime.tracing import make_tracer
@@ -112,6 +113,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         doors.api,
         tracer,
     )
+    spare_what_is_loaded()
     http = await doors.serve(
         app, lambda: create_pages(app, [probes, *admin]), settings.drain_timeout_ms // 1000 + LAST_WORDS_S
     )
@@ -165,6 +167,8 @@ def _ids(registry: Registry, room: int) -> Mapping[str, str]:
 
 
 def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
-    directory = prepare(resolve(settings.model), lambda line: log.info("preparing the model", step=line))
-    facts = read_model(directory, settings.served_model_name)
+    load_format = LoadFormat(settings.load_format)
+    source = resolve(settings.model, load_format)
+    directory = prepare(source, lambda line: log.info("preparing the model", step=line))
+    facts = read_model(directory, settings.served_model_name, dummy=load_format is LoadFormat.DUMMY)
     return facts, load_served_model(directory, facts)

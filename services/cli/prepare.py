@@ -1,6 +1,6 @@
 """Is the model there in a form that loads fast? Made so once, in a process of its own.
 
-    python -m services.cli.prepare MODEL
+    python -m services.cli.prepare MODEL LOAD_FORMAT
 
 Writes a line for each thing it does, each beginning with PROGRESS.
 """
@@ -14,16 +14,16 @@ from services.runtime.serve import tell
 PROGRESS: Final = "progress: "
 
 
-def main(model: str) -> int:
+def main(model: str, load_format: str) -> int:
     """Resolve and prepare `model`. Returns the exit code."""
-    from services.runtime.model_files import prepare, resolve
+    from services.runtime.model_files import LoadFormat, prepare, resolve
 
     try:
-        prepare(resolve(model), lambda line: print(f"{PROGRESS}{line}", flush=True))
+        prepare(resolve(model, LoadFormat(load_format)), lambda line: print(f"{PROGRESS}{line}", flush=True))
     except StartupError as error:
         return tell(error)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

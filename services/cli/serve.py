@@ -146,7 +146,7 @@ class Stack:
 
             child = await start_child(
                 "model",
-                self._command(PREPARE, (self._plan.model,)),
+                self._command(PREPARE, (self._plan.model, self._plan.load_format)),
                 self._environ,
                 lambda line: line.startswith(PROGRESS),
                 say,

@@ -95,6 +95,7 @@ class Plan:
     url: str
     """Where this machine reaches the HTTP API."""
     model: str
+    load_format: str
     drain_timeout_ms: int
     tls: TlsFiles | None
     """What the bootstrap believes this command by."""
@@ -168,6 +169,7 @@ def make_plan(
         bootstrap_address=address,
         url=f"{'http' if bootstrap.http_tls is None else 'https'}://{join_address(reachable, serve.port)}",
         model=bootstrap.model,
+        load_format=bootstrap.load_format,
         drain_timeout_ms=bootstrap.drain_timeout_ms,
         tls=bootstrap.tls,
         http_tls=bootstrap.http_tls,

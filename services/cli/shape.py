@@ -9,7 +9,7 @@ from services.pages.layout import KvLayout
 from services.pages.topology import rank_layout
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
-from services.runtime.model_files import prepare, resolve
+from services.runtime.model_files import LoadFormat, prepare, resolve
 from services.runtime.worker_settings import WorkerSettings
 
 log = Log(__name__)
@@ -24,7 +24,8 @@ class ShapeRefused(StartupError):
 def check_shape(settings: WorkerSettings) -> None:
     """Raises ShapeRefused, and StartupError for a model that is not there. A model whose configuration does
     not say how large it is, is for the ranks to refuse."""
-    directory = prepare(resolve(settings.model), lambda line: log.info("preparing the model", step=line))
+    source = resolve(settings.model, LoadFormat(settings.load_format))
+    directory = prepare(source, lambda line: log.info("preparing the model", step=line))
     config = _words(directory)
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     kv_heads = config.get("num_key_value_heads") or heads

@@ -2,12 +2,13 @@
 
 Three calls: connect (once per incarnation), grant (where a room may write), close (until it is proven
 quiet). Each runs as a task of its own, so that no turn waits; what they learn enters the next turn as a
-command. A close is repeated until it is answered or the peer is known to be gone: only the answer is
+command. A grant may come before its room does, which is opened on both workers at once: it is made again. A
+close is repeated until it is answered or the peer is known to be gone: only the answer is
 proof, a deadline that passes is not.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from services.pages.errors import LayoutMismatch
 from services.pages.layout import KvLayout
 from services.pages.plan import plan_hand_over
 from services.pages.record import SCHEMA_HASH
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause, Reason, UnknownRoom
 from services.rooms.ids import Generation, Incarnation, RoomId
 from services.runtime.logging import Log
 from services.runtime.party import Party
@@ -26,15 +27,22 @@ from services.transfer.interface import Endpoint
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import UNARY_S, Channels
 from services.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
-from services.wire.errors import NotConnected, RemoteError, remote_error
+from services.wire.errors import NotConnected, RemoteError, WrongIncarnation, remote_error
 from services.wire.mailbox import Mailbox
 
 log = Log(__name__)
 
 CONNECT_PAUSE_S: Final = 0.05
+GRANT_AGAIN_S: Final = 5.0
+"""How long a room may take longer to the sender than to us and then back to the sender."""
+GRANT_PAUSE_MIN_S: Final = 0.001
+GRANT_PAUSE_MAX_S: Final = 0.05
 CLOSE_CALL_S: Final = 6.0
 CLOSE_PAUSE_MIN_S: Final = 0.05
 CLOSE_PAUSE_MAX_S: Final = 2.0
+
+
+_Call = Awaitable[inference_pb2.GrantReply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,8 @@ class Peers:
         self._connecting: dict[Incarnation, _Connecting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: dict[RoomId, asyncio.Task[None]] = {}
+        self._granting: set[RoomId] = set()
+        """Their grants are not answered, and still wanted."""
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
         """Make our memory known to a peer. True when it already is; else a command tells what became of
@@ -86,17 +96,20 @@ class Peers:
         return False
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
-        """Send a destination. A refusal cancels the room."""
-        self._spawn(self._grant(peer, request))
+        """Send a destination, as soon as the turn is over. A refusal cancels the room."""
+        self._granting.add(RoomId(request.room))
+        self._spawn(self._grant(peer, request, self._call(peer, request)))
 
     def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
         """Ask until it is proven that nothing more is written for (room, generation)."""
+        self._granting.discard(room)
         task = self._spawn(self._close(peer, room, generation))
         self._closing[room] = task
         task.add_done_callback(lambda _: self._closing.pop(room, None))
 
     def stop_closing(self, room: RoomId) -> None:
-        """Another proof came first."""
+        """Another proof came first, or none was needed."""
+        self._granting.discard(room)
         task = self._closing.pop(room, None)
         if task is not None:
             task.cancel()
@@ -176,31 +189,44 @@ class Peers:
                     return None
             await asyncio.sleep(CONNECT_PAUSE_S)
 
-    async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
-        remote = await self._try_grant(peer, request)
+    async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest, call: _Call) -> None:
+        remote = await self._offer(peer, request, call)
         if remote is not None and remote.kind == NotConnected.__name__:
             # The sender's way here broke, or leads to where our memory was: make it anew (`reconnect`).
             if await self._try_connect(peer) is None:
-                remote = await self._try_grant(peer, request)
+                remote = await self._offer(peer, request, self._call(peer, request))
             else:
                 self._connected.discard(Incarnation(peer.incarnation))
+        self._granting.discard(RoomId(request.room))
         if remote is None:
             return
         # Refused: the sender does not hold the room (any more). Unanswered: it may have the grant, so that
         # the room's memory goes into quarantine until the close is answered.
-        reason = Reason.PREFILL_LOST if remote.unreachable else Reason.REFUSED
+        gone = remote.unreachable or remote.kind == WrongIncarnation.__name__
+        reason = Reason.PREFILL_LOST if gone else Reason.REFUSED
         text = f"prefill worker {peer.name} did not take the destination: {remote}"
         self._cancel(RoomId(request.room), Cause(reason, text))
 
-    async def _try_grant(
-        self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest
+    async def _offer(
+        self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest, call: _Call
     ) -> RemoteError | None:
-        try:
-            stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
-            await stub.Grant(request, timeout=UNARY_S)
-        except grpc.aio.AioRpcError as error:
-            return remote_error(error)
-        return None
+        """Until the sender knows the room, for a while, and for as long as the room waits for it here."""
+        loop = asyncio.get_running_loop()
+        ends, pause_s = loop.time() + GRANT_AGAIN_S, GRANT_PAUSE_MIN_S
+        while True:
+            remote = await _answer(call)
+            if remote is None or remote.kind != UnknownRoom.__name__:
+                return remote
+            if RoomId(request.room) not in self._granting or loop.time() >= ends:
+                return remote
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, GRANT_PAUSE_MAX_S)
+            call = self._call(peer, request)
+
+    def _call(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> _Call:
+        stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
+        call: _Call = stub.Grant(request, timeout=UNARY_S)
+        return call
 
     async def _close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
         request = inference_pb2.CloseRequest(
@@ -258,6 +284,14 @@ class FollowerPeers(Peers):
     def doubt_all(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+
+async def _answer(call: _Call) -> RemoteError | None:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return remote_error(error)
+    return None
 
 
 def endpoint_to_wire(endpoint: Endpoint) -> inference_pb2.Endpoint:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, SWITCH
+from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, SWITCH, number
 from services.runtime.settings import setting
 from services.runtime.worker_settings import WorkerSettings
 
@@ -27,6 +27,12 @@ class DecodeSettings(WorkerSettings):
         " a batch that takes more is fetched from the pages in each step.",
         SIZE,
     )
+    cuda_graphs: int = setting(
+        64,
+        "Capture decode steps of up to so many sequences as CUDA graphs at the start, on a GPU, to replay"
+        " them (0: none).",
+        number(0, 1024),
+    )
     prealloc_timeout_ms: int = setting(120_000, "Longest that a room waits for free pages.", DURATION_MS)
     connect_timeout_ms: int = setting(5_000, "Longest that connecting to a prefill may take.", DURATION_MS)
     transfer_timeout_ms: int = setting(
@@ -42,6 +48,10 @@ class DecodeSettings(WorkerSettings):
     @property
     def beside_pages(self) -> int:
         return self.batch_memory
+
+    @property
+    def replayed_rows(self) -> int:
+        return min(self.cuda_graphs, self.max_running)
 
     @property
     def weights_twice(self) -> bool:

@@ -100,7 +100,11 @@ class Decoder:
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
-        """[N, vocabulary], as `Model.logits` gives them; in float32 where the step was computed so."""
+        """[N, vocabulary], as `Model.logits` gives them; in float32 where the step was computed so.
+
+        On a GPU it waits for nothing and takes no decision by what tensors hold, so that it can be captured
+        (`graphs.py`). Rotations that would are refused (`supported.py`).
+        """
         x = functional.embedding(tokens[0], self._embedding)
         if self.twice and len(x) <= FEW:
             x = x.float()

@@ -11,6 +11,7 @@ import torch
 
 from services.engine.attention import PagedStep
 from services.engine.checksum import PageSummer
+from services.engine.graphs import RecordedSteps, recorded_steps
 from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
 from services.engine.memory import available_bytes
@@ -24,6 +25,7 @@ from services.engine.told import draw, tell_sums
 from services.pages.layout import KvLayout
 from services.pages.topology import Topology, rank_layout
 from services.rooms.request import Request, Token
+from services.runtime.model_files import LoadFormat
 
 __all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
 
@@ -39,8 +41,15 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, whole: KvLayout, cache: PagedKvCache, team: Team, batch_memory: int = 0
+        self,
+        model: Model,
+        whole: KvLayout,
+        cache: PagedKvCache,
+        team: Team,
+        batch_memory: int = 0,
+        recorded: RecordedSteps | None = None,
     ) -> None:
+        """`recorded`: steps that are recorded by `warm_up`, and replayed from then on."""
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""
@@ -52,6 +61,7 @@ class Engine:
         """The first tensor rank of the last stage."""
         self._summer = PageSummer(cache)
         self._kept = Kept(cache, batch_memory) if batch_memory else None
+        self.recorded = recorded
 
     def step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
@@ -89,10 +99,9 @@ class Engine:
     def _compute(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         for row in rows:
             self._clear_tail(row)
-        plan = make_plan(rows, self.cache, self.model.device, self._kept)
         drawing = [row.sequence for row in rows if row.sample]
         with torch.inference_mode():
-            logits = self.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
+            logits = self._logits(rows)
             drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)
@@ -102,6 +111,13 @@ class Engine:
         tell_sums(self._team, self.whole, [each.page_sum for each in drawing if each.page_sum])
         return [next(drawn) if row.sample else None for row in rows]
 
+    def _logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
+        replayed = None if self.recorded is None else self.recorded.logits(rows)
+        if replayed is not None:
+            return replayed
+        plan = make_plan(rows, self.cache, self.model.device, self._kept)
+        return self.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
+
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
         """Carry each sum on over what its pages hold now, on this rank."""
         for part in parts:
@@ -109,8 +125,8 @@ class Engine:
                 part.sum.add(self._summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
 
     def warm_up(self) -> None:
-        """Run a prompt and a token through the first pages, so that the first request finds everything
-        loaded and allocated. Before any page is in use."""
+        """Run a prompt and a token through the first pages, and record what is to be replayed, so that the
+        first request finds everything loaded and allocated. Before any page is in use."""
         capacity = min(self.cache.tokens, self.model.facts.context_length)
         prompt = min(WARM_UP_TOKENS, capacity)
         sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
@@ -119,6 +135,8 @@ class Engine:
         if prompt < capacity:
             sequence.output.append(0)
             self.step([Row(sequence, prompt, prompt + 1, pages, sample=True)])
+        if self.recorded is not None:
+            self.recorded.record_all()
 
     def _check_ids(self, row: Row) -> None:
         for token in row.sequence.tokens(row.start, row.stop):
@@ -143,12 +161,14 @@ def load_engine(
     directory: Path,
     *,
     dtype: str = "auto",
+    load_format: LoadFormat = LoadFormat.AUTO,
     device: str = "auto",
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
     threads: int = 1,
     small_batch_weights: bool = False,
     batch_memory: int = 0,
+    cuda_graphs: int = 0,
     topology: Topology | None = None,
     rank: int = 0,
     team: Team | None = None,
@@ -157,18 +177,20 @@ def load_engine(
     its pages: as many on every rank.
 
     `topology`, `rank`: of the worker, with the `team` that joins its ranks where there are several. `dtype`:
-    "auto", "bfloat16" or "float32", of weights and pages alike. `device`: "auto", "cpu" or "cuda[:N]".
-    `threads`: of the CPU's tensor operations, for the whole process. `small_batch_weights`: hold the weights
-    a second time for steps of a few rows, where that is faster and takes a quarter of the memory that is left
-    at most. `batch_memory`: bytes beside the pages in which the running batch's keys and values may lie side
-    by side, on a CPU. Raises StartupError: a missing, damaged or unsupported model, one that so many ranks
-    cannot share, a device that is not there, too little memory.
+    "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights. `device`:
+    "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole process.
+    `small_batch_weights`: hold the weights a second time for steps of a few rows, where that is faster and
+    takes a quarter of the memory that is left at most. `batch_memory`: bytes beside the pages in which the
+    running batch's keys and values may lie side by side, on a CPU. `cuda_graphs`: rows of the largest decode
+    step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. Raises
+    StartupError: a missing, damaged or unsupported model, one that so many ranks cannot share, a device that
+    is not there, too little memory.
     """
     torch.set_num_threads(threads)
     team = alone() if team is None else team
     if (team.topology, team.rank) != (topology or Topology(), rank):
         raise ValueError(f"rank {rank} of {topology} with a team of rank {team.rank} of {team.topology}")
-    model = load_model(directory, dtype, device, team)
+    model = load_model(directory, dtype, device, team, load_format)
     geometry = model.geometry
     whole = KvLayout(
         model=model.facts.fingerprint,
@@ -187,4 +209,4 @@ def load_engine(
     pages = team.least(pages_that_fit(layout, kv_cache_memory))
     beside = batch_memory if model.device.type == "cpu" else 0
     cache = PagedKvCache(layout, pages, model.device, beside)
-    return Engine(model, whole, cache, team, beside)
+    return Engine(model, whole, cache, team, beside, recorded_steps(model, cache, cuda_graphs))

@@ -22,13 +22,14 @@ from services.engine.decoder import Decoder
 from services.engine.device import AUTO, find_device
 from services.engine.kv_cache import DTYPES
 from services.engine.memory import available_bytes
-from services.engine.shards import bare_module, bytes_of, fill
+from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
 from services.engine.share import Share, share_of
 from services.engine.split import cut_stages, cut_weights
 from services.engine.supported import Geometry, Probe, UnsupportedModel, refuse_by_configuration
 from services.engine.team import Team
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import ModelFacts, ModelUnreadable, read_model, weight_files
+from services.runtime.model_files import LoadFormat
 
 AUTO_DTYPE = "bfloat16"
 
@@ -134,13 +135,21 @@ class Model:
         return [each.data for each in self._module.parameters()]
 
 
-def load_model(directory: Path, dtype: str, device: str, team: Team | None = None) -> Model:
+def load_model(
+    directory: Path,
+    dtype: str,
+    device: str,
+    team: Team | None = None,
+    load_format: LoadFormat = LoadFormat.AUTO,
+) -> Model:
     """Load the model in `directory`, or the share of it that `team`'s rank has, straight in `dtype` ("auto",
-    "bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). Says nothing to the team.
+    "bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). `load_format`: whether with its own
+    weights. Says nothing to the team.
 
     Raises ModelNotFound, ModelUnreadable, UnsupportedModel, CannotSplit, DeviceNotFound or StartupError.
     """
-    facts = read_model(directory)
+    dummy = load_format is LoadFormat.DUMMY
+    facts = read_model(directory, dummy=dummy)
     place = find_device(device, 0 if team is None else team.rank)
     chosen = AUTO_DTYPE if dtype == AUTO else dtype
     library_logging.disable_progress_bar()
@@ -148,13 +157,16 @@ def load_model(directory: Path, dtype: str, device: str, team: Team | None = Non
     refuse_by_configuration(facts.name, config)
     if team is not None and team.topology.ranks > 1:
         share = share_of(facts.name, config, team)
-        module = _load_share(directory, facts.name, config, share, chosen, place)
+        module = _load_share(directory, facts.name, config, share, chosen, place, dummy=dummy)
         return Model(module, facts, chosen, place, share)
-    least = sum(path.stat().st_size for path in weight_files(directory)) * DTYPES[chosen].itemsize // 4
-    # The files' own numbers have 1 to 4 bytes: what they take in memory is judged by the least it can be.
-    _check_memory(directory, place, least)
+    if not dummy:
+        # The files' own numbers have 1 to 4 bytes: what they take in memory is judged by the least it can be.
+        least = sum(path.stat().st_size for path in weight_files(directory)) * DTYPES[chosen].itemsize // 4
+        _check_memory(directory, place, least)
 
     def load() -> Any:
+        if dummy:
+            return _load_dummies(directory, facts.name, config, chosen, place)
         return _load(directory, facts.name, config, DTYPES[chosen]).to(place).eval().requires_grad_(False)
 
     module = load()
@@ -199,26 +211,39 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
     return module
 
 
+def _load_dummies(directory: Path, name: str, config: Any, dtype: str, device: torch.device) -> Any:
+    module = _bare(name, config, dtype)
+    _check_memory(directory, device, bytes_of(module, {}))
+    fill(module, {}, Dummies(module, device), device)
+    return module.to(device).eval()
+
+
 def _load_share(
-    directory: Path, name: str, config: Any, share: Share, dtype: str, device: torch.device
+    directory: Path, name: str, config: Any, share: Share, dtype: str, device: torch.device, *, dummy: bool
 ) -> Any:
+    module = _bare(name, config, dtype)
+    _check_logits(name, module)
+    dummies = Dummies(module, device)
+    stage = cut_stages(name, module, share)
+    slices = cut_weights(name, module, share)
+    _check_memory(directory, device, bytes_of(module, slices))
     try:
-        module = bare_module(config, DTYPES[dtype])
+        with nullcontext(dummies) if dummy else weights_in(directory) as weights:
+            fill(module, slices, weights, device)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
+    module.to(device).eval()
+    return stage
+
+
+def _bare(name: str, config: Any, dtype: str) -> Any:
+    try:
+        return bare_module(config, DTYPES[dtype])
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModel(
             f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot make "
             f"it with an attention of ours: {_first_line(error)}"
         ) from error
-    _check_logits(name, module)
-    stage = cut_stages(name, module, share)
-    slices = cut_weights(name, module, share)
-    _check_memory(directory, device, bytes_of(module, slices))
-    try:
-        fill(module, slices, directory, device)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
-    module.to(device).eval()
-    return stage
 
 
 def _bytes_of_a_step(module: Any) -> int:

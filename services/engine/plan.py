@@ -148,6 +148,30 @@ def make_plan(
     )
 
 
+def pack_singles(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
+    """What `plan_of_singles` takes, of rows of one token each that have up to `pages` pages."""
+    tokens = chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in rows)
+    homes = (row.pages[row.start // page_tokens] for row in rows)
+    return [*tokens, *(row.start for row in rows), *homes, *_table(rows, pages, page_tokens)]
+
+
+def plan_of_singles(packed: torch.Tensor, rows: int, cache: PagedKvCache) -> Plan:
+    """`rows` rows of one token each as one group, in their order, all wanted: from what `pack_singles` laid
+    side by side, which is on the device. Makes the same calls whatever the numbers are."""
+    ids, where, homes, table = torch.split(packed, [rows, rows, rows, len(packed) - 3 * rows])
+    group = _singles(0, rows, table, where, cache, None)
+    return Plan(
+        tokens=ids[None],
+        positions=where[None],
+        write=_write_rows(homes, where, cache),
+        singles=(group,),
+        alike=group,
+        prefixed=(),
+        wholes=(),
+        keep=torch.arange(rows, device=packed.device),
+    )
+
+
 class _Read(NamedTuple):
     """The rows [first, end) of the laid-out step read together, from these pages, equally many a row."""
 

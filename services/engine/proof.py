@@ -43,7 +43,7 @@ def hasten(model: Model, layout: KvLayout, *, twice: bool = False) -> None:
         log.info("the model library computes the steps: other parts than ours", found=str(other))
         return
     try:
-        gaps = [*map(_gap, _answers(model, layout, ours=True), expected)]
+        gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
         close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
     except RuntimeError as error:
@@ -82,6 +82,6 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
     return [*told, cache.tensor.float()]
 
 
-def _gap(seen: torch.Tensor, right: torch.Tensor) -> float:
-    """NaN where something is not a number."""
+def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
+    """How far `seen` is from what is right, as a share of that; NaN where something is not a number."""
     return float((seen - right).norm() / right.norm())

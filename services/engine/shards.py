@@ -7,7 +7,8 @@ which this rank holds.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
+from zlib import crc32
 
 import torch
 from safetensors import safe_open
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from services.engine.attention import NAME
 from services.engine.split import Slice
 from services.runtime.model_facts import ModelUnreadable, weight_files
+
+SPREAD: Final = 0.02
 
 
 def bare_module(config: Any, dtype: torch.dtype) -> Any:
@@ -53,35 +56,73 @@ def bytes_of(module: Any, slices: dict[str, Slice]) -> int:
     return total
 
 
-def fill(module: Any, slices: dict[str, Slice], directory: Path, device: torch.device) -> None:
-    """Read every parameter of `module`, whose names are those in the files of `directory`, in its own number
-    format, onto `device`. Raises ModelUnreadable for one that is not there or has another shape."""
-    tied: dict[str, str] = dict(getattr(module, "all_tied_weights_keys", None) or {})
+class Weights(Protocol):
+    """The weights of a model, by name."""
+
+    def __contains__(self, name: str) -> bool: ...
+    def read(self, name: str, shape: tuple[int, ...], part: Slice | None) -> torch.Tensor:
+        """The weight `name`, which as a whole has `shape`, or a part of it. Raises ModelUnreadable."""
+
+
+def fill(module: Any, slices: dict[str, Slice], weights: Weights, device: torch.device) -> None:
+    """Give every parameter of `module`, whose names are those of `weights`, its values, in its own number
+    format, on `device`. Raises ModelUnreadable for one that is not there or has another shape."""
+    tied = _tied(module)
     tied.update({source: target for target, source in tied.items()})
     wholes: dict[str, torch.Tensor] = {}
+    for path, weight in list(module.named_parameters(remove_duplicate=False)):
+        source = path if path in weights else tied.get(path, path)
+        part = slices.get(path)
+        if source in wholes and (part is None or part.dim == 0):
+            # A head that is tied to an embedding which is whole on this rank takes no memory of its own.
+            values = wholes[source] if part is None else wholes[source][part.start : part.stop]
+        else:
+            found = weights.read(source, tuple(weight.shape), part)
+            # A copy: what is read may be a view of the file, of which then all would be held.
+            values = torch.empty(found.shape, dtype=weight.dtype, device=device).copy_(found)
+        if part is None:
+            wholes[source] = values
+        parent, _, name = path.rpartition(".")
+        module.get_submodule(parent).register_parameter(name, nn.Parameter(values, requires_grad=False))
+    for path, buffer in module.named_buffers():
+        if path in weights:
+            buffer.copy_(weights.read(path, tuple(buffer.shape), None))
+
+
+def _tied(module: Any) -> dict[str, str]:
+    """Names of weights that are others, with those."""
+    return dict(getattr(module, "all_tied_weights_keys", None) or {})
+
+
+class Dummies:
+    """Any numbers, about as large as a model's; the same for a name on all devices of one kind."""
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        """`module`: as a whole."""
+        self._names = {name for name, _ in module.named_parameters()} - _tied(module).keys()
+        self._device = device
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def read(self, name: str, shape: tuple[int, ...], part: Slice | None) -> torch.Tensor:
+        if len(shape) == 1:
+            values = torch.full(shape, float(name.endswith("weight")), device=self._device)  # norms, biases
+        else:
+            numbers = torch.Generator(self._device).manual_seed(crc32(name.encode()))
+            values = torch.randn(shape, generator=numbers, device=self._device).mul_(SPREAD)
+        return values if part is None else values.narrow(part.dim, part.start, part.stop - part.start)
+
+
+@contextmanager
+def weights_in(directory: Path) -> Iterator[Weights]:
+    """The files' own."""
     with ExitStack() as stack:
-        files = _Files(directory, stack)
-        for path, weight in list(module.named_parameters(remove_duplicate=False)):
-            source = path if path in files else tied.get(path, path)
-            part = slices.get(path)
-            if source in wholes and (part is None or part.dim == 0):
-                # A head that is tied to an embedding which is whole on this rank takes no memory of its own.
-                values = wholes[source] if part is None else wholes[source][part.start : part.stop]
-            else:
-                found = files.read(source, tuple(weight.shape), part)
-                # A copy: what is read may be a view of the file, of which then all would be held.
-                values = torch.empty(found.shape, dtype=weight.dtype, device=device).copy_(found)
-            if part is None:
-                wholes[source] = values
-            parent, _, name = path.rpartition(".")
-            module.get_submodule(parent).register_parameter(name, nn.Parameter(values, requires_grad=False))
-        for path, buffer in module.named_buffers():
-            if path in files:
-                buffer.copy_(files.read(path, tuple(buffer.shape), None))
+        yield _Files(directory, stack)
 
 
 class _Files:
-    """The weights of a model directory, by name, wherever they lie."""
+    """The weights of a model directory, wherever they lie."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
@@ -94,7 +135,6 @@ class _Files:
         return name in self._places
 
     def read(self, name: str, shape: tuple[int, ...], part: Slice | None) -> torch.Tensor:
-        """The weight `name`, which as a whole has `shape`, or a part of it."""
         if name not in self._places:
             raise ModelUnreadable(
                 f"{self._directory}: the files lack the model's weight {name}; one that the library would "

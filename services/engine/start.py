@@ -10,7 +10,7 @@ from services.engine.team import Team, TeamBroken
 from services.pages.topology import Topology
 from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
-from services.runtime.model_files import prepare, resolve
+from services.runtime.model_files import LoadFormat, prepare, resolve
 from services.runtime.setting_kinds import split_address
 from services.runtime.worker_settings import WorkerSettings
 
@@ -67,9 +67,11 @@ def start_engine(
     Raises StartupError for a missing or unsupported model, a number of ranks that it cannot be cut into, or
     too little memory; TeamBroken when another rank does not come up.
     """
-    directory = prepare(resolve(settings.model), lambda line: log.info("preparing the model", step=line))
+    load_format = LoadFormat(settings.load_format)
+    source = resolve(settings.model, load_format)
     engine = load_engine(
-        directory,
+        prepare(source, lambda line: log.info("preparing the model", step=line)),
+        load_format=load_format,
         dtype=settings.dtype,
         device=settings.device,
         page_tokens=settings.page_tokens,
@@ -77,6 +79,7 @@ def start_engine(
         threads=threads,
         small_batch_weights=settings.weights_twice,
         batch_memory=settings.beside_pages,
+        cuda_graphs=settings.replayed_rows,
         topology=topology,
         rank=rank,
         team=team,

@@ -89,6 +89,7 @@ def _application(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # ours is the edge's
         middleware=[Middleware(Edge, metrics=metrics, direct=direct, door=door, tracer=tracer)],
         exception_handlers={
             ApiError: api_error,

@@ -65,6 +65,8 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text still held back, unfinished bytes as replacement characters. The end."""
+        if self._known == len(self._ids):
+            return ""
         return self._settle(self._decode(self._ids), len(self._ids))
 
     def _settle(self, text: str, upto: int) -> str:

@@ -122,7 +122,7 @@ async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) ->
 
 
 def exchange_of(request: Request) -> Exchange:
-    exchange: Exchange = request.state.exchange
+    exchange: Exchange = request.scope["state"]["exchange"]
     return exchange
 
 

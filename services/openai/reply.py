@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from pydantic_core import to_json
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.openai.answering import Emit, Usage, answer
@@ -66,7 +67,7 @@ class WholeReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await unless_gone(receive, self._body())
-        await JSONResponse(body)(scope, receive, send)
+        await Response(to_json(body), media_type="application/json")(scope, receive, send)
 
     async def _body(self) -> dict[str, Any]:
         asked = self._answering

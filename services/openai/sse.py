@@ -25,6 +25,7 @@ class EventStream:
 
     def __init__(self, send: Send, stalled_client_s: float) -> None:
         """`stalled_client_s`: how long the client may leave what was sent unread."""
+        self._loop = asyncio.get_running_loop()
         self._send = send
         self._stalled_client_s = stalled_client_s
         self._turn = asyncio.Lock()
@@ -38,13 +39,13 @@ class EventStream:
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
         """Send whole events at once; with `last`, end the response. Raises ClientGone on a stall."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         if task is None:
             raise RuntimeError("events are sent by tasks")
         async with self._turn:
-            self._sending = task, loop.time()
+            self._sending = task, self._loop.time()
             if self._watch is None:
-                self._watch = loop.call_later(self._stalled_client_s, self._look)
+                self._watch = self._loop.call_later(self._stalled_client_s, self._look)
             try:
                 if not self.started:
                     self.started = True
@@ -65,9 +66,8 @@ class EventStream:
         if self._sending is None:
             return  # the next event sets a new watch
         task, since_s = self._sending
-        loop = asyncio.get_running_loop()
-        if (left_s := since_s + self._stalled_client_s - loop.time()) > 0:
-            self._watch = loop.call_later(left_s, self._look)
+        if (left_s := since_s + self._stalled_client_s - self._loop.time()) > 0:
+            self._watch = self._loop.call_later(left_s, self._look)
         else:
             self._stalled = True
             task.cancel()

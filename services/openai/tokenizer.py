@@ -80,7 +80,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of `text`; markup of special tokens in it becomes those tokens."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The fast form leaves out where in the text each token came from, a quarter of the work.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -55,7 +55,17 @@ class TransferPlan:
             raise Truncated(f"{stop} positions to fill, {len(target)} pages from position {first} on")
         runs: list[PageRun] = []
         begun_source = begun_target = size = 0
-        for at_source, at_target, blocks in self._pieces(source, target, first, start, stop):
+        small = min(self.source_page_tokens, self.target_page_tokens)
+        begin, end, before = start // small, -(-stop // small), first // small
+        pieces: list[Sequence[tuple[int, int, int]]] = [self.blocks] * (end - begin)
+        if start % small or stop % small:
+            for piece in (begin, end - 1):
+                pieces[piece - begin] = self._cut(start - piece * small, stop - piece * small)
+        sources = self._places(source, self.source_page_bytes, self.source_page_tokens // small, begin, end)
+        targets = self._places(
+            target, self.target_page_bytes, self.target_page_tokens // small, begin - before, end - before
+        )
+        for at_source, at_target, blocks in zip(sources, targets, pieces, strict=True):
             for block_source, block_target, length in blocks:
                 run_source, run_target = at_source + block_source, at_target + block_target
                 if size and run_source == begun_source + size and run_target == begun_target + size:
@@ -68,23 +78,21 @@ class TransferPlan:
             runs.append(PageRun(begun_source, begun_target, size))
         return runs
 
-    def _pieces(
-        self, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
-    ) -> Iterator[tuple[int, int, Sequence[tuple[int, int, int]]]]:
-        """Stretches of positions within a page of either side: (offset of the first one's vector in the
-        first strip of the source page, of the target page, runs from there on)."""
+    def _places(self, table: Sequence[int], page_bytes: int, each: int, begin: int, end: int) -> list[int]:
+        """Where the pieces [begin, end) of one side begin. A piece is the smaller page's positions, of which
+        a page of this side has `each`."""
+        if each == 1:
+            return [page * page_bytes for page in table[begin:end]]
         small = min(self.source_page_tokens, self.target_page_tokens)
-        while start < stop:
-            count = min(small - start % small, stop - start)
-            length = count * self.vector_bytes
-            source_page, source_token = divmod(start, self.source_page_tokens)
-            target_page, target_token = divmod(start - first, self.target_page_tokens)
-            yield (
-                source[source_page] * self.source_page_bytes + source_token * self.vector_bytes,
-                target[target_page] * self.target_page_bytes + target_token * self.vector_bytes,
-                self.blocks if count == small else [(*strip, length) for strip in self.strips],
-            )
-            start += count
+        piece = small * self.vector_bytes
+        return [table[place // each] * page_bytes + place % each * piece for place in range(begin, end)]
+
+    def _cut(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """The runs that carry the positions [start, stop) of a piece, as far as it reaches."""
+        small = min(self.source_page_tokens, self.target_page_tokens)
+        skipped = max(start, 0) * self.vector_bytes
+        length = min(stop, small) * self.vector_bytes - skipped
+        return [(source + skipped, target + skipped, length) for source, target in self.strips]
 
 
 @dataclass(frozen=True, slots=True)

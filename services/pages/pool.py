@@ -19,12 +19,12 @@ A committed page that is full may be known by the tokens it holds, and several r
 from COMMITTED, to EXPOSED: what is shared is only read (`shared-is-read-only`).
 """
 
-import heapq
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
 from services.pages.errors import IllegalPageMove, OutOfPages
+from services.pages.gaps import Gaps
 
 
 class PageState(Enum):
@@ -61,13 +61,13 @@ PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
 class PagePool:
     """A fixed number of equal pages. Knows states, not owners: `Holdings` binds them to rooms.
 
-    The lowest free page is handed out first, so that a room's pages tend to be neighbours and a
-    transfer needs few, large descriptors.
+    Neighbours are handed out together where there are some (`Gaps`), so that a transfer needs few, large
+    descriptors.
     """
 
     def __init__(self, pages: int) -> None:
         self._states = [PageState.FREE] * pages
-        self._free = list(range(pages))
+        self._free = Gaps(pages)
         self._count = dict.fromkeys(PageState, 0) | {PageState.FREE: pages}
 
     def __len__(self) -> int:
@@ -87,10 +87,10 @@ class PagePool:
         return count <= self.free
 
     def reserve(self, count: int) -> tuple[int, ...]:
-        """Take `count` free pages, lowest first, ascending. Raises OutOfPages and takes none."""
+        """Take `count` free pages, ascending. Raises OutOfPages and takes none."""
         if not self.can_reserve(count):
             raise OutOfPages(f"{count} pages asked for, {self.free} free of {len(self)}")
-        pages = tuple(heapq.heappop(self._free) for _ in range(count))
+        pages = self._free.take(count)
         self._move(pages, PageState.RESERVED)
         return pages
 
@@ -110,8 +110,7 @@ class PagePool:
         """To FREE, from a state that allows it: never from EXPOSED."""
         pages = tuple(pages)
         self._move(pages, PageState.FREE)
-        for page in pages:
-            heapq.heappush(self._free, page)
+        self._free.give(pages)
 
     def _move(self, pages: Iterable[int], to: PageState) -> None:
         """All of `pages`, or none and IllegalPageMove."""

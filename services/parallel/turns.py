@@ -119,6 +119,8 @@ class TurnProgress:
 class Lap(Enum):
     """What a turn was like."""
 
+    QUEUED = "queued"
+    """Rooms have all but the capacity for the next move, which the next turn sees: before anything else."""
     BUSY = "busy"
     """Something moved, or there is more to see: the next turn may go on at once."""
     BEHIND = "behind"
@@ -138,6 +140,8 @@ async def run_turns(
     """
     await _tell_each_other(work, group)
     while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
+        if lap is Lap.QUEUED:
+            continue  # bounded: none comes to a queue but by a command, and handlers enter none meanwhile
         if group.rank or lap is Lap.BUSY:
             # Let the RPC handlers run between two busy turns.
             await asyncio.sleep(0)
@@ -179,8 +183,10 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     progress.ended(free=ballot.may_compute)
     if verdict.leave:
         return Lap.LAST
-    if news or moves or more:
-        return Lap.BUSY
+    if not news and any(effect is Effect.QUEUE for _, effect in moves):
+        return Lap.QUEUED
+    if news or more or any(effect is not Effect.GRANT for _, effect in moves):
+        return Lap.BUSY  # what follows a grant comes from outside
     return Lap.BEHIND if group.size > 1 and _ahead(ballot, verdict) else Lap.IDLE
 
 

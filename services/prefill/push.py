@@ -103,19 +103,20 @@ class Push:
         self.stage = Stage.RECORD
 
     def advance(self, count_bytes: Callable[[int], None]) -> bool:
-        """Poll what is under way and post what may follow, for as long as something moves, and no more than
-        POSTS_A_TURN_MAX: some paths copy while they post. True when something moved."""
+        """Poll what is under way and post what may follow, as long as there is something to post, and no more
+        than POSTS_A_TURN_MAX: some paths copy while they post. True when something moved."""
         moved = False
         for _ in range(POSTS_A_TURN_MAX):
-            went = self._poll(count_bytes)
-            if self.failure is None:
-                try:
-                    went = self._post() or went
-                except TransferError as error:
-                    self.failure = str(error)
-            moved |= went
-            if self.failure is not None or not went:
+            moved = self._poll(count_bytes) or moved
+            if self.failure is not None:
                 break
+            try:
+                if not self._post():
+                    break
+            except TransferError as error:
+                self.failure = str(error)
+                break
+            moved = True
         return moved or self.failure is not None
 
     def drain(self, count_bytes: Callable[[int], None]) -> bool:
@@ -128,17 +129,6 @@ class Push:
     @property
     def under_way(self) -> bool:
         return bool(self._in_flight or self._waiting)
-
-    def notify(self, notice: bytes) -> None:
-        """Wake every rank of the receiver. Raises TransferError if one could not be told: the others were."""
-        problem: TransferError | None = None
-        for target in self._way.targets:
-            try:
-                self._transfer.notify(target.peer, notice)
-            except TransferError as error:
-                problem = error
-        if problem is not None:
-            raise problem
 
     def _poll(self, count_bytes: Callable[[int], None]) -> bool:
         moved = False
@@ -183,4 +173,4 @@ class Push:
 
     def _put(self, peer: Incarnation, region: str, runs: list[Run]) -> None:
         put = self._transfer.put(peer, region, runs)
-        self._in_flight[put] = sum(run.length for run in runs)
+        self._in_flight[put] = sum([run.length for run in runs])

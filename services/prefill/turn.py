@@ -32,7 +32,7 @@ from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
-from services.transfer.interface import Transfer, TransferError
+from services.transfer.interface import Transfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, workers_pb2
 from services.wire.callers import Callers
 from services.wire.census import census_to_wire
@@ -54,6 +54,9 @@ log = Log(__name__)
 
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
+LOOKS_MAX: Final = 16
+"""Turns without a pause, while no step runs, after something of what is under way has moved: most writes end
+sooner than the shortest pause."""
 CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""
 
@@ -107,6 +110,8 @@ class PrefillWork:
         self._turns = 0
         self._tokens = 0
         """Computed, since start."""
+        self._looks = 0
+        """Turns without a pause, from here on."""
         self._held_back = False
         """Nothing is posted in this turn. Never twice in a row, however fast steps are."""
 
@@ -170,7 +175,8 @@ class PrefillWork:
         for job in list(self._jobs.values()):
             if job.sender.phase in GATED:
                 # Posting may copy: first tokens leave before their pages do, and the next step starts.
-                news |= not self._held_back and self._see_push(job)
+                if not self._held_back and self._see_push(job):
+                    news, self._looks = True, LOOKS_MAX
             elif job.sender.phase is Phase.FAILED and job.sender.proof is None and not job.sender.busy:
                 news |= self._see_quiet(job)
         return news
@@ -251,7 +257,11 @@ class PrefillWork:
         self._turns += 1
 
     async def rest(self) -> None:
-        await self._mailbox.rest(self._rest_s())
+        if self._looks and self._stepper.free and self._under_way():
+            self._looks -= 1
+            await asyncio.sleep(0)
+        else:
+            await self._mailbox.rest(self._rest_s())
 
     # ---- commands
 
@@ -420,7 +430,6 @@ class PrefillWork:
             sender.progressed(now_ms)  # only another rank can be late now, and it counts that itself
         if push.stage is Stage.SEALED:
             sender.note(Sealed(sender.grant.generation))
-            self._wake(push, sender)
             spent_ms = sender.phase_ms[Phase.TRANSFERRING] + now_ms - sender.entered_ms
             self._metrics.sealed(spent_ms / 1000)
             self._metrics.transferred(job.overlap.spent_us / 1e6, job.overlap.hidden_us / 1e6)
@@ -440,13 +449,6 @@ class PrefillWork:
         moved = push.advance(sent)
         job.overlap.looked(start_us, self._clock.host_us(), goes_on=push.under_way, beside=beside)
         return moved
-
-    def _wake(self, push: Push, sender: Sender) -> None:
-        """A notice is never the truth: one that cannot be sent is like one that was lost."""
-        try:
-            push.notify(sender.id.to_bytes(8, "little"))
-        except TransferError as error:
-            log.debug("notice not sent", room=sender.id, cause=str(error))
 
     def _see_quiet(self, job: Job) -> bool:
         """Until its writes have ended a failed room keeps its pages, which they read (`source-pinned`)."""
@@ -549,9 +551,12 @@ class PrefillWork:
     def _tell(self, job: Job, name: str, detail: str = "") -> None:
         self._reporter.note(job.sender.id, name, detail)
 
+    def _under_way(self) -> bool:
+        return any(job.push is not None and job.push.under_way for job in self._jobs.values())
+
     def _rest_s(self) -> float:
         rooms = [job.sender for job in self._jobs.values()]
-        if any(job.push is not None and job.push.under_way for job in self._jobs.values()):
+        if self._under_way():
             return POLL_S
         now_ms = self._clock.now_ms()
         waits = [room.deadline_ms - now_ms for room in rooms if room.phase is not Phase.FAILED]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeGuard
@@ -48,8 +49,9 @@ class ModelFacts:
     """Equal for equal configuration and weights, whatever the path; 32 hexadecimal digits."""
 
 
-def read_model(directory: Path, name: str = "") -> ModelFacts:
+def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> ModelFacts:
     """Read the facts of the model in `directory`. `name` is used where given, else the directory's own.
+    `dummy`: its weights are not the files', and need not be there.
 
     Raises ModelNotFound or ModelUnreadable.
     """
@@ -63,7 +65,7 @@ def read_model(directory: Path, name: str = "") -> ModelFacts:
         context_length=_context_length(directory, words),
         vocab_size=_positive(directory, words, ("vocab_size",)),
         eos_token_ids=_eos_token_ids(directory, words),
-        fingerprint=_fingerprint(directory, config),
+        fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
     )
 
 
@@ -113,10 +115,10 @@ def sampled_digest(path: Path) -> bytes:
     return digest.digest()
 
 
-def _fingerprint(directory: Path, config: Json) -> str:
+def _fingerprint(files: Sequence[Path], config: Json) -> str:
     stable = {key: value for key, value in config.items() if key not in VOLATILE}
     digest = hashlib.sha256(json.dumps(stable, sort_keys=True).encode())
-    for path in weight_files(directory):
+    for path in files:
         digest.update(path.name.encode() + b"\0" + _header(path) + sampled_digest(path))
     return digest.hexdigest()[:32]
 

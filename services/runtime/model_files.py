@@ -25,6 +25,7 @@ from services.runtime.model_facts import (
 
 __all__ = [
     "DEMO",
+    "LoadFormat",
     "ModelFacts",
     "ModelKind",
     "ModelNotFound",
@@ -51,6 +52,15 @@ class ModelKind(Enum):
     """One file; converted to a directory once."""
 
 
+class LoadFormat(Enum):
+    """Where the weights come from."""
+
+    AUTO = "auto"
+    """The model's files."""
+    DUMMY = "dummy"
+    """Nowhere: any numbers of the right shapes, the same ones in every process with devices of one kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """Model files that are there."""
@@ -62,8 +72,9 @@ class ModelSource:
     """What the model is called if nothing else is said."""
 
 
-def resolve(model: str) -> ModelSource:
-    """Find what `model` names: a directory, a GGUF file, or the word demo.
+def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSource:
+    """Find what `model` names: a directory, a GGUF file, or the word demo. A directory without weights will
+    do where none are loaded.
 
     Raises ModelNotFound, which says what was looked for and where.
     """
@@ -74,7 +85,7 @@ def resolve(model: str) -> ModelSource:
     try:
         path = Path(model).expanduser().resolve()
         if path.is_dir():
-            return _directory(path)
+            return _directory(path, load_format)
         if path.is_file():
             return _gguf(path)
     except (OSError, RuntimeError, ValueError) as error:
@@ -104,10 +115,10 @@ def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
     return converted(source.path, source.name, report)
 
 
-def _directory(path: Path) -> ModelSource:
+def _directory(path: Path, load_format: LoadFormat) -> ModelSource:
     if not (path / "config.json").is_file():
         raise ModelNotFound(f"--model {path}: the directory has no config.json")
-    if not weight_files(path):
+    if load_format is LoadFormat.AUTO and not weight_files(path):
         raise ModelNotFound(
             f"--model {path}: the directory has no safetensors weights ({SINGLE_FILE} or an index of several)"
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.runtime.model_files import LoadFormat
 from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching
 from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
@@ -9,6 +10,7 @@ from services.runtime.tracing import ENDPOINT
 
 LOG_LEVEL = choices("debug", "info", "warning", "error")
 LOG_FORMAT = choices("text", "json")
+LOAD_FORMAT = choices(*(each.value for each in LoadFormat))
 COLLECTOR = matching(f"({ENDPOINT})?", "URL", "http://host:port, or https:// for TLS")
 ADVERTISE = matching(r"[A-Za-z0-9._:%-]*", "HOST", "an address or host name without a port")
 
@@ -20,6 +22,12 @@ class ServiceSettings:
     host: str = setting("127.0.0.1", "Address to listen on.", HOST)
     advertise: str = setting(
         "", "Address under which other processes reach this one (not given: the listen address).", ADVERTISE
+    )
+    load_format: str = setting(
+        LoadFormat.AUTO.value,
+        "Which weights, the same on every service: the model's (auto), or any numbers in their shapes (dummy)"
+        ", to measure a model by its configuration and tokenizer alone.",
+        LOAD_FORMAT,
     )
     drain_timeout_ms: int = setting(
         30_000, "After the stop signal, longest wait for requests that started.", DURATION_MS

@@ -118,6 +118,11 @@ class WorkerSettings(ServiceSettings):
         return False
 
     @property
+    def replayed_rows(self) -> int:
+        """Of the largest step that is recorded at the start and replayed."""
+        return 0
+
+    @property
     def topology(self) -> Topology:
         """The worker's ranks."""
         return Topology(tensor=self.tp)

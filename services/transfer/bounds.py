@@ -4,7 +4,7 @@ Everything in an endpoint came from a peer: it is checked here, once, before a b
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from services.transfer.interface import Endpoint, OutOfRegion, Region, Run, TransferError
@@ -26,17 +26,16 @@ def check_region(region: Region) -> None:
         raise TransferError(
             f"region {region.name!r} lies outside 64 bits: {region.address:#x} + {region.length}"
         )
-    device_index(region)
-
-
-def device_index(region: Region) -> int | None:
-    """N of "cuda:N"; None is the main memory. Raises TransferError on any other word."""
-    found = DEVICE.fullmatch(region.device)
-    if found is None:
+    if DEVICE.fullmatch(region.device) is None:
         raise TransferError(
             f'region {region.name!r}: device is "cpu" or "cuda:N", not {region.device[:32]!r}'
         )
-    return None if found[1] is None else int(found[1])
+
+
+def device_index(device: str) -> int | None:
+    """N of "cuda:N"; None is the main memory. Of a region that was checked."""
+    found = DEVICE.fullmatch(device)
+    return int(found[1]) if found and found[1] else None
 
 
 def check_endpoint(peer: Endpoint) -> None:
@@ -57,12 +56,12 @@ def check_endpoint(peer: Endpoint) -> None:
         check_region(region)
 
 
-def region_named(name: str, regions: Iterable[Region], whose: str) -> Region:
+def region_named(name: str, regions: Mapping[str, Region], whose: str) -> Region:
     """Raises TransferError if there is none of that name."""
-    for region in regions:
-        if region.name == name:
-            return region
-    raise TransferError(f"{whose} has no region {name!r}")
+    region = regions.get(name)
+    if region is None:
+        raise TransferError(f"{whose} has no region {name!r}")
+    return region
 
 
 def fitting(runs: Sequence[Run], source: Region, target: Region) -> list[Run]:
@@ -74,10 +73,11 @@ def fitting(runs: Sequence[Run], source: Region, target: Region) -> list[Run]:
     if not runs:
         raise TransferError("a put of no runs")
     merged: list[Run] = []
+    source_length, target_length = source.length, target.length
     end_source = end_target = -1
     for run in runs:
         at, to, length = run
-        if length < 1 or not 0 <= at <= source.length - length or not 0 <= to <= target.length - length:
+        if length < 1 or not 0 <= at <= source_length - length or not 0 <= to <= target_length - length:
             raise OutOfRegion(
                 f"run {at} -> {to}, {length} bytes, does not lie in region "
                 f"{source.name!r}: {source.length} bytes here, {target.length} at the peer"

@@ -11,7 +11,7 @@ for a write to land. One thread makes all calls of an endpoint.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from services.pages.runs import PageRun
 from services.rooms.ids import Incarnation
@@ -66,8 +66,7 @@ class PutState(Enum):
     PENDING, however long it takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutId:
+class PutId(NamedTuple):
     """Names one posted write of this endpoint; never reused."""
 
     peer: Incarnation

@@ -7,7 +7,7 @@ only then may the backend drop the connection, since a dropped connection tells 
 Pure: no backend, socket or clock; `forget` is called when a connection may be dropped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -17,6 +17,7 @@ from services.transfer.interface import (
     Endpoint,
     PutId,
     PutState,
+    Region,
     TransferError,
     UnknownPeer,
 )
@@ -30,6 +31,8 @@ Write = TypeVar("Write")
 @dataclass(slots=True)
 class Link:
     endpoint: Endpoint
+    regions: Mapping[str, Region]
+    """The endpoint's, by name."""
     pending: int = 0
     leaving: bool = False
     broken: bool = False
@@ -77,7 +80,7 @@ class Ledger(Generic[Write]):
         return True
 
     def add(self, peer: Endpoint) -> None:
-        self._links[peer.incarnation] = Link(peer)
+        self._links[peer.incarnation] = Link(peer, {region.name: region for region in peer.regions})
 
     def link(self, peer: Incarnation) -> Link:
         """Raises UnknownPeer if it was never connected, or given up."""

@@ -66,8 +66,8 @@ class MemoryTransfer:
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
         self._check_open()
         link = self._ledger.link(peer)
-        source = region_named(region, self._regions.values(), "this process")
-        target = region_named(region, link.endpoint.regions, f"peer {link.endpoint.agent}")
+        source = region_named(region, self._regions, "this process")
+        target = region_named(region, link.regions, f"peer {link.endpoint.agent}")
         fitted = fitting(runs, source, target)
         if link.broken:
             raise TransferError(f"the connection to {link.endpoint.agent} broke")

@@ -83,7 +83,7 @@ class NixlTransfer:
             raise TransferError(f"region {region.name!r} is registered already")
         if self._endpoint is not None:
             raise TransferError(f"region {region.name!r} comes after the first endpoint()")
-        kind, device = _memory(region)
+        kind, device = _memory(region.device)
         with self._nixl.as_transfer_error(f"region {region.name!r} cannot be registered"):
             registration = agent.register_memory([(region.address, region.length, device, "")], mem_type=kind)
         self._registrations.append(registration)
@@ -123,20 +123,22 @@ class NixlTransfer:
         agent = self._open_agent()
         link = self._ledger.link(peer)
         name = link.endpoint.agent
-        source = region_named(region, self._regions.values(), "this process")
-        target = region_named(region, link.endpoint.regions, f"peer {name}")
+        source = region_named(region, self._regions, "this process")
+        target = region_named(region, link.regions, f"peer {name}")
         fitted = fitting(runs, source, target)
         if link.broken:
             raise TransferError(f"the connection to {name} broke")
-        source_kind, source_device = _memory(source)
-        target_kind, target_device = _memory(target)
+        source_kind, source_device = _memory(source.device)
+        target_kind, target_device = _memory(target.device)
         source_start, target_start = source.address, target.address
         sources = [(source_start + at, length, source_device) for at, _, length in fitted]
         targets = [(target_start + to, length, target_device) for _, to, length in fitted]
-        with self._nixl.as_transfer_error(f"a put to {name} cannot be prepared"):
+        try:
             local = agent.get_xfer_descs(sources, mem_type=source_kind)
             remote = agent.get_xfer_descs(targets, mem_type=target_kind)
             write = _Write(agent.initialize_xfer("WRITE", local, remote, name))
+        except self._nixl.errors as error:
+            raise TransferError(f"a put to {name} cannot be prepared: {error}") from error
         self._post(agent, peer, write)
         return self._ledger.post(peer, write)
 
@@ -254,6 +256,6 @@ class NixlTransfer:
 
 
 @lru_cache(maxsize=2 * REGIONS_MAX)
-def _memory(region: Region) -> tuple[str, int]:
-    index = device_index(region)
+def _memory(device: str) -> tuple[str, int]:
+    index = device_index(device)
     return ("DRAM", 0) if index is None else ("VRAM", index)

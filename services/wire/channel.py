@@ -30,6 +30,11 @@ REQUEST_BYTES_MAX: Final = TAKEN_BYTES_MAX
 """Longest message that a server takes: reading a longer one, to no use, would keep it from its turns and
 its lease for seconds."""
 
+AHEAD_BYTES: Final = 8 * 1024
+"""What a peer may send that nobody has taken yet. A message may be longer; it comes when it is asked for.
+Little, so that a caller who lags behind gets few long messages for many short ones: each costs it as much as
+several tokens, and a worker that cannot send collects what its rooms say."""
+
 _KEEPALIVE: Final = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -42,6 +47,8 @@ _CHANNEL: Final = (
     *_KEEPALIVE,
     ("grpc.max_receive_message_length", REPLY_BYTES_MAX),
     ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
+    ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
+    ("grpc.http2.bdp_probe", 0),  # which would raise it to what the line can carry
     ("grpc.enable_retries", 0),
     # What another channel to this address has lived through (an earlier process, a back-off) is not ours.
     ("grpc.use_local_subchannel_pool", 1),

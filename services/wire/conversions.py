@@ -308,8 +308,9 @@ def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
     )
 
 
-def event_from_wire(wire: rooms_pb2.RoomEvent) -> Event:
-    return Event(wire.wall_ms, wire.source[:128], wire.name[:64], wire.detail[:512], wire.host_us)
+def event_from_wire(wire: rooms_pb2.RoomEvent, source: str) -> Event:
+    """`source`: who is known to have told it. What the line itself says of that is not believed."""
+    return Event(wire.wall_ms, source, wire.name[:64], wire.detail[:512], wire.host_us)
 
 
 def room_to_wire(entry: RoomEntry, *, events: bool) -> rooms_pb2.Room:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from services.rooms.ids import Incarnation
 from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost
+from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.runtime.serve import end_now
@@ -67,6 +68,7 @@ class FollowerHost:
         """Turn until the group leaves. Returns the exit code. Raises what ended the turns; when that is one
         of `broken` it does not return: the process ends."""
         self._problem = None
+        spare_what_is_loaded()
         helpers = [asyncio.create_task(_tell_asked(shutdown)), asyncio.create_task(self.reporter.run())]
         try:
             await turns

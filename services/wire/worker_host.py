@@ -19,6 +19,7 @@ from services.rooms.ids import Incarnation
 from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost
 from services.runtime.exposed import beyond_this_machine
+from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.listen import cannot_listen
 from services.runtime.logging import Log
 from services.runtime.party import Party
@@ -145,6 +146,7 @@ class WorkerHost:
             role.census,
         )
         self._lease = lease
+        spare_what_is_loaded()
         await self.server.start(role.services)
         await self.server.set_serving(serving=True)
         turns = asyncio.create_task(role.turns, name="turns")

@@ -205,14 +205,14 @@ async def test_the_old_room_is_ended_on_both_sides_and_its_late_tokens_are_dropp
     stream = await at.backend.generate(asked())
     batches = stream.__aiter__()
     assert [token.id for token in (await anext(batches)).tokens] == [7]
-    await until(lambda: at.decode.called == [2])
-    assert [token.id for token in (await anext(batches)).tokens] in ([8], [8, 9])
+    await until(lambda: at.decode.called[:1] == [2])
+    went_on = await anext(batches)
+    assert [token.id for token in went_on.tokens] in ([8], [8, 9]), "of whichever side was heard first"
     late.set()
     await until(lambda: at.decode.cancels == {2: "prefill_lost"})
     await until(lambda: "decode outcome" in at.events(2))
-    drawn, how = await read(stream)
-    assert drawn in ([9], [])
-    assert how == "length" or drawn == []
+    if went_on.finish is None:
+        assert await read(stream) == ([9], "length")
     assert set(at.entry(2).waiting_for) == {P, D}, "it is retired by its workers, not by its successor"
     await at.all_at_rest(2, 3)
 
@@ -348,7 +348,7 @@ async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one
     """It says so at once, again and again: the request must not spend its rooms on that."""
     async with house(rooms_max=3) as at:
         at.prefill.scripts = [[WrongIncarnation("meant for incarnation 11, this is 12")], prefills()]
-        at.decode.script = decodes()
+        at.decode.scripts, at.decode.script = [[accepted(D)]], decodes()
         reading = asyncio.ensure_future(read(await at.backend.generate(asked())))
         await until(lambda: at.rooms.queued() == 1)
         assert at.prefill.called == [1]
@@ -365,7 +365,7 @@ async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one
 async def test_a_refusal_is_retried_like_any_other_failure(error: Exception) -> None:
     async with house(rooms_max=2) as at:
         at.prefill.scripts = [[error], prefills()]
-        at.decode.script = decodes()
+        at.decode.scripts, at.decode.script = [[accepted(D)]], decodes()
         assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "length")
 
 

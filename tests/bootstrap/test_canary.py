@@ -57,7 +57,7 @@ def test_honest_health_no_canary_asks_what_was_asked_before() -> None:
 
 async def test_a_worker_that_fails_its_canary_says_why_and_keeps_nobody_else_out() -> None:
     async with house() as at:
-        at.decode.script = GOOD_DECODE
+        at.decode.scripts, at.decode.script = [[accepted(D)]], GOOD_DECODE
         bad = PrefillWorker("prefill-bad", P, Incarnation(31), script=[accepted(P), None])
         good = PrefillWorker("prefill-good", P, Incarnation(32), script=GOOD_PREFILL)
         async with serving(bad.add) as bad_address, serving(good.add) as good_address:
@@ -77,8 +77,8 @@ async def test_a_worker_that_fails_its_canary_says_why_and_keeps_nobody_else_out
 async def test_a_pair_that_brings_too_few_tokens_is_not_ready() -> None:
     async with house() as at:
         at.prefill.script = [accepted(P), first(7, LENGTH), ended(P)]
-        at.decode.script = GOOD_DECODE
-        late = DecodeWorker("decode-1", D, Incarnation(41), script=GOOD_DECODE, address=at.decode.address)
+        at.decode.script = [accepted(D)]
+        late = DecodeWorker("decode-1", D, Incarnation(41), address=at.decode.address)
         at.join(late, proven=False)
         canary = Canary(at.rooms, at.backend)
         task = asyncio.ensure_future(canary.run())
@@ -92,7 +92,7 @@ async def test_a_full_partner_has_one_canary_at_a_time() -> None:
     async with house(places=1) as at:
         pair = at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation)
         at.registry.open_room("of a client", pair, 10, at.clock.now_ms())
-        at.decode.script = GOOD_DECODE
+        at.decode.script = [accepted(D)]
         bad = PrefillWorker("prefill-bad", P, Incarnation(31), script=[accepted(P), None])
         async with serving(bad.add) as bad.address:
             at.join(bad, proven=False)

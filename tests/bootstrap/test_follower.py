@@ -8,6 +8,7 @@ import pytest
 from services.bootstrap import follower
 from services.openai.backend import Hangup, NoWorker, Overloaded
 from services.rooms.errors import Cause, Reason, RosterFull
+from services.rooms.ids import RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase, WorkerState
 from tests.bootstrap.scripted import LENGTH, STOP, House, accepted, asked, ended, first, house, read, tokens
@@ -151,14 +152,30 @@ async def test_room_ends_a_worker_that_never_got_the_room_is_not_waited_for(at: 
     await at.at_rest()
 
 
-async def test_a_refused_room_is_held_by_nobody_and_filed_at_once(at: House) -> None:
-    at.prefill.script = [RosterFull("all places are taken")]
+async def test_a_refused_room_is_waited_for_on_the_other_side_alone(at: House) -> None:
+    at.prefill.script, at.decode.script = [RosterFull("all places are taken")], [accepted(D)]
+    at.prefill.absent = {1}
     assert await read(await at.backend.generate(asked())) == ([], "refused")
     cause = at.entry().cause
     assert cause is not None
     assert "prefill worker prefill-0: all places are taken" in cause.text
+    await until(lambda: at.decode.cancels.get(1) == "refused")
+    await until(lambda: set(at.entry().waiting_for) == {D})
+    at.decode.cancelled.set()
+    at.rooms.side_retired(RoomId(1), D)
     await at.at_rest()
-    assert at.decode.called == []
+
+
+async def test_both_workers_are_called_before_either_has_answered(at: House) -> None:
+    go = asyncio.Event()
+    at.prefill.script = [go, accepted(P), first(7), ended(P)]
+    at.decode.script = [go, accepted(D), tokens(0, [7]), tokens(1, [8], LENGTH), ended(D)]
+    stream = await at.backend.generate(asked(2))
+    await until(lambda: at.prefill.called == at.decode.called == [1])
+    go.set()
+    assert await read(stream) == ([7, 8], "length")
+    at.retired()
+    await at.at_rest()
 
 
 async def test_a_worker_that_cannot_be_reached_gets_no_rooms_until_it_renews(at: House) -> None:
@@ -186,6 +203,7 @@ async def test_a_worker_that_is_gone_is_not_told_again_that_its_room_ended(
     with caplog.at_level("DEBUG"):
         assert await read(await at.backend.generate(asked())) == ([], "prefill_lost")
         await until(lambda: "cancel not taken" in caplog.text)
+    at.decode.cancelled.set()
     at.rooms.exited(at.prefill.name, at.prefill.pid)
     await at.channels.drop(at.prefill.address)
     at.retired()
@@ -198,12 +216,9 @@ async def test_a_client_that_hangs_up_stops_both_sides(at: House, when: str) -> 
     at.prefill.script = [accepted(P), first(7)]
     at.decode.script = [accepted(D), tokens(0, [7])]
     if when == "before accepted":
-        at.prefill.script = []
+        at.prefill.script = at.decode.script = []
     stream = await at.backend.generate(asked())
-    if when == "before accepted":
-        await until(lambda: at.prefill.called == [1])
-    else:
-        await until(lambda: at.decode.called == [1])
+    await until(lambda: at.prefill.called == at.decode.called == [1])
     if when == "while streaming":
         await anext(stream.__aiter__())
     await stream.hang_up(Hangup.CLIENT_GONE)
@@ -211,10 +226,6 @@ async def test_a_client_that_hangs_up_stops_both_sides(at: House, when: str) -> 
     await until(lambda: at.prefill.cancels.get(1) == at.decode.cancels.get(1) == "client_gone")
     at.prefill.cancelled.set()
     at.decode.cancelled.set()
-    if when == "before accepted":
-        await at.unfollowed()
-        assert at.decode.called == [], "decode was not called any more"
-        assert at.entry().waiting_for == {P}
     at.retired()
     await at.at_rest()
 

@@ -12,6 +12,7 @@ from services.runtime.room_spans import RoomSpans
 from tests.bootstrap.scripted import House, accepted, asked, ended, house, read
 from tests.bootstrap.test_attempts import decodes, prefills
 from tests.trace.notes import PARENT, TRACE, Notes
+from tests.wire.servers import until
 
 P, D = Side.PREFILL, Side.DECODE
 
@@ -64,6 +65,7 @@ async def test_where_nothing_is_traced_workers_hear_what_the_caller_sent(at: Hou
     at.prefill.script, at.decode.script = prefills(), decodes()
     stream = await at.backend.generate(replace(asked(), trace=PARENT))
     assert (await read(stream))[1] == "length"
+    await until(lambda: bool(at.prefill.asked))
     assert [request.trace for request in (*at.prefill.asked, *at.decode.asked)] == [PARENT, PARENT]
     assert at.entry().trace_id == TRACE
 

@@ -20,6 +20,7 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
     assert told["ratio_of"] == ["step", limit]
     assert told["ratio"] > 0
     assert told["ratio_of_least"] > 0
+    assert (told["device"], told["graphs"]) == ("cpu", 0)
     assert set(told["median_ms"]) == set(told["least_ms"]) >= {"step", limit}
     if phase == "decode":
         shape = tiny.SHAPE
@@ -32,4 +33,15 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
 
 def test_a_profile_names_the_operators(tmp_path: Path) -> None:
     told = step(tiny.saved("llama-gqa-untied", tmp_path), "--profile")
+    assert sum(told["profile_ms"].values()) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_a_step_is_measured_on_a_gpu(tmp_path: Path, phase: str) -> None:
+    """Decode by replayed steps, as a worker does it."""
+    told = step(tiny.saved("llama-gqa-untied", tmp_path), "--phase", phase, "--device", "cuda", "--profile")
+    assert told["device"] == "cuda:0"
+    assert (told["graphs"] > 0) is (phase == "decode")
+    assert told["ratio"] > 0
     assert sum(told["profile_ms"].values()) > 0

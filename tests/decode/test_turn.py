@@ -102,6 +102,21 @@ async def test_a_worker_that_waits_for_pages_drives_the_transfer_and_takes_no_tu
     assert caller.tokens == toy.answer(ASKED)
 
 
+async def test_a_room_is_granted_in_the_turn_behind_the_one_that_queues_it(bench: DecodeBench) -> None:
+    """Whatever else waits to run is served after that, and nothing follows until the sender has answered."""
+    bench.sender.may_connect.set()
+    await bench.stream(ASKED)
+    async with asyncio.timeout(20):
+        while await bench.turn() is not Lap.QUEUED:
+            pass
+    assert bench.pages(PageState.EXPOSED) == 0
+    assert await bench.turn() is Lap.IDLE
+    assert bench.pages(PageState.EXPOSED) == 2
+    await until(lambda: 1 in bench.sender.grants)
+    bench.land(ASKED)
+    await bench.settle()
+
+
 async def test_a_step_costs_one_turn(bench: DecodeBench) -> None:
     caller = await started(bench)
     bench.land(ASKED)
@@ -430,11 +445,45 @@ async def test_after_a_room_that_failed_on_the_way_the_next_one_connects_anew(
 
 
 async def test_a_refused_destination_fails_the_room_and_is_closed_all_the_same(bench: DecodeBench) -> None:
-    bench.sender.refuse_grants = [UnknownRoom("room 1 is not known here")]
+    bench.sender.refuse_grants = [PeerFault("room 1: the registry named another receiver")]
     caller = await bench.stream(ASKED)
     await bench.turns_until(lambda: bool(bench.sender.closes))
     assert await caller.outcome() == "refused"
     assert bench.pages(PageState.QUARANTINED) == 2
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_room_issued_a_destination_that_comes_before_its_room_is_told_again(bench: DecodeBench) -> None:
+    """Both workers are called at once."""
+    bench.sender.refuse_grants = [UnknownRoom("room 1 is not known here")] * 3
+    caller = await started(bench)
+    bench.land(ASKED)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    assert len(bench.sender.connects) == 1
+    bench.assert_empty()
+
+
+async def test_a_destination_is_told_no_more_once_its_room_has_ended(bench: DecodeBench) -> None:
+    bench.sender.refuse_grants = [UnknownRoom("room 1 is not known here")] * 10_000
+    caller = await bench.stream(ASKED)
+    await bench.turns_until(lambda: len(bench.sender.refuse_grants) < 9_998)
+    cause = cause_to_wire(Cause(Reason.REFUSED, "prefill: all places are taken"))
+    await bench.enter(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=1, cause=cause)))
+    bench.sender.quiet.set()
+    await bench.settle()
+    assert await caller.outcome() == "refused"
+    await until(lambda: not bench.peers._tasks)
+    bench.assert_empty()
+
+
+async def test_a_destination_that_met_another_process_is_a_lost_sender(bench: DecodeBench) -> None:
+    bench.sender.refuse_grants = [WrongIncarnation("another process")]
+    caller = await bench.stream(ASKED)
+    await bench.turns_until(lambda: bool(bench.sender.closes))
+    assert await caller.outcome() == "prefill_lost"
     bench.sender.quiet.set()
     await bench.settle()
     bench.assert_empty()

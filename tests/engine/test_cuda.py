@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.engine import PageSum, SumPart
+from services.engine.attention import PagedStep
+from services.engine.engine import Engine, PageSum, Row, SumPart, load_engine
+from services.engine.graphs import Capturing
+from services.engine.plan import make_plan
+from services.engine.proof import TOLERANCES, gap
 from services.rooms.request import Sampling
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
@@ -64,3 +68,72 @@ def test_pages_sum_up_to_the_same_on_the_gpu_and_on_the_cpu(tiny_engine: MakeEng
     for engine, each in zip(engines, sums, strict=True):
         engine.sum_pages([SumPart(each, [5, 1, 7], 39)])
     assert sums[0].total == sums[1].total
+
+
+def replaying(directory: Path, dtype: str = "float32", rows_max: int = 6) -> Engine:
+    """After its warm-up; every shape was captured, and proven."""
+    engine = load_engine(
+        directory, dtype=dtype, device="cuda", kv_cache_memory=4 * 2**20, cuda_graphs=rows_max
+    )
+    engine.warm_up()
+    assert engine.recorded is not None
+    assert engine.recorded.recorded == frozenset(engine.recorded.shapes)
+    return engine
+
+
+@pytest.mark.parametrize("architecture", ["llama-gqa-untied", "qwen3-query-key-norm", "qwen2-biased"])
+def test_replayed_steps_give_the_references_tokens_while_rows_come_and_go(
+    tiny_dir: Callable[[str], Path], architecture: str
+) -> None:
+    engine = replaying(tiny_dir(architecture))
+    worker = Worker(engine)
+    prompts = random_prompts((1, 40, 5, 130, 23))
+    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
+    for joined in range(1, len(tenants) + 1):
+        worker.step(tenants[joined - 1 : joined], chunk=200)
+        worker.step(tenants[:joined][::-1], chunk=1)
+    outputs = worker.run(tenants, chunk=1)
+    assert outputs == reference_greedy(tiny_dir(architecture), prompts, OUTPUT_TOKENS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str], Path], dtype: str) -> None:
+    """Five rows, so that the sixth is padding, in shuffled pages; the same step by both ways."""
+    engine = replaying(tiny_dir("llama-gqa-untied"), dtype)
+    worker = Worker(engine)
+    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
+    worker.step(tenants, chunk=200)
+    rows = []
+    for tenant in tenants:
+        worker.grow(tenant, tenant.computed + 1)
+        rows.append(Row(tenant.sequence, tenant.computed, tenant.computed + 1, tenant.pages, sample=True))
+        engine._clear_tail(rows[-1])
+    assert engine.recorded is not None
+    with torch.inference_mode():
+        replayed = engine.recorded.logits(rows)
+        plan = make_plan(rows, engine.cache, engine.model.device)
+        called = engine.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, engine.cache))
+    assert replayed is not None
+    assert called is not None
+    assert gap(replayed.float(), called.float()) < TOLERANCES[dtype]
+
+
+def test_what_is_captured_is_done_again_with_what_its_tensors_hold_by_then() -> None:
+    device = torch.device("cuda", 0)
+    number, doubled = torch.zeros(1, device=device), torch.zeros(1, device=device)
+    replay = Capturing(device).record(lambda: doubled.copy_(number))
+    for expected in (3.0, 5.0):
+        number.fill_(expected)
+        replay()
+        assert doubled.item() == expected
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_computing_goes_on() -> None:
+    """Waiting for a GPU is what no capture allows."""
+    device = torch.device("cuda", 0)
+    number = torch.zeros(1, device=device)
+    before = torch.cuda.current_stream(device)
+    with pytest.raises(RuntimeError):
+        Capturing(device).record(lambda: number.fill_(number.item()))
+    assert torch.cuda.current_stream(device) == before
+    assert number.add_(1).item() == 1

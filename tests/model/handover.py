@@ -95,9 +95,19 @@ def grant(world: World, state: State, room: RoomId, told: Facts) -> State:
 def refused(world: World, state: State, message: Message, answer: str) -> State:
     """Where the way is not known, or leads to where our memory was, it is made anew, once."""
     room, receiver, again = message[2], message[3], message[-1]
+    if answer == "UnknownRoom" and any(each[:3] == (PREFILL, "open", room) for each in state.mail):
+        return _again(world, state, message)
     if answer == "NotConnected" and world.scope.ways and not again and receiver == state.peers[DECODE]:
         return ask_to_connect(world, state, (*message[:-1], True))
     return cancel_here(world, state, room, Reason.REFUSED)
+
+
+def _again(world: World, state: State, message: Message) -> State:
+    """The room is on its way to the sender: for as long as it waits for it here, the grant is made again."""
+    room, receiver = message[2], message[3]
+    at = world.standings(state, DECODE)[0].at(room)
+    wanted = receiver == state.peers[DECODE] and at is not None and at.phase is Phase.TRANSFERRING
+    return state._replace(mail=state.mail | {message}) if wanted else state
 
 
 def cancel_here(world: World, state: State, room: RoomId, reason: Reason) -> State:

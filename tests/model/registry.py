@@ -1,5 +1,5 @@
-"""What does the bootstrap do about a room? As `services.bootstrap.follower` and `rooms`: it calls prefill,
-then decode; the first cause ends the room, and the other side is told. What is written down: `book.py`."""
+"""What does the bootstrap do about a room? As `services.bootstrap.follower` and `rooms`: it calls both
+workers at once; the first cause ends the room, and the other side is told. The registry itself: `book.py`."""
 
 from typing import Any, Final
 
@@ -12,31 +12,19 @@ CALLED_OFF: Final = Reason.CANCELLED
 """Why a side is cancelled. Without `ways` what a cancel says makes no difference to what follows, so that
 nearly all of them say the same: states that differ in words alone are one."""
 
-RUNNING: Final = (Known.CALLED, Known.ACCEPTED)
+RUNNING: Final = (Known.CALLED,)
 
 
 def issue(world: World, state: State, room: RoomId) -> State:
-    """Open a room on the workers that live now, and call prefill."""
+    """Open a room on the workers that live now, and call both."""
     state, issued = _write(world, state, room, "open")
     if issued is None:
         return state  # nobody can take it now
     if issued != room:
         raise Broken(Law.ROOM_UNIQUE, f"room {issued} is issued where room {room} should follow")
     entry = Entry(Known.CALLED, state.peers)
-    call = (PREFILL, "open", room, state.peers[DECODE])
-    return _known(state, room, entry)._replace(mail=state.mail | {call})
-
-
-def accepted(world: World, state: State, room: RoomId) -> State:
-    """The prefill worker holds the room: call decode, if the room still runs."""
-    entry = state.rooms[room - 1]
-    if entry.known is not Known.CALLED:
-        return state
-    if entry.peers[DECODE] != state.peers[DECODE]:
-        return over(world, state, room, CALLED_OFF)
-    call = (DECODE, "open", room, entry.peers[PREFILL])
-    following = _known(state, room, entry._replace(known=Known.ACCEPTED))
-    return following._replace(mail=following.mail | {call})
+    calls = {(side, "open", room, state.peers[1 - side]) for side in (PREFILL, DECODE)}
+    return _known(state, room, entry)._replace(mail=state.mail | calls)
 
 
 def over(world: World, state: State, room: RoomId, reason: Reason, *told: int) -> State:

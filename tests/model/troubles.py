@@ -64,7 +64,7 @@ def _aborts(world: World, state: State) -> Steps:
 
 def _orphans(world: World, state: State) -> Steps:
     for index, entry in enumerate(state.rooms):
-        if entry.known is Known.ACCEPTED:  # both sides were called, and will report it retired
+        if entry.known is Known.CALLED:  # both sides were, and will report it retired
             room = RoomId(index + 1)
             yield ("orphan", room), partial(orphaned, state, room)
 
@@ -164,8 +164,11 @@ def _drain(world: World, state: State, side: int) -> State:
 
 
 def _forgets(world: World, state: State) -> Steps:
-    """All ranks of a worker at once."""
+    """All ranks of a worker at once. No call lives as long as what is remembered: a grant under way may find
+    a room that its close had called off."""
     for side in awake(state):
+        if side == PREFILL and any(message[1] == "grant" for message in state.mail):
+            continue
         yield ("forget", side), partial(_forget, world, state, side)
 
 

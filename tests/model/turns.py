@@ -15,7 +15,7 @@ from tests.model.flights import leaders
 from tests.model.handover import asked, connected, doubted, grant, opened, refused, wants_close
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
-from tests.model.registry import CALLED_OFF, RUNNING, accepted, answered, gave_back, over
+from tests.model.registry import CALLED_OFF, RUNNING, answered, gave_back, over
 from tests.model.world import (
     BOOTSTRAP,
     DECODE,
@@ -147,9 +147,7 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
     match deed:
         case "open" if answer:
             return following
-        case "open" if side == PREFILL:
-            return accepted(world, following, about[0])
-        case "open":
+        case "open" if side == DECODE:
             return opened(world, following, about[1])
         case "grant" if answer:
             return refused(world, following, message, answer)

@@ -34,9 +34,7 @@ class Known(IntEnum):
 
     UNISSUED = 0
     CALLED = 1
-    """The prefill worker was asked to run it."""
-    ACCEPTED = 2
-    """… and holds it; the decode worker was asked to stream it."""
+    """Both workers were asked for it."""
     ORPHANED = 4
     """Whoever opened it is gone, and said nothing."""
     OVER = 3

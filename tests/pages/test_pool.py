@@ -1,7 +1,7 @@
 """Do pages move as the table lists, all of them or none, and is none lost or handed out twice?"""
 
 from collections import Counter
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 from hypothesis import settings
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from services.pages.errors import IllegalPageMove, OutOfPages
+from services.pages.gaps import Gaps
 from services.pages.pool import PAGE_MOVES, PagePool, PageState
 
-PAGES = 6
+PAGES = 9
 WAYS = {
     PageState.FREE: [],
     PageState.RESERVED: [],
@@ -78,11 +79,21 @@ def test_shared_is_read_only_what_may_be_shared_is_never_exposed() -> None:
     assert {before for before, after in PAGE_MOVES if after is PageState.CACHED} == {PageState.COMMITTED}
 
 
-def test_the_lowest_pages_are_handed_out_first_and_ascending() -> None:
-    pool = PagePool(5)
-    assert pool.reserve(4) == (0, 1, 2, 3)
-    pool.release((2, 0))
-    assert pool.reserve(3) == (0, 2, 4)
+def test_neighbours_are_handed_out_together_of_the_smallest_gap_that_has_so_many() -> None:
+    pool = PagePool(12)
+    assert pool.reserve(10) == tuple(range(10))
+    pool.release((8, 1, 3, 4, 5))  # free: 1, 3-5, 8, 10-11
+    assert pool.reserve(2) == (10, 11)
+    assert pool.reserve(2) == (3, 4)
+    assert pool.reserve(1) == (1,)
+
+
+def test_where_no_gap_has_so_many_the_largest_are_handed_out_ascending() -> None:
+    pool = PagePool(10)
+    pool.reserve(10)
+    pool.release((0, 2, 3, 5, 6, 7, 9))
+    assert pool.reserve(6) == (0, 2, 3, 5, 6, 7)
+    assert pool.reserve(1) == (9,)
 
 
 def test_too_many_are_refused_and_none_is_taken() -> None:
@@ -103,6 +114,28 @@ def test_all_pages_move_or_none(pages: tuple[int, ...]) -> None:
     assert pool.reserve(1) == (2,)
 
 
+def gaps_of(free: list[int]) -> list[list[int]]:
+    """Runs of neighbours."""
+    gaps: list[list[int]] = []
+    for page in free:
+        if gaps and gaps[-1][-1] == page - 1:
+            gaps[-1].append(page)
+        else:
+            gaps.append([page])
+    return gaps
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_pools_with_the_same_free_pages_hand_out_the_same_ones(order: tuple[int, ...]) -> None:
+    """Ranks keep the same tables, whatever order a table gave its pages back in."""
+    pool = PagePool(6)
+    pool.reserve(6)
+    for page in order:
+        pool.release((page,))
+    assert vars(pool._free) == vars(Gaps(4))
+    assert [pool.reserve(count) for count in (1, 2, 1)] == [(0,), (1, 2), (3,)]
+
+
 class Pool(RuleBasedStateMachine):
     """A pool beside the plainest model of one: a list of states."""
 
@@ -119,12 +152,18 @@ class Pool(RuleBasedStateMachine):
             with pytest.raises(OutOfPages):
                 self.pool.reserve(count)
             return
-        assert self.pool.reserve(count) == tuple(free[:count])
-        for page in free[:count]:
+        gaps = gaps_of(free)
+        taken = self.pool.reserve(count)
+        assert taken == tuple(sorted(set(taken) & set(free)))
+        assert len(taken) == count
+        if any(len(gap) >= count for gap in gaps):
+            smallest = min((gap for gap in gaps if len(gap) >= count), key=len)
+            assert list(taken) == smallest[:count]
+        for page in taken:
             self.model[page] = PageState.RESERVED
 
     @rule(
-        pages=st.sets(st.integers(0, PAGES - 1), max_size=3),
+        pages=st.sets(st.integers(0, PAGES - 1), max_size=5),
         to=st.sampled_from([state for state in PageState if state is not PageState.RESERVED]),
     )
     def move(self, pages: set[int], to: PageState) -> None:

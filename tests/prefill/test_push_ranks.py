@@ -11,7 +11,6 @@ from services.rooms.evidence import Granted
 from services.rooms.ids import Generation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
-from services.transfer.interface import UnknownPeer
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, Ranks
 
 ROOM, GENERATION, SLOT = 9, 5, 2
@@ -209,12 +208,3 @@ def test_a_drained_push_tells_no_rank_anything_more() -> None:
     assert len(room.at.senders[0].posted) == posted
     assert room.records() == [None] * 4
     assert room.at.fabric.puts_under_way == 0
-
-
-def test_every_rank_of_the_receiver_is_woken_also_when_one_is_not_there_any_more() -> None:
-    room = Room(Topology(), Topology(2))
-    room.at.senders[0].disconnect(room.at.receivers[0].known.incarnation)
-    with pytest.raises(UnknownPeer):
-        room.pushes[0].notify(b"9")
-    room.at.fabric.step()
-    assert [len(each.notices()) for each in room.at.receivers] == [0, 1]

@@ -7,6 +7,7 @@ import pytest
 
 from services.pages.errors import Truncated
 from services.parallel.turns import Lap
+from services.prefill.turn import LOOKS_MAX
 from services.rooms.errors import PeerFault, Refusal, RoomExists, UnknownRoom
 from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
@@ -16,6 +17,7 @@ from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
 from services.wire.errors import NotConnected
+from services.wire.mailbox import Mailbox
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, DECODE, PAGES, PrefillBench, Receiver
 from tests.wire.servers import until
@@ -120,6 +122,31 @@ async def test_the_first_chunk_leaves_while_the_second_is_computed(pair: Pair) -
     assert pair.receiver.page(GRANTED[0]) != bytes(toy.LAYOUT.page_bytes)
     assert pair.receiver.page(GRANTED[2]) == bytes(toy.LAYOUT.page_bytes)
     bench.engine.go()
+    await settle(bench)
+
+
+async def test_what_is_under_way_is_looked_at_without_a_pause_for_a_while(
+    slow: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most writes end sooner than the shortest pause. Those that do not are looked at once in a while."""
+    bench, rested = slow.bench, 0
+
+    async def rest(mailbox: Mailbox, bound_s: float) -> None:
+        nonlocal rested
+        rested += 1
+
+    await bench.run(toy.request("1", PROMPT[:8]))
+    await bench.grant(1, GRANTED[:2])
+    await compute(bench, 8)
+    await bench.turns(4)
+    assert slow.fabric.puts_under_way > 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Mailbox, "rest", rest)
+        for _ in range(LOOKS_MAX):
+            await bench.work.rest()
+        assert rested == 0
+        await bench.work.rest()
+        assert rested == 1
     await settle(bench)
 
 

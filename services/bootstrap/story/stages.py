@@ -12,8 +12,8 @@ P, D, B = Side.PREFILL.value, Side.DECODE.value, BOOTSTRAP
 
 STAGES: Final = (
     ("waits for a pair of workers", (B, "queued"), (B, "opened"), True),
-    ("prefill accepts", (B, "opened"), (P, "accepted"), True),
-    ("decode accepts", (P, "accepted"), (D, "accepted"), True),
+    ("prefill accepts", (B, "opened"), (P, "accepted"), False),
+    ("decode accepts", (B, "opened"), (D, "accepted"), True),
     ("decode reserves pages", (D, "accepted"), (D, "granted"), True),
     ("prefill hears where to", (D, "granted"), (P, "destination known"), True),
     ("waits at prefill", (P, "destination known"), (P, "computing"), True),

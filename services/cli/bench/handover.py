@@ -35,7 +35,7 @@ def handover(
     if bare is None:
         typer.echo(f"baton: error: the other process gave no answer within {ANSWER_S:g} s", err=True)
         raise typer.Exit(1)
-    size, seconds = bare[0][1:]
+    size, seconds = bare[0].length, bare[0].next
     bytes_s = size / min(statistics.median(each) for key, each in seconds.items() if key.startswith("nixl"))
     with running(url, flags) as address:
         rooms = measure_rooms(address, runs, prompt_tokens, output_tokens)

@@ -25,7 +25,7 @@ SENT, FIRST, SECOND, LAST = "client sent", "client first token", "client second 
 STAGES: Final[Mapping[str, tuple[str, str]]] = {
     "router in: parsed, rendered, placed": (SENT, "bootstrap opened"),
     "prefill accepts": ("bootstrap opened", "prefill accepted"),
-    "decode accepts": ("prefill accepted", "decode accepted"),
+    "decode accepts, beside that": ("bootstrap opened", "decode accepted"),
     "decode grants": ("decode accepted", "decode granted"),
     "prefill hears where": ("decode granted", "prefill destination known"),
     "prefill's queue": ("prefill destination known", "prefill computing"),

@@ -7,6 +7,7 @@ weights laid out as the engine's are.
 
 from collections.abc import Callable
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +34,8 @@ def step(
     model: Annotated[str, typer.Option(help="A model directory, a GGUF file, or the word demo.")] = "demo",
     phase: Annotated[Phase, typer.Option(help="One token of each sequence, or all of them.")] = Phase.DECODE,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:N].")] = "cpu",
+    graphs: Annotated[bool, typer.Option(help="On a GPU, replay decode steps as a worker does.")] = True,
     batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
@@ -47,19 +50,29 @@ def step(
     engine = load_engine(
         directory,
         dtype=dtype,
-        device="cpu",
+        device=device,
         kv_cache_memory=2**30,
         threads=threads,
         small_batch_weights=phase is Phase.DECODE and DecodeSettings.small_batch_weights,
         batch_memory=DecodeSettings.batch_memory if phase is Phase.DECODE else 0,
+        cuda_graphs=DecodeSettings.cuda_graphs if phase is Phase.DECODE and graphs else 0,
     )
+    if engine.recorded is not None:
+        engine.warm_up()
     rows = _rows(engine, phase, batch, context)
-    facts: dict[str, object] = {"phase": phase.value, "batch": batch, "context": context, "dtype": dtype}
+    facts: dict[str, object] = {
+        "phase": phase.value,
+        "batch": batch,
+        "context": context,
+        "dtype": dtype,
+        "device": engine.cache.device,
+        "graphs": 0 if engine.recorded is None else len(engine.recorded.recorded),
+    }
     works: dict[str, Callable[[], object]] = {"step": _stepping(engine, phase, rows)}
     if phase is Phase.DECODE:
         limit = "read"
         size = engine.model.weight_bytes + batch * (context + 1) * engine.layout.token_bytes
-        works[limit] = _reading(size)
+        works[limit] = _reading(engine, size)
         facts |= {"weight_bytes": engine.model.weight_bytes, "read_bytes": size}
     else:
         limit = "products"
@@ -70,14 +83,14 @@ def step(
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for run in range(1 + runs):
         for name, work in works.items():
-            taken = seconds_of(work)
+            taken = seconds_of(_to_its_end(engine, work))
             if run:  # the first finds nothing ready
                 seconds[name].append(taken)
     least = {name: min(values) for name, values in seconds.items()}
     facts["least_ms"] = {name: round(value * 1000, 3) for name, value in least.items()}
     facts["ratio_of_least"] = round(least["step"] / least[limit], 3)
     if profile:
-        facts["profile_ms"] = _profile(works["step"])
+        facts["profile_ms"] = _profile(engine, works["step"])
     tell("step", seconds, limit, facts)
 
 
@@ -117,10 +130,25 @@ def _stepping(engine: "Engine", phase: Phase, rows: "list[Row]") -> Callable[[],
     return step
 
 
-def _reading(size: int) -> Callable[[], object]:
+def _to_its_end(engine: "Engine", work: Callable[[], object]) -> Callable[[], object]:
+    """A GPU is only asked for what it computes: wait until it has."""
     import torch
 
-    memory = torch.ones(size // 4)
+    place = engine.model.device
+    if place.type != "cuda":
+        return work
+
+    def wait() -> None:
+        work()
+        torch.cuda.synchronize(place)
+
+    return wait
+
+
+def _reading(engine: "Engine", size: int) -> Callable[[], object]:
+    import torch
+
+    memory = torch.ones(size // 4, device=engine.model.device)
     return memory.sum
 
 
@@ -164,13 +192,17 @@ def _large_product(engine: "Engine") -> Callable[[], object]:
     return lambda: matrix @ matrix
 
 
-def _profile(work: Callable[[], object]) -> dict[str, float]:
-    """Milliseconds by operator, those it calls not counted; the longest first. Measuring adds to them."""
+def _profile(engine: "Engine", work: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds by operator, those it calls not counted; the longest first. Measuring adds to them. On a
+    GPU they are the GPU's own, by kernel."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiling
 
-    with profiling(activities=[ProfilerActivity.CPU]) as seen:
-        work()
-    spent = {event.key: event.self_cpu_time_total / 1000 for event in seen.key_averages()}
+    on_gpu = engine.model.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profiling(activities=activities) as seen:
+        _to_its_end(engine, work)()
+    micros = attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
+    spent = {event.key: micros(event) / 1000 for event in seen.key_averages()}
     longest = sorted(spent, key=lambda key: -spent[key])[:PROFILE_LINES]
     return {key: round(spent[key], 3) for key in longest}

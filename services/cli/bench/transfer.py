@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import typer
@@ -19,22 +20,25 @@ def transfer(
     _: AsJson = True,
 ) -> None:
     """Pages as prefill pushes them, beside one bare NIXL write of as many bytes, and memcpy."""
-    from services.cli.bench.transfer_pair import MIB, cases, measure
+    from services.cli.bench.transfer_pair import AS_PUSHED, MIB, cases, measure
 
     measured = measure(cases([chunk] if chunk else [1, 4, 16]), runs, window * MIB, ANSWER_S)
     if measured is None:
         typer.echo(f"baton: error: the other process gave no answer within {ANSWER_S:g} s", err=True)
         raise typer.Exit(1)
     told: list[dict[str, object]] = []
-    for case, size, seconds in measured:
-        medians = {key: statistics.median(values) for key, values in seconds.items()}
-        bare = min(value for key, value in medians.items() if key.startswith("nixl"))
+    for each in measured:
+        medians, firsts = _medians(each.next), _medians(each.first)
         told.append(
             {
-                **case.facts,
-                "bytes": size,
-                "gigabytes_s": {key: round(size / value / GIGA, 2) for key, value in medians.items()},
-                "ratio": round(bare / medians["push"], 3),
+                **each.case.facts,
+                "bytes": each.length,
+                "gigabytes_s": {
+                    key: round(each.length / value / GIGA, 2) for key, value in sorted(medians.items())
+                },
+                "ratio": _ratio(medians),
+                "ratio_as_pushed": round(medians[AS_PUSHED] / medians["push"], 3),
+                "ratio_of_the_first": _ratio(firsts),
             }
         )
     body = {
@@ -46,3 +50,13 @@ def transfer(
         "ratio_of": ["push", "the best of nixl"],
     }
     print(json.dumps(body))
+
+
+def _medians(seconds: Mapping[str, list[float]]) -> dict[str, float]:
+    return {key: statistics.median(values) for key, values in seconds.items()}
+
+
+def _ratio(medians: Mapping[str, float]) -> float:
+    """Of bare NIXL's speed with its best descriptors."""
+    bare = min(value for key, value in medians.items() if key.startswith("nixl"))
+    return round(bare / medians["push"], 3)

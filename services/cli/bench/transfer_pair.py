@@ -1,21 +1,26 @@
 """Who writes and who is written to when transfers are measured?
 
 The receiver is another process, with an endpoint a rank; the sender is one rank, with the product's own plan
-and push. Beside it, in turns, a bare NIXL agent writes as many bytes to the same memory: whole, or cut into
-descriptors of one size. Each run takes other pages, so that no cache holds them.
+and push. Beside it, in turns, a bare NIXL agent writes as many bytes to the same memory: whole, cut into
+descriptors of one size, or page by page as the push has to. Each write takes other pages, so that no cache
+holds them. Of a few in a row the first is told apart: it finds the caches without its code, which takes
+longer to fetch than to run.
 """
 
 import multiprocessing
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
+from statistics import fmean
 from typing import Any, Final
 
 from services.cli.bench.report import seconds_of
 from services.pages.layout import KvLayout
 from services.pages.plan import plan_hand_over
 from services.pages.record import SLOT_BYTES
+from services.pages.runs import PageRun
 from services.pages.topology import Topology, rank_layout
 from services.prefill.push import KV, Push
 from services.prefill.ways import Target, Way
@@ -32,11 +37,18 @@ SENDER: Final = Incarnation(1)
 RECEIVERS: Final = (Incarnation(2), Incarnation(3), Incarnation(4))
 PIECES: Final = (0, MIB, MIB // 4)
 """Of a bare write: 0 for one descriptor."""
+AS_PUSHED: Final = "nixl as pushed"
+"""In the descriptors that the pages' places make."""
 WHOLE: Final = KvLayout("bench", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
 """Of SmolLM2-135M."""
 WARM_UP: Final = 2
 
+IN_A_ROW: Final = 4
+"""Writes of one kind, before it is another one's turn."""
+
 Seconds = dict[str, list[float]]
+Work = Callable[[], Callable[[], None]]
+"""Makes a write ready; the call of what it returns is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,19 @@ class Case:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What writes of one case took, by kind."""
+
+    case: Case
+    length: int
+    """Bytes of one."""
+    first: Seconds
+    """After writes of other kinds."""
+    next: Seconds
+    """After its own kind: the mean of those in a row."""
+
+
 def cases(chunks: Sequence[int]) -> list[Case]:
     """Equal shapes at every size; differing ones at the middle size."""
     equal = [
@@ -71,10 +96,8 @@ def cases(chunks: Sequence[int]) -> list[Case]:
     return [*equal, *tensor, Case(mib, (64, 16)), Case(mib, (16, 64))]
 
 
-def measure(
-    each: Sequence[Case], runs: int, window_bytes: int, patience_s: float
-) -> list[tuple[Case, int, Seconds]] | None:
-    """Each case with its bytes and seconds, all taken in turns. None when the receiver gave no answer."""
+def measure(each: Sequence[Case], runs: int, window_bytes: int, patience_s: float) -> list[Measured] | None:
+    """All cases, all kinds of writes in turns. None when the receiver gave no answer."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     peer = context.Process(target=_receive, args=(theirs,), daemon=True)
@@ -106,31 +129,50 @@ class _Sender:
         for endpoint in endpoints:
             self._transfer.connect(endpoint)
         self._bare = _BareNixl(self._memory.address, endpoints[0])
+        self._random = random.Random(2)  # noqa: S311 the same orders in every run of the command
 
-    def measure(self, cases: Sequence[Case], runs: int) -> list[tuple[Case, int, Seconds]]:
+    def measure(self, cases: Sequence[Case], runs: int) -> list[Measured]:
         scenes = [_Scene(case, self._peers) for case in cases]
-        measured: list[tuple[Case, int, Seconds]] = [(scene.case, scene.bytes, {}) for scene in scenes]
+        measured = [Measured(scene.case, scene.bytes, {}, {}) for scene in scenes]
         for run in range(WARM_UP + runs):
-            for scene, (_, _, seconds) in zip(scenes, measured, strict=True):
+            for scene, told in zip(scenes, measured, strict=True):
                 works = list(self._works(scene).items())
-                for key, work in works[run % len(works) :] + works[: run % len(works)]:
-                    spent = seconds_of(work)
+                self._random.shuffle(works)
+                for key, make in works:
+                    first, *others = [make() for _ in range(IN_A_ROW)]
+                    spent = [seconds_of(write) for write in (first, *others)]
                     if run >= WARM_UP:
-                        seconds.setdefault(key, []).append(spent)
+                        told.first.setdefault(key, []).append(spent[0])
+                        told.next.setdefault(key, []).append(fmean(spent[1:]))
         return measured
 
     def close(self) -> None:
         self._bare.close()
         self._transfer.close()
 
-    def _works(self, scene: "_Scene") -> dict[str, Callable[[], None]]:
-        push = scene.push(self._transfer, self._window_bytes, self._slots)
-        works = {"push": lambda: _push(push, scene.tokens)}
+    def _works(self, scene: "_Scene") -> dict[str, Work]:
+        def push() -> Callable[[], None]:
+            return partial(_push, scene.push(self._transfer, self._window_bytes, self._slots), scene.tokens)
+
+        works: dict[str, Work] = {
+            "push": push,
+            AS_PUSHED: lambda: self._bare.write(scene.runs()),
+            "memcpy": lambda: self._memcpy(scene.place(), scene.place(), scene.bytes),
+        }
         for piece in PIECES:
             if piece < scene.bytes:
                 key = f"nixl in {piece // 1024} KiB" if piece else "nixl whole"
-                works[key] = self._bare.write(scene.place(), scene.place(), scene.bytes, piece or scene.bytes)
-        return {**works, "memcpy": self._memcpy(scene.place(), scene.place(), scene.bytes)}
+                works[key] = partial(self._pieces, scene, piece or scene.bytes)
+        return works
+
+    def _pieces(self, scene: "_Scene", size: int) -> Callable[[], None]:
+        at, to = scene.place(), scene.place()
+        return self._bare.write(
+            [
+                PageRun(at + start, to + start, min(size, scene.bytes - start))
+                for start in range(0, scene.bytes, size)
+            ]
+        )
 
     def _memcpy(self, at: int, to: int, length: int) -> Callable[[], None]:
         target, source = self._copy.view[to : to + length], self._memory.view[at : at + length]
@@ -179,6 +221,13 @@ class _Scene:
         grant = Granted(Generation(1), tuple(target), slot=0)
         return Push(transfer, self._way, source, self._layout.page_tokens, grant, window_bytes, slots.view, 0)
 
+    def runs(self) -> list[PageRun]:
+        """What a push writes, found before: of all targets, and as if the first one had all of it."""
+        source, target = self._table(self._layout), self._table(self._target)
+        return [
+            run for each in self._way.targets for run in each.plan.runs(source, target, 0, 0, self.tokens)
+        ]
+
     def place(self) -> int:
         """Where a contiguous write of as many bytes may begin."""
         return self._random.randrange(POOL_BYTES // self.bytes) * self.bytes
@@ -201,15 +250,12 @@ class _BareNixl:
         self._peer = self._agent.add_remote_agent(unframed(peer)).decode()
         self._agent.make_connection(self._peer)
 
-    def write(self, at: int, to: int, length: int, piece: int) -> Callable[[], None]:
-        source, target, agent = self._source + at, self._target + to, self._agent
+    def write(self, runs: Sequence[PageRun]) -> Callable[[], None]:
+        source, target, agent = self._source, self._target, self._agent
 
         def write() -> None:
-            cuts = [(start, min(piece, length - start)) for start in range(0, length, piece)]
-            local = agent.get_xfer_descs([(source + start, size, 0) for start, size in cuts], mem_type="DRAM")
-            remote = agent.get_xfer_descs(
-                [(target + start, size, 0) for start, size in cuts], mem_type="DRAM"
-            )
+            local = agent.get_xfer_descs([(source + at, size, 0) for at, _, size in runs], mem_type="DRAM")
+            remote = agent.get_xfer_descs([(target + to, size, 0) for _, to, size in runs], mem_type="DRAM")
             handle = agent.initialize_xfer("WRITE", local, remote, self._peer)
             status = agent.transfer(handle)
             while status != "DONE":

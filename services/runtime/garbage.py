@@ -1,0 +1,20 @@
+"""What does Python's garbage collector look through, in a service that has started?
+
+Only what came since. What was loaded for the start, hundreds of thousands of objects, stays as long as the
+process; looked through again and again it takes a tenth of a busy process's time.
+"""
+
+import gc
+from typing import Final
+
+NEW_OBJECTS: Final = 10_000
+"""Between two looks at the newest: far more than one request makes, whose end frees them without a look."""
+LOOKS: Final = 10
+"""At the newest before one at those that were there the last time, and so on."""
+
+
+def spare_what_is_loaded() -> None:
+    """Once, when everything that stays is there."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, LOOKS, LOOKS)

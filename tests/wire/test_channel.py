@@ -1,0 +1,73 @@
+"""What does a channel let its peer send, before anybody takes it?"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from services.wire.channel import AHEAD_BYTES
+from tests.wire.servers import channel_to, serving
+
+LINES = 4_000
+SETTLED = 50
+"""Looks at a count that does not change, before it is taken for final."""
+
+
+class Worker(inference_pb2_grpc.DecodeServiceServicer):
+    """Says so many lines in one message, and the next as soon as the stream takes it."""
+
+    def __init__(self, messages: Sequence[int]) -> None:
+        self._messages = messages
+        self.said = 0
+        """Messages that the stream has taken."""
+
+    async def StreamRooms(self, _: Any, __: Any) -> AsyncIterator[inference_pb2.StreamRoomsReply]:  # noqa: N802
+        first = 0
+        for lines in self._messages:
+            yield inference_pb2.StreamRoomsReply(lines=[_line(first + place) for place in range(lines)])
+            first += lines
+            self.said += 1
+
+    async def StreamRoom(self, _: Any, __: Any) -> AsyncIterator[inference_pb2.StreamRoomReply]:  # noqa: N802
+        raise AssertionError("nobody calls it")
+        yield
+
+    async def Cancel(self, _: Any, __: Any) -> inference_pb2.CancelReply:  # noqa: N802
+        raise AssertionError("nobody calls it")
+
+
+def _line(number: int) -> inference_pb2.StreamRoomsReply.Line:
+    tokens = inference_pb2.Tokens(first=number, tokens=[inference_pb2.Token(token=7)])
+    return inference_pb2.StreamRoomsReply.Line(room=9, reply=inference_pb2.StreamRoomReply(tokens=tokens))
+
+
+@asynccontextmanager
+async def replies_of(worker: Worker) -> AsyncIterator[AsyncIterator[inference_pb2.StreamRoomsReply]]:
+    def add(server: Any) -> None:
+        inference_pb2_grpc.add_DecodeServiceServicer_to_server(worker, server)
+
+    async with serving(add) as address, channel_to(address) as channel:
+        yield aiter(inference_pb2_grpc.DecodeServiceStub(channel).StreamRooms())
+
+
+async def test_a_caller_that_takes_nothing_keeps_the_worker_from_sending_and_misses_nothing() -> None:
+    """What it cannot send a worker collects: the caller gets fewer, longer messages when it reads again."""
+    worker = Worker([1] * LINES)
+    async with replies_of(worker) as replies:
+        heard = [await anext(replies)]
+        still = before = 0
+        while still < SETTLED:
+            await asyncio.sleep(0.01)
+            still = still + 1 if worker.said == before else 0
+            before = worker.said
+        assert 0 < before * heard[0].ByteSize() < 2 * AHEAD_BYTES
+        heard += [message async for message in replies]
+    assert [message.lines[0].reply.tokens.first for message in heard] == list(range(LINES))
+
+
+async def test_a_message_longer_than_what_may_be_sent_ahead_comes_whole() -> None:
+    async with replies_of(Worker([LINES])) as replies:
+        message = await anext(replies)
+    assert message.ByteSize() > 8 * AHEAD_BYTES
+    assert [line.reply.tokens.first for line in message.lines] == list(range(LINES))
