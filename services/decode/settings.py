@@ -28,9 +28,9 @@ class DecodeSettings(WorkerSettings):
         SIZE,
     )
     cuda_graphs: int = setting(
-        64,
-        "Capture decode steps of up to so many sequences as CUDA graphs at the start, on a GPU, to replay"
-        " them (0: none).",
+        0,
+        "On a GPU, capture decode steps of up to so many sequences as CUDA graphs at the start, to replay"
+        " them (0: none; not run on a GPU yet).",
         number(0, 1024),
     )
     prealloc_timeout_ms: int = setting(120_000, "Longest that a room waits for free pages.", DURATION_MS)

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli.bench.report import Runs, seconds_of, tell
+from services.runtime.model_files import LoadFormat
 
 if TYPE_CHECKING:
     from services.engine.engine import Engine, Row
 
 PROFILE_LINES = 16
+GRAPHED_ROWS = 64
+"""Of --cuda-graphs."""
 STEPS_MAX = 64
 """From here on the last step is repeated."""
 SIDE = 2048
@@ -35,7 +38,10 @@ def step(
     phase: Annotated[Phase, typer.Option(help="One token of each sequence, or all of them.")] = Phase.DECODE,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:N].")] = "cpu",
-    graphs: Annotated[bool, typer.Option(help="On a GPU, replay decode steps as a worker does.")] = True,
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="The model's weights, or any numbers in their shapes.")
+    ] = LoadFormat.AUTO,
+    graphs: Annotated[bool, typer.Option(help="On a GPU, replay decode steps (--cuda-graphs).")] = True,
     batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
@@ -46,16 +52,17 @@ def step(
     from services.engine.engine import load_engine
     from services.runtime.model_files import prepare, resolve
 
-    directory = prepare(resolve(model), lambda _: None)
+    directory = prepare(resolve(model, load_format), lambda _: None)
     engine = load_engine(
         directory,
         dtype=dtype,
+        load_format=load_format,
         device=device,
         kv_cache_memory=2**30,
         threads=threads,
         small_batch_weights=phase is Phase.DECODE and DecodeSettings.small_batch_weights,
         batch_memory=DecodeSettings.batch_memory if phase is Phase.DECODE else 0,
-        cuda_graphs=DecodeSettings.cuda_graphs if phase is Phase.DECODE and graphs else 0,
+        cuda_graphs=GRAPHED_ROWS if phase is Phase.DECODE and graphs else 0,
     )
     if engine.recorded is not None:
         engine.warm_up()
