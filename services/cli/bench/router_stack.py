@@ -80,8 +80,7 @@ class Stack:
         await self._reserved.aclose()
 
     async def ask_directly(self, tokens: int) -> float:
-        """Seconds that the workers take for a request when they are called without a router: the prompt at
-        one, and when it has accepted, the answer at the other."""
+        """Seconds that the workers take for a request when they are called without a router, both at once."""
         room = secrets.randbits(60) | 1
         request = request_to_wire(
             Request("direct", PROMPT, tokens, sampling=Sampling(temperature=0.0, seed=tokens))
@@ -103,8 +102,9 @@ class Stack:
         decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channels.to(decode_at, Party.DECODE))
         started = time.perf_counter()
         replies = aiter(prefill_stub.RunRoom(run, timeout=READY_S))
+        answer = decode_stub.StreamRoom(stream, timeout=READY_S)
         await anext(replies)
-        async for _ in decode_stub.StreamRoom(stream, timeout=READY_S):
+        async for _ in answer:
             pass
         seconds = time.perf_counter() - started
         async for _ in replies:
