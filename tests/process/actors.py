@@ -156,8 +156,7 @@ def _deadlines(fence_ms: int = NEVER_MS) -> Deadlines:
     return Deadlines(PHASE_MS, PHASE_MS, PHASE_MS, PHASE_MS, fence_ms)
 
 
-async def _prefill(pipe: Connection, port: int, *, mute: bool = False) -> None:
-    """`mute`: its notices are lost."""
+async def _prefill(pipe: Connection, port: int) -> None:
     from services.transfer.nixl import NixlTransfer
 
     clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
@@ -166,9 +165,6 @@ async def _prefill(pipe: Connection, port: int, *, mute: bool = False) -> None:
     transfer = NixlTransfer(incarnation)
     transfer.register(Region("kv", engine.memory.address, engine.memory.length))
     transfer.register(Region("slots", slots.address, slots.length))
-    lost: list[bytes] = []
-    if mute:
-        transfer.notify = lambda peer, payload: lost.append(payload)  # type: ignore[method-assign]
     put = transfer.put
 
     def stop_before_put() -> None:
@@ -213,7 +209,6 @@ async def _prefill(pipe: Connection, port: int, *, mute: bool = False) -> None:
         "hold": engine.hold,
         "go": engine.go,
         "stop_before_put": stop_before_put,
-        "muted": lambda: len(lost),
         "granted": lambda room: room in jobs and jobs[RoomId(room)].sender.grant is not None,
         "under_way": lambda room: _in_flight(jobs.get(RoomId(room))),
         "rooms": lambda: len(jobs),

@@ -110,12 +110,3 @@ def test_a_sender_that_comes_back_at_the_same_address_is_another_one(pair: Pair)
     pair.decode.ask("depart", dead.incarnation)
     pair.open(pair.stopped, LARGE).check_answered()
     pair.wait_at_rest()
-
-
-def test_a_room_whose_notices_are_lost_is_handed_over_all_the_same(pair: Pair) -> None:
-    mute = pair.start("prefill", mute=True)
-    pair.open(mute, 2).check_answered()
-    assert mute.ask("muted") > 0
-    pair.wait_at_rest()
-    mute.kill()
-    pair.decode.ask("depart", mute.incarnation)
