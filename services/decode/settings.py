@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, SWITCH, number
+from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, number
 from services.runtime.settings import setting
 from services.runtime.worker_settings import WorkerSettings
 
@@ -15,12 +15,6 @@ class DecodeSettings(WorkerSettings):
     role: ClassVar[str] = "decode"
 
     max_running: int = setting(64, "Most sequences decoded together.", POSITIVE)
-    small_batch_weights: bool = setting(
-        True,
-        "Hold bfloat16 weights on a CPU in a second form too, where a quarter of the free memory has space"
-        " for it: steps of up to three sequences take three quarters of the time.",
-        SWITCH,
-    )
     batch_memory: int = setting(
         2**28,
         "Memory beside the KV pages, on a CPU, in which the running batch's keys and values lie side by side;"
@@ -52,7 +46,3 @@ class DecodeSettings(WorkerSettings):
     @property
     def replayed_rows(self) -> int:
         return min(self.cuda_graphs, self.max_running)
-
-    @property
-    def weights_twice(self) -> bool:
-        return self.small_batch_weights

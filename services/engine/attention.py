@@ -130,7 +130,7 @@ class PagedStep:
         rows, heads, head_dim = query.shape
         kv_heads = len(keys) // rows
         folded = query.view(rows, kv_heads, -1, head_dim).transpose(0, 1).reshape(len(keys), -1, head_dim)
-        scores = torch.baddbmm(group.mask, folded, keys.transpose(1, 2), alpha=scaling)
+        scores = torch.add(group.mask, torch.bmm(folded, keys.transpose(1, 2)), alpha=scaling)
         seen = torch.bmm(torch.softmax(scores, dim=-1), values)
         return seen.view(kv_heads, rows, -1, head_dim).transpose(0, 1).reshape(rows, heads, head_dim)
 

@@ -14,7 +14,6 @@ from services.engine.checksum import PageSummer
 from services.engine.graphs import RecordedSteps, recorded_steps
 from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
-from services.engine.memory import available_bytes
 from services.engine.model import Model, load_model
 from services.engine.plan import make_plan
 from services.engine.proof import hasten
@@ -30,8 +29,6 @@ from services.runtime.model_files import LoadFormat
 __all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
 
 WARM_UP_TOKENS = 64
-SECOND_WEIGHTS_SHARE = 4
-"""How many times as much memory has to be left as a second form of the weights takes."""
 
 
 class Engine:
@@ -166,7 +163,6 @@ def load_engine(
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
     threads: int = 1,
-    small_batch_weights: bool = False,
     batch_memory: int = 0,
     cuda_graphs: int = 0,
     topology: Topology | None = None,
@@ -179,8 +175,7 @@ def load_engine(
     `topology`, `rank`: of the worker, with the `team` that joins its ranks where there are several. `dtype`:
     "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights. `device`:
     "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole process.
-    `small_batch_weights`: hold the weights a second time for steps of a few rows, where that is faster and
-    takes a quarter of the memory that is left at most. `batch_memory`: bytes beside the pages in which the
+    `batch_memory`: bytes beside the pages in which the
     running batch's keys and values may lie side by side, on a CPU. `cuda_graphs`: rows of the largest decode
     step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. Raises
     StartupError: a missing, damaged or unsupported model, one that so many ranks cannot share, a device that
@@ -202,10 +197,7 @@ def load_engine(
     )
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1:
-        free = available_bytes(model.device)
-        taken = SECOND_WEIGHTS_SHARE * model.weight_bytes + kv_cache_memory + batch_memory
-        room = free is None or taken <= free
-        hasten(model, layout, twice=small_batch_weights and room)
+        hasten(model, layout)
     pages = team.least(pages_that_fit(layout, kv_cache_memory))
     beside = batch_memory if model.device.type == "cpu" else 0
     cache = PagedKvCache(layout, pages, model.device, beside)

@@ -96,14 +96,13 @@ class Model:
         """`compute` is ours, not the library's definition."""
         return self._decoder is not None
 
-    def take_apart(self, *, twice: bool = False) -> None:
+    def take_apart(self) -> None:
         """From now on `compute` goes without the library's definition, whose weights are laid out anew: they
-        are not held twice, unless in half precision for steps of a few rows, where that is asked for and can
-        be (`twice`). Raises OtherAnatomy, and nothing has changed."""
+        are not held twice. Raises OtherAnatomy, and nothing has changed."""
         anatomy = anatomy_of(self._module, self.geometry.head_dim)
         self._module = None
         with torch.inference_mode():
-            self._decoder = Decoder(anatomy, self.geometry.head_dim, twice=twice)
+            self._decoder = Decoder(anatomy, self.geometry.head_dim)
 
     def put_together(self) -> None:
         """Undo `take_apart`: the weights are loaded again. Raises what `load_model` raises."""

@@ -31,14 +31,13 @@ STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (
 """In each step what is computed of the long sequence, and of the short one."""
 
 
-def hasten(model: Model, layout: KvLayout, *, twice: bool = False) -> None:
-    """Let `model` compute in our own way if it can, and if that is seen to give the same. `twice`: see
-    `Model.take_apart`."""
+def hasten(model: Model, layout: KvLayout) -> None:
+    """Let `model` compute in our own way if it can, and if that is seen to give the same."""
     if model.facts.context_length < LONG:
         return
     expected = _answers(model, layout)
     try:
-        model.take_apart(twice=twice)
+        model.take_apart()
     except OtherAnatomy as other:
         log.info("the model library computes the steps: other parts than ours", found=str(other))
         return

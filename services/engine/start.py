@@ -77,7 +77,6 @@ def start_engine(
         page_tokens=settings.page_tokens,
         kv_cache_memory=settings.kv_cache_memory,
         threads=threads,
-        small_batch_weights=settings.weights_twice,
         batch_memory=settings.beside_pages,
         cuda_graphs=settings.replayed_rows,
         topology=topology,

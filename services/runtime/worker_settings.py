@@ -113,11 +113,6 @@ class WorkerSettings(ServiceSettings):
         return 0
 
     @property
-    def weights_twice(self) -> bool:
-        """Weights may be held in a second form, for steps of a few rows."""
-        return False
-
-    @property
     def replayed_rows(self) -> int:
         """Of the largest step that is recorded at the start and replayed."""
         return 0

@@ -67,8 +67,8 @@ def test_the_tensor_library_and_nixl_are_in_the_workers_images_alone() -> None:
     assert "--no-deps ." in installs["build-bootstrap"]
     [torch] = [each for each in project()[""] if Requirement(each).name == "torch"]
     assert f"'{torch}'" in installs["build-worker"]
-    for name in ("build-worker", "build-worker-cuda"):
-        assert "'.[gguf,otel]'" in installs[name]
+    assert "'.[gguf,otel,zen]'" in installs["build-worker"]
+    assert "'.[gguf,otel]'" in installs["build-worker-cuda"]
 
 
 def test_what_an_image_is_made_of_is_sent_to_its_build_and_nothing_else() -> None:

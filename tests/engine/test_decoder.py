@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from services.engine import decoder, told
+from services.engine import decoder, zen
 from services.engine import engine as engine_module
+from services.engine.anatomy import Norm
 from services.engine.decoder import Layer, RmsNorm
 from services.engine.engine import Engine, load_engine
-from services.engine.linears import FEW, Packed, Plain, linear_of, may_hold_twice
+from services.engine.linears import Packed, Plain, linear_of
+from services.engine.zen import ZenLinear, operators
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
@@ -32,18 +34,10 @@ OURS = (
     "granite-own-scaling",
 )
 Directory = Callable[[str], Path]
-FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
 
-def load(directory: Path, dtype: str = "float32", *, twice: bool = False) -> Engine:
-    return load_engine(
-        directory,
-        dtype=dtype,
-        device="cpu",
-        kv_cache_memory=2**21,
-        threads=1,
-        small_batch_weights=twice,
-    )
+def load(directory: Path, dtype: str = "float32") -> Engine:
+    return load_engine(directory, dtype=dtype, device="cpu", kv_cache_memory=2**21, threads=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -76,24 +70,26 @@ def test_ours_and_the_librarys_tokens_are_the_same_where_all_kinds_of_rows_share
     assert outputs[0] == outputs[1]
 
 
-def unrotated(self: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Any) -> None:
-    compute(self, x, torch.ones_like(cos), torch.zeros_like(sin), step)
+def unrotated(
+    self: Layer, x: torch.Tensor, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Any
+) -> torch.Tensor:
+    return compute(self, x, normed, torch.ones_like(cos), torch.zeros_like(sin), step)
 
 
 def rotated_the_other_way(
-    self: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Any
-) -> None:
-    compute(self, x, cos, -sin, step)
+    self: Layer, x: torch.Tensor, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Any
+) -> torch.Tensor:
+    return compute(self, x, normed, cos, -sin, step)
 
 
-def one_layer_for_all(self: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Any) -> None:
+def one_layer_for_all(self: Layer, *rest: Any) -> torch.Tensor:
     self._index = 0
-    compute(self, x, cos, sin, step)
+    return compute(self, *rest)
 
 
-def unscaled(self: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Any) -> None:
+def unscaled(self: Layer, *rest: Any) -> torch.Tensor:
     self._scaling = 0.9 * tiny.SHAPE["head_dim"] ** -0.5
-    compute(self, x, cos, sin, step)
+    return compute(self, *rest)
 
 
 def unweighted(self: RmsNorm, rows: torch.Tensor) -> torch.Tensor:
@@ -108,7 +104,12 @@ def failing(self: RmsNorm, rows: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("not on this device")
 
 
+def not_added(self: RmsNorm, rows: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+    return add(self, rows.clone(), more)
+
+
 compute = decoder.Layer.__call__
+add = RmsNorm.of_sum
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -122,6 +123,7 @@ compute = decoder.Layer.__call__
         (RmsNorm, unweighted),
         (RmsNorm, not_numbers),
         (RmsNorm, failing),
+        (RmsNorm, not_added),
     ],
     ids=lambda each: each.__name__,
 )
@@ -133,7 +135,7 @@ def test_a_way_that_gives_something_else_is_not_used_and_the_log_says_so(
     slip: Callable[..., Any],
     dtype: str,
 ) -> None:
-    monkeypatch.setattr(part, "__call__", slip)
+    monkeypatch.setattr(part, "of_sum" if slip is not_added else "__call__", slip)
     engine = load(tiny_dir("llama-gqa-untied"), dtype)
     assert not engine.model.taken_apart
     (said,) = caplog.records
@@ -154,47 +156,6 @@ def test_weights_are_not_held_twice(tiny_dir: Directory) -> None:
     assert weights * 0.8 < held() - before - engine.cache.length < weights * 1.2
 
 
-def test_in_bfloat16_steps_of_a_few_rows_are_computed_in_float32_over_a_second_form_of_the_weights(
-    tiny_dir: Directory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tiny_dir("qwen2-biased")
-    once, twice = load(directory, "bfloat16"), load(directory, "bfloat16", twice=True)
-    assert load(directory, twice=True).model.taken_apart  # in float32 there is nothing to gain
-    prompts = random_prompts((20, 33, 20, 9))
-    few, same = (next_logits(engine, prompts[:FEW], monkeypatch) for engine in (twice, once))
-    assert few.dtype == (torch.float32 if FBGEMM else torch.bfloat16)
-    assert (few - same).norm() < 0.05 * same.norm()
-    many = [next_logits(engine, prompts, monkeypatch) for engine in (twice, once)]
-    assert many[0].dtype is torch.bfloat16
-    assert many[0].equal(many[1])
-
-
-def next_logits(engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """Of one step that continues each prompt by the same token."""
-    worker = Worker(engine)
-    tenants = [worker.admit(prompt, 8) for prompt in prompts]
-    worker.step(tenants, chunk=100)
-    for tenant in tenants:
-        tenant.sequence.output[:] = [5]
-    seen: list[torch.Tensor] = []
-
-    def noting(team: Any, drawer: int, logits: torch.Tensor, *rest: Any) -> Any:
-        seen.append(logits)
-        return told.draw(team, drawer, logits, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine_module, "draw", noting)
-        worker.step(tenants, chunk=100)
-    return seen[0]
-
-
-def test_weights_that_half_precision_cannot_hold_are_held_once(tiny_dir: Directory) -> None:
-    assert not may_hold_twice(torch.tensor([[1.0, 1e6]], dtype=torch.bfloat16))
-    assert not may_hold_twice(torch.tensor([[1.0, float("nan")]], dtype=torch.bfloat16))
-    assert not may_hold_twice(torch.tensor([[1.0, 2.0]]))
-    assert may_hold_twice(torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)) is FBGEMM
-
-
 def held() -> int:
     """Bytes of all tensors that Python knows, memory that several share counted once."""
     gc.collect()
@@ -210,22 +171,70 @@ def held() -> int:
 
 @pytest.mark.parametrize("biased", [False, True], ids=["no bias", "biased"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_packed_products_are_the_plain_ones_side_by_side(dtype: torch.dtype, biased: bool) -> None:
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_packed_products_are_the_plain_ones_side_by_side(
+    dtype: torch.dtype, count: int, *, biased: bool
+) -> None:
     torch.manual_seed(5)
     parts = [torch.nn.Linear(48, width, bias=biased).to(dtype) for width in (96, 32, 32)]
-    rows = torch.randn(9, 64).to(dtype)[:, :48]
+    rows = torch.randn(count, 64).to(dtype)[:, :48]
     with torch.inference_mode():
         fused = linear_of(parts)
-        assert isinstance(fused, Packed | Plain)
         expected = torch.cat([part(rows) for part in parts], dim=1)
         torch.testing.assert_close(fused(rows), expected)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 200])
-def test_the_norm_is_the_same_for_few_rows_and_for_many(rows: int) -> None:
-    from services.engine.anatomy import Norm
+def test_in_bfloat16_zendnn_multiplies_where_it_can_and_onednn_elsewhere() -> None:
+    part = torch.nn.Linear(48, 96, bias=False)
+    assert isinstance(linear_of([part]), Packed | Plain)
+    told = torch.cpu.get_capabilities()
+    expected = ZenLinear if told.get("avx512_bf16") and not told.get("amx_bf16") else Packed | Plain
+    assert isinstance(linear_of([part.to(torch.bfloat16)]), expected)
 
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("version", lambda _: "2.3.4", "ZenDNN is not used: it was built for another torch"),
+        ("LIBRARY", "libmissing.so", "ZenDNN is not used: its operators cannot be loaded"),
+        ("OPERATORS", ("zentorch_of_tomorrow",), "ZenDNN is not used: its operators cannot be loaded"),
+        ("PACKAGE", "zentorch-of-tomorrow", None),
+    ],
+    ids=["another torch", "no library", "no operator", "not installed"],
+)
+def test_without_its_operators_torchs_own_are_used_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: Any, said: str | None
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(zen, name, value)
+    assert operators.__wrapped__() is None
+    assert [record.getMessage() for record in caplog.records] == ([said] if said else [])
+
+
+def test_a_cpu_whose_products_another_library_knows_better_is_left_to_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for told in ({}, {"avx512_bf16": False}, {"avx512_bf16": True, "amx_bf16": True}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda told=told: told)
+        assert operators.__wrapped__() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 200])
+def test_the_norm_is_the_same_for_few_rows_and_for_many_and_of_a_sum(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(5)
-    weight, hidden = torch.randn(48), torch.randn(rows, 48) + 0.5
-    expected = functional.rms_norm(hidden, (48,), weight, 1e-5)
-    torch.testing.assert_close(RmsNorm(Norm(weight, 1e-5))(hidden), expected)
+    weight, hidden, more = torch.randn(48), torch.randn(rows, 48) + 0.5, torch.randn(rows, 48)
+    weight, hidden, more = weight.to(dtype), hidden.to(dtype), more.to(dtype)
+    rtol, atol = (1e-5, 1e-5) if dtype is torch.float32 else (2**-7, 1e-3)
+
+    def right(of: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(of.float(), (48,), weight.float(), 1e-5).to(dtype)
+
+    norm = RmsNorm(Norm(weight, 1e-5))
+    torch.testing.assert_close(norm(hidden), right(hidden), rtol=rtol, atol=atol)
+    total = hidden + more
+    torch.testing.assert_close(norm.of_sum(hidden, more), right(total), rtol=rtol, atol=atol)
+    torch.testing.assert_close(hidden, total)
+    heads = torch.randn(rows, 3, 64).to(dtype)[:, 1:, :48]
+    torch.testing.assert_close(norm(heads), right(heads), rtol=rtol, atol=atol)

@@ -60,7 +60,6 @@ def step(
         device=device,
         kv_cache_memory=2**30,
         threads=threads,
-        small_batch_weights=phase is Phase.DECODE and DecodeSettings.small_batch_weights,
         batch_memory=DecodeSettings.batch_memory if phase is Phase.DECODE else 0,
         cuda_graphs=GRAPHED_ROWS if phase is Phase.DECODE and graphs else 0,
     )
