@@ -7,6 +7,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 ARGS ?=
+# Test processes side by side, a file each: most tests wait for processes that they started.
+JOBS ?= 2
 
 install: $(STAMP) ## make .venv with everything that the other words need
 
@@ -42,7 +44,7 @@ programs: $(STAMP) ## get Debian's Prometheus and Chromium for the tests, where 
 
 test: $(STAMP) programs ## run the tests
 	@echo "test: pytest"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@echo "check: ruff"

@@ -125,14 +125,10 @@ class PagedStep:
         entries: torch.Tensor,
         scaling: float,
     ) -> torch.Tensor:
-        """Rows of one token each: for each kv head and each of them, the query heads that share it."""
+        """Rows of one token each: the query heads that share a kv head are rows of one product."""
         keys, values = group.look_up(self._cache, self._cache.places[layer], layer, entries)
-        rows, heads, head_dim = query.shape
-        kv_heads = len(keys) // rows
-        folded = query.view(rows, kv_heads, -1, head_dim).transpose(0, 1).reshape(len(keys), -1, head_dim)
-        scores = torch.add(group.mask, torch.bmm(folded, keys.transpose(1, 2)), alpha=scaling)
-        seen = torch.bmm(torch.softmax(scores, dim=-1), values)
-        return seen.view(kv_heads, rows, -1, head_dim).transpose(0, 1).reshape(rows, heads, head_dim)
+        scores = torch.add(group.mask, torch.bmm(group.fold(query), keys), alpha=scaling)
+        return group.unfold(torch.bmm(torch.softmax(scores, dim=-1), values))
 
 
 def _look(

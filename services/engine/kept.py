@@ -1,140 +1,201 @@
 """Which keys and values does the next step find side by side already?
 
-Tokens that decode together fetch their pages, which lie anywhere, into one place, layer by layer. From one
-step to the next little of that changes: each sequence has one token more. While the same sequences decode,
-what was fetched is kept, and a step adds what is new. The pages have everything all the same, and are the
-only truth: what is kept is fetched anew whenever other sequences decode, a sequence has outgrown its place,
-or a step has failed.
+Tokens that decode together need their sequences' keys and values side by side, and the pages lie anywhere.
+What a step fetched stays where it is: each sequence has a slot in the block of its group, and a step adds its
+own entries there. One that comes is fetched alone; where one goes, the last of its group takes its slot. The
+pages have everything all the same, and are the only truth: all is fetched anew when the slots are too few or
+too short, or when a step has failed.
 """
 
 from collections import abc
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from services.engine.grouping import alike, groups_of_similar_length
 from services.engine.kv_cache import PagedKvCache
 from services.engine.rows import Row, Sequence
 
-ROOM_PAGES: Final = 2
-"""By how many pages a sequence may grow before what is kept of it is fetched anew."""
+ROOM_PAGES: Final = 4
+"""By how many pages the longest of a group may grow in its slot; where memory is short, by `FEW_PAGES`. All
+of a slot is looked at: torch would copy matrices that are a part of it."""
+FEW_PAGES: Final = 2
+MORE_SLOTS: Final = 4
+"""Of a group, for sequences that come, where there is memory. A slot that nobody has had takes none."""
 
 
-@dataclass(slots=True)
 class KeptGroup:
-    """B rows of one token each that attend together, as `services.engine.plan.Group`."""
+    """Sequences of similar length that attend together, one token each. As `services.engine.plan.Group`, with
+    the matrices of a sequence side by side."""
 
-    begin: int
-    end: int
-    pages: torch.Tensor | None
-    """Fetched in this step, of one row after the other, equally many; None: they are there."""
-    new: torch.Tensor
-    """[B * 2 * kv heads]: where the step's entries go, token by token, keys first."""
-    rooms: list[torch.Tensor]
-    """Of each layer, [2 * kv heads * B * S, head_dim]."""
-    matrices: list[tuple[torch.Tensor, torch.Tensor]]
-    """Of each layer, keys and values there, [kv heads * B, S, head_dim]."""
-    mask: torch.Tensor
-    """[kv heads * B, 1, S]: 0 where a token may look, -inf elsewhere."""
-    base: torch.Tensor
-    """[B, 2 * kv heads]: `new`, for position 0."""
-    tokens: int
-    """S"""
+    def __init__(self, block: torch.Tensor, page_tokens: int) -> None:
+        """`block`: [layers, 2, slots, kv heads, tokens, head_dim], keys before values; whatever it holds."""
+        self._block = block
+        self._page_tokens = page_tokens
+        self._layers = [*block]
+        self._entries = [layer.view(-1, block.shape[5]) for layer in block]
+        self.tokens: int = block.shape[4]
+        """Of a slot."""
+        self.sequences: list[Sequence] = []
+        self._stops: list[int] = []
+        """How many tokens of each slot are there, once the step has ended."""
+        self._arrived: list[tuple[int, torch.Tensor]] = []
+        """Slots that are fetched in this step, and from which pages."""
+        self._matrices: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Of each layer."""
+        self.begin = self.end = 0
+        """Their tokens in the step's flat batch are [begin, end), in the order of the slots."""
+        self.mask = self._new = block.new_empty(0)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Pages of each slot."""
+        return [-(-stop // self._page_tokens) for stop in self._stops]
+
+    def retain(self, coming: abc.Mapping[Sequence, Row]) -> list[Row]:
+        """Keep the sequences that go on in `coming` from where they are, and have space; a slot that falls
+        free is the last one's from now on. Returns the rows of those that stay, in the order of the slots."""
+        self._arrived = []
+        for slot in reversed(range(len(self.sequences))):
+            row = coming.get(self.sequences[slot])
+            if row is None or row.start != self._stops[slot] or row.stop > self.tokens:
+                self._vacate(slot)
+        stay = [coming[sequence] for sequence in self.sequences]
+        self._stops = [row.stop for row in stay]
+        return stay
+
+    def takes(self, row: Row) -> bool:
+        """Whether there is a slot for this row's sequence, among others of similar length."""
+        free = len(self.sequences) < self._block.shape[2] and row.stop <= self.tokens
+        return free and alike([*self.lengths, -(-row.stop // self._page_tokens)])
+
+    def add(self, row: Row) -> None:
+        """Give the row's sequence the next slot: this step fetches it."""
+        slot, count = len(self.sequences), -(-row.stop // self._page_tokens)
+        self._arrived.append((slot, torch.tensor(row.pages[:count])))
+        # What a mask hides is multiplied by zero, and has to be a number.
+        self._block[:, :, slot, :, count * self._page_tokens :] = 0
+        self.sequences.append(row.sequence)
+        self._stops.append(row.stop)
+
+    def lay(self, begin: int, positions: torch.Tensor) -> None:
+        """The sequences' tokens are at `positions` [B], and from `begin` on in the flat batch."""
+        count, heads = len(positions), self._block.shape[3]
+        self.begin, self.end = begin, begin + count
+        hidden = torch.arange(self.tokens) > positions.repeat_interleave(heads)[:, None, None]
+        self.mask = self._block.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        """[B * kv heads, 1, S]: 0 where a token may look, -inf elsewhere."""
+        kinds = torch.arange(2)[:, None] * self._block.shape[2] + torch.arange(count)[:, None, None]
+        self._new = ((kinds * heads + torch.arange(heads)) * self.tokens + positions[:, None, None]).flatten()
+        """[B * 2 * kv heads]: where the step's entries go, token by token, keys first."""
+        if not self._matrices or len(self._matrices[0][0]) != len(self.mask):
+            pairs = (layer[:, :count].flatten(1, 2) for layer in self._layers)
+            self._matrices = [(keys.transpose(1, 2), values) for keys, values in pairs]
 
     def look_up(
         self, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [kv heads * B, S, head_dim] of the `place`-th layer of the cache, which has the id
-        `layer`; `entries` [B * 2 * kv heads, head_dim] are the step's own."""
-        if self.pages is None:
-            self.rooms[place].index_copy_(0, self.new, entries)
-        else:
-            pages = self.rooms[place].view(2, len(cache.layout.kv_heads), len(self.pages), -1)
-            cache.read(layer, self.pages, pages.permute(2, 1, 0, 3))
-        return self.matrices[place]
+        """Keys [B * kv heads, head_dim, S] and values [B * kv heads, S, head_dim] of the `place`-th layer of
+        the cache, which has the id `layer`; `entries` [B * 2 * kv heads, head_dim] are the step's own."""
+        for slot, pages in self._arrived:
+            self._fetch(cache, place, layer, slot, pages)
+        self._entries[place].index_copy_(0, self._new, entries)
+        return self._matrices[place]
 
-    def step_to(self, positions: torch.Tensor) -> None:
-        """The same rows, at their next `positions` [B]."""
-        self.pages = None
-        self.new = (self.base + positions[:, None]).flatten()
-        heads = len(self.mask) // len(positions)
-        rows = torch.arange(len(self.mask), device=positions.device) * self.tokens
-        self.mask.view(-1).index_fill_(0, rows + positions.repeat(heads), 0)
+    def fold(self, query: torch.Tensor) -> torch.Tensor:
+        """[B, query heads, head_dim] as [B * kv heads, query heads of each, head_dim]."""
+        return query.reshape(len(self.mask), -1, query.shape[2])
+
+    def unfold(self, seen: torch.Tensor) -> torch.Tensor:
+        """The other way round."""
+        return seen.view(self.end - self.begin, -1, seen.shape[2])
+
+    def _fetch(self, cache: PagedKvCache, place: int, layer: int, slot: int, pages: torch.Tensor) -> None:
+        there = self._layers[place][:, slot, :, : len(pages) * self._page_tokens]
+        # [pages, kv heads, 2, page_tokens * head_dim]
+        cache.read(layer, pages, there.unflatten(2, (len(pages), -1)).flatten(3).permute(2, 1, 0, 3))
+
+    def _vacate(self, slot: int) -> None:
+        sequence, stop = self.sequences.pop(), self._stops.pop()
+        last = len(self.sequences)
+        if slot < last:
+            self._block[:, :, slot, :, :stop] = self._block[:, :, last, :, :stop]
+            self.sequences[slot], self._stops[slot] = sequence, stop
 
 
 class Kept:
-    """Of one cache, on a CPU, in `length` bytes. The sequences of the last step are known until the next one.
-    One step at a time, of which it is told how it `ended`."""
+    """Of one cache, on a CPU, in `length` bytes. One step at a time, of which it is told how it `ended`."""
 
     def __init__(self, cache: PagedKvCache, length: int) -> None:
         self._cache = cache
         self._memory = cache.tensor.new_empty(length // cache.tensor.element_size())
-        self._taken = 0
-        """Of it, in elements."""
         self._groups: list[KeptGroup] = []
-        self._cuts: list[int] = []
-        self._sequences: list[Sequence] = []
-        self._stops: list[int] = []
-        self._there = False
-        """What `_groups` say is kept, for rows that go on from `_stops`."""
+        self._there = True
+        """What `_groups` say is kept."""
         self._changing = False
         """By the step that runs."""
 
-    def knows(self, rows: abc.Sequence[Row], cuts: abc.Sequence[int]) -> bool:
-        """Whether these rows of one token each, that attend together in groups which end at `cuts`, go on
-        from the last step's, and have space."""
-        return (
-            self._there
-            and len(rows) == len(self._sequences)
-            and all(
-                row.sequence is sequence and row.start == stop
-                for row, sequence, stop in zip(rows, self._sequences, self._stops, strict=True)
-            )
-            and [*cuts] == self._cuts
-            and all(rows[group.begin].stop <= group.tokens for group in self._groups)
-        )
-
-    def go_on(self, rows: abc.Sequence[Row], positions: torch.Tensor) -> list[KeptGroup]:
-        """Of rows that it knows: the groups, a token further."""
+    def arrange(self, rows: abc.Sequence[Row]) -> tuple[list[KeptGroup], list[Row]] | None:
+        """Groups for these rows of one token each, and the rows in the order of their slots; None where they
+        do not fit. What is not there yet is fetched as the groups are looked up."""
+        if not self._there:
+            self._groups = []
         self._there, self._changing = False, True
-        self._stops = [row.stop for row in rows]
-        for group in self._groups:
-            group.step_to(positions[group.begin : group.end])
-        return self._groups
-
-    def fits(self, pages: int) -> bool:
-        """Whether so many pages may be kept."""
-        return pages * self._cache.layout.page_bytes <= self._memory.nbytes
-
-    def begin(self, rows: abc.Sequence[Row], cuts: abc.Sequence[int]) -> None:
-        """Keep these rows from now on; their groups are `add`ed, in order."""
-        self._there, self._changing = False, True
-        self._groups, self._taken = [], 0
-        self._sequences, self._stops = [row.sequence for row in rows], [row.stop for row in rows]
-        self._cuts = [*cuts]
-
-    def add(
-        self, begin: int, end: int, pages: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
-    ) -> KeptGroup:
-        """A group that is fetched in this step, from `pages`; `mask` as the group has it."""
-        layout = self._cache.layout
-        heads, count = len(layout.kv_heads), end - begin
-        tokens = mask.shape[-1]
-        shape = (len(layout.layers), 2, heads * count, tokens, layout.head_dim)
-        start, size = self._taken, torch.Size(shape).numel()
-        self._taken += size
-        layers = self._memory[start : start + size].view(shape)
-        matrices = [(keys, values) for keys, values in layers]
-        rooms = [*layers.view(len(layers), -1, layout.head_dim)]
-        kinds = torch.arange(2 * heads, device=positions.device) * (count * tokens)
-        base = torch.arange(count, device=positions.device)[:, None] * tokens + kinds
-        new = (base + positions[:, None]).flatten()
-        group = KeptGroup(begin, end, pages, new, rooms, matrices, mask, base, tokens)
-        self._groups.append(group)
-        return group
+        coming = {row.sequence: row for row in rows}
+        stay = {row.sequence for group in self._groups for row in group.retain(coming)}
+        self._groups = [group for group in self._groups if len(group)]
+        for row in rows:
+            if row.sequence not in stay and not self._join(row):
+                self._rebuild(rows)
+                break
+        if not self._groups:
+            return None
+        ordered = [coming[sequence] for group in self._groups for sequence in group.sequences]
+        return self._groups, ordered
 
     def ended(self, *, well: bool) -> None:
         """The step has ended: what it fetched or added is there, or nobody knows what is."""
         if self._changing:
             self._there = well
         self._changing = False
+
+    def _join(self, row: Row) -> bool:
+        for group in self._groups:
+            if group.takes(row):
+                group.add(row)
+                return True
+        return False
+
+    def _rebuild(self, rows: abc.Sequence[Row]) -> None:
+        """Give every row a slot, in groups with space for others; no groups where there is too little memory
+        for the rows alone."""
+        size = self._cache.layout.page_tokens
+        longest_first = sorted(rows, key=lambda row: -row.stop)
+        lengths = [-(-row.stop // size) for row in longest_first]
+        cuts = groups_of_similar_length(lengths)
+        spans = [*zip([0, *cuts], cuts, strict=False)]
+        for more_slots, more_pages in ((MORE_SLOTS, ROOM_PAGES), (0, FEW_PAGES)):
+            self._groups, taken = [], 0
+            for first, end in spans:
+                slots = end - first + more_slots
+                block = self._block(taken, slots, (lengths[first] + more_pages) * size)
+                if block is None:
+                    break
+                taken += block.numel()
+                group = KeptGroup(block, size)
+                for row in longest_first[first:end]:
+                    group.add(row)
+                self._groups.append(group)
+            else:
+                return
+        self._groups = []
+
+    def _block(self, begin: int, slots: int, tokens: int) -> torch.Tensor | None:
+        """Of the memory, from element `begin` on; None where it does not reach so far."""
+        layout = self._cache.layout
+        shape = torch.Size((len(layout.layers), 2, slots, len(layout.kv_heads), tokens, layout.head_dim))
+        end = begin + shape.numel()
+        return self._memory[begin:end].view(shape) if end <= len(self._memory) else None

@@ -8,16 +8,14 @@ step, and serves all layers.
 from collections import abc
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from services.engine.kept import ROOM_PAGES, Kept, KeptGroup
+from services.engine.grouping import groups_of_similar_length
+from services.engine.kept import Kept, KeptGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.rows import Row
-
-PADDING_MAX: Final = 24
-"""Pages. To fetch and to look at so many takes as long as the calls of another group do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,18 @@ class Group:
         """As `KeptGroup.look_up`: everything is fetched."""
         del place, entries
         cache.read(layer, self.pages, self.room)
-        return self.keys, self.values
+        return self.keys.transpose(1, 2), self.values
+
+    def fold(self, query: torch.Tensor) -> torch.Tensor:
+        """[B, query heads, head_dim] as [kv heads * B, query heads of each, head_dim]."""
+        rows, _, head_dim = query.shape
+        folded = query.view(rows, len(self.keys) // rows, -1, head_dim)
+        return folded.transpose(0, 1).reshape(len(self.keys), -1, head_dim)
+
+    def unfold(self, seen: torch.Tensor) -> torch.Tensor:
+        """The other way round."""
+        rows, head_dim = self.end - self.begin, seen.shape[2]
+        return seen.view(len(self.keys) // rows, rows, -1, head_dim).transpose(0, 1).flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +84,16 @@ class Plan:
     """[N] places in the flat batch whose logits are wanted, in the order of the step's rows."""
 
 
-def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
-    """Cut a descending list of page counts where padding to the longest costs more than another group does:
-    where each group ends."""
-    ends: list[int] = []
-    longest = padding = 0
-    for place, count in enumerate(pages):
-        padding += longest - count
-        if place == 0 or padding > PADDING_MAX:
-            if place:
-                ends.append(place)
-            longest, padding = count, 0
-    return [*ends, len(pages)] if pages else []
-
-
 def make_plan(
     rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device, kept: Kept | None = None
 ) -> Plan:
     """Lay the checked `rows` of a step out. Moves to `device` what it needs, in one copy. `kept`: of the last
-    step, and from now on of this one, once it is `done`."""
+    steps, and from now on of this one, once it has `ended`."""
     size = cache.layout.page_tokens
-    order = sorted(
-        range(len(rows)),
-        key=lambda each: (rows[each].stop - rows[each].start > 1, -rows[each].stop),
-    )
-    laid = [rows[each] for each in order]
-    single_count = sum(row.stop - row.start == 1 for row in laid)
+    single = [row for row in rows if row.stop - row.start == 1]
+    arranged = None if kept is None or not single else kept.arrange(single)
+    groups, laid = arranged or ([], sorted(single, key=lambda row: -row.stop))
+    laid += sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
     lengths = [-(-row.stop // size) for row in laid]
 
     tokens = list(chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in laid))
@@ -109,31 +102,30 @@ def make_plan(
     begins = [0]
     for row in laid:
         begins.append(begins[-1] + row.stop - row.start)
-    last = {each: begins[place + 1] - 1 for place, each in enumerate(order)}
-    keep = [last[each] for each, row in enumerate(rows) if row.sample]
+    last = {id(row): end - 1 for row, end in zip(laid, begins[1:], strict=True)}
+    keep = [last[id(row)] for row in rows if row.sample]
 
-    cuts = groups_of_similar_length(lengths[:single_count])
-    known, keeping = _keeping(kept, laid[:single_count], lengths, cuts)
-    reads = _reads(laid, single_count, lengths, [] if known else cuts, size, ROOM_PAGES if keeping else 0)
+    cuts = [] if arranged else groups_of_similar_length(lengths[: len(single)])
+    reads = _reads(laid, len(single), lengths, cuts, size)
     packed = torch.tensor([*tokens, *positions, *homes, *keep, *chain(*(read.table for read in reads))])
     sizes = [len(tokens)] * 3 + [len(keep)] + [len(read.table) for read in reads]
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
 
     singles: list[Group | KeptGroup] = []
     prefixed = []
-    if known is not None:
-        singles += known.go_on(laid[:single_count], where[:single_count])
-    elif keeping is not None:
-        keeping.begin(laid[:single_count], cuts)
+    for group in groups:
+        begin = singles[-1].end if singles else 0
+        group.lay(begin, where[begin : begin + len(group)])
+        singles.append(group)
     for read, table in zip(reads, tables, strict=True):
         begin, end = begins[read.first], begins[read.end]
-        if read.end <= single_count:
-            singles.append(_singles(begin, end, table, where, cache, keeping))
+        if read.end <= len(single):
+            singles.append(_singles(begin, end, table, where, cache))
         else:
             prefixed.append(_prefixed(begin, end, table, laid[read.first].stop, where, cache))
     wholes = [
         Whole(begins[place], begins[place + 1])
-        for place in range(single_count, len(laid))
+        for place in range(len(single), len(laid))
         if laid[place].start == 0
     ]
     return Plan(
@@ -141,7 +133,7 @@ def make_plan(
         positions=where[None],
         write=_write_rows(pages, where, cache),
         singles=tuple(singles),
-        alike=singles[0] if len(singles) == 1 and single_count == len(laid) else None,
+        alike=singles[0] if len(singles) == 1 and len(single) == len(laid) else None,
         prefixed=tuple(prefixed),
         wholes=tuple(wholes),
         keep=wanted,
@@ -159,7 +151,7 @@ def plan_of_singles(packed: torch.Tensor, rows: int, cache: PagedKvCache) -> Pla
     """`rows` rows of one token each as one group, in their order, all wanted: from what `pack_singles` laid
     side by side, which is on the device. Makes the same calls whatever the numbers are."""
     ids, where, homes, table = torch.split(packed, [rows, rows, rows, len(packed) - 3 * rows])
-    group = _singles(0, rows, table, where, cache, None)
+    group = _singles(0, rows, table, where, cache)
     return Plan(
         tokens=ids[None],
         positions=where[None],
@@ -180,28 +172,14 @@ class _Read(NamedTuple):
     table: list[int]
 
 
-def _keeping(
-    kept: Kept | None, singles: abc.Sequence[Row], lengths: list[int], cuts: list[int]
-) -> tuple[Kept | None, Kept | None]:
-    """What is kept of exactly these rows; else where they may be kept."""
-    if kept is None or not singles:
-        return None, None
-    if kept.knows(singles, cuts):
-        return kept, None
-    pages = sum(
-        (end - first) * (lengths[first] + ROOM_PAGES) for first, end in zip([0, *cuts], cuts, strict=False)
-    )
-    return None, kept if kept.fits(pages) else None
-
-
 def _reads(
-    laid: abc.Sequence[Row], single_count: int, lengths: list[int], cuts: list[int], size: int, more: int
+    laid: abc.Sequence[Row], single_count: int, lengths: list[int], cuts: list[int], size: int
 ) -> list[_Read]:
-    """`more`: pages of each row of one token, beside those that are used."""
+    """`cuts`: where groups of rows of one token end, of which there are `single_count`."""
     reads: list[_Read] = []
     first = 0
     for end in cuts:
-        reads.append(_Read(first, end, _table(laid[first:end], lengths[first] + more, size)))
+        reads.append(_Read(first, end, _table(laid[first:end], lengths[first], size)))
         first = end
     reads.extend(
         _Read(place, place + 1, _table([laid[place]], lengths[place], size))
@@ -235,13 +213,10 @@ def _singles(
     pages: torch.Tensor,
     positions: torch.Tensor,
     cache: PagedKvCache,
-    keeping: Kept | None,
-) -> Group | KeptGroup:
+) -> Group:
     heads = len(cache.layout.kv_heads)
     width = len(pages) // (end - begin) * cache.layout.page_tokens
     mask = _mask(positions[begin:end], width, cache).repeat(heads, 1)[:, None]
-    if keeping is not None:
-        return keeping.add(begin, end, pages, positions[begin:end], mask)
     room, keys, values = _room(pages, heads * (end - begin), cache)
     return Group(begin, end, pages, room, keys, values, mask)
 

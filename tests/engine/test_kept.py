@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from services.engine import kept
 from services.engine.engine import Engine, Row
-from services.engine.kept import ROOM_PAGES, KeptGroup
+from services.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, Kept, KeptGroup
 from services.engine.kv_cache import PagedKvCache
 from tests.engine.conftest import BATCH_MEMORY, MakeEngine
 from tests.engine.test_equals_reference import random_prompts
@@ -42,9 +43,18 @@ def decoding(engine: Engine, prompts: list[list[int]], tokens: int = TOKENS) -> 
     return worker, tenants
 
 
-def test_the_pages_of_a_batch_are_fetched_once_and_again_when_a_sequence_outgrew_its_place(
-    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, reads: list[int]
+def kept_of(engine: Engine) -> Kept:
+    assert engine._kept is not None
+    return engine._kept
+
+
+def test_the_pages_of_a_batch_are_fetched_once_and_again_when_a_sequence_outgrew_its_slot(
+    tiny_dir: Callable[[str], Path],
+    tiny_engine: MakeEngine,
+    reads: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kept, "ROOM_PAGES", 2)
     prompts = random_prompts((20, 33, 20))
     engine = tiny_engine(ARCHITECTURE)
     worker, tenants = decoding(engine, prompts)
@@ -56,10 +66,45 @@ def test_the_pages_of_a_batch_are_fetched_once_and_again_when_a_sequence_outgrew
             fetching.append(step)
         reads.clear()
     pages = -(-(33 + 1) // 16)
-    assert fetching[:2] == [0, (pages + ROOM_PAGES) * 16 - 33]
-    assert len(fetching) <= 1 + TOKENS // (ROOM_PAGES * 16) + 2  # and where the grouping changed
+    assert fetching == [0, (pages + 2) * 16 - 33]
     outputs = [tenant.sequence.output for tenant in tenants]
     assert outputs == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
+
+
+def test_one_that_comes_is_fetched_alone_and_one_that_goes_costs_no_fetch(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, reads: list[int]
+) -> None:
+    prompts = random_prompts((20, 33, 20, 40))
+    engine = tiny_engine(ARCHITECTURE)
+    worker, tenants = decoding(engine, prompts)
+    layers = len(engine.layout.layers)
+
+    def fetched(*which: int) -> float:
+        """Sequences that a step with some of them fetches."""
+        reads.clear()
+        worker.step([tenants[each] for each in which], chunk=100)
+        return len(reads) / layers
+
+    assert fetched(0, 1) == 2
+    assert fetched(1, 0) == 0, "in whatever order they are asked for"
+    assert fetched(0, 1, 2) == 1
+    assert fetched(1, 2) == 0
+    assert fetched(3, 2, 1) == 1
+    assert fetched(3) == 0
+    assert fetched(0, 1, 2, 3) == 3, "what paused may have been overwritten since"
+    assert worker.run(tenants, 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
+
+
+def test_more_sequences_than_there_are_slots_get_more_and_unlike_lengths_groups_of_their_own(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
+) -> None:
+    prompts = random_prompts((9,) * (MORE_SLOTS + 3) + (100, 110))
+    engine = tiny_engine(ARCHITECTURE)
+    worker, tenants = decoding(engine, prompts)
+    for count in range(1, len(tenants) + 1):
+        worker.step(tenants[:count], chunk=100)
+    assert len(kept_of(engine)._groups) == 2
+    assert worker.run(tenants, 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
 
 
 @pytest.mark.parametrize("seed", range(6), ids="seed{}".format)
@@ -105,22 +150,28 @@ def test_a_step_that_failed_leaves_nothing_that_is_relied_on(
     assert worker.run(tenants, 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
 
 
-def test_what_takes_too_much_memory_is_fetched_in_every_step(
+def test_what_takes_too_much_memory_is_fetched_in_every_step_and_short_memory_is_used_up_first(
     tiny_engine: MakeEngine, reads: list[int]
 ) -> None:
     engine = tiny_engine(ARCHITECTURE)
-    many = BATCH_MEMORY // engine.layout.token_bytes // 64 + 1
-    worker, tenants = decoding(engine, random_prompts((64,) * many), 3)
-    for _ in range(2):
+    pages, size = engine.layout.pages_for(65), engine.layout.page_tokens * engine.layout.token_bytes
+    most = BATCH_MEMORY // ((pages + FEW_PAGES) * size)
+    assert (most + MORE_SLOTS) * (pages + ROOM_PAGES) * size > BATCH_MEMORY
+    for count, again in ((most, False), (most + 1, True)):
+        worker, tenants = decoding(engine, random_prompts((64,) * count), 3)
+        worker.step(tenants, chunk=100)
         reads.clear()
         worker.step(tenants, chunk=100)
-        assert reads
+        assert bool(reads) is again
 
 
 def test_a_step_that_failed_is_not_forgotten_by_one_that_keeps_nothing(
-    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    tiny_dir: Callable[[str], Path],
+    tiny_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    reads: list[int],
 ) -> None:
-    """Two sequences go on after a step that failed and one that was too large to be kept."""
+    """Two sequences go on after a step that failed and one without any of a single token."""
     prompts = random_prompts((20, 33))
     engine = tiny_engine(ARCHITECTURE)
     worker, tenants = decoding(engine, prompts)
@@ -130,10 +181,25 @@ def test_a_step_that_failed_is_not_forgotten_by_one_that_keeps_nothing(
         with pytest.raises(ZeroDivisionError):
             worker.step(tenants, chunk=100)
     worker.step([worker.admit(prompts[0], 1)], chunk=100)
-    kept = engine._kept
-    assert kept is not None
-    rows = [Row(each.sequence, each.computed + 1, each.computed + 2, [], sample=True) for each in tenants]
-    assert not kept.knows(sorted(rows, key=lambda row: -row.stop), kept._cuts)
+    for tenant in tenants:
+        tenant.sequence.output.append(7)
+    rows = [Row(each.sequence, each.computed + 1, each.computed + 2, each.pages, True) for each in tenants]
+    reads.clear()
+    engine.step(rows)
+    assert len(reads) == 2 * len(engine.layout.layers)
+    for tenant in tenants:
+        tenant.sequence.output.pop()
+    assert worker.run(tenants, 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
+
+
+def test_what_a_mask_hides_is_a_number_whatever_the_memory_held(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
+) -> None:
+    engine = tiny_engine(ARCHITECTURE)
+    kept_of(engine)._memory.fill_(float("nan"))
+    kept_of(engine)._groups = []
+    prompts = random_prompts((20, 90, 33))
+    worker, tenants = decoding(engine, prompts)
     assert worker.run(tenants, 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
 
 
@@ -157,15 +223,22 @@ def test_sequences_that_share_pages_and_one_that_takes_over_a_place_are_told_apa
     assert outputs == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
 
 
-def test_rows_are_known_by_their_sequence_not_by_their_pages(tiny_engine: MakeEngine) -> None:
+def test_rows_are_known_by_their_sequence_and_position_not_by_their_pages(tiny_engine: MakeEngine) -> None:
     engine = tiny_engine(ARCHITECTURE)
     worker, (tenant,) = decoding(engine, random_prompts((20,)))
     worker.step([tenant], chunk=100)
     other = worker.admit(tenant.sequence.request.prompt, TOKENS)
     other.sequence.output.extend(tenant.sequence.output)
     stop = tenant.computed + 1
-    kept = engine._kept
-    assert kept is not None
-    assert kept.knows([Row(tenant.sequence, stop - 1, stop, tenant.pages, sample=True)], [1])
-    assert not kept.knows([Row(other.sequence, stop - 1, stop, tenant.pages, sample=True)], [1])
-    assert not kept.knows([Row(tenant.sequence, stop - 2, stop - 1, tenant.pages, sample=False)], [1])
+    for sequence, end, fetched in (
+        (tenant.sequence, stop, 0),
+        (other.sequence, stop + 1, 1),
+        (other.sequence, stop + 2, 0),
+        (other.sequence, stop + 2, 1),
+    ):
+        arranged = kept_of(engine).arrange([Row(sequence, end - 1, end, tenant.pages, sample=True)])
+        assert arranged is not None
+        ((group,), _) = arranged
+        assert len(group._arrived) == fetched
+        kept_of(engine).ended(well=True)
+    kept_of(engine)._groups = []

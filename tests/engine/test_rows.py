@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.engine.engine import Engine, Row, Sequence
-from services.engine.plan import groups_of_similar_length
+from services.engine.grouping import groups_of_similar_length
 from services.rooms.request import Request
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import GREEDY

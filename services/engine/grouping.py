@@ -1,0 +1,30 @@
+"""Which sequences of differing length are computed together?
+
+One product serves several, at the length of the longest: the others are filled up. That costs less than the
+calls of another group do, up to some padding.
+"""
+
+from collections import abc
+from typing import Final
+
+PADDING_MAX: Final = 24
+"""Pages. To fetch and to look at so many takes as long as the calls of another group do."""
+
+
+def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
+    """Cut a descending list of page counts where padding to the longest costs more than another group does:
+    where each group ends."""
+    ends: list[int] = []
+    longest = padding = 0
+    for place, count in enumerate(pages):
+        padding += longest - count
+        if place == 0 or padding > PADDING_MAX:
+            if place:
+                ends.append(place)
+            longest, padding = count, 0
+    return [*ends, len(pages)] if pages else []
+
+
+def alike(pages: abc.Sequence[int]) -> bool:
+    """Whether sequences of so many pages, in any order, may be one group."""
+    return len(pages) * max(pages) - sum(pages) <= PADDING_MAX
