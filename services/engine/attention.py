@@ -76,8 +76,6 @@ class PagedStep:
     def __init__(self, plan: Plan, cache: PagedKvCache) -> None:
         self._plan = plan
         self._cache = cache
-        self.dtype = cache.tensor.dtype
-        """Of keys and values, and so of queries."""
 
     def __call__(
         self,

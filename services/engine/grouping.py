@@ -1,11 +1,13 @@
 """Which sequences of differing length are computed together?
 
 One product serves several, at the length of the longest: the others are filled up. That costs less than the
-calls of another group do, up to some padding.
+calls of another group do, up to some padding, which a mask hides.
 """
 
 from collections import abc
 from typing import Final
+
+import torch
 
 PADDING_MAX: Final = 24
 """Pages. To fetch and to look at so many takes as long as the calls of another group do."""
@@ -28,3 +30,9 @@ def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
 def alike(pages: abc.Sequence[int]) -> bool:
     """Whether sequences of so many pages, in any order, may be one group."""
     return len(pages) * max(pages) - sum(pages) <= PADDING_MAX
+
+
+def mask(positions: torch.Tensor, width: int, like: torch.Tensor) -> torch.Tensor:
+    """[positions, width], of the dtype of `like`: 0 up to each position, -inf behind it."""
+    hidden = torch.arange(width, device=positions.device) > positions[:, None]
+    return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))

@@ -12,9 +12,10 @@ from typing import Final
 
 import torch
 
-from services.engine.grouping import alike, groups_of_similar_length
+from services.engine.grouping import alike, groups_of_similar_length, mask
 from services.engine.kv_cache import PagedKvCache
 from services.engine.rows import Row, Sequence
+from services.pages.layout import KvLayout
 
 ROOM_PAGES: Final = 4
 """By how many pages the longest of a group may grow in its slot; where memory is short, by `FEW_PAGES`. All
@@ -28,10 +29,10 @@ class KeptGroup:
     """Sequences of similar length that attend together, one token each. As `services.engine.plan.Group`, with
     the matrices of a sequence side by side."""
 
-    def __init__(self, block: torch.Tensor, page_tokens: int) -> None:
+    def __init__(self, block: torch.Tensor, layout: KvLayout) -> None:
         """`block`: [layers, 2, slots, kv heads, tokens, head_dim], keys before values; whatever it holds."""
         self._block = block
-        self._page_tokens = page_tokens
+        self._layout = layout
         self._layers = [*block]
         self._entries = [layer.view(-1, block.shape[5]) for layer in block]
         self.tokens: int = block.shape[4]
@@ -53,31 +54,29 @@ class KeptGroup:
     @property
     def lengths(self) -> list[int]:
         """Pages of each slot."""
-        return [-(-stop // self._page_tokens) for stop in self._stops]
+        return [self._layout.pages_for(stop) for stop in self._stops]
 
-    def retain(self, coming: abc.Mapping[Sequence, Row]) -> list[Row]:
+    def retain(self, coming: abc.Mapping[Sequence, Row]) -> None:
         """Keep the sequences that go on in `coming` from where they are, and have space; a slot that falls
-        free is the last one's from now on. Returns the rows of those that stay, in the order of the slots."""
+        free is the last one's from now on."""
         self._arrived = []
         for slot in reversed(range(len(self.sequences))):
             row = coming.get(self.sequences[slot])
             if row is None or row.start != self._stops[slot] or row.stop > self.tokens:
                 self._vacate(slot)
-        stay = [coming[sequence] for sequence in self.sequences]
-        self._stops = [row.stop for row in stay]
-        return stay
+        self._stops = [coming[sequence].stop for sequence in self.sequences]
 
     def takes(self, row: Row) -> bool:
         """Whether there is a slot for this row's sequence, among others of similar length."""
         free = len(self.sequences) < self._block.shape[2] and row.stop <= self.tokens
-        return free and alike([*self.lengths, -(-row.stop // self._page_tokens)])
+        return free and alike([*self.lengths, self._layout.pages_for(row.stop)])
 
     def add(self, row: Row) -> None:
         """Give the row's sequence the next slot: this step fetches it."""
-        slot, count = len(self.sequences), -(-row.stop // self._page_tokens)
+        slot, count = len(self.sequences), self._layout.pages_for(row.stop)
         self._arrived.append((slot, torch.tensor(row.pages[:count])))
         # What a mask hides is multiplied by zero, and has to be a number.
-        self._block[:, :, slot, :, count * self._page_tokens :] = 0
+        self._block[:, :, slot, :, count * self._layout.page_tokens :] = 0
         self.sequences.append(row.sequence)
         self._stops.append(row.stop)
 
@@ -85,8 +84,7 @@ class KeptGroup:
         """The sequences' tokens are at `positions` [B], and from `begin` on in the flat batch."""
         count, heads = len(positions), self._block.shape[3]
         self.begin, self.end = begin, begin + count
-        hidden = torch.arange(self.tokens) > positions.repeat_interleave(heads)[:, None, None]
-        self.mask = self._block.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        self.mask = mask(positions.repeat_interleave(heads), self.tokens, self._block)[:, None]
         """[B * kv heads, 1, S]: 0 where a token may look, -inf elsewhere."""
         kinds = torch.arange(2)[:, None] * self._block.shape[2] + torch.arange(count)[:, None, None]
         self._new = ((kinds * heads + torch.arange(heads)) * self.tokens + positions[:, None, None]).flatten()
@@ -114,7 +112,7 @@ class KeptGroup:
         return seen.view(self.end - self.begin, -1, seen.shape[2])
 
     def _fetch(self, cache: PagedKvCache, place: int, layer: int, slot: int, pages: torch.Tensor) -> None:
-        there = self._layers[place][:, slot, :, : len(pages) * self._page_tokens]
+        there = self._layers[place][:, slot, :, : len(pages) * self._layout.page_tokens]
         # [pages, kv heads, 2, page_tokens * head_dim]
         cache.read(layer, pages, there.unflatten(2, (len(pages), -1)).flatten(3).permute(2, 1, 0, 3))
 
@@ -145,8 +143,10 @@ class Kept:
             self._groups = []
         self._there, self._changing = False, True
         coming = {row.sequence: row for row in rows}
-        stay = {row.sequence for group in self._groups for row in group.retain(coming)}
+        for group in self._groups:
+            group.retain(coming)
         self._groups = [group for group in self._groups if len(group)]
+        stay = {sequence for group in self._groups for sequence in group.sequences}
         for row in rows:
             if row.sequence not in stay and not self._join(row):
                 self._rebuild(rows)
@@ -172,30 +172,28 @@ class Kept:
     def _rebuild(self, rows: abc.Sequence[Row]) -> None:
         """Give every row a slot, in groups with space for others; no groups where there is too little memory
         for the rows alone."""
-        size = self._cache.layout.page_tokens
+        layout = self._cache.layout
         longest_first = sorted(rows, key=lambda row: -row.stop)
-        lengths = [-(-row.stop // size) for row in longest_first]
+        lengths = [layout.pages_for(row.stop) for row in longest_first]
         cuts = groups_of_similar_length(lengths)
         spans = [*zip([0, *cuts], cuts, strict=False)]
-        for more_slots, more_pages in ((MORE_SLOTS, ROOM_PAGES), (0, FEW_PAGES)):
-            self._groups, taken = [], 0
-            for first, end in spans:
-                slots = end - first + more_slots
-                block = self._block(taken, slots, (lengths[first] + more_pages) * size)
-                if block is None:
-                    break
-                taken += block.numel()
-                group = KeptGroup(block, size)
-                for row in longest_first[first:end]:
-                    group.add(row)
-                self._groups.append(group)
-            else:
-                return
-        self._groups = []
+        blocks = self._blocks(
+            [(end - first + MORE_SLOTS, lengths[first] + ROOM_PAGES) for first, end in spans]
+        ) or self._blocks([(end - first, lengths[first] + FEW_PAGES) for first, end in spans])
+        self._groups = [KeptGroup(block, layout) for block in blocks]
+        for group, (first, end) in zip(self._groups, spans, strict=False):
+            for row in longest_first[first:end]:
+                group.add(row)
 
-    def _block(self, begin: int, slots: int, tokens: int) -> torch.Tensor | None:
-        """Of the memory, from element `begin` on; None where it does not reach so far."""
+    def _blocks(self, sizes: abc.Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """Of the memory, with so many slots of so many pages each; none where it is too little for all."""
         layout = self._cache.layout
-        shape = torch.Size((len(layout.layers), 2, slots, len(layout.kv_heads), tokens, layout.head_dim))
-        end = begin + shape.numel()
-        return self._memory[begin:end].view(shape) if end <= len(self._memory) else None
+        blocks, end = [], 0
+        for slots, pages in sizes:
+            tokens = pages * layout.page_tokens
+            shape = (len(layout.layers), 2, slots, len(layout.kv_heads), tokens, layout.head_dim)
+            begin, end = end, end + torch.Size(shape).numel()
+            if end > len(self._memory):
+                return []
+            blocks.append(self._memory[begin:end].view(shape))
+        return blocks

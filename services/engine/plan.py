@@ -1,7 +1,7 @@
 """Which token of a step is read and written where?
 
-A step's rows become one flat batch: first the rows of a single token, longest first, in groups of similar
-length that are computed together; then the longer rows one by one. Every index tensor is made here, once a
+A step's rows become one flat batch: first the rows of a single token, in groups of similar length
+that are computed together; then the longer rows one by one. Every index tensor is made here, once a
 step, and serves all layers.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from services.engine.grouping import groups_of_similar_length
+from services.engine.grouping import groups_of_similar_length, mask
 from services.engine.kept import Kept, KeptGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.rows import Row
@@ -94,7 +94,7 @@ def make_plan(
     arranged = None if kept is None or not single else kept.arrange(single)
     groups, laid = arranged or ([], sorted(single, key=lambda row: -row.stop))
     laid += sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
-    lengths = [-(-row.stop // size) for row in laid]
+    lengths = [cache.layout.pages_for(row.stop) for row in laid]
 
     tokens = list(chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in laid))
     positions = list(chain.from_iterable(range(row.start, row.stop) for row in laid))
@@ -216,9 +216,9 @@ def _singles(
 ) -> Group:
     heads = len(cache.layout.kv_heads)
     width = len(pages) // (end - begin) * cache.layout.page_tokens
-    mask = _mask(positions[begin:end], width, cache).repeat(heads, 1)[:, None]
+    hiding = mask(positions[begin:end], width, cache.tensor).repeat(heads, 1)[:, None]
     room, keys, values = _room(pages, heads * (end - begin), cache)
-    return Group(begin, end, pages, room, keys, values, mask)
+    return Group(begin, end, pages, room, keys, values, hiding)
 
 
 def _prefixed(
@@ -226,8 +226,8 @@ def _prefixed(
 ) -> Group:
     """Of a row that ends at position `stop`."""
     room, keys, values = _room(pages, len(cache.layout.kv_heads), cache)
-    mask = _mask(positions[begin:end], stop, cache)
-    return Group(begin, end, pages, room, keys[:, :stop], values[:, :stop], mask)
+    hiding = mask(positions[begin:end], stop, cache.tensor)
+    return Group(begin, end, pages, room, keys[:, :stop], values[:, :stop], hiding)
 
 
 def _room(
@@ -239,9 +239,3 @@ def _room(
     room = cache.tensor.new_empty(2, len(layout.kv_heads), len(pages), entries)
     keys, values = room.view(2, matrices, -1, layout.head_dim)
     return room.permute(2, 1, 0, 3), keys, values
-
-
-def _mask(positions: torch.Tensor, width: int, cache: PagedKvCache) -> torch.Tensor:
-    """[positions, width]: 0 up to each position, -inf behind it."""
-    hidden = torch.arange(width, device=positions.device) > positions[:, None]
-    return cache.tensor.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
