@@ -8,6 +8,9 @@ own operators do.
 
 import ctypes
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -22,6 +25,9 @@ log = Log(__name__)
 
 PACKAGE: Final = "zentorch"
 LIBRARY: Final = "libzentorch.so"
+DEADLY: Final = (signal.SIGABRT, signal.SIGSEGV)
+SIGACTION_BYTES_MAX: Final = 512
+"""More than the C library's `struct sigaction` takes on any machine."""
 OPERATORS: Final = (
     "zentorch_weight_prepack_for_linear",
     "zentorch_linear_unary",
@@ -52,14 +58,30 @@ def operators() -> Any | None:
         log.info("ZenDNN is not used: it was built for another torch", zentorch=release, torch=ours)
         return None
     try:
-        # Global, as the package itself does it.
-        ctypes.CDLL(str(Path(package.origin).with_name(LIBRARY)), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+        with _signals_as_they_are():
+            # Global, as the package itself does it.
+            ctypes.CDLL(str(Path(package.origin).with_name(LIBRARY)), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
         for name in OPERATORS:
             _ = getattr(torch.ops.zentorch, name)
     except (OSError, AttributeError) as error:
         log.warning("ZenDNN is not used: its operators cannot be loaded", error=str(error))
         return None
     return torch.ops.zentorch
+
+
+@contextmanager
+def _signals_as_they_are() -> Iterator[None]:
+    """The library has one in it (libxsmm) that, as it is loaded, puts itself in the way of the signals a
+    process dies of, and takes a lock there: a process whose heap is broken would hang instead of end."""
+    kept = {number: ctypes.create_string_buffer(SIGACTION_BYTES_MAX) for number in DEADLY}
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number, action in kept.items():
+        libc.sigaction(number, None, action)
+    try:
+        yield
+    finally:
+        for number, action in kept.items():
+            libc.sigaction(number, action, None)
 
 
 def _minor(release: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from transformers import LlamaConfig
 
-from services.engine import decoder, zen
+from services.engine import decoder, proof, zen
 from services.engine import engine as engine_module
 from services.engine.anatomy import Norm
 from services.engine.decoder import Layer, RmsNorm
 from services.engine.engine import Engine, load_engine
 from services.engine.linears import Packed, Plain, linear_of
+from services.engine.proof import gap
 from services.engine.zen import ZenLinear, operators
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
@@ -33,6 +37,18 @@ OURS = (
     "llama-biased-two-kv-heads",
     "granite-own-scaling",
 )
+LOADS = """
+from pathlib import Path
+from services.engine.zen import operators
+
+def caught() -> str:
+    return Path("/proc/self/status").read_text().split("SigCgt:")[1].split()[0]
+
+before = caught()
+operators()
+print(before, caught())
+"""
+"""Which signals a process catches, before and after."""
 Directory = Callable[[str], Path]
 
 
@@ -68,6 +84,27 @@ def test_ours_and_the_librarys_tokens_are_the_same_where_all_kinds_of_rows_share
         worker.run(tenants[:1], chunk=64)
         outputs.append(worker.run(tenants, chunk=24))
     assert outputs[0] == outputs[1]
+
+
+def test_in_bfloat16_ours_is_nearer_to_float32_than_the_librarys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = LlamaConfig(**{**tiny.SHAPE, "num_hidden_layers": 24, "initializer_range": 0.1})
+    directory = tiny.save(deep, tmp_path / "deep")
+    told: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def listening(seen: torch.Tensor, right: torch.Tensor) -> float:
+        told.append((seen, right))
+        return gap(seen, right)
+
+    monkeypatch.setattr(proof, "gap", listening)
+    load(directory, "float32")
+    right = [right for _, right in told]
+    told.clear()
+    assert load(directory, "bfloat16").model.taken_apart
+    assert len(told) == len(right) > 1
+    for (ours, librarys), exactly in zip(told, right, strict=True):
+        assert gap(ours, exactly) < 0.9 * gap(librarys, exactly)
 
 
 def unrotated(
@@ -212,6 +249,14 @@ def test_without_its_operators_torchs_own_are_used_and_the_log_says_so(
     assert [record.getMessage() for record in caplog.records] == ([said] if said else [])
 
 
+def test_a_process_that_loaded_them_dies_of_a_signal_as_before() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=120, check=True
+    ).stdout.split()
+    assert len(told) == 2
+    assert told[0] == told[1]
+
+
 def test_a_cpu_whose_products_another_library_knows_better_is_left_to_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -233,8 +278,9 @@ def test_the_norm_is_the_same_for_few_rows_and_for_many_and_of_a_sum(rows: int, 
 
     norm = RmsNorm(Norm(weight, 1e-5))
     torch.testing.assert_close(norm(hidden), right(hidden), rtol=rtol, atol=atol)
-    total = hidden + more
-    torch.testing.assert_close(norm.of_sum(hidden, more), right(total), rtol=rtol, atol=atol)
-    torch.testing.assert_close(hidden, total)
+    residuals = hidden.float()
+    total = residuals + more
+    torch.testing.assert_close(norm.of_sum(residuals, more), right(total), rtol=rtol, atol=atol)
+    torch.testing.assert_close(residuals, total)
     heads = torch.randn(rows, 3, 64).to(dtype)[:, 1:, :48]
     torch.testing.assert_close(norm(heads), right(heads), rtol=rtol, atol=atol)
