@@ -19,7 +19,7 @@ from transformers.utils import logging as library_logging
 from services.engine.anatomy import anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
 from services.engine.decoder import Decoder
-from services.engine.device import AUTO, find_device
+from services.engine.device import find_device, find_dtype
 from services.engine.kv_cache import DTYPES
 from services.engine.memory import available_bytes
 from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
@@ -30,8 +30,6 @@ from services.engine.team import Team
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import ModelFacts, ModelUnreadable, read_model, weight_files
 from services.runtime.model_files import LoadFormat
-
-AUTO_DTYPE = "bfloat16"
 
 
 class Model:
@@ -150,7 +148,7 @@ def load_model(
     dummy = load_format is LoadFormat.DUMMY
     facts = read_model(directory, dummy=dummy)
     place = find_device(device, 0 if team is None else team.rank)
-    chosen = AUTO_DTYPE if dtype == AUTO else dtype
+    chosen = find_dtype(dtype, place)
     library_logging.disable_progress_bar()
     config = _configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config)

@@ -48,7 +48,9 @@ class WorkerSettings(ServiceSettings):
     grpc_port: int = setting(0, "gRPC port to listen on (0: any free one).", PORT)
     metrics_port: int = setting(0, "Port of /metrics, /health and /ready (0: any free one).", PORT)
     model: str = setting("demo", "A model directory, a GGUF file, or the word demo.", TEXT)
-    dtype: str = setting("auto", "Number format of weights and KV (auto: bfloat16).", DTYPE)
+    dtype: str = setting(
+        "auto", "Number format of weights and KV (auto: bfloat16 if the device has it, else float32).", DTYPE
+    )
     device: str = setting("auto", "Where to compute (auto: CUDA if there is one).", DEVICE)
     kv_cache_memory: int = setting(2**30, "Memory for KV pages; never exceeded.", SIZE)
     page_tokens: int = setting(

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from services.engine.device import DeviceNotFound, find_device
+from services.engine.device import DeviceNotFound, find_device, find_dtype
 from services.engine.engine import load_engine
 from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
 from services.engine.model import load_model
@@ -125,6 +126,35 @@ def test_weights_that_are_cut_short(llama: Path) -> None:
 def test_devices_that_are_not_there(device: str) -> None:
     with pytest.raises(DeviceNotFound, match=f"--device {device}"):
         find_device(device)
+
+
+@pytest.mark.parametrize(
+    ("told", "dtype"),
+    [
+        ({"avx2": True, "avx512_bf16": False}, "float32"),
+        ({}, "float32"),
+        ({"avx512_bf16": True}, "bfloat16"),
+        ({"amx_bf16": True}, "bfloat16"),
+        ({"architecture": "arm64", "bf16": True}, "bfloat16"),
+    ],
+    ids=str,
+)
+def test_bfloat16_is_chosen_where_the_cpu_has_instructions_for_it(
+    monkeypatch: pytest.MonkeyPatch, llama: Path, told: dict[str, object], dtype: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
+    assert load_model(llama, "auto", "cpu").dtype == dtype
+    assert load_model(llama, "bfloat16", "cpu").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")]
+)
+def test_bfloat16_is_chosen_where_the_gpu_has_instructions_for_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert find_dtype("auto", torch.device("cuda", 0)) == dtype
 
 
 def test_memory_for_less_than_a_page(llama: Path) -> None:
