@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Final
 
+from services.bootstrap.admission import QueueFull, Retry
 from services.bootstrap.follower import SIBLING_FAILED, RoomStream
 from services.bootstrap.notebook import NO_STATUS
-from services.bootstrap.rooms import QueueFull, Retry, Rooms
+from services.bootstrap.rooms import Rooms
 from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
 from services.rooms.errors import NoSuchWorker
 from services.rooms.ids import Incarnation
@@ -93,15 +94,14 @@ class RequestStream:
         if not may_retry(cause.reason, self._opened, left_s, self._bounds):
             if cause.reason in RETRIED:
                 had = f"{self._opened} of {self._bounds.rooms_max} rooms tried, {max(left_s, 0.0):.1f} s left"
-                self._rooms.tell(failed.id, "not retried", had)
+                self._rooms.timelines.tell(failed.id, "not retried", had)
             raise failure
         self._avoid |= {failed.worker(side).incarnation for side in guilty(cause.reason, self._room.teller)}
         request = replace(self._request, output=tuple(self._output))
         retry = Retry(failed.id, cause.reason, frozenset(self._avoid), self._bounds.wait_s)
-        self._rooms.retrying.add(failed.id)
         try:
             async with asyncio.timeout(left_s):
-                entry = await self._rooms.admit(
+                entry = await self._rooms.admission.admit(
                     request.request_id,
                     request.prefill_tokens,
                     request.tokens_max,
@@ -111,12 +111,10 @@ class RequestStream:
                 )
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             why = str(error) or "no pair of workers had space in time"
-            self._rooms.tell(failed.id, "not retried", why)
+            self._rooms.timelines.tell(failed.id, "not retried", why)
             raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason.value) from error
-        finally:
-            self._rooms.retrying.discard(failed.id)
         if self._hung_up:
-            self._rooms.discard(entry)
+            self._rooms.admission.discard(entry)
             raise failure
         self._opened += 1
         return self._follow(entry, request, max(self._left_s(), 0.0))
@@ -151,9 +149,9 @@ class RoomBackend:
         return Limits(self._context_tokens, prefill, decode)
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
-        since_ms = self._rooms.now_ms()
+        since_ms = self._rooms.clock.now_ms()
         try:
-            entry = await self._rooms.admit(
+            entry = await self._rooms.admission.admit(
                 request.request_id,
                 request.prefill_tokens,
                 request.tokens_max,
@@ -162,16 +160,22 @@ class RoomBackend:
             )
         except asyncio.CancelledError:
             told, status = GIVEN_UP[why()]
-            self._rooms.refused(request.request_id, told, status, since_ms)
+            self._note_refused(request, told, status, since_ms)
             raise
         except NoSuchWorker as error:
-            self._rooms.refused(request.request_id, str(error), UNAVAILABLE, since_ms)
+            self._note_refused(request, str(error), UNAVAILABLE, since_ms)
             raise NoWorker(str(error)) from error
         except (QueueFull, TimeoutError) as error:
             full = str(error) or "no pair of workers had space in time"
-            self._rooms.refused(request.request_id, full, TOO_MANY, since_ms)
+            self._note_refused(request, full, TOO_MANY, since_ms)
             raise Overloaded("every worker is busy and the queue is full", RETRY_AFTER_S) from error
         return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)
+
+    def _note_refused(self, request: Request, why: str, status: int, since_ms: int) -> None:
+        """A request that came at `since_ms` gets no room; its client is told so with `status`."""
+        clock = self._rooms.clock
+        waited_ms = clock.now_ms() - since_ms
+        self._rooms.notebook.refuse(request.request_id, why, status, clock.wall_ms(), waited_ms)
 
     def follow(self, entry: RoomEntry, request: Request) -> RoomStream:
         """Drive one opened room, and no other when it fails."""

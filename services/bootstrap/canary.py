@@ -81,7 +81,7 @@ class Canary:
         return (joining, partner) if joining.facts.side is Side.PREFILL else (partner, joining)
 
     async def _try(self, pair: tuple[Worker, Worker]) -> str | None:
-        entry = self._rooms.open_on(REQUEST_ID, pair, PROMPT_TOKENS + OUTPUT_TOKENS - 1)
+        entry = self._rooms.admission.open_on(REQUEST_ID, pair, PROMPT_TOKENS + OUTPUT_TOKENS - 1)
         request = Request(
             request_id=REQUEST_ID,
             prompt=_prompt(entry.id),

@@ -49,7 +49,7 @@ class RoomStream:
         """The side that told of it, if one did."""
         self._rooms = rooms
         self.entry = entry
-        trace = rooms.spans.trace_of(entry.id)
+        trace = rooms.timelines.spans.trace_of(entry.id)
         self._request = request if trace is None else replace(request, trace=trace)
         self._wire: inference_pb2.InferenceRequest | None = None
         """The same, as both sides are asked it; made once."""
@@ -94,10 +94,10 @@ class RoomStream:
             case Hangup.STOP_STRING:
                 self._rooms.stop(self.entry.id)
             case Hangup.CLIENT_GONE:
-                self._rooms.tell(self.entry.id, "broken off", self._passed_on())
+                self._rooms.timelines.tell(self.entry.id, "broken off", self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
             case Hangup.REQUEST_FAILED:
-                self._rooms.tell(self.entry.id, "broken off", self._passed_on())
+                self._rooms.timelines.tell(self.entry.id, "broken off", self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CANCELLED, SIBLING_FAILED))
 
     # ---- the two sides
@@ -156,7 +156,7 @@ class RoomStream:
 
     def _note_outcome(self, side: Side, cause: Cause | None) -> None:
         text = "answered" if cause is None else f"{cause.reason.value}: {cause.text}"
-        self._rooms.tell(self.entry.id, f"{side.value} outcome", text)
+        self._rooms.timelines.tell(self.entry.id, f"{side.value} outcome", text)
         if cause is None and side is Side.DECODE and not self._over:
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is not None:
@@ -223,7 +223,7 @@ class RoomStream:
             return
         if self._next == self._given:
             self._rooms.registry.streaming(self.entry.id)
-            self._rooms.tell(self.entry.id, "first token passed on")
+            self._rooms.timelines.tell(self.entry.id, "first token passed on")
         self._next += len(fresh)
         if finish is not None:
             self._end()
@@ -241,7 +241,7 @@ class RoomStream:
 
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
-            self._rooms.tell(self.entry.id, "broken off", self._passed_on())
+            self._rooms.timelines.tell(self.entry.id, "broken off", self._passed_on())
             self.cause = cause
             self._out.put_nowait(RoomFailed(cause.text, cause.reason.value))
             self._end()

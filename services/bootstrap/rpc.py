@@ -9,7 +9,8 @@ from typing import Final
 
 import grpc
 
-from services.bootstrap.rooms import QueueFull, Rooms
+from services.bootstrap.admission import QueueFull
+from services.bootstrap.rooms import Rooms
 from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -117,7 +118,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
                 raise Malformed("tokens must be at least prompt_tokens, which must be at least 1")
             try:
                 request_id = request_id_from_wire(request.request_id)
-                entry = await self._rooms.admit(request_id, request.prompt_tokens, request.tokens)
+                entry = await self._rooms.admission.admit(request_id, request.prompt_tokens, request.tokens)
             except (QueueFull, TimeoutError) as error:
                 raise NoCapacity(str(error) or "no pair of workers had space in time") from error
         return rooms_pb2.OpenRoomReply(
@@ -130,7 +131,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         async with errors_as_status(context):
             room, changed = RoomId(request.room), asyncio.Event()
             entry = self._rooms.registry.get(room)
-            self._rooms.watch(room, changed)
+            self._rooms.timelines.watch(room, changed)
             told = 0
             try:
                 while True:
@@ -144,7 +145,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
                         async with asyncio.timeout(WATCH_S):
                             await changed.wait()
             finally:
-                self._rooms.unwatch(room, changed)
+                self._rooms.timelines.unwatch(room, changed)
 
     async def ReportRooms(
         self, request: rooms_pb2.ReportRoomsRequest, context: grpc.aio.ServicerContext
@@ -210,7 +211,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         source = f"{name}/{rank}" if rank else name
         for report in reports:
             if report.HasField("event"):
-                self._rooms.record(room, event_from_wire(report.event, source))
+                self._rooms.timelines.record(room, event_from_wire(report.event, source))
             if rank:
                 continue
             if reporter == 0 and report.HasField("outcome"):

@@ -88,7 +88,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         RoomSpans(tracer, "room"),
     )
     name_rooms(partial(_ids, registry))
-    metrics_registry.register(RegistryCollector(registry, rooms.queued))
+    metrics_registry.register(RegistryCollector(registry, rooms.admission.queued))
     backend = RoomBackend(
         rooms,
         facts.context_length,

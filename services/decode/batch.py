@@ -7,13 +7,18 @@ same tables give the same step on every rank.
 from collections.abc import Iterable
 
 from services.decode.job import Job
+from services.rooms.phases import Phase
+
+
+def unfinished(jobs: Iterable[Job]) -> list[Job]:
+    """Admitted rooms whose sequences go on, in the order of `jobs`: oldest first."""
+    return [
+        job
+        for job in jobs
+        if job.receiver.phase is Phase.SUCCESS and not job.finished and not job.receiver.stopping
+    ]
 
 
 def next_batch(jobs: Iterable[Job], max_running: int) -> list[Job]:
-    """`jobs`: admitted rooms whose sequences go on, oldest first."""
-    batch: list[Job] = []
-    for job in jobs:
-        if len(batch) == max_running:
-            break
-        batch.append(job)
-    return batch
+    """`jobs`: all that there are, oldest first."""
+    return unfinished(jobs)[:max_running]

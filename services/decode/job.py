@@ -37,6 +37,10 @@ class Job:
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))
 
+    def reply(self, reply: inference_pb2.StreamRoomReply) -> None:
+        if self.replies is not None:
+            self.replies.put_nowait(reply)
+
     @property
     def given(self) -> tuple[int, ...]:
         """The tokens whose KV the prefill worker answers for."""

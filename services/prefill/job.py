@@ -61,3 +61,16 @@ class Job:
     def complete(self) -> bool:
         """All that is known was computed."""
         return self.computed == self.request.prefill_tokens
+
+    @property
+    def computable(self) -> bool:
+        return self.sender.phase is Phase.TRANSFERRING and not self.complete
+
+    @property
+    def under_way(self) -> bool:
+        """Something is to be sent, or is being written."""
+        return self.push is not None and self.push.under_way
+
+    def reply(self, reply: inference_pb2.RunRoomReply) -> None:
+        if self.replies is not None:
+            self.replies.put_nowait(reply)

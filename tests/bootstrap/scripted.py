@@ -222,7 +222,8 @@ class House:
             max_queue,
             queue_timeout_ms,
         )
-        self.metrics.register(RegistryCollector(self.registry, self.rooms.queued))
+        self.admission = self.rooms.admission
+        self.metrics.register(RegistryCollector(self.registry, self.admission.queued))
         self.backend = RoomBackend(self.rooms, 500, timeout_s, RetryBounds(rooms_max, wait_s))
         self.prefill = PrefillWorker("prefill-0", P, Incarnation(11), rooms_max=places, pid=111)
         self.decode = DecodeWorker("decode-0", D, Incarnation(22), rooms_max=places, pid=222)
@@ -245,15 +246,15 @@ class House:
 
     async def unfollowed(self) -> None:
         """Nothing is heard of any room any more, and no worker is being told."""
-        await until(lambda: not self.rooms._tasks and not self.rooms.links.rooms())
+        await until(lambda: not self.rooms.calls._tasks and not self.rooms.links.rooms())
 
     async def at_rest(self) -> None:
         """Every room is filed, and nothing of them is left."""
         await self.unfollowed()
         assert self.registry.open_count() == 0
-        assert self.rooms.queued() == 0
+        assert self.admission.queued() == 0
         assert not self.rooms._on_end
-        assert not self.rooms._watchers
+        assert not self.rooms.timelines._watchers
         assert all(not worker.rooms and worker.tokens == 0 for worker in self.registry.workers())
 
 
@@ -281,7 +282,7 @@ async def house(**more: Any) -> AsyncIterator[House]:
         try:
             yield made
         finally:
-            for task in list(made.rooms._tasks):
+            for task in list(made.rooms.calls._tasks):
                 task.cancel()
             made.rooms.links.close()
             await made.rooms.finish()

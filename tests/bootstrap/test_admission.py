@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.bootstrap.rooms import QueueFull, Retry
+from services.bootstrap.admission import QueueFull, Retry
 from services.rooms.errors import Cause, NoSuchWorker, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.registry import RoomEntry, RoomPhase
@@ -23,40 +23,40 @@ async def at() -> AsyncIterator[House]:
 async def fill(at: House) -> None:
     """Take every place: rooms 1 and 2."""
     for place in range(at.prefill.rooms_max):
-        await at.rooms.admit(f"early-{place}", 3, 5)
+        await at.admission.admit(f"early-{place}", 3, 5)
 
 
 def late(at: House, name: str) -> "asyncio.Task[RoomEntry]":
-    return asyncio.ensure_future(at.rooms.admit(name, 3, 5))
+    return asyncio.ensure_future(at.admission.admit(name, 3, 5))
 
 
 async def test_those_who_wait_get_places_in_the_order_in_which_they_came(at: House) -> None:
     await fill(at)
     waiting = [late(at, "a"), late(at, "b")]
-    await until(lambda: at.rooms.queued() == 2)
+    await until(lambda: at.admission.queued() == 2)
     third = late(at, "c")
-    await until(lambda: at.rooms.queued() == 3)
+    await until(lambda: at.admission.queued() == 3)
     at.rooms.answered(RoomId(1))
     at.retired(1)
     assert (await waiting[0]).request_id == "a"
-    assert at.rooms.queued() == 2
+    assert at.admission.queued() == 2
     at.rooms.answered(RoomId(2))
     at.retired(2)
     assert (await waiting[1]).request_id == "b"
     third.cancel()
     with pytest.raises(asyncio.CancelledError):
         await third
-    assert at.rooms.queued() == 0
+    assert at.admission.queued() == 0
 
 
 async def test_nobody_overtakes_the_queue(at: House) -> None:
     await fill(at)
     first = late(at, "a")
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     at.registry.side_retired(RoomId(1), at.prefill.side)  # space, and nobody was woken yet
     at.registry.side_retired(RoomId(1), at.decode.side)
     second = late(at, "b")
-    await until(lambda: at.rooms.queued() == 2)
+    await until(lambda: at.admission.queued() == 2)
     at.rooms.renew(at.prefill.incarnation)
     assert (await first).request_id == "a"
     second.cancel()
@@ -65,27 +65,27 @@ async def test_nobody_overtakes_the_queue(at: House) -> None:
 async def test_past_its_bound_the_queue_takes_nobody(at: House) -> None:
     await fill(at)
     waiting = [late(at, str(each)) for each in range(4)]
-    await until(lambda: at.rooms.queued() == 4)
+    await until(lambda: at.admission.queued() == 4)
     with pytest.raises(QueueFull):
-        await at.rooms.admit("one too many", 3, 5)
+        await at.admission.admit("one too many", 3, 5)
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert at.rooms.queued() == 0
+    assert at.admission.queued() == 0
 
 
 async def test_waiting_has_an_end() -> None:
     async with house(queue_timeout_ms=1) as at:
         await fill(at)
         with pytest.raises(TimeoutError):
-            await at.rooms.admit("late", 3, 5)
-        assert at.rooms.queued() == 0
+            await at.admission.admit("late", 3, 5)
+        assert at.admission.queued() == 0
 
 
 async def test_a_request_given_up_exactly_when_its_room_opens_leaves_no_room(at: House) -> None:
     await fill(at)
     waiting = late(at, "a")
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     at.rooms.answered(RoomId(1))
     at.retired(1)
     assert at.entry(3).request_id == "a", "its room is open, and it has not heard of it"
@@ -105,14 +105,14 @@ async def test_a_new_worker_and_one_that_is_back_wake_the_queue(at: House) -> No
     at.join(at.decode)
     await fill(at)
     waiting = late(at, "a")
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     other = PrefillWorker("prefill-1", at.prefill.side, Incarnation(12), address=at.prefill.address)
     at.join(other)
     assert (await waiting).prefill.name == "prefill-1"
-    await at.rooms.admit("b", 3, 5)
+    await at.admission.admit("b", 3, 5)
     at.registry.suspect(other.incarnation)
     waiting = late(at, "c")
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     at.registry.side_retired(RoomId(3), other.side)
     at.rooms.renew(other.incarnation)
     assert (await waiting).prefill.name == "prefill-1"
@@ -121,18 +121,18 @@ async def test_a_new_worker_and_one_that_is_back_wake_the_queue(at: House) -> No
 async def test_who_waits_for_a_role_that_is_gone_is_told_so(at: House) -> None:
     await fill(at)
     waiting = late(at, "a")
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     at.rooms.lose(at.prefill.incarnation, "its process exited", proof="exited")
     with pytest.raises(NoSuchWorker, match="prefill"):
         await waiting
-    assert at.rooms.queued() == 0
+    assert at.admission.queued() == 0
 
 
 async def test_time_ends_leases_rooms_that_nobody_reports_and_queues_that_nobody_woke(at: House) -> None:
     await fill(at)
     at.rooms.answered(RoomId(1))
     waiting = late(at, "a")
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     keeper = asyncio.ensure_future(at.rooms.keep_time())
     at.clock.advance(LEASE_MS - 1)
     for worker in (at.prefill, at.decode):
@@ -156,9 +156,9 @@ async def test_ways_to_addresses_where_nobody_is_are_closed(at: House) -> None:
     at.channels.to("127.0.0.1:2", Party.DECODE)
     keeper = asyncio.ensure_future(at.rooms.keep_time())
     await until(lambda: at.channels.addresses() == [at.prefill.address])
-    await at.rooms.admit("a", 3, 5)
+    await at.admission.admit("a", 3, 5)
     at.rooms.lose(at.prefill.incarnation, "silent", proof=None)
-    at.rooms._drop_channels()
+    at.rooms.calls.drop_channels()
     assert at.prefill.address in at.channels.addresses(), "an open room is still there"
     at.retired(1)
     await until(lambda: at.prefill.address not in at.channels.addresses())
@@ -168,14 +168,14 @@ async def test_ways_to_addresses_where_nobody_is_are_closed(at: House) -> None:
 async def test_when_the_process_ends_those_who_wait_and_those_who_are_served_are_told_why(at: House) -> None:
     await fill(at)
     waiting = late(at, "a")
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     why = Cause(Reason.BOOTSTRAP_LOST, "the bootstrap stops")
     at.rooms.end_all(why)
     with pytest.raises(NoSuchWorker, match="the bootstrap stops"):
         await waiting
     assert [at.entry(room).cause for room in (1, 2)] == [why, why]
     with pytest.raises(NoSuchWorker, match="the bootstrap stops"):
-        await at.rooms.admit("afterwards", 3, 5)
+        await at.admission.admit("afterwards", 3, 5)
     for room in (1, 2):
         at.retired(room)
     await at.at_rest()
@@ -184,9 +184,9 @@ async def test_when_the_process_ends_those_who_wait_and_those_who_are_served_are
 async def test_when_the_process_ends_a_request_that_hopes_for_a_worker_hopes_no_more(at: House) -> None:
     at.rooms.exited("decode-0", 222)
     retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
-    hoping = asyncio.ensure_future(at.rooms.admit("a", 3, 5, retry))
-    await until(lambda: at.rooms.queued() == 1)
+    hoping = asyncio.ensure_future(at.admission.admit("a", 3, 5, retry))
+    await until(lambda: at.admission.queued() == 1)
     at.rooms.end_all(Cause(Reason.BOOTSTRAP_LOST, "the bootstrap stops"))
     with pytest.raises(NoSuchWorker, match="the bootstrap stops"):
         await hoping
-    assert at.rooms.queued() == 0
+    assert at.admission.queued() == 0

@@ -100,7 +100,7 @@ async def two_pairs(**more: Any) -> AsyncIterator[Pairs]:
         try:
             yield made
         finally:
-            for task in list(made.rooms._tasks):
+            for task in list(made.rooms.calls._tasks):
                 task.cancel()
             made.rooms.links.close()
             await made.rooms.finish()
@@ -255,7 +255,7 @@ async def test_a_request_waits_for_an_innocent_worker_that_is_full_now(at: Pairs
     at.decode.script = broken(D, Reason.ENGINE_FAILED)
     at.decode_1.script = decodes()
     reading = asyncio.ensure_future(read(await at.backend.generate(asked())))
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     at.rooms.answered(full[0])
     at.retired(full[0])
     assert await reading == ([7, 8, 9], "length")
@@ -301,14 +301,14 @@ async def test_the_stream_goes_on_when_a_lost_worker_is_back_in_time() -> None:
         await until(lambda: at.decode.called == [1])
         at.rooms.exited("decode-0", 222)
         reading = asyncio.ensure_future(read(stream))
-        await until(lambda: at.rooms.queued() == 1)
+        await until(lambda: at.admission.queued() == 1)
         at.decode.incarnation = Incarnation(23)
         at.join(at.decode, proven=False)
         await asyncio.sleep(0.05)
         assert not reading.done(), "no canary has passed yet"
         at.rooms.proven(at.decode.incarnation)
         assert await reading == ([8, 9], "length")
-        assert at.rooms.queued() == 0
+        assert at.admission.queued() == 0
         at.prefill.cancelled.set()
         at.decode.cancelled.set()
         for room in (1, 2):
@@ -330,7 +330,7 @@ async def test_where_nobody_comes_back_the_client_hears_the_cause_and_who_is_mis
         assert str(error.value) == wanted
         assert error.value.reason == "decode_lost"
         assert "not retried" in at.events(1)
-        assert at.rooms.queued() == 0
+        assert at.admission.queued() == 0
 
 
 async def test_a_worker_that_broke_a_stream_is_tried_again_once_it_has_renewed() -> None:
@@ -338,7 +338,7 @@ async def test_a_worker_that_broke_a_stream_is_tried_again_once_it_has_renewed()
         at.prefill.scripts = [[accepted(P), RuntimeError("a bug")], prefills()]
         at.decode.scripts = [[accepted(D)], decodes()]
         reading = asyncio.ensure_future(read(await at.backend.generate(asked())))
-        await until(lambda: at.rooms.queued() == 1)
+        await until(lambda: at.admission.queued() == 1)
         assert at.registry.worker(at.prefill.incarnation).state is WorkerState.SUSPECT
         at.rooms.renew(at.prefill.incarnation)
         assert await reading == ([7, 8, 9], "length")
@@ -350,7 +350,7 @@ async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one
         at.prefill.scripts = [[WrongIncarnation("meant for incarnation 11, this is 12")], prefills()]
         at.decode.scripts, at.decode.script = [[accepted(D)]], decodes()
         reading = asyncio.ensure_future(read(await at.backend.generate(asked())))
-        await until(lambda: at.rooms.queued() == 1)
+        await until(lambda: at.admission.queued() == 1)
         assert at.prefill.called == [1]
         at.rooms.lose(Incarnation(11), "its lease ran out", proof=None)
         at.prefill.incarnation = Incarnation(12)
@@ -390,7 +390,7 @@ async def test_hopes_end_with_the_requests_time() -> None:
         stream = await at.backend.generate(asked())
         at.rooms.exited("decode-0", 222)
         assert await read(stream) == ([], "decode_lost")
-        assert at.rooms.queued() == 0
+        assert at.admission.queued() == 0
 
 
 async def test_a_client_that_hangs_up_in_the_pause_leaves_nothing() -> None:
@@ -401,12 +401,12 @@ async def test_a_client_that_hangs_up_in_the_pause_leaves_nothing() -> None:
         await anext(stream.__aiter__())
         at.rooms.exited("decode-0", 222)
         reading = asyncio.ensure_future(read(stream))
-        await until(lambda: at.rooms.queued() == 1)
+        await until(lambda: at.admission.queued() == 1)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
         await stream.hang_up(Hangup.CLIENT_GONE)
-        assert at.rooms.queued() == 0
+        assert at.admission.queued() == 0
         at.decode.incarnation = Incarnation(23)
         at.join(at.decode)
         await asyncio.sleep(0.02)
@@ -426,7 +426,7 @@ async def test_who_hung_up_gets_no_further_room(at: Pairs) -> None:
     at.rooms.lose(at.decode.incarnation, "gone", proof="left")
     at.rooms.lose(at.decode_1.incarnation, "gone", proof="left")
     reading = asyncio.ensure_future(read(stream))
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     await stream.hang_up(Hangup.CLIENT_GONE)
     at.decode_1.incarnation = Incarnation(24)
     at.join(at.decode_1)
@@ -454,13 +454,13 @@ async def test_those_who_had_a_room_come_before_those_who_had_none() -> None:
         at.prefill.scripts = [[accepted(P)], [accepted(P)], prefills(), prefills()]
         at.decode.scripts = [[accepted(D)], [accepted(D)], decodes(), decodes()]
         streams = [await at.backend.generate(replace(asked(), request_id=name)) for name in ("a", "b")]
-        fresh = asyncio.ensure_future(at.rooms.admit("fresh", 3, 5))
-        await until(lambda: at.rooms.queued() == 1 and sorted(at.decode.called) == [1, 2])
+        fresh = asyncio.ensure_future(at.admission.admit("fresh", 3, 5))
+        await until(lambda: at.admission.queued() == 1 and sorted(at.decode.called) == [1, 2])
         readings = []
         for place, stream in enumerate(streams):
             at.rooms.fail(RoomId(place + 1), Cause(Reason.TRANSFER_FAILED, "at once"))
             readings.append(asyncio.ensure_future(read(stream)))
-            await until(lambda: at.rooms.queued() == place + 2)  # noqa: B023
+            await until(lambda: at.admission.queued() == place + 2)  # noqa: B023
         for place, name in enumerate(("a", "b")):
             at.retired(place + 1)
             await until(lambda: len(at.registry.find(name)) == 2)  # noqa: B023
@@ -475,8 +475,8 @@ async def test_a_full_queue_takes_no_retry_either() -> None:
     async with house(rooms_max=2, max_queue=1) as at:
         at.prefill.script = [accepted(P)]
         streams = [await at.backend.generate(asked()) for _ in range(2)]
-        waiting = asyncio.ensure_future(at.rooms.admit("fresh", 3, 5))
-        await until(lambda: at.rooms.queued() == 1)
+        waiting = asyncio.ensure_future(at.admission.admit("fresh", 3, 5))
+        await until(lambda: at.admission.queued() == 1)
         at.rooms.fail(RoomId(1), Cause(Reason.TRANSFER_FAILED, "at once"))
         with pytest.raises(RoomFailed, match="at once; not retried: 1 requests are waiting for workers"):
             async for _ in streams[0]:
@@ -484,7 +484,7 @@ async def test_a_full_queue_takes_no_retry_either() -> None:
         at.rooms.exited("decode-0", 222)
         with pytest.raises(Exception, match="no decode worker"):
             await waiting
-        assert at.rooms.queued() == 0
+        assert at.admission.queued() == 0
 
 
 async def test_a_canary_has_one_room_whatever_becomes_of_it() -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.bootstrap.rooms import QueueFull
+from services.bootstrap.admission import QueueFull
 from services.rooms.errors import Cause, NoSuchWorker, Reason
 from services.rooms.ids import RoomId
 from tests.bootstrap.scripted import House, house
@@ -26,16 +26,16 @@ def count(at: House, name: str, **labels: str) -> float:
 
 async def test_a_full_queue_and_a_side_without_worker_are_counted_apart(at: House) -> None:
     for each in ("a", "b"):
-        await at.rooms.admit(each, 3, 5)
-    waiting = asyncio.ensure_future(at.rooms.admit("c", 3, 5))
-    await until(lambda: at.rooms.queued() == 1)
+        await at.admission.admit(each, 3, 5)
+    waiting = asyncio.ensure_future(at.admission.admit("c", 3, 5))
+    await until(lambda: at.admission.queued() == 1)
     with pytest.raises(QueueFull):
-        await at.rooms.admit("d", 3, 5)
+        await at.admission.admit("d", 3, 5)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     at.rooms.lose(at.decode.incarnation, "its process exited", proof="exited")
     with pytest.raises(NoSuchWorker):
-        await at.rooms.admit("e", 3, 5)
+        await at.admission.admit("e", 3, 5)
     refused = {
         why: count(at, "baton_admission_refused_requests_total", why=why)
         for why in ("queue_full", "too_late", "no_worker")
@@ -47,18 +47,18 @@ async def test_a_full_queue_and_a_side_without_worker_are_counted_apart(at: Hous
 async def test_a_canarys_room_that_fails_is_counted_apart(at: House) -> None:
     pair = (at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation))
     cause = Cause(Reason.TRANSFER_FAILED, "no way to it")
-    at.rooms.fail(at.rooms.open_on("canary", pair, 5).id, cause)
+    at.rooms.fail(at.admission.open_on("canary", pair, 5).id, cause)
     names = ("baton_rooms_failed_total", "baton_canaries_failed_total")
     assert [count(at, name, reason="transfer_failed") for name in names] == [0, 1]
-    at.rooms.fail((await at.rooms.admit("a", 3, 5)).id, cause)
+    at.rooms.fail((await at.admission.admit("a", 3, 5)).id, cause)
     assert [count(at, name, reason="transfer_failed") for name in names] == [1, 1]
 
 
 async def test_a_request_that_waited_for_too_long_is_counted() -> None:
     async with house(max_queue=1, queue_timeout_ms=10, places=1) as at:
-        await at.rooms.admit("a", 3, 5)
+        await at.admission.admit("a", 3, 5)
         with pytest.raises(TimeoutError):
-            await at.rooms.admit("b", 3, 5)
+            await at.admission.admit("b", 3, 5)
         assert count(at, "baton_admission_refused_requests_total", why="too_late") == 1
 
 
@@ -80,7 +80,7 @@ async def test_places_are_those_of_ready_workers_and_say_how_many_are_taken(at: 
         return count(at, name, side=side, state="taken"), count(at, name, side=side, state="free")
 
     assert places("prefill") == (0, 2)
-    await at.rooms.admit("a", 3, 5)
+    await at.admission.admit("a", 3, 5)
     assert places("prefill") == places("decode") == (1, 1)
     at.rooms.answered(RoomId(1))
     at.retired(1)

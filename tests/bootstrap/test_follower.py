@@ -117,7 +117,7 @@ async def test_terminal_reaches_peer_a_room_that_failed_before_it_was_followed_e
     at: House,
 ) -> None:
     """Its worker was lost between the room's opening and the moment in which its caller went on."""
-    entry = await at.rooms.admit("r1", 3, 6)
+    entry = await at.admission.admit("r1", 3, 6)
     at.rooms.fail(entry.id, Cause(Reason.PREFILL_LOST, "its lease ran out"))
     stream = at.backend.follow(entry, asked())
     assert await read(stream) == ([], "prefill_lost")

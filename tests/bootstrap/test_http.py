@@ -39,8 +39,8 @@ async def test_ready_names_the_side_that_is_missing_and_why(at: House) -> None:
 
 
 async def test_a_rooms_page_is_its_timeline_with_its_id_as_text(at: House) -> None:
-    entry = await at.rooms.admit("request-1", 3, 5)
-    at.rooms.tell(entry.id, "looked at", "closely")
+    entry = await at.admission.admit("request-1", 3, 5)
+    at.rooms.timelines.tell(entry.id, "looked at", "closely")
     async with client(at) as http:
         page = (await http.get(f"/rooms/{entry.id}")).json()
         listed = (await http.get("/rooms", params={"request_id": "request-1"})).json()["rooms"]
@@ -53,7 +53,7 @@ async def test_a_rooms_page_is_its_timeline_with_its_id_as_text(at: House) -> No
 
 @pytest.mark.parametrize("text", ["2", "-1", "x", "1_0", "+1", " 1", "9" * 5000, "١", "1.0", "0x1"])
 async def test_what_is_no_rooms_id_is_not_found_in_few_words(at: House, text: str) -> None:
-    await at.rooms.admit("request-1", 3, 5)
+    await at.admission.admit("request-1", 3, 5)
     async with client(at) as http:
         reply = await http.get(f"/rooms/{text}")
     assert reply.status_code == 404
@@ -67,7 +67,7 @@ async def test_gauges_follow_the_registry_back_to_zero(at: House) -> None:
             lines = (await http.get("/metrics")).text.splitlines()
         return float(next(line for line in lines if line.startswith(name)).split()[-1])
 
-    await at.rooms.admit("request-1", 3, 5)
+    await at.admission.admit("request-1", 3, 5)
     assert await gauge('baton_rooms{phase="open"}') == 1
     assert await gauge('baton_workers{side="decode",state="ready"}') == 1
     at.rooms.answered(RoomId(1))

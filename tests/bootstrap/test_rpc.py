@@ -109,12 +109,12 @@ async def test_watching_tells_what_was_and_what_comes_until_the_room_is_retired(
     call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
     events = call.__aiter__()
     assert (await anext(events)).name == "opened"
-    client.at.rooms.tell(RoomId(room), "looked at")
+    client.at.rooms.timelines.tell(RoomId(room), "looked at")
     assert (await anext(events)).name == "looked at"
     client.at.rooms.answered(RoomId(room))
     client.at.retired(room)
     assert [event.name async for event in events] == ["answered"]
-    await until(lambda: not client.at.rooms._watchers)
+    await until(lambda: not client.at.rooms.timelines._watchers)
 
 
 async def test_a_watcher_that_nobody_woke_looks_by_itself(
@@ -134,9 +134,9 @@ async def test_a_watcher_that_leaves_is_forgotten(client: Client) -> None:
     room = await client.open()
     call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
     await call.read()
-    assert len(client.at.rooms._watchers) == 1
+    assert len(client.at.rooms.timelines._watchers) == 1
     call.cancel()
-    await until(lambda: not client.at.rooms._watchers)
+    await until(lambda: not client.at.rooms.timelines._watchers)
 
 
 async def test_cancelling_ends_the_room_on_both_workers_once(client: Client) -> None:
@@ -196,9 +196,9 @@ async def test_an_opener_that_gives_up_while_it_waits_leaves_nothing(client: Cli
     for name in ("a", "b"):
         await client.open(name)
     waiting = asyncio.ensure_future(client.open("c"))
-    await until(lambda: client.at.rooms.queued() == 1)
+    await until(lambda: client.at.admission.queued() == 1)
     waiting.cancel()
-    await until(lambda: client.at.rooms.queued() == 0)
+    await until(lambda: client.at.admission.queued() == 0)
     assert client.at.registry.open_count() == 2
 
 

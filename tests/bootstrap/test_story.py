@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.bootstrap.rooms import Retry
+from services.bootstrap.admission import Retry
 from services.bootstrap.story import chains
 from services.bootstrap.story.routes import FILES, PAGE, story_router
 from services.openai.backend import Hangup, NoWorker
@@ -46,7 +46,8 @@ def say(at: House, source: str, name: str, detail: str = "", *, behind_ms: int =
     """One line of a worker, 10 ms after the last one. `behind_ms`: on a host whose clocks are behind."""
     at.clock.advance(10)
     host_us = (at.clock.now_ms() + 10**6 * bool(behind_ms)) * 1000
-    at.rooms.record(RoomId(room), Event(at.clock.wall_ms() - behind_ms, source, name, detail, host_us))
+    event = Event(at.clock.wall_ms() - behind_ms, source, name, detail, host_us)
+    at.rooms.timelines.record(RoomId(room), event)
 
 
 def hand_over(at: House, behind_ms: int = 0) -> None:
@@ -62,7 +63,7 @@ def hand_over(at: House, behind_ms: int = 0) -> None:
     ):
         say(at, source, name, behind_ms=behind_ms if source == "decode-0" else 0)
     at.clock.advance(10)
-    at.rooms.tell(RoomId(1), "first token passed on")
+    at.rooms.timelines.tell(RoomId(1), "first token passed on")
     at.registry.streaming(RoomId(1))
     for source, name in (
         ("prefill-0", "written"),
@@ -75,7 +76,7 @@ def hand_over(at: House, behind_ms: int = 0) -> None:
 
 
 async def test_a_request_that_was_answered_has_lanes_bars_links_and_stages(at: House) -> None:
-    await at.rooms.admit("request-1", 3, 5)
+    await at.admission.admit("request-1", 3, 5)
     hand_over(at)
     at.clock.advance(10)
     at.rooms.answered(RoomId(1), "5 tokens passed on")
@@ -100,7 +101,7 @@ async def test_a_request_that_was_answered_has_lanes_bars_links_and_stages(at: H
 
 
 async def test_lines_of_another_host_are_moved_behind_what_caused_them(at: House) -> None:
-    await at.rooms.admit("request-1", 3, 5)
+    await at.admission.admit("request-1", 3, 5)
     hand_over(at, behind_ms=5_000)
     told = await story(at, "request-1")
     lanes = {lane["id"]: lane["clock"] for lane in told["lanes"]}
@@ -112,16 +113,16 @@ async def test_lines_of_another_host_are_moved_behind_what_caused_them(at: House
 
 
 async def test_all_rooms_of_a_retried_request_are_one_story_under_any_of_its_ids(at: House) -> None:
-    first = await at.rooms.admit("request-1", 3, 5)
+    first = await at.admission.admit("request-1", 3, 5)
     hand_over(at)
     at.clock.advance(10)
     at.rooms.fail(first.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: it has left"))
     at.clock.advance(50)
     retry = Retry(first.id, Reason.DECODE_LOST, frozenset(), 0.0)
-    second = await at.rooms.admit("request-1", 3, 5, retry)
+    second = await at.admission.admit("request-1", 3, 5, retry)
     assert (await story(at, "request-1"))["state"] == "streaming"
     at.clock.advance(30)
-    at.rooms.tell(second.id, "first token passed on")
+    at.rooms.timelines.tell(second.id, "first token passed on")
     at.clock.advance(5)
     at.rooms.answered(second.id)
     for asked_for in ("request-1", "chatcmpl-request-1", str(first.id), str(second.id)):
@@ -142,17 +143,17 @@ async def test_all_rooms_of_a_retried_request_are_one_story_under_any_of_its_ids
 
 
 async def test_while_another_room_is_looked_for_it_has_not_failed_yet(at: House) -> None:
-    entry = await at.rooms.admit("request-1", 3, 5)
+    entry = await at.admission.admit("request-1", 3, 5)
     at.rooms.fail(entry.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: gone"))
     assert (await story(at, "request-1"))["state"] == "failed"
-    at.rooms.retrying.add(entry.id)
+    at.admission.retrying.add(entry.id)
     told = await story(at, "request-1")
     assert told["state"] == "retrying"
     assert told["headline"].startswith("Its room failed, and it may go on in another: decode worker decode-0")
 
 
 async def test_a_dead_workers_part_ends_with_its_room(at: House) -> None:
-    entry = await at.rooms.admit("request-1", 3, 5)
+    entry = await at.admission.admit("request-1", 3, 5)
     hand_over(at)
     at.clock.advance(7)
     at.rooms.lose(at.decode.incarnation, "its process exited", proof="exited")
@@ -170,7 +171,7 @@ async def test_a_dead_workers_part_ends_with_its_room(at: House) -> None:
 
 async def test_each_rank_has_a_lane_and_says_only_what_it_saw_itself(at: House) -> None:
     at.registry.worker(at.decode.incarnation)
-    entry = await at.rooms.admit("request-1", 3, 5)
+    entry = await at.admission.admit("request-1", 3, 5)
     object.__setattr__(entry.decode, "topology", "tp2pp1")
     hand_over(at)
     say(at, "decode-0/1", "voted", "to go on from transferring; another rank does not yet")
@@ -221,9 +222,9 @@ async def test_one_that_is_cancelled_while_it_waits_is_told_with_the_true_reason
     at: House, why: Hangup, state: str, headline: str
 ) -> None:
     for place in range(2):
-        await at.rooms.admit(f"early-{place}", 3, 5)
+        await at.admission.admit(f"early-{place}", 3, 5)
     waiting = asyncio.ensure_future(at.backend.generate(asked(), lambda: why))
-    await until(lambda: at.rooms.queued() == 1)
+    await until(lambda: at.admission.queued() == 1)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     told = await story(at, "request-1")
@@ -244,7 +245,7 @@ async def test_a_room_that_ends_with_another_prompt_of_its_request_is_no_hang_up
 
 async def test_an_id_means_its_newest_request_and_the_prompts_of_one(at: House) -> None:
     for name in ("again", "again", "several-0", "several-1", "several-x"):
-        entry = await at.rooms.admit(name, 3, 5)
+        entry = await at.admission.admit(name, 3, 5)
         at.rooms.answered(entry.id)
         at.retired(entry.id)
     again = await story(at, "again")
@@ -260,7 +261,7 @@ async def test_an_id_means_its_newest_request_and_the_prompts_of_one(at: House) 
 
 async def test_the_live_picture_is_what_workers_told_last_and_is_bounded(at: House) -> None:
     for _ in range(80):
-        entry = await at.rooms.admit("request-1", 3, 5)
+        entry = await at.admission.admit("request-1", 3, 5)
         at.rooms.answered(entry.id)
         at.retired(entry.id)
     at.rooms.renew(at.decode.incarnation, {"queues": {"running": 2}, "pages": {"free": 7}, "tokens": 100})
@@ -330,7 +331,7 @@ async def test_a_part_of_an_id_is_looked_for_in_the_newest_and_a_whole_one_every
 ) -> None:
     monkeypatch.setattr(chains, "SEARCHED_MAX", 2)
     for name in ("old", "new-a", "new-b"):
-        entry = await at.rooms.admit(name, 3, 5)
+        entry = await at.admission.admit(name, 3, 5)
         at.rooms.answered(entry.id)
         at.retired(entry.id)
     async with client(at) as http:
@@ -344,11 +345,11 @@ async def test_a_part_of_an_id_is_looked_for_in_the_newest_and_a_whole_one_every
 
 async def test_a_request_whose_rooms_are_forgotten_is_not_found_and_leaves_nothing(at: House) -> None:
     for number in range(60):
-        failed = await at.rooms.admit(f"both-{number}", 3, 5)
+        failed = await at.admission.admit(f"both-{number}", 3, 5)
         at.rooms.fail(failed.id, Cause(Reason.DECODE_LOST, "gone"))
         at.retired(failed.id)
         retry = Retry(failed.id, Reason.DECODE_LOST, frozenset(), 0.0)
-        entry = await at.rooms.admit(f"both-{number}", 3, 5, retry)
+        entry = await at.admission.admit(f"both-{number}", 3, 5, retry)
         at.rooms.answered(entry.id)
         at.retired(entry.id)
     async with client(at) as http:

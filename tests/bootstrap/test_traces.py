@@ -25,7 +25,7 @@ async def at() -> AsyncIterator[House]:
 
 def traced(at: House) -> Notes:
     notes = Notes()
-    at.rooms.spans = RoomSpans(notes)
+    at.rooms.timelines.spans = RoomSpans(notes)
     return notes
 
 
@@ -48,7 +48,7 @@ async def test_each_room_of_a_request_is_a_span_beside_the_others_and_its_worker
     for worker in (at.prefill, at.decode):
         assert [request.trace for request in worker.asked] == [first.trace, second.trace]
     assert {at.entry(room).trace_id for room in (1, 2)} == {TRACE}
-    assert len(at.rooms.spans) == 0
+    assert len(at.rooms.timelines.spans) == 0
 
 
 async def test_a_client_that_hangs_up_ends_its_span_which_is_none_of_a_failure(at: House) -> None:
@@ -58,7 +58,7 @@ async def test_a_client_that_hangs_up_ends_its_span_which_is_none_of_a_failure(a
     await stream.hang_up(Hangup.CLIENT_GONE)
     (span,) = notes.spans
     assert (span.error, span.attributes["baton.reason"], span.ended) == (None, "client_gone", 1)
-    assert len(at.rooms.spans) == 0
+    assert len(at.rooms.timelines.spans) == 0
 
 
 async def test_where_nothing_is_traced_workers_hear_what_the_caller_sent(at: House) -> None:

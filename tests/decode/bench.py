@@ -269,7 +269,7 @@ class DecodeBench:
         peers: Any = self.peers
         assert len(work.roster) == 0
         assert not work._jobs
-        assert not work._step
+        assert len(work._computing) == 0
         assert len(work.callers) == 0
         if self.group.rank == 0:
             assert self.peers.closing == 0

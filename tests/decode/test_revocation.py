@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.decode.turn import HEARTBEAT_S
+from services.decode.rest import HEARTBEAT_S
 from services.pages.pool import PageState
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase

@@ -1,4 +1,4 @@
-"""What does one rank of a decode worker do? As `services.decode.turn`, with the product's own parts.
+"""What does one rank of a decode worker do? As `services.decode`, with the product's own parts.
 
 Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.
 """

@@ -1,4 +1,4 @@
-"""What does one rank of a prefill worker do? As `services.prefill.turn`, with the product's own parts,
+"""What does one rank of a prefill worker do? As `services.prefill`, with the product's own parts,
 the `Push` of a room's writes and the `Ways` to the receivers' memory among them.
 
 Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.

@@ -214,7 +214,7 @@ class PrefillBench:
         work: Any = self.work
         assert len(work.roster) == 0
         assert not work._jobs
-        assert not work._step
+        assert len(work._computing) == 0
         assert len(work.callers) == 0
         assert len(self.holdings) == 0
         assert self.holdings.available == len(self.holdings.pages)

@@ -266,7 +266,7 @@ async def _decode(pipe: Connection, port: int) -> None:
 
     def defend(fenced: bool, moving: bool, revoke_after_ms: int) -> None:
         defence.fenced, defence.moving = fenced, moving
-        work._deadlines = _deadlines(revoke_after_ms)
+        work._commands._deadlines = _deadlines(revoke_after_ms)
 
     def foreign() -> list[str]:
         told = list(engine.foreign)

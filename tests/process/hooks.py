@@ -18,6 +18,7 @@ from services.prefill.push import SLOTS
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, Verdict, read_verdict
+from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.ids import Incarnation, RoomId
@@ -31,6 +32,7 @@ from services.wire.baton.v1 import inference_pb2, rooms_pb2
 
 TOLD: Final = "prefill: a hook says so to this rank alone"
 STRAY_ROOM: Final = RoomId(77)
+STRAY_DEADLINES: Final = Deadlines(60_000, 60_000, 60_000, 60_000, 60_000)
 
 
 class Folder:
@@ -157,7 +159,7 @@ def stray_room(folder: Folder) -> None:
         now_ms = work._clock.now_ms()
 
         def make(place: int) -> Any:
-            return room(STRAY_ROOM, "stray", Incarnation(1), place, 1, work._deadlines, now_ms)
+            return room(STRAY_ROOM, "stray", Incarnation(1), place, 1, STRAY_DEADLINES, now_ms)
 
         work.roster.open(STRAY_ROOM, make, now_ms)
         folder.say("stray_room.done", str(turn))

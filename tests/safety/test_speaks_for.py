@@ -113,7 +113,7 @@ async def test_nobody_speaks_for_a_worker_of_the_other_side(ours: Path, side: Si
     async with stack(ours) as here:
         worker, registry = here.worker(side), here.at.registry
         pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
-        room = here.at.rooms.open_on("request-1", pair, 5)
+        room = here.at.admission.open_on("request-1", pair, 5)
         exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
         *rest, late, leave = spoken(worker, room.id)
         again = registration(other(side), "another", worker.incarnation)

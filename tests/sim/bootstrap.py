@@ -64,7 +64,7 @@ class Bootstrap:
             self.registry, self.clock, self._channels, metrics, world.shape.queue, QUEUE_MS
         )
         self.rooms.tell_world = world
-        self.metrics.register(RegistryCollector(self.registry, self.rooms.queued))
+        self.metrics.register(RegistryCollector(self.registry, self.rooms.admission.queued))
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
         self.canary = Canary(self.rooms, self.backend)
         self._server = Server(world.network, self.process, BOOTSTRAP)

@@ -109,10 +109,10 @@ def unrest(platform: "Platform") -> list[str]:
     if not bootstrap.process.dead:
         rooms = bootstrap.rooms
         found += _held("bootstrap", "open rooms", bootstrap.registry.open_count())
-        found += _held("bootstrap", "queued requests", rooms.queued())
-        found += _held("bootstrap", "watchers", len(rooms._watchers))
+        found += _held("bootstrap", "queued requests", rooms.admission.queued())
+        found += _held("bootstrap", "watchers", len(rooms.timelines._watchers))
         found += _held("bootstrap", "followed rooms", len(rooms._on_end))
-        found += _held("bootstrap", "background calls", len(rooms._tasks))
+        found += _held("bootstrap", "background calls", len(rooms.calls._tasks))
         found += _held("bootstrap", "rooms on links", rooms.links.rooms())
         for known in bootstrap.registry.workers():
             found += _held("bootstrap", f"rooms of {known.facts.name}", len(known.rooms))
@@ -130,7 +130,7 @@ def _worker(worker: Worker) -> list[str]:
         found += _held(name, "rooms in the roster", len(work.roster))
         found += _held(name, "jobs", len(work._jobs))
         found += _held(name, "calls that open a room", len(work.callers))
-        found += _held(name, "rows of a step", len(work._step))
+        found += _held(name, "rows of a step", len(work._computing))
         found += _held(name, "holdings", len(holdings))
         found += _held(name, "pages", len(holdings.pages) - holdings.available)
         found += _held(name, "prefixes in use", len(holdings.prefixes) - holdings.prefixes.evictable)

@@ -190,8 +190,9 @@ class _Scene:
     async def _last(self, draw: random.Random, pair: tuple[Worker, Worker]) -> None:
         for attempt in range(LAST_TRIES):
             request = make_request(draw, draw.getrandbits(60), self._world.shape)
-            entry = self._platform.bootstrap.rooms.open_on(request.request_id, pair, request.tokens_max)
-            stream = self._platform.bootstrap.backend.follow(entry, request)
+            bootstrap = self._platform.bootstrap
+            entry = bootstrap.rooms.admission.open_on(request.request_id, pair, request.tokens_max)
+            stream = bootstrap.backend.follow(entry, request)
             tokens: list[int] = []
             try:
                 async for batch in stream:

@@ -11,6 +11,7 @@ import pytest
 
 from services.decode.turn import DecodeWork
 from services.pages.slots import SlotPool
+from services.prefill.sending import Sending
 from services.prefill.turn import PrefillWork
 from services.rooms.evidence import Fenced, Proof
 from tests.sim.profile import NAMES
@@ -77,7 +78,7 @@ SLIPS = [
     (DecodeWork, "_fail", _quarantine_ends_at_once, "writes", 5, "no-free-under-write"),
     (PrefillWork, "_retire", _pages_are_kept, "calm", 0, "zero-at-idle"),
     (SlotPool, "_zero", lambda *_: None, "calm", 3, "slot-zero"),
-    (PrefillWork, "_see_quiet", _quiet_is_not_waited_for, "late", 0, "source-pinned"),
+    (Sending, "see_quiet", _quiet_is_not_waited_for, "late", 0, "source-pinned"),
 ]
 
 

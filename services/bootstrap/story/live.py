@@ -44,7 +44,7 @@ class Summary:
 
 def workers(rooms: Rooms) -> dict[str, Any]:
     """Those that hold a lease, by side and name, and those that went last."""
-    now_ms = rooms.now_ms()
+    now_ms = rooms.clock.now_ms()
     held = sorted(
         rooms.registry.workers(), key=lambda each: (each.facts.side.value != "prefill", each.facts.name)
     )
@@ -56,7 +56,7 @@ def workers(rooms: Rooms) -> dict[str, Any]:
 
 def requests(rooms: Rooms, kept: Kept, limit: int, search: str, *, failed: bool) -> list[Summary]:
     """The newest first. Those without a room stand among the others by their time."""
-    queue = () if failed else ((name, event) for name, event in rooms.waiting() if search in name)
+    queue = () if failed else ((name, event) for name, event in rooms.admission.waiting() if search in name)
     waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
     refused = (
         each
@@ -72,9 +72,9 @@ def live(rooms: Rooms) -> dict[str, Any]:
     kept = Kept(rooms.registry)
     phases = Counter(entry.phase for entry in islice(rooms.registry.rooms(), rooms.registry.open_count()))
     return {
-        "wall_ms": rooms.wall_ms(),
+        "wall_ms": rooms.clock.wall_ms(),
         "model": rooms.registry.model,
-        "queued": rooms.queued(),
+        "queued": rooms.admission.queued(),
         "rooms": {phase.value: phases[phase] for phase in RoomPhase if phase is not RoomPhase.RETIRED},
         "kept": rooms.registry.known_count(),
         **workers(rooms),
@@ -126,9 +126,9 @@ def _lost(lost: LostWorker) -> dict[str, Any]:
 
 def _summary(chain: Chain, rooms: Rooms) -> Summary:
     last = chain[-1]
-    state = state_of(chain, retrying=last.id in rooms.retrying)
+    state = state_of(chain, retrying=last.id in rooms.admission.retrying)
     own = [event for entry in chain for event in entry.events if event.source == BOOTSTRAP]
-    begun = min((event.wall_ms for event in own), default=rooms.wall_ms())
+    begun = min((event.wall_ms for event in own), default=rooms.clock.wall_ms())
     first = next((event.wall_ms for event in own if event.name == "first token passed on"), None)
     ends = [event.wall_ms for event in own if event.name in ("answered", "failed")]
     over = last.phase in (RoomPhase.CLOSING, RoomPhase.RETIRED) and state is not State.RETRYING
@@ -139,7 +139,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
         rooms=len(chain),
         state=state,
         begun_wall_ms=begun,
-        total_ms=max((max(ends) if over and ends else rooms.wall_ms()) - begun, 0),
+        total_ms=max((max(ends) if over and ends else rooms.clock.wall_ms()) - begun, 0),
         first_token_ms=None if first is None else first - begun,
         prefill=last.prefill.name,
         decode=last.decode.name,
@@ -156,7 +156,7 @@ def _refused(refused: Refused) -> Summary:
 
 
 def _waiting(request_id: str, rooms: Rooms, since_wall_ms: int) -> Summary:
-    waited_ms = max(rooms.wall_ms() - since_wall_ms, 0)
+    waited_ms = max(rooms.clock.wall_ms() - since_wall_ms, 0)
     return _roomless(request_id, State.QUEUED, since_wall_ms, waited_ms, "", "")
 
 

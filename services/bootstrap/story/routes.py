@@ -95,11 +95,12 @@ def story_router(rooms: Rooms) -> APIRouter:
 def _story(rooms: Rooms, asked: str) -> Story | None:
     chain, others = Kept(rooms.registry).find(asked)
     if chain:
-        return tell(chain, others, rooms.line(""), retrying=chain[-1].id in rooms.retrying)
+        retrying = chain[-1].id in rooms.admission.retrying
+        return tell(chain, others, rooms.timelines.line(""), retrying=retrying)
     for name in (asked, PREFIX.sub("", asked, count=1)):
-        queued = next((event for each, event in rooms.waiting() if each == name), None)
+        queued = next((event for each, event in rooms.admission.waiting() if each == name), None)
         if queued is not None:
-            return of_queued(name, queued, rooms.line(""))
+            return of_queued(name, queued, rooms.timelines.line(""))
         refused = rooms.notebook.refusal(name)
         if refused is not None:
             return of_refused(refused)

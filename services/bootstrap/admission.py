@@ -1,0 +1,255 @@
+"""Which request gets the next room, and who waits for one?
+
+The registry knows which pair of workers is best. Who fits none now waits in a bounded queue
+(`bounded-admission`), whose first is served as soon as somebody says that there may be space.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from services.bootstrap.metrics import BootstrapMetrics, Refused
+from services.bootstrap.timelines import Timelines
+from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason, Refusal
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+from services.rooms.registry import Event, Registry, RoomEntry, Worker
+from services.rooms.trace import TraceContext
+from services.runtime.clock import Clock
+
+
+class QueueFull(Exception):
+    """As many requests wait for a pair of workers as may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Of a request that had a room: what the next one is to know of it."""
+
+    room: RoomId
+    reason: Reason
+    avoid: frozenset[Incarnation]
+    """Workers that get the request only if there are no others."""
+    wait_s: float
+    """How long a side without a ready worker is hoped to get one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request_id: str
+    prompt_tokens: int
+    tokens: int
+    retry: Retry | None
+    prompt: Sequence[int]
+    trace: TraceContext | None
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that fits a pair of workers, but not now."""
+
+    asked: _Asked
+    opened: asyncio.Future[RoomEntry]
+    queued: Event
+    """The line of its timeline that says so."""
+
+
+class Admission:
+    """Opens every room. Used from one event loop."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        clock: Clock,
+        timelines: Timelines,
+        metrics: BootstrapMetrics,
+        max_queue: int,
+        queue_timeout_ms: int,
+    ) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._timelines = timelines
+        self._metrics = metrics
+        self._max_queue = max_queue
+        self._queue_timeout_s = queue_timeout_ms / 1000
+        self._queue: deque[_Waiting] = deque()
+        """Those that had a room before come first: their clients have waited longest."""
+        self._hoping = 0
+        """Requests that had a room, and wait for a side to have a ready worker again."""
+        self.retrying: set[RoomId] = set()
+        """Rooms that failed, and for whose requests another is looked for."""
+        self._news = asyncio.Event()
+        """Set for a moment when a worker may have become ready, or have got space."""
+        self._ending: Cause | None = None
+        """Why no room is opened any more."""
+
+    async def admit(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        tokens: int,
+        retry: Retry | None = None,
+        prompt: Sequence[int] = (),
+        trace: TraceContext | None = None,
+    ) -> RoomEntry:
+        """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
+        (`bounded-admission`). `prompt`: for the choice of workers, if it is known. `trace`: what the room's
+        span is a part of.
+
+        `retry`: of a request that had a room. It comes before those that had none, and where a side has no
+        ready worker it waits for one for a while.
+
+        Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
+        """
+        asked = _Asked(request_id, prompt_tokens, tokens, retry, prompt, trace)
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        try:
+            entry = await (self._open_in_turn(asked) if retry is None else self._open_again(asked, retry))
+        except NoSuchWorker:
+            self._metrics.refused(Refused.NO_WORKER)
+            raise
+        except QueueFull:
+            self._metrics.refused(Refused.QUEUE_FULL)
+            raise
+        except TimeoutError:
+            self._metrics.refused(Refused.TOO_LATE)
+            raise
+        self._metrics.admitted(loop.time() - asked_s)
+        return entry
+
+    def open_on(self, request_id: str, pair: tuple[Worker, Worker], tokens: int) -> RoomEntry:
+        """Open a canary's room on exactly this pair."""
+        entry = self._registry.open_room(request_id, pair, tokens, self._clock.now_ms(), canary=True)
+        self._timelines.tell(entry.id, "opened", f"canary on {entry.prefill.name} and {entry.decode.name}")
+        return entry
+
+    def discard(self, entry: RoomEntry) -> None:
+        """Close a room that no worker was told of."""
+        cause = Cause(Reason.CLIENT_GONE, "gone while queued")
+        self._registry.end(entry.id, cause, self._clock.now_ms())
+        self._timelines.end(entry.id, cause)
+        for side in Side:
+            self._registry.side_retired(entry.id, side)
+        self.wake()
+
+    def wake(self) -> None:
+        """A worker may have become ready, or have got space, or be gone: open rooms for those who wait,
+        oldest first, until one does not fit."""
+        self._news.set()
+        self._news.clear()
+        while self._queue:
+            head = self._queue[0]
+            if head.opened.done():
+                self._queue.popleft()
+                continue
+            try:
+                entry = self._open(head.asked)
+                self._registry.record(entry.id, head.queued)
+                head.opened.set_result(entry)
+            except NoCapacity:
+                return
+            except Refusal as error:
+                head.opened.set_exception(error)
+            self._queue.popleft()
+
+    def close(self, why: Cause) -> None:
+        """Open no room any more. Whoever waits for one is told why."""
+        self._ending = why
+        self.wake()
+
+    def queued(self) -> int:
+        """Requests that wait for a pair of workers."""
+        return len(self._queue) + self._hoping
+
+    def waiting(self) -> Iterator[tuple[str, Event]]:
+        """Ids of those that wait in the queue, in its order, each with the line that says since when."""
+        return ((each.asked.request_id, each.queued) for each in self._queue)
+
+    # ---- inside
+
+    async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
+        """For a request that had a room, hoping for a worker where a side has none."""
+        until_s = asyncio.get_running_loop().time() + retry.wait_s
+        self.retrying.add(retry.room)
+        try:
+            while True:
+                try:
+                    return await self._open_in_turn(asked)
+                except NoSuchWorker:
+                    if self._ending or not await self._worker_news(until_s):
+                        raise
+        finally:
+            self.retrying.discard(retry.room)
+
+    async def _open_in_turn(self, asked: _Asked) -> RoomEntry:
+        """At once, if nobody is before it and there is space; else when it is the queue's turn."""
+        first = self._queue[0].asked if self._queue else None
+        if first is None or (first.retry is None and asked.retry is not None):
+            try:
+                return self._open(asked)
+            except NoCapacity:
+                pass
+        if self.queued() >= self._max_queue:
+            raise QueueFull(f"{self.queued()} requests are waiting for workers")
+        opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(asked, opened, self._timelines.line("queued", f"{self.queued()} before it"))
+        if asked.retry is None:
+            self._queue.append(waiting)
+        else:
+            self._queue.insert(sum(each.asked.retry is not None for each in self._queue), waiting)
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                return await opened
+        except BaseException:
+            if opened.done() and not opened.cancelled() and opened.exception() is None:
+                self.discard(opened.result())
+            raise
+        finally:
+            # Whoever opened it took it out: the queue is not searched for those who got a room.
+            if opened.cancelled() and waiting in self._queue:
+                self._queue.remove(waiting)
+
+    async def _worker_news(self, until_s: float) -> bool:
+        """Wait until a worker may have become ready. False when it is too late for that, or too full."""
+        if self.queued() >= self._max_queue:
+            return False
+        self._hoping += 1
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            self._hoping -= 1
+
+    def _open(self, asked: _Asked) -> RoomEntry:
+        if self._ending is not None:
+            raise NoSuchWorker(self._ending.text)
+        retry = asked.retry
+        prompt = self._registry.blocks(asked.prompt)
+        pair = self._registry.place(
+            asked.prompt_tokens, asked.tokens, avoid=() if retry is None else retry.avoid, prompt=prompt
+        )
+        entry = self._registry.open_room(
+            asked.request_id,
+            pair,
+            asked.tokens,
+            self._clock.now_ms(),
+            retry_of=None if retry is None else retry.room,
+            prompt=prompt,
+            trace_id="" if asked.trace is None else asked.trace.trace_id,
+        )
+        self._timelines.begin(entry, asked.trace)
+        where = f"on {entry.prefill.name} and {entry.decode.name}"
+        if retry is None:
+            self._timelines.tell(entry.id, "opened", where)
+        else:
+            told = f"{where}, for room {retry.room}: {retry.reason.value}"
+            self._timelines.tell(entry.id, "opened", told)
+            self._timelines.tell(retry.room, "retried", f"as room {entry.id} {where}")
+            self._metrics.retried(retry.reason)
+        return entry

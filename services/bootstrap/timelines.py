@@ -1,0 +1,70 @@
+"""What is written down of a room while it goes on, and who reads along?
+
+Its timeline, and the span of its trace, which has the bootstrap's own lines as its events.
+"""
+
+import asyncio
+from typing import Final
+
+from services.rooms.errors import Cause
+from services.rooms.ids import RoomId
+from services.rooms.registry import Event, Registry, RoomEntry
+from services.rooms.trace import TraceContext
+from services.runtime.clock import Clock
+from services.runtime.room_spans import RoomSpans
+from services.runtime.tracing import Attribute
+
+SOURCE: Final = "bootstrap"
+
+
+class Timelines:
+    """Used from one event loop."""
+
+    def __init__(self, registry: Registry, clock: Clock, spans: RoomSpans) -> None:
+        self.spans = spans
+        self._registry = registry
+        self._clock = clock
+        self._watchers: dict[RoomId, dict[asyncio.Event, None]] = {}
+
+    def begin(self, entry: RoomEntry, trace: TraceContext | None) -> None:
+        """`trace`: what the room's span is a part of."""
+        self.spans.begin(entry.id, entry.request_id, trace, _attributes(entry))
+
+    def end(self, room: RoomId, cause: Cause | None = None) -> None:
+        """Of its span; lines may follow."""
+        if cause is not None:
+            self.spans.fail(room, cause)
+        self.spans.end(room)
+
+    def line(self, name: str, detail: str = "") -> Event:
+        """The bootstrap's own line of a timeline, of this moment."""
+        return Event(self._clock.wall_ms(), SOURCE, name, detail, self._clock.host_us())
+
+    def tell(self, room: RoomId, name: str, detail: str = "") -> None:
+        """Add the bootstrap's own line to a room's timeline."""
+        self.spans.event(room, name, detail)
+        self.record(room, self.line(name, detail))
+
+    def record(self, room: RoomId, event: Event) -> None:
+        if self._registry.record(room, event):
+            self.wake(room)
+
+    def watch(self, room: RoomId, changed: asyncio.Event) -> None:
+        self._watchers.setdefault(room, {})[changed] = None
+
+    def unwatch(self, room: RoomId, changed: asyncio.Event) -> None:
+        watchers = self._watchers.get(room, {})
+        watchers.pop(changed, None)
+        if not watchers:
+            self._watchers.pop(room, None)
+
+    def wake(self, room: RoomId) -> None:
+        """The room moved: whoever watches it is to look."""
+        for changed in self._watchers.get(room, ()):
+            changed.set()
+
+
+def _attributes(entry: RoomEntry) -> dict[str, Attribute]:
+    """Of a room's span."""
+    workers: dict[str, Attribute] = {"baton.prefill": entry.prefill.name, "baton.decode": entry.decode.name}
+    return workers if entry.retry_of is None else workers | {"baton.retry_of": str(entry.retry_of)}

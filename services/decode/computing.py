@@ -1,0 +1,76 @@
+"""What does each step of the engine compute, and what becomes of it?"""
+
+from collections.abc import Iterable
+
+from services.decode.answers import Answers
+from services.decode.batch import next_batch
+from services.decode.job import Job
+from services.decode.metrics import DecodeMetrics
+from services.engine.engine import Row
+from services.engine.stepper import StepFailed, Stepper
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Failed
+from services.runtime.clock import Clock
+
+
+class Computing:
+    """One step at a time. Its rooms are busy until it has ended, whatever becomes of them."""
+
+    def __init__(
+        self, stepper: Stepper, max_running: int, *, answers: Answers, metrics: DecodeMetrics, clock: Clock
+    ) -> None:
+        """`max_running`: most sequences that a step continues."""
+        self.tokens = 0
+        """Drawn, since start."""
+        self._stepper = stepper
+        self._max_running = max_running
+        self._answers = answers
+        self._metrics = metrics
+        self._clock = clock
+        self._step: list[Job] = []
+        self._step_us = 0
+        """When it was started."""
+
+    def __len__(self) -> int:
+        """Rooms that the running step continues."""
+        return len(self._step)
+
+    @property
+    def free(self) -> bool:
+        return self._stepper.free
+
+    def start(self, jobs: Iterable[Job]) -> bool:
+        """Whether there is a next step, which is started. Only while `free`. `jobs`: all that there are,
+        oldest first."""
+        batch = next_batch(jobs, self._max_running)
+        if not batch:
+            return False
+        for job in batch:
+            job.receiver.busy = True
+        self._step, self._step_us = batch, self._clock.host_us()
+        self._stepper.start(
+            [Row(job.sequence, job.position, job.position + 1, job.pages, sample=True) for job in batch]
+        )
+        return True
+
+    def see(self) -> None:
+        """All that follows from a step's end is done in this turn: the next one is not for it."""
+        try:
+            tokens = self._stepper.take()
+        except StepFailed as error:
+            for job in self._step:
+                job.receiver.busy = False
+                job.receiver.note(Failed(Cause(Reason.ENGINE_FAILED, f"decode: {error}")))
+            self._step = []
+            return
+        if tokens is None:
+            return
+        for job, token in zip(self._step, tokens, strict=True):
+            job.receiver.busy = False
+            if token is not None and not job.receiver.stopping:
+                job.sequence.output.append(token.id)
+                self._answers.emit(job, token)
+        self._metrics.decoded(len(tokens))
+        self.tokens += len(tokens)
+        self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
+        self._step = []

@@ -1,0 +1,129 @@
+"""What becomes known on this rank as a room's pages, its record and its seal are written?"""
+
+from services.engine.engine import PageSum
+from services.pages.checksum import KvChecksum
+from services.pages.record import MetadataRecord
+from services.pages.slots import Slot, SlotPool
+from services.prefill.job import Job
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.push import Push, Stage
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Failed, Fenced, Proof, Sealed, Written
+from services.rooms.phases import Phase
+from services.runtime.clock import Clock
+from services.transfer.interface import Transfer
+from services.wire.reporter import Reporter
+
+
+class Sending:
+    """Turns what becomes of each room's push into evidence, counts and lines of its timeline."""
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        slots: SlotPool,
+        page_tokens: int,
+        window_bytes: int,
+        checksum: KvChecksum,
+        *,
+        reporter: Reporter,
+        metrics: PrefillMetrics,
+        clock: Clock,
+    ) -> None:
+        """`slots`: of this side, from which records and seals are written. `page_tokens`: of its pages."""
+        self._transfer = transfer
+        self._slots = slots
+        self._page_tokens = page_tokens
+        self._window_bytes = window_bytes
+        self._checksum = checksum
+        self._reporter = reporter
+        self._metrics = metrics
+        self._clock = clock
+
+    def begin(self, job: Job, slot: Slot) -> None:
+        """The room has its pages here and its destination: whole pages leave from now on."""
+        grant = job.sender.grant
+        if grant is None or job.way is None:
+            raise AssertionError(f"room {job.sender.id} computes without a destination")
+        if self._checksum is KvChecksum.PAGES:
+            job.sequence.page_sum = PageSum(grant.prefix_tokens)
+        job.push = Push(
+            self._transfer,
+            job.way,
+            job.pages,
+            self._page_tokens,
+            grant,
+            self._window_bytes,
+            self._slots.view(slot),
+            slot.index,
+        )
+        job.push.ready(job.computed)
+
+    def conclude(self, job: Job) -> None:
+        """Every rank has written: the record says so to each rank of the receiver, and the seal after it."""
+        sender, push, token = job.sender, job.push, job.first
+        if push is None or token is None or sender.grant is None:
+            raise AssertionError(f"room {sender.id} is sealed before it was computed")
+        record = MetadataRecord(
+            room=sender.id,
+            generation=sender.grant.generation,
+            prompt_tokens=job.request.prefill_tokens,
+            cached_tokens=job.cached,
+            pages=len(sender.grant.pages),
+            first_token=token.id,
+            first_logprob=token.logprob,
+            alternatives=token.top,
+        )
+        push.conclude(record, job.pages_checksum)
+
+    def see(self, job: Job, *, beside: bool) -> bool:
+        """Look at what is under way and post what may follow. True when something moved. `beside`: a step is
+        running."""
+        push, sender = job.push, job.sender
+        if push is None or sender.grant is None or sender.sealed or sender.cause is not None:
+            return False
+        moved = self._advance(job, push, beside=beside)
+        if push.failure is not None:
+            sender.note(Failed(Cause(Reason.TRANSFER_FAILED, push.failure)))
+            return True
+        now_ms = self._clock.now_ms()
+        if moved:
+            sender.progressed(now_ms)
+        if push.written and not sender.written:
+            sender.note(Written())
+            self._reporter.seen(sender.id, "written", f"what this rank sends of {job.computed} tokens")
+            moved = True
+        if sender.written and (sender.phase is Phase.TRANSFERRING or not sender.elected):
+            sender.progressed(now_ms)  # only another rank can be late now, and it counts that itself
+        if push.stage is Stage.SEALED:
+            sender.note(Sealed(sender.grant.generation))
+            spent_ms = sender.phase_ms[Phase.TRANSFERRING] + now_ms - sender.entered_ms
+            self._metrics.sealed(spent_ms / 1000)
+            self._metrics.transferred(job.overlap.spent_us / 1e6, job.overlap.hidden_us / 1e6)
+            pages = f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
+            self._reporter.note(sender.id, "sealed", f"{pages}, {job.overlap.told}")
+        return moved
+
+    def see_quiet(self, job: Job) -> bool:
+        """Post nothing more for a room that failed. Until its writes have ended it keeps its pages, which
+        they read (`source-pinned`). True when they have."""
+        if job.push is None:
+            job.sender.note(Fenced(Proof.UNEXPOSED))
+            return True
+        if job.push.drain(self._metrics.sent):
+            job.sender.note(Fenced(Proof.QUIET))
+            return True
+        return False
+
+    def _advance(self, job: Job, push: Push, *, beside: bool) -> bool:
+        if not push.under_way:
+            return push.advance(self._metrics.sent)
+
+        def sent(length: int) -> None:
+            self._metrics.sent(length)
+            job.overlap.length += length
+
+        start_us = self._clock.host_us()
+        moved = push.advance(sent)
+        job.overlap.looked(start_us, self._clock.host_us(), goes_on=push.under_way, beside=beside)
+        return moved

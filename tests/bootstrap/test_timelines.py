@@ -1,0 +1,58 @@
+"""What is written down of a room, and who hears that there is something to read?"""
+
+import asyncio
+
+from services.bootstrap.timelines import Timelines
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
+from services.rooms.registry import Registry, RoomEntry, Worker
+from services.runtime.clock import ManualClock
+from services.runtime.room_spans import RoomSpans
+from tests.bootstrap.scripted import DecodeWorker, PrefillWorker
+from tests.trace.notes import PARENT, Notes
+
+
+class Desk:
+    """A registry with one open room."""
+
+    def __init__(self) -> None:
+        self.notes = Notes()
+        self.clock = ManualClock(now_ms=3, wall_ms=1_000)
+        self.registry = Registry("model", first_room=1, lease_ms=1_000, kept=1, failed_kept=1)
+        self.timelines = Timelines(self.registry, self.clock, RoomSpans(self.notes))
+        prefill = PrefillWorker("prefill-0", Side.PREFILL, Incarnation(11))
+        decode = DecodeWorker("decode-0", Side.DECODE, Incarnation(22))
+        pair = (Worker(prefill.facts, 1_000), Worker(decode.facts, 1_000))
+        self.entry: RoomEntry = self.registry.open_room("request-1", pair, 5, 0)
+
+
+def test_the_bootstraps_own_line_is_in_the_timeline_and_while_it_is_open_in_the_span() -> None:
+    at = Desk()
+    at.timelines.begin(at.entry, PARENT)
+    at.timelines.tell(at.entry.id, "looked at", "closely")
+    at.timelines.end(at.entry.id, Cause(Reason.DECODE_LOST, "gone"))
+    at.timelines.tell(at.entry.id, "filed")
+    first, second = at.entry.events
+    assert (first.name, first.detail, first.wall_ms, first.host_us) == ("looked at", "closely", 1_000, 3_000)
+    assert second.name == "filed"
+    (span,) = at.notes.spans
+    assert (span.events, span.error, span.ended) == (["looked at"], "decode_lost: gone", 1)
+    assert span.attributes["baton.prefill"] == "prefill-0"
+
+
+def test_who_watches_a_room_hears_of_its_lines_and_of_no_others_until_it_has_seen_enough() -> None:
+    at = Desk()
+    changed, others = asyncio.Event(), asyncio.Event()
+    at.timelines.watch(at.entry.id, changed)
+    at.timelines.watch(RoomId(9), others)
+    at.timelines.tell(at.entry.id, "looked at")
+    assert changed.is_set()
+    at.timelines.tell(RoomId(9), "nobody knows this room")
+    assert not others.is_set()
+    changed.clear()
+    for room, event in ((at.entry.id, changed), (RoomId(9), others)):
+        at.timelines.unwatch(room, event)
+    at.timelines.wake(at.entry.id)
+    assert not changed.is_set()
+    assert not at.timelines._watchers
