@@ -16,6 +16,8 @@ from services.runtime.serve import TOLD
 LINE_BYTES_MAX: Final = 4096
 LINES_KEPT: Final = 20
 CHUNK_BYTES: Final = 65_536
+CRASH: Final = "Fatal Python error: "
+"""How `faulthandler` begins to tell where a process was that a signal is about to end."""
 OUTPUT_TIMEOUT_S: Final = 2.0
 LARGE_PAGES: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """A model's weights are read a tenth faster from memory in large pages. Other systems do not look at it."""
@@ -25,7 +27,8 @@ Worth = Callable[[str], bool]
 
 
 class Child:
-    """A process that dies with this one. Its lines that `worth` picks go to `say`, prefixed by `name`."""
+    """A process that dies with this one. Its lines that `worth` picks go to `say`, prefixed by `name`, and
+    all from the first of a crash on."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, worth: Worth, say: Say) -> None:
         self.name = name
@@ -57,8 +60,10 @@ class Child:
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
+        crashed = False
         async for line in lines(self._process.stdout):
-            if self._worth(line) and not line.startswith(TOLD):
+            crashed = crashed or line.startswith(CRASH)
+            if (crashed or self._worth(line)) and not line.startswith(TOLD):
                 self.held_back.clear()
                 self._say(f"{self.name}: {line}")
             else:

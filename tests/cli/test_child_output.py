@@ -33,6 +33,15 @@ async def test_what_is_held_back_is_bounded_and_can_be_shown() -> None:
     assert said == [f"part: {i}" for i in range(100 - LINES_KEPT, 100)]
 
 
+async def test_of_a_crash_every_line_is_shown() -> None:
+    said: list[str] = []
+    script = "import faulthandler, os; print('before'); faulthandler.enable(); os.abort()"
+    _, code = await _ran(script, said, worth=False)
+    assert code == -signal.SIGABRT
+    assert said[0] == "part: Fatal Python error: Aborted"
+    assert any('File "<string>", line 1 in <module>' in line for line in said)
+
+
 async def test_overlong_lines_and_bad_bytes_do_not_stop_the_reading() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(b"x" * 1_000_000 + b"\nnext \xff\r\nlast")
