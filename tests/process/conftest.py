@@ -1,4 +1,4 @@
-"""One small stack of real processes for the tests that leave it as they found it."""
+"""Small stacks of real processes for the tests that leave them as they found them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +8,10 @@ import pytest
 from tests.process.stack import Stack, running_stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(demo_model_dir: Path) -> Iterator[Stack]:
-    """One prefill and one decode worker, fp32, chunks of 64 tokens so that prompts take several."""
+    """One prefill and one decode worker, fp32, chunks of 64 tokens so that prompts take several. 5 GB while
+    it runs: one for a whole session would be there twice while files run side by side."""
     with running_stack(
         str(demo_model_dir), prefill=[{"chunk_tokens": "64"}], dtype="float32", kv_cache_memory="512MiB"
     ) as running:

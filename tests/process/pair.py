@@ -19,8 +19,12 @@ from tests.prefill import toy
 from tests.process.actors import PAGES, Actor
 from tests.process.wide import PAGE_TOKENS
 
-TRANSPORTS: Final = {"tcp": {"UCX_TLS": "tcp"}, "cma": {}}
-"""NIXL's over sockets alone, and what UCX picks on this machine: cross-memory attach as a rule."""
+TRANSPORTS: Final = {
+    "tcp": {"UCX_TLS": "tcp", "UCX_TCP_SNDBUF": "128k", "UCX_TCP_RCVBUF": "128k"},
+    "cma": {},
+}
+"""NIXL's over sockets alone, and what UCX picks on this machine: cross-memory attach as a rule. Sockets that
+may grow come to hold a whole write, which then ends without its sender."""
 LARGE: Final = 16
 """Pages of a room that does not fit beside another such."""
 PATIENCE_S: Final = 60.0
