@@ -133,9 +133,11 @@ class Group:
         ready = asyncio.create_task(self._see_ready(pages))
         codes: dict[Child, int] = {}
         await asyncio.wait({stop, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        # Who has become ready by now is asked to leave; whoever does so later was not asked.
+        came_up = ready.done()
         left_s = LEAVING_S
         if shutdown.is_set():
-            left_s = self._settings.drain_timeout_ms / 1000 + STOP_MARGIN_S if ready.done() else 0.0
+            left_s = self._settings.drain_timeout_ms / 1000 + STOP_MARGIN_S if came_up else 0.0
             children[0].ask_to_stop()
         await collect(ends, codes, left_s)
         killed = [child for child in children if child not in codes]
@@ -143,7 +145,7 @@ class Group:
             log.warning("killing a rank that has not ended", which=child.name, pid=child.pid)
             child.kill()
         await collect(ends, codes, None)
-        ended = Ended(codes, frozenset(killed), ready.done())
+        ended = Ended(codes, frozenset(killed), came_up)
         stop.cancel()
         ready.cancel()
         self._was_ready |= ended.ready

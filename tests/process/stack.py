@@ -261,11 +261,15 @@ def running_stack(
     bootstrap: Mapping[str, str] | None = None,
     **common: str,
 ) -> Iterator[Stack]:
-    """A ready stack: one worker per mapping of flags. Whatever happens, its processes end with it."""
+    """A ready stack: one worker per mapping of flags. Whatever happens, its processes end with it.
+
+    Leases are long where `bootstrap` does not say otherwise: many processes share a few cores while files run
+    side by side, and a worker that is slow is not gone.
+    """
     with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:
         stack = Stack(model, Path(folder), common)
         try:
-            stack.start_bootstrap(**(bootstrap or {}))
+            stack.start_bootstrap(**{"lease_ms": "10000", **(bootstrap or {})})
             for index, flags in enumerate(prefill):
                 stack.start_worker("prefill", f"prefill-{index}", **flags)
             for index, flags in enumerate(decode):

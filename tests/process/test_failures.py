@@ -24,7 +24,7 @@ def breakable(demo_model_dir: Path) -> Iterator[Stack]:
     """One pair, and nobody waits long for a worker to come back."""
     with running_stack(
         str(demo_model_dir),
-        bootstrap={"retry_wait_ms": "200"},
+        bootstrap={"retry_wait_ms": "200", "lease_ms": "3000"},
         dtype="float32",
         kv_cache_memory="256MiB",
     ) as stack:

@@ -31,7 +31,7 @@ def stack(demo_model_dir: Path) -> Iterator[Stack]:
         str(demo_model_dir),
         prefill=[{"tp": "1", "pp": "2", "chunk_tokens": "64"}],
         decode=[{}, {}],
-        bootstrap={"retry_wait_ms": "100"},
+        bootstrap={"retry_wait_ms": "100", "lease_ms": "3000"},
         dtype="float32",
         kv_cache_memory="128MiB",
     ) as running:
