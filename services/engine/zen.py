@@ -74,7 +74,7 @@ def _signals_as_they_are() -> Iterator[None]:
     """The library has one in it (libxsmm) that, as it is loaded, puts itself in the way of the signals a
     process dies of, and takes a lock there: a process whose heap is broken would hang instead of end."""
     kept = {number: ctypes.create_string_buffer(SIGACTION_BYTES_MAX) for number in DEADLY}
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
     for number, action in kept.items():
         libc.sigaction(number, None, action)
     try:

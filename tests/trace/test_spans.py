@@ -108,16 +108,14 @@ def test_one_request_is_one_tree_with_the_right_parents_across_processes(
     assert in_order(prefill.names(), ["accepted", "computing", "first token", "sealed", "retired"])
     assert in_order(decode.names(), ["accepted", "granted", "admitted", "finished", "retired"])
     # Both are asked at once: which of them accepts first is nobody's promise.
-    for first in (prefill, decode):
-        story = [
-            (room, "opened"),
-            (first, "accepted"),
-            *([(decode, "granted")] if first is decode else []),
-            (prefill, "computing"),
-            (prefill, "sealed"),
-            (decode, "admitted"),
-            (room, "answered"),
-        ]
+    handed_over = [
+        (prefill, "computing"),
+        (prefill, "sealed"),
+        (decode, "admitted"),
+        (room, "answered"),
+    ]
+    for opening in ([(prefill, "accepted")], [(decode, "accepted"), (decode, "granted")]):
+        story = [(room, "opened"), *opening, *handed_over]
         times = [span.at_ns(event) for span, event in story]
         assert times == sorted(times)
     for span in spans:
