@@ -11,6 +11,8 @@ import torch
 
 from services.engine.attention import PagedStep
 from services.engine.checksum import PageSummer
+from services.engine.compiled import CompiledSteps
+from services.engine.compiler import kernel
 from services.engine.graphs import RecordedSteps, recorded_steps
 from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
@@ -45,8 +47,10 @@ class Engine:
         team: Team,
         batch_memory: int = 0,
         recorded: RecordedSteps | None = None,
+        compiled: CompiledSteps | None = None,
     ) -> None:
-        """`recorded`: steps that are recorded by `warm_up`, and replayed from then on."""
+        """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`: those of
+        single tokens."""
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""
@@ -59,6 +63,7 @@ class Engine:
         self._summer = PageSummer(cache)
         self._kept = Kept(cache, batch_memory) if batch_memory else None
         self.recorded = recorded
+        self.compiled = compiled
 
     def step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
@@ -109,9 +114,10 @@ class Engine:
         return [next(drawn) if row.sample else None for row in rows]
 
     def _logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        replayed = None if self.recorded is None else self.recorded.logits(rows)
-        if replayed is not None:
-            return replayed
+        for shortcut in (self.recorded, self.compiled):
+            logits = None if shortcut is None else shortcut.logits(rows)
+            if logits is not None:
+                return logits
         plan = make_plan(rows, self.cache, self.model.device, self._kept)
         return self.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
 
@@ -165,6 +171,7 @@ def load_engine(
     threads: int = 1,
     batch_memory: int = 0,
     cuda_graphs: int = 0,
+    compiled: bool = False,
     topology: Topology | None = None,
     rank: int = 0,
     team: Team | None = None,
@@ -177,7 +184,8 @@ def load_engine(
     "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole process.
     `batch_memory`: bytes beside the pages in which the
     running batch's keys and values may lie side by side, on a CPU. `cuda_graphs`: rows of the largest decode
-    step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. Raises
+    step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. `compiled`: lay
+    weights out for steps of single tokens, on a CPU, where such can be compiled. Raises
     StartupError: a missing, damaged or unsupported model, one that so many ranks cannot share, a device that
     is not there, too little memory.
     """
@@ -197,8 +205,10 @@ def load_engine(
     )
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1:
-        hasten(model, layout)
+        compiles = compiled and model.device.type == "cpu" and model.dtype == "bfloat16"
+        hasten(model, layout, kernel() if compiles else None)
     pages = team.least(pages_that_fit(layout, kv_cache_memory))
-    beside = batch_memory if model.device.type == "cpu" else 0
+    beside = batch_memory if model.device.type == "cpu" and not model.compiled else 0
     cache = PagedKvCache(layout, pages, model.device, beside)
-    return Engine(model, whole, cache, team, beside, recorded_steps(model, cache, cuda_graphs))
+    recorded = recorded_steps(model, cache, cuda_graphs)
+    return Engine(model, whole, cache, team, beside, recorded, model.compiled_steps(cache))

@@ -18,9 +18,10 @@ from transformers.utils import logging as library_logging
 
 from services.engine.anatomy import anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
+from services.engine.compiled import CompiledSteps
 from services.engine.decoder import Decoder
 from services.engine.device import find_device, find_dtype
-from services.engine.kv_cache import DTYPES
+from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.memory import available_bytes
 from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
 from services.engine.share import Share, share_of
@@ -53,6 +54,7 @@ class Model:
         self._share = share
         self._load = load
         self._decoder: Decoder | None = None
+        self._kernel: Any | None = None
         probe = Probe()
         where = torch.arange(2, device=device)[None]
         try:
@@ -94,17 +96,31 @@ class Model:
         """`compute` is ours, not the library's definition."""
         return self._decoder is not None
 
-    def take_apart(self) -> None:
+    @property
+    def compiled(self) -> bool:
+        """It was taken apart for a kernel."""
+        return self._kernel is not None
+
+    def take_apart(self, kernel: Any | None = None) -> None:
         """From now on `compute` goes without the library's definition, whose weights are laid out anew: they
-        are not held twice. Raises OtherAnatomy, and nothing has changed."""
+        are not held twice. `kernel`: they are laid out for it. Raises OtherAnatomy, and nothing has changed,
+        or ValueError where the kernel does not know such weights: they are to be loaded again."""
         anatomy = anatomy_of(self._module, self.geometry.head_dim)
         self._module = None
+        self._kernel = kernel
         with torch.inference_mode():
-            self._decoder = Decoder(anatomy, self.geometry.head_dim)
+            self._decoder = Decoder(anatomy, self.geometry.head_dim, in_blocks=kernel is not None)
+
+    def compiled_steps(self, cache: PagedKvCache) -> CompiledSteps | None:
+        """Over this cache, where the model was taken apart for a kernel. Raises ValueError where that does
+        not know such shapes."""
+        if self._decoder is None or self._kernel is None:
+            return None
+        return CompiledSteps(self._decoder, cache, self._kernel)
 
     def put_together(self) -> None:
         """Undo `take_apart`: the weights are loaded again. Raises what `load_model` raises."""
-        self._decoder = self._module = None
+        self._decoder = self._kernel = self._module = None
         if self._load is None:
             raise AssertionError("a share of a model was taken apart")
         self._module = self._load()

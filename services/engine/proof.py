@@ -6,7 +6,7 @@ another worker may go on with. Where they do not, the library computes, and a li
 """
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -31,25 +31,38 @@ STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (
 """In each step what is computed of the long sequence, and of the short one."""
 
 
-def hasten(model: Model, layout: KvLayout) -> None:
-    """Let `model` compute in our own way if it can, and if that is seen to give the same."""
+def hasten(model: Model, layout: KvLayout, kernel: Any | None = None) -> None:
+    """Let `model` compute in our own way if it can, and if that is seen to give the same: steps of single
+    tokens by the compiled `kernel`, where there is one."""
     if model.facts.context_length < LONG:
         return
     expected = _answers(model, layout)
     try:
-        model.take_apart()
+        if kernel is not None:
+            why = _tried(model, layout, expected, kernel)
+            if not why:
+                return
+            log.warning("decode steps are not compiled", why=why)
+        why = _tried(model, layout, expected)
     except OtherAnatomy as other:
         log.info("the model library computes the steps: other parts than ours", found=str(other))
         return
+    if why:
+        log.warning("the model library computes the steps: ours are not the same", why=why)
+
+
+def _tried(model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel: Any | None = None) -> str:
+    """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy."""
     try:
+        model.take_apart(kernel)
         gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
         close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
     if why:
         model.put_together()
-        log.warning("the model library computes the steps: ours are not the same", why=why)
+    return why
 
 
 def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torch.Tensor]:
@@ -64,16 +77,19 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
     cache.tensor.zero_()
     tables = torch.randperm(2 * pages, generator=numbers).view(2, pages).tolist()
     kept = Kept(cache, cache.length * 2) if ours and model.device.type == "cpu" else None
+    compiled = model.compiled_steps(cache)
     told: list[torch.Tensor] = []
     for spans in STEPS:
         rows = [
-            Row(sequence, *span, table, sample=False)
+            Row(sequence, *span, table, sample=True)
             for sequence, span, table in zip(sequences, spans, tables, strict=False)
         ]
         with torch.inference_mode():
-            plan = make_plan(rows, cache, model.device, kept)
-            keep = torch.arange(plan.tokens.shape[1], device=model.device)
-            logits = model.compute(plan.tokens, plan.positions, keep, PagedStep(plan, cache))
+            logits = None if compiled is None else compiled.logits(rows)
+            if logits is None:
+                plan = make_plan(rows, cache, model.device, kept)
+                keep = torch.arange(plan.tokens.shape[1], device=model.device)
+                logits = model.compute(plan.tokens, plan.positions, keep, PagedStep(plan, cache))
         if kept is not None:
             kept.ended(well=True)
         if logits is not None:

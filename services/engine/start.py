@@ -79,6 +79,7 @@ def start_engine(
         threads=threads,
         batch_memory=settings.beside_pages,
         cuda_graphs=settings.replayed_rows,
+        compiled=settings.compiles,
         topology=topology,
         rank=rank,
         team=team,

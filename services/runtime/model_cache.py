@@ -48,7 +48,7 @@ def converted(
     """
     fingerprint = hashlib.sha256(CONVERSION_FORMAT + sampled_digest(source)).hexdigest()[:16]
     safe_name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
-    target = cache_directory() / f"{safe_name}-{fingerprint}"
+    target = cache_root() / "models" / f"{safe_name}-{fingerprint}"
     if target.is_dir():
         return target
     try:
@@ -67,11 +67,11 @@ def converted(
     return target
 
 
-def cache_directory() -> Path:
-    """Where converted models are kept: under $XDG_CACHE_HOME, else ~/.cache."""
+def cache_root() -> Path:
+    """Where everything is kept that is made once: under $XDG_CACHE_HOME, else ~/.cache."""
     told = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(told) if Path(told).is_absolute() else Path.home() / ".cache"
-    return root / "baton" / "models"
+    return root / "baton"
 
 
 @contextmanager

@@ -182,3 +182,8 @@ class WorkerSettings(ServiceSettings):
             raise SettingsError(f"--machines {machines} needs --machine: which of them this is")
         if machines > 1 and not self.rendezvous:
             raise SettingsError(f"--machines {machines} needs --rendezvous: where the ranks meet")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether steps of single tokens are compiled."""
+        return False

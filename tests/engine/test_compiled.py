@@ -1,0 +1,379 @@
+"""Does one compiled call compute what the library's definition says, whatever shares the step?"""
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from services.decode.settings import DecodeSettings
+from services.engine import compiler
+from services.engine import engine as engine_module
+from services.engine.compiler import NotCompiled, compiled
+from services.engine.engine import Engine, Row, Sequence, load_engine
+from services.engine.linears import Blocked
+from services.engine.proof import gap
+from services.engine.sampler import NotANumber
+from services.prefill.settings import PrefillSettings
+from services.rooms.request import Request, Sampling
+from tests.engine import tiny
+from tests.engine.worker import Worker
+
+SHAPE: Final[dict[str, Any]] = {
+    **tiny.SHAPE,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "initializer_range": 0.1,
+}
+MODELS: Final[dict[str, PreTrainedConfig]] = {
+    "three queries a head": LlamaConfig(**{**SHAPE, "hidden_size": 96, "head_dim": 64}),
+    "one query a head, biased": Qwen2Config(
+        **{**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
+    ),
+    "five queries a head of odd width, normed": Qwen3Config(
+        **{**SHAPE, "hidden_size": 160, "num_attention_heads": 10, "head_dim": 96}, tie_word_embeddings=False
+    ),
+    "eight queries a head, all biased": LlamaConfig(
+        **{**SHAPE, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 129},
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+}
+LENGTHS: Final = (40, 1, 15, 16, 17, 33, 2, 64, 100, 31, 7)
+"""More rows than the kernel multiplies at once, of all ends of pages."""
+GREEDY: Final = Sampling(temperature=0.0)
+
+needs_kernel = pytest.mark.skipif(
+    not torch.cpu.get_capabilities().get("avx512_bf16"), reason="this CPU does not multiply bfloat16"
+)
+Directory = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Directory:
+    """Of one of `MODELS`."""
+    root = tmp_path_factory.mktemp("compiled")
+
+    def find(name: str) -> Path:
+        place = root / name.replace(" ", "-")
+        return place if place.exists() else tiny.save(MODELS[name], place)
+
+    return find
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def load(
+    directory: Path,
+    *,
+    compiled: bool = True,
+    dtype: str = "bfloat16",
+    page_tokens: int = 16,
+    threads: int = 1,
+) -> Engine:
+    return load_engine(
+        directory,
+        dtype=dtype,
+        device="cpu",
+        page_tokens=page_tokens,
+        kv_cache_memory=2**22,
+        threads=threads,
+        compiled=compiled,
+    )
+
+
+def filled(engine: Engine, lengths: tuple[int, ...] = LENGTHS) -> list[Row]:
+    """Rows of one token each, at the ends of sequences of these lengths whose pages lie anywhere; what is
+    before is in the pages, and what belongs to nobody is not a number."""
+    draw = random.Random(5)
+    layout, vocabulary = engine.layout, engine.model.vocab_size
+    free = list(range(engine.cache.pages))
+    draw.shuffle(free)
+    engine.cache.tensor.fill_(float("nan"))
+    rows = []
+    for index, length in enumerate(lengths):
+        pages = [free.pop() for _ in range(layout.pages_for(length))]
+        prompt = tuple(draw.randrange(vocabulary) for _ in range(length))
+        sequence = Sequence(Request(f"{index}", prompt, 8, sampling=GREEDY), [])
+        if length > 1:
+            engine.step([Row(sequence, 0, length - 1, pages, sample=False)])
+        rows.append(Row(sequence, length - 1, length, pages, sample=True))
+    return rows
+
+
+def logits_of(engine: Engine, rows: list[Row]) -> torch.Tensor:
+    """Those of a step, in float32."""
+    with torch.inference_mode():
+        for row in rows:
+            engine._clear_tail(row)
+        logits = engine._logits(rows)
+    assert logits is not None
+    return logits.float()
+
+
+def entries(engine: Engine, rows: list[Row]) -> torch.Tensor:
+    """The keys and values of the rows' own tokens."""
+    size = engine.layout.page_tokens
+    return torch.stack(
+        [engine.cache.tensor[row.pages[row.start // size], :, :, :, row.start % size] for row in rows]
+    ).float()
+
+
+@needs_kernel
+@pytest.mark.parametrize("page_tokens", [2, 16, 64])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_is_nearer_to_float32_than_the_librarys(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, name: str, page_tokens: int
+) -> None:
+    ours = load(directory(name), page_tokens=page_tokens)
+    assert ours.compiled is not None
+    monkeypatch.setattr(engine_module, "hasten", lambda *_, **__: None)
+    library = load(directory(name), compiled=False, page_tokens=page_tokens)
+    assert not library.model.taken_apart
+    exact = load(directory(name), compiled=False, dtype="float32", page_tokens=page_tokens)
+    with torch.no_grad():  # the numbers that the others have
+        for weight in exact.model.weights():
+            weight.copy_(weight.bfloat16().float())
+    # All go on from the same keys and values.
+    assert exact.cache.pages < library.cache.pages
+    rows = filled(exact)
+    before = exact.cache.tensor.clone()
+    told: list[torch.Tensor] = []
+    written: list[torch.Tensor] = []
+    for engine in (exact, library, ours):
+        engine.cache.tensor[: len(before)] = before
+        for row in rows:
+            row.sequence.tail_page = -1
+        told.append(logits_of(engine, rows))
+        written.append(entries(engine, rows))
+    for right, librarys, own in (told, written):
+        assert gap(own, right) < 1.1 * gap(librarys, right)
+        assert gap(own, right) < 0.02
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_row_gets_does_not_depend_on_its_neighbours_nor_on_threads(
+    directory: Directory, threads: None, name: str
+) -> None:
+    engine = load(directory(name))
+    rows = filled(engine)
+    together = logits_of(engine, rows)
+    wrote = entries(engine, rows)
+    for count in (1, 2, 3, 5, 6, 9):
+        for first in range(0, len(rows), count):
+            some = rows[first : first + count]
+            assert torch.equal(logits_of(engine, some), together[first : first + count])
+    assert torch.equal(logits_of(engine, rows[::-1]), together.flip(0))
+    several = load(directory(name), threads=3)
+    several.cache.tensor.copy_(engine.cache.tensor)
+    assert torch.equal(logits_of(several, rows), together)
+    assert torch.equal(entries(several, rows), wrote)
+
+
+@needs_kernel
+def test_a_step_writes_its_own_tokens_keys_and_values_and_nothing_else(directory: Directory) -> None:
+    engine = load(directory("three queries a head"))
+    rows = filled(engine)
+    for row in rows:
+        engine._clear_tail(row)
+    before = engine.cache.tensor.clone()
+    logits_of(engine, rows)
+    size = engine.layout.page_tokens
+    for row in rows:
+        before[row.pages[row.start // size], :, :, :, row.start % size] = 0
+        engine.cache.tensor[row.pages[row.start // size], :, :, :, row.start % size] = 0
+    assert torch.equal(before.nan_to_num(7.0), engine.cache.tensor.nan_to_num(7.0))
+
+
+@needs_kernel
+def test_only_the_rows_that_sample_get_logits(directory: Directory) -> None:
+    engine = load(directory("three queries a head"))
+    rows = filled(engine)
+    all_of_them = logits_of(engine, rows)
+    some = [Row(r.sequence, r.start, r.stop, r.pages, sample=place % 3 == 1) for place, r in enumerate(rows)]
+    assert torch.equal(logits_of(engine, some), all_of_them[1::3])
+    none = [Row(row.sequence, row.start, row.stop, row.pages, sample=False) for row in rows]
+    assert engine.step(none) == [None] * len(rows)
+
+
+@needs_kernel
+def test_what_is_no_number_in_a_page_is_no_token(directory: Directory) -> None:
+    engine = load(directory("three queries a head"))
+    rows = filled(engine)
+    engine.cache.tensor[rows[0].pages[1], 1, 2, 1, 3, 5] = float("nan")
+    with pytest.raises(NotANumber):
+        engine.step(rows)
+    assert not torch.isnan(logits_of(engine, rows[1:])).any()
+
+
+@needs_kernel
+def test_the_pages_are_looked_for_where_they_moved_to(directory: Directory) -> None:
+    engine = load(directory("three queries a head"))
+    rows = filled(engine)
+    before = logits_of(engine, rows)
+    engine.cache.move()
+    assert torch.equal(logits_of(engine, rows), before)
+
+
+@needs_kernel
+def test_tokens_go_on_while_rows_of_all_kinds_come_and_go(directory: Directory) -> None:
+    """A step that has a piece of a prompt in it is computed by calls, between others that are compiled: what
+    they leave in the pages serves both."""
+    lengths = (5, 33, 16, 70)
+    draw = random.Random(3)
+    prompts = [[draw.randrange(tiny.VOCABULARY) for _ in range(length)] for length in lengths]
+    name = "one query a head, biased"
+
+    def outputs(*, compiled: bool) -> list[list[int]]:
+        worker = Worker(load(directory(name), compiled=compiled))
+        tenants = [worker.admit(prompt, 24) for prompt in prompts]
+        for joined in range(1, len(tenants) + 1):
+            for _ in range(4):
+                worker.step(tenants[:joined], chunk=20)
+        while not all(tenant.done for tenant in tenants):
+            worker.step(tenants, chunk=20)
+        return [tenant.sequence.output for tenant in tenants]
+
+    told, others = outputs(compiled=True), outputs(compiled=False)
+    assert [len(each) for each in told] == [24] * 4
+    pairs = zip(chain.from_iterable(told), chain.from_iterable(others), strict=True)
+    same = sum(one == other for one, other in pairs)
+    assert same > 0.8 * 4 * 24  # the rest comes after a tie
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("llama-gqa-untied", "a hidden size of 48, which is no multiple of 32"),
+        ("gemma-one-kv-head", "an embedding that is a GemmaTextScaledWordEmbedding"),
+    ],
+)
+def test_shapes_that_the_kernel_does_not_know_are_computed_by_calls(
+    tiny_dir: Directory, caplog: pytest.LogCaptureFixture, name: str, why: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    engine = load(tiny_dir(name))
+    assert engine.compiled is None
+    assert why in str([vars(record)["baton_fields"] for record in caplog.records])
+    assert engine.model.taken_apart is (name != "gemma-one-kv-head")
+    logits_of(engine, filled(engine))
+
+
+@needs_kernel
+def test_a_kernel_that_gives_something_else_is_not_used_and_the_log_says_so(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "kernel", lambda: lambda *_: None)
+    engine = load(directory("three queries a head"))
+    assert engine.compiled is None
+    assert engine.model.taken_apart
+    assert [record.getMessage() for record in caplog.records] == ["decode steps are not compiled"]
+    logits_of(engine, filled(engine))
+
+
+def test_prefill_and_float32_have_no_use_for_it(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DecodeSettings().compiles
+    assert not DecodeSettings(compiled_steps=False).compiles
+    assert not PrefillSettings().compiles
+    monkeypatch.setattr(engine_module, "kernel", lambda: pytest.fail("it was asked for"))
+    assert load(directory("three queries a head"), dtype="float32").compiled is None
+    assert load(directory("three queries a head"), compiled=False).compiled is None
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("outs", [64, 96, 131])
+def test_a_weight_in_blocks_multiplies_as_it_did(outs: int, paired: bool) -> None:
+    if paired and outs % 32:
+        with pytest.raises(ValueError, match="131 by 48 cannot be laid in blocks"):
+            Blocked(torch.ones(outs, 48), None, paired=True)
+        return
+    torch.manual_seed(1)
+    weight, bias, rows = torch.randn(outs, 48), torch.randn(outs), torch.randn(5, 48)
+    laid = Blocked(weight, bias, paired=paired)
+    torch.testing.assert_close(laid(rows), rows @ weight.T + bias)
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler.kernel.cache_clear()
+    return tmp_path / "baton" / "kernels"
+
+
+@needs_kernel
+def test_it_is_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = compiled()
+    assert [*empty_cache.iterdir()] == [library]
+    made = library.stat().st_mtime_ns
+    monkeypatch.setattr(compiler, "COMPILERS", ())
+    assert compiled() == library
+    assert library.stat().st_mtime_ns == made
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-g"))
+    with pytest.raises(NotCompiled, match="there is no C compiler"):
+        compiled()
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("COMPILERS", ("no-such-compiler",), "there is no C compiler (no-such-compiler)"),
+        ("COMPILERS", ("false",), "exit 1"),
+        ("FLAGS", ("-no-such-flag",), "no-such-flag"),
+        ("FUNCTION", "no_such_function", "no_such_function"),
+        ("DEADLINE_S", 0.0, "took more than 0 s"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_and_steps_go_by_calls(
+    directory: Directory,
+    empty_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    value: Any,
+    why: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(compiler, name, value)
+    engine = load(directory("three queries a head"))
+    compiler.kernel.cache_clear()
+    assert engine.compiled is None
+    assert [record.getMessage() for record in caplog.records] == ["decode steps are not compiled"]
+    assert why in vars(caplog.records[0])["baton_fields"]["why"]
+    logits_of(engine, filled(engine))
+
+
+@needs_kernel
+def test_a_cache_that_cannot_be_written_to_is_said(empty_cache: Path) -> None:
+    empty_cache.parent.mkdir()
+    empty_cache.write_text("")
+    with pytest.raises(NotCompiled, match="cannot be used"):
+        compiled()
+
+
+@needs_kernel
+def test_it_can_be_compiled_ahead_beside_its_source(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / compiler.SOURCE.name
+    source.write_bytes(compiler.SOURCE.read_bytes())
+    monkeypatch.setattr(compiler, "SOURCE", source)
+    ahead = compiled(tmp_path)
+    assert ahead.parent == tmp_path
+    monkeypatch.setattr(compiler, "COMPILERS", ())
+    assert compiled() == ahead
+    assert not empty_cache.exists()
