@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, SWITCH, number
+from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, number
 from services.runtime.settings import setting
 from services.runtime.worker_settings import WorkerSettings
 
@@ -27,12 +27,6 @@ class DecodeSettings(WorkerSettings):
         " them (0: none; not run on a GPU yet).",
         number(0, 1024),
     )
-    compiled_steps: bool = setting(
-        True,
-        "On a CPU that multiplies bfloat16, compute a step by one call, compiled at the first start where"
-        " there is a C compiler.",
-        SWITCH,
-    )
     prealloc_timeout_ms: int = setting(120_000, "Longest that a room waits for free pages.", DURATION_MS)
     connect_timeout_ms: int = setting(5_000, "Longest that connecting to a prefill may take.", DURATION_MS)
     transfer_timeout_ms: int = setting(
@@ -52,7 +46,3 @@ class DecodeSettings(WorkerSettings):
     @property
     def replayed_rows(self) -> int:
         return min(self.cuda_graphs, self.max_running)
-
-    @property
-    def compiles(self) -> bool:
-        return self.compiled_steps

@@ -1,31 +1,34 @@
-"""How is a step of single tokens computed in one call?
+"""How is a step computed in one call?
 
-On a CPU that multiplies bfloat16 a step of one token a row is one call of `decode_step.c`: all layers, over
-weights in blocks and the pages as they lie. Library calls one by one read weights at two thirds of the
-memory's speed, and keys and values at a third: no library that we know of has either fused, or takes such
-pages. What a row gets does not depend on what else is in the step.
+On a CPU that multiplies bfloat16 a step is one call of `step.c`: all layers, over weights in blocks and
+the pages as they lie. Library calls one by one read weights at two thirds of the memory's speed, keys and
+values at a third, and spend a quarter of a prompt's time between the products: no library that we know of has
+either fused, or takes such pages. What a row gets does not depend on what else is in the step.
 
-It is used where `proof.py` has seen it agree with the library's definition; whatever has more than one token
-of a row is computed by `decoder.py`.
+It is used where `proof.py` has seen it agree with the library's definition.
 """
 
 import ctypes
 from collections import abc
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-from services.engine.decoder import Decoder, Layer, RmsNorm
+from services.engine.anatomy import Anatomy, LayerParts, Norm
 from services.engine.kv_cache import PagedKvCache
-from services.engine.linears import Blocked, Linear
 from services.engine.rows import Row
 
 LANES: Final = 16
 PAIRS: Final = 2 * LANES
 """Numbers that the kernel takes at once, in float32 and in bfloat16."""
 HEAD_DIM_MAX: Final = 8 * PAIRS
+ROWS: Final = 8
+"""That it multiplies at once."""
+BLOCK: Final = 32
+"""Outs that it computes together."""
 
 _Pointer: Final = ctypes.c_void_p
 _Count: Final = ctypes.c_int64
@@ -60,106 +63,156 @@ class _Model(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *_fields(_Count, "rows wanted pages page_tokens longest"),
-        *_fields(_Pointer, "cache positions table keep cosine sine"),
-        *_fields(_Pointer, "x normed qkv seen gated scores logits"),
+        *_fields(_Count, "rows tokens wanted pages page_tokens longest"),
+        *_fields(_Pointer, "cache positions begins table keep cosine sine"),
+        *_fields(_Pointer, "x normed qkv seen gated scores keys values logits"),
+        *_fields(_Count, "scored"),
     ]
 
 
-class CompiledSteps:
-    """Of a model whose weights lie in blocks, over one cache. One step at a time."""
+class CompiledModel:
+    """A whole model as the kernel knows it. Takes its weights: `anatomy` is empty afterwards."""
 
-    def __init__(self, decoder: Decoder, cache: PagedKvCache, kernel: Any) -> None:
+    def __init__(self, anatomy: Anatomy, head_dim: int, page_tokens: int, kernel: Any) -> None:
         """Raises ValueError where the kernel does not know such shapes."""
-        first = decoder.layers[0]
-        heads, kv_heads = first.heads
-        hidden = decoder.embedding.shape[1]
+        first = anatomy.layers[0]
+        self.heads, self.kv_heads, _ = (each.out_features // head_dim for each in first.projections)
+        self.hidden = anatomy.embedding.shape[1]
+        self.width = first.down.in_features
+        self.head_dim = head_dim
         for what, size, of in (
-            ("hidden size", hidden, PAIRS),
-            ("head", first.head_dim, PAIRS),
-            ("feed-forward width", first.width, LANES),
-            ("page", cache.layout.page_tokens, 2),
+            ("hidden size", self.hidden, PAIRS),
+            ("head", head_dim, PAIRS),
+            ("feed-forward width", self.width, LANES),
+            ("page", page_tokens, 2),
         ):
             if size % of:
                 raise ValueError(f"a {what} of {size}, which is no multiple of {of}")
-        if first.head_dim > HEAD_DIM_MAX:
-            raise ValueError(f"a head of {first.head_dim}, which is more than {HEAD_DIM_MAX}")
-        self._decoder = decoder
-        self._cache = cache
+        if head_dim > HEAD_DIM_MAX:
+            raise ValueError(f"a head of {head_dim}, which is more than {HEAD_DIM_MAX}")
+        self.embedding = anatomy.embedding
+        self.rotary: Any = anatomy.rotary
+        self.vocabulary = anatomy.head.out_features
+        self.threads = torch.get_num_threads()
         self._kernel = kernel
-        self._threads = torch.get_num_threads()
-        self._group = heads // kv_heads
-        self._widths = {
-            "normed": hidden,
-            "qkv": (heads + 2 * kv_heads) * first.head_dim,
-            "seen": heads * first.head_dim,
-            "gated": first.width,
-        }
-        self._vocabulary = _blocked(decoder.head).outs
-        befores = [decoder.first, *(layer.then for layer in decoder.layers)]
-        told = map(_told, decoder.layers, befores)
-        self._layers = (_Layer * len(decoder.layers))(*told)
-        head = _blocked(decoder.head)
+        self._held: list[torch.Tensor] = []
+        """What `_layers` and `_model` point to."""
+        self._layers = (_Layer * len(anatomy.layers))()
+        for place, parts in enumerate(anatomy.layers):
+            self._layers[place] = self._layer(parts)
+            for linear in parts.linears:
+                del linear.weight, linear.bias
+        head, bias = self._product([anatomy.head])
+        del anatomy.head.weight
         self._model = _Model(
-            len(decoder.layers),
-            *(hidden, heads, kv_heads, first.head_dim, first.width, self._vocabulary),
+            len(self._layers),
+            *(self.hidden, self.heads, self.kv_heads, head_dim, self.width, self.vocabulary),
             self._layers,
-            *(_at(befores[-1].weight), _at(head.blocks), _at(head.bias)),
-            befores[-1].epsilon,
-            self._threads,
+            *(self._norm(anatomy.norm), head, bias),
+            anatomy.norm.epsilon,
+            self.threads,
         )
 
-    def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        """[N, vocabulary] in float32, of the checked `rows` that sample, in their order; None, and nothing
-        was done, for a step that has more than one token of a row."""
-        if any(row.stop - row.start > 1 for row in rows):
-            return None
+    def compute(self, step: _Step) -> None:
+        self._kernel(ctypes.byref(self._model), ctypes.byref(step))
+
+    def _layer(self, parts: LayerParts) -> _Layer:
+        products = [
+            self._product(parts.projections),
+            self._product([parts.out]),
+            self._product(parts.gate_and_up, paired=True),
+            self._product([parts.down]),
+        ]
+        norms = (parts.before_attention, parts.query_norm, parts.key_norm, parts.before_gate)
+        return _Layer(
+            *(blocks for blocks, _ in products),
+            *(bias for _, bias in products),
+            *map(self._norm, norms),
+            *(0.0 if norm is None else norm.epsilon for norm in norms),
+            parts.scaling,
+        )
+
+    def _product(self, parts: list[nn.Linear], *, paired: bool = False) -> tuple[int, int | None]:
+        """Where the weight of these, side by side, lies in blocks, and the bias, if there is one. `paired`:
+        of each block the first half is the first part's."""
+        weight = torch.cat([part.weight for part in parts])
+        biases = [
+            part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts
+        ]
+        bias = torch.cat(biases).float()[:, None]
+        if paired:
+            weight, bias = _paired(weight), _paired(bias)
+        laid = self._hold(_in_blocks(weight))
+        return laid, None if all(part.bias is None for part in parts) else self._hold(bias)
+
+    def _norm(self, norm: Norm | None) -> int | None:
+        return None if norm is None else self._hold(norm.weight.float())
+
+    def _hold(self, tensor: torch.Tensor) -> int:
+        self._held.append(tensor.contiguous())
+        return self._held[-1].data_ptr()
+
+
+class CompiledSteps:
+    """Of one model over one cache. One step at a time."""
+
+    def __init__(self, model: CompiledModel, cache: PagedKvCache) -> None:
+        self._model = model
+        self._cache = cache
+        self._scored = max(model.heads // model.kv_heads, ROWS)
+        self._of_token = model.kv_heads * model.head_dim
+        self._parts = (
+            (model.hidden, torch.bfloat16),
+            ((model.heads + 2 * model.kv_heads) * model.head_dim, torch.float32),
+            (model.heads * model.head_dim, torch.bfloat16),
+            (model.width, torch.bfloat16),
+        )
+        """Columns of what a step computes of each token on its way."""
+
+    def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
+        """[N, vocabulary] in float32, of the checked `rows` that sample, in their order."""
         size, count = self._cache.layout.page_tokens, len(rows)
         used = [-(-row.stop // size) for row in rows]
         width = max(used)
         tables = ([*row.pages[:pages], *[0] * (width - pages)] for row, pages in zip(rows, used, strict=True))
-        wanted = [place for place, row in enumerate(rows) if row.sample]
+        begins = [0, *accumulate(row.stop - row.start for row in rows)]
+        wanted = [end - 1 for row, end in zip(rows, begins[1:], strict=True) if row.sample]
         ids = chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in rows)
-        starts = (row.start for row in rows)
-        numbers = torch.tensor([*ids, *starts, *chain.from_iterable(tables), *wanted])
-        sizes = [count, count, count * width, len(wanted)]
-        tokens, positions, table, keep = torch.split(numbers, sizes)
-        x = functional.embedding(tokens, self._decoder.embedding).float()
-        cosine, sine = self._decoder.rotary(x, positions[None])
-        longest = -(-max(row.stop for row in rows) // LANES) * LANES + LANES
-        parts = {
-            name: x.new_empty(count, columns, dtype=torch.float32 if name == "qkv" else torch.bfloat16)
-            for name, columns in self._widths.items()
-        }
-        scores = x.new_empty(self._threads, self._group, longest)
-        logits = x.new_empty(len(wanted), self._vocabulary)
-        places = (positions, table, keep, cosine.contiguous(), sine.contiguous(), x)
+        places = chain.from_iterable(range(row.start, row.stop) for row in rows)
+        numbers = torch.tensor([*ids, *places, *begins, *chain.from_iterable(tables), *wanted])
+        fed = begins[-1]
+        sizes = [fed, fed, count + 1, count * width, len(wanted)]
+        tokens, positions, begin, table, keep = torch.split(numbers, sizes)
+        x = functional.embedding(tokens, self._model.embedding).float()
+        cosine, sine = self._model.rotary(x, positions[None])
+        longest = -(-max(row.stop for row in rows) // PAIRS) * PAIRS
+        several = fed > count
+        parts = [x.new_empty(fed, columns, dtype=dtype) for columns, dtype in self._parts]
+        scores = x.new_empty(self._model.threads, self._scored, longest)
+        laid = x.new_empty(2, self._of_token * longest if several else 0, dtype=torch.bfloat16)
+        logits = x.new_empty(len(wanted), self._model.vocabulary)
+        where = (positions, begin, table, keep, cosine.contiguous(), sine.contiguous(), x)
         step = _Step(
-            *(count, len(wanted), width, size, longest, self._cache.address),
-            *map(_at, (*places, *parts.values(), scores, logits)),
+            *(count, fed, len(wanted), width, size, longest, self._cache.address),
+            *map(_at, (*where, *parts, scores, *laid, logits)),
+            self._scored,
         )
-        self._kernel(ctypes.byref(self._model), ctypes.byref(step))
+        self._model.compute(step)
         return logits
 
 
-def _told(layer: Layer, before: RmsNorm) -> _Layer:
-    parts = [*map(_blocked, (layer.qkv, layer.out, layer.gate_and_up, layer.down))]
-    norms = (before, layer.query_norm, layer.key_norm, layer.before_gate)
-    return _Layer(
-        *(_at(part.blocks) for part in parts),
-        *(_at(part.bias) for part in parts),
-        *(_at(None if norm is None else norm.weight) for norm in norms),
-        *(0.0 if norm is None else norm.epsilon for norm in norms),
-        layer.scaling,
-    )
+def _paired(weight: torch.Tensor) -> torch.Tensor:
+    halves = weight.view(2, -1, BLOCK // 2, weight.shape[1])
+    return halves.transpose(0, 1).reshape(weight.shape)
 
 
-def _blocked(linear: Linear) -> Blocked:
-    if not isinstance(linear, Blocked):
-        raise TypeError("a weight that does not lie in blocks")
-    return linear
+def _in_blocks(weight: torch.Tensor) -> torch.Tensor:
+    """[outs, depth] as [blocks, depth / 2, BLOCK, 2], the last block filled up with zeros."""
+    outs, depth = weight.shape
+    padding = weight.new_zeros(-outs % BLOCK, depth)
+    return torch.cat((weight, padding)).view(-1, BLOCK, depth // 2, 2).transpose(1, 2).contiguous()
 
 
-def _at(tensor: torch.Tensor | None) -> int | None:
+def _at(tensor: torch.Tensor) -> int:
     """Where it lies: whoever asks keeps it."""
-    return None if tensor is None else tensor.data_ptr()
+    return tensor.data_ptr()

@@ -1,10 +1,10 @@
 """Where does the compiled step of a model come from?
 
-`decode_step.c` is compiled for this machine's processor by the first worker that wants it, with the C
+`step.c` is compiled for this machine's processor by the first worker that wants it, with the C
 compiler that is there, and kept: beside its source where that was done ahead (as the images do it, which have
 no compiler), else
 
-    $XDG_CACHE_HOME/baton/kernels/decode_step-FINGERPRINT.so
+    $XDG_CACHE_HOME/baton/kernels/step-FINGERPRINT.so
 
 under the fingerprint of its source and of how it is compiled. It appears by one rename. Its threads are those
 of torch, whose OpenMP library is in the process already: none is linked.
@@ -28,8 +28,8 @@ from services.runtime.model_cache import cache_root
 
 log = Log(__name__)
 
-SOURCE: Final = Path(__file__).with_name("decode_step.c")
-FUNCTION: Final = "baton_decode_step"
+SOURCE: Final = Path(__file__).with_name("step.c")
+FUNCTION: Final = "baton_step"
 COMPILERS: Final = ("gcc", "cc")
 FLAGS: Final = (
     *("-std=gnu11", "-O3", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-Wall", "-Wextra", "-Werror"),
@@ -52,7 +52,7 @@ def kernel() -> Any | None:
     try:
         return load(compiled())
     except NotCompiled as error:
-        log.info("decode steps are not compiled", why=str(error))
+        log.info("steps are not compiled", why=str(error))
         return None
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from services.engine.anatomy import Anatomy, LayerParts, Norm
 from services.engine.attention import PagedStep
-from services.engine.linears import blocked, linear_of
+from services.engine.linears import linear_of
 from services.engine.zen import zen_for
 
 FEW_ROWS: Final = 64
@@ -26,10 +26,10 @@ class RmsNorm:
 
     def __init__(self, norm: Norm) -> None:
         self._dtype = norm.weight.dtype
-        self.weight = norm.weight.float()
-        self.epsilon = norm.epsilon
+        self._weight = norm.weight.float()
+        self._epsilon = norm.epsilon
         self._width = len(norm.weight)
-        self._doubled = torch.cat((self.weight, self.weight))
+        self._doubled = torch.cat((self._weight, self._weight))
         self._zen = zen_for(norm.weight)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,7 @@ class RmsNorm:
         if self._zen is None:
             return self(rows.add_(more))
         normed = more.float()
-        self._zen.zentorch_add_rms_norm_(normed, self.weight, rows, self.epsilon)
+        self._zen.zentorch_add_rms_norm_(normed, self._weight, rows, self._epsilon)
         return normed.to(self._dtype)
 
     def _normed(self, rows: torch.Tensor) -> torch.Tensor:
@@ -48,77 +48,73 @@ class RmsNorm:
             # It takes nothing but rows side by side, in two dimensions and the weight's dtype, and does not
             # say so.
             flat = rows.reshape(-1, self._width).contiguous()
-            zens: torch.Tensor = self._zen.zentorch_rms_norm(flat, self.weight, self.epsilon)
+            zens: torch.Tensor = self._zen.zentorch_rms_norm(flat, self._weight, self._epsilon)
             return zens.view(rows.shape)
         if rows.numel() > FEW_ROWS * self._width or rows.device.type != "cpu":
-            return functional.rms_norm(rows, (self._width,), self.weight, self.epsilon)
+            return functional.rms_norm(rows, (self._width,), self._weight, self._epsilon)
         # Beside its negation a row has the mean 0, so that a layer norm is the RMS norm: torch has one kernel
         # for that on CPUs, and seven calls for this.
         both = torch.cat((rows, -rows), dim=-1)
-        normed = torch.layer_norm(both, (2 * self._width,), self._doubled, None, self.epsilon)
+        normed = torch.layer_norm(both, (2 * self._width,), self._doubled, None, self._epsilon)
         return normed.narrow(-1, 0, self._width)
 
 
 class Layer:
     """One layer, and its weights: those of `parts` are not needed any more. `then`: the norm that follows."""
 
-    def __init__(self, parts: LayerParts, head_dim: int, then: Norm, *, in_blocks: bool = False) -> None:
-        """`in_blocks`: laid out for the compiled step. Raises ValueError where they cannot be."""
-        lay = blocked if in_blocks else linear_of
+    def __init__(self, parts: LayerParts, head_dim: int, then: Norm) -> None:
         self._index = parts.index
-        self.head_dim = head_dim
+        self._head_dim = head_dim
         queries, keys, _ = (linear.out_features // head_dim for linear in parts.projections)
-        self.heads = queries, keys
-        """Of queries, and of keys and values."""
-        self.query_norm = None if parts.query_norm is None else RmsNorm(parts.query_norm)
-        self.key_norm = None if parts.key_norm is None else RmsNorm(parts.key_norm)
-        self.qkv = lay(parts.projections)
-        self.out = lay([parts.out])
-        self.scaling = parts.scaling
-        self.before_gate = RmsNorm(parts.before_gate)
-        self.gate_and_up = blocked(parts.gate_and_up, paired=True) if in_blocks else lay(parts.gate_and_up)
-        self.width = parts.down.in_features
-        self.down = lay([parts.down])
-        self.then = RmsNorm(then)
+        self._heads = queries, keys
+        self._query_norm = None if parts.query_norm is None else RmsNorm(parts.query_norm)
+        self._key_norm = None if parts.key_norm is None else RmsNorm(parts.key_norm)
+        self._qkv = linear_of(parts.projections)
+        self._out = linear_of([parts.out])
+        self._scaling = parts.scaling
+        self._before_gate = RmsNorm(parts.before_gate)
+        self._gate_and_up = linear_of(parts.gate_and_up)
+        self._width = parts.down.in_features
+        self._down = linear_of([parts.down])
+        self._then = RmsNorm(then)
 
     def __call__(
         self, x: torch.Tensor, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
         """Add to the residuals `x` [T, hidden], of float32, of which `normed` is this layer's norm, what it
         computes; gives the norm that follows."""
-        queries, keys = self.heads
-        qkv = self.qkv(normed).view(len(x), -1, self.head_dim)
+        queries, keys = self._heads
+        qkv = self._qkv(normed).view(len(x), -1, self._head_dim)
         query, rotated = qkv.narrow(1, 0, queries), qkv.narrow(1, 0, queries + keys)
-        if self.query_norm is not None:
-            query.copy_(self.query_norm(query))
-        if self.key_norm is not None:
+        if self._query_norm is not None:
+            query.copy_(self._query_norm(query))
+        if self._key_norm is not None:
             key = qkv.narrow(1, queries, keys)
-            key.copy_(self.key_norm(key))
-        swapped = rotated.roll(self.head_dim // 2, -1)
+            key.copy_(self._key_norm(key))
+        swapped = rotated.roll(self._head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(swapped, sin)
-        seen = step.look(self._index, query, qkv.narrow(1, queries, 2 * keys), self.scaling)
-        normed = self.before_gate.of_sum(x, self.out(seen.flatten(1)))
-        both = self.gate_and_up(normed)
-        gate, up = both.narrow(1, 0, self.width), both.narrow(1, self.width, self.width)
-        return self.then.of_sum(x, self.down(functional.silu(gate).mul_(up)))
+        seen = step.look(self._index, query, qkv.narrow(1, queries, 2 * keys), self._scaling)
+        normed = self._before_gate.of_sum(x, self._out(seen.flatten(1)))
+        both = self._gate_and_up(normed)
+        gate, up = both.narrow(1, 0, self._width), both.narrow(1, self._width, self._width)
+        return self._then.of_sum(x, self._down(functional.silu(gate).mul_(up)))
 
 
 class Decoder:
     """A whole model. Takes its weights layer by layer: `anatomy` is empty afterwards."""
 
-    def __init__(self, anatomy: Anatomy, head_dim: int, *, in_blocks: bool = False) -> None:
-        """`in_blocks`: laid out for the compiled step. Raises ValueError where they cannot be."""
-        self.embedding = anatomy.embedding
-        self.rotary: Any = anatomy.rotary
+    def __init__(self, anatomy: Anatomy, head_dim: int) -> None:
+        self._embedding = anatomy.embedding
+        self._rotary: Any = anatomy.rotary
         self._half = head_dim // 2
         norms = [*(parts.before_attention for parts in anatomy.layers), anatomy.norm]
-        self.first = RmsNorm(norms[0])
-        self.layers: list[Layer] = []
+        self._first = RmsNorm(norms[0])
+        self._layers = []
         for parts, then in zip(anatomy.layers, norms[1:], strict=True):
-            self.layers.append(Layer(parts, head_dim, then, in_blocks=in_blocks))
+            self._layers.append(Layer(parts, head_dim, then))
             for linear in parts.linears:
                 del linear.weight, linear.bias
-        self.head = blocked([anatomy.head]) if in_blocks else linear_of([anatomy.head])
+        self._head = linear_of([anatomy.head])
         del anatomy.head.weight
 
     def logits(
@@ -129,13 +125,13 @@ class Decoder:
         On a GPU it waits for nothing and takes no decision by what tensors hold, so that it can be captured
         (`graphs.py`). Rotations that would are refused (`supported.py`).
         """
-        embedded = functional.embedding(tokens[0], self.embedding)
-        cos, sin = self.rotary(embedded, positions)
+        embedded = functional.embedding(tokens[0], self._embedding)
+        cos, sin = self._rotary(embedded, positions)
         cos, sin = cos[0, :, None], sin[0, :, None]
         # What turns the first half is subtracted.
         sin = torch.cat((-sin[..., : self._half], sin[..., self._half :]), dim=-1)
         x = embedded.float()
-        normed = self.first(x)
-        for layer in self.layers:
+        normed = self._first(x)
+        for layer in self._layers:
             normed = layer(x, normed, cos, sin, step)
-        return self.head(normed[keep])
+        return self._head(normed[keep])

@@ -49,8 +49,8 @@ class Engine:
         recorded: RecordedSteps | None = None,
         compiled: CompiledSteps | None = None,
     ) -> None:
-        """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`: those of
-        single tokens."""
+        """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`: all of
+        them."""
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""
@@ -114,10 +114,11 @@ class Engine:
         return [next(drawn) if row.sample else None for row in rows]
 
     def _logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        for shortcut in (self.recorded, self.compiled):
-            logits = None if shortcut is None else shortcut.logits(rows)
-            if logits is not None:
-                return logits
+        if self.compiled is not None:
+            return self.compiled.logits(rows)
+        replayed = None if self.recorded is None else self.recorded.logits(rows)
+        if replayed is not None:
+            return replayed
         plan = make_plan(rows, self.cache, self.model.device, self._kept)
         return self.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
 
@@ -184,8 +185,8 @@ def load_engine(
     "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole process.
     `batch_memory`: bytes beside the pages in which the
     running batch's keys and values may lie side by side, on a CPU. `cuda_graphs`: rows of the largest decode
-    step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. `compiled`: lay
-    weights out for steps of single tokens, on a CPU, where such can be compiled. Raises
+    step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. `compiled`: have
+    steps computed by one call, on a CPU, where it can be compiled. Raises
     StartupError: a missing, damaged or unsupported model, one that so many ranks cannot share, a device that
     is not there, too little memory.
     """

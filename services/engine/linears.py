@@ -16,9 +16,6 @@ BATCH: Final = 512
 """The number of rows that oneDNN's layout is made for. Measured: it serves a single row as well as one made
 for that, so one copy of the weights does for prefill and decode."""
 
-BLOCK: Final = 32
-"""Outs that the compiled step computes together."""
-
 
 class Linear(Protocol):
     """`rows` [T, in], contiguous or not, to a new [T, out] tensor."""
@@ -51,62 +48,19 @@ class Packed:
         return out
 
 
-class Blocked:
-    """In blocks of `BLOCK` outs, as the compiled step reads it (`compiled.py`): a product here, which is
-    rare, first puts the weight together again.
-
-    `paired`: the first half of the outs are gates, and in each block the first half is.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, paired: bool) -> None:
-        """Raises ValueError where the weight's shape does not fit."""
-        self.outs, self.depth = weight.shape
-        if self.depth % 2 or (paired and self.outs % BLOCK):
-            raise ValueError(f"a weight of {self.outs} by {self.depth} cannot be laid in blocks")
-        self._paired = paired
-        self._bias = bias
-        self.bias = None if bias is None else self._pair(bias[:, None]).flatten().float()
-        """[outs] in the order of the blocks, or none."""
-        padding = weight.new_zeros(-self.outs % BLOCK, self.depth)
-        laid = torch.cat((self._pair(weight), padding)).view(-1, BLOCK, self.depth // 2, 2)
-        self.blocks = laid.transpose(1, 2).contiguous()
-        """[blocks, depth / 2, BLOCK, 2]"""
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        weight = self.blocks.transpose(1, 2).reshape(-1, self.depth)[: self.outs]
-        if self._paired:
-            weight = weight.view(-1, 2, BLOCK // 2, self.depth).transpose(0, 1).reshape(-1, self.depth)
-        return nn.functional.linear(rows, weight, self._bias)
-
-    def _pair(self, weight: torch.Tensor) -> torch.Tensor:
-        if not self._paired:
-            return weight
-        halves = weight.view(2, -1, BLOCK // 2, weight.shape[1])
-        return halves.transpose(0, 1).reshape(weight.shape)
-
-
 def linear_of(parts: list[nn.Linear]) -> Linear:
     """One product in place of several of the same rows: what comes out stands side by side. Several weights
     are copied, and one that is laid out anew is: let go of `parts` afterwards."""
-    weight, bias = _joined(parts)
-    zen = zen_for(weight)
-    if zen is not None:
-        return ZenLinear(zen, weight, bias)
-    return Packed(weight, bias) if _packs(weight) else Plain(weight, bias)
-
-
-def blocked(parts: list[nn.Linear], *, paired: bool = False) -> Blocked:
-    """As `linear_of`, in blocks. Raises ValueError."""
-    return Blocked(*_joined(parts), paired=paired)
-
-
-def _joined(parts: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
     weight = torch.cat([part.weight for part in parts]) if len(parts) > 1 else parts[0].weight.data
     biases = [
         part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.data for part in parts
     ]
     biased = any(part.bias is not None for part in parts)
-    return weight, torch.cat(biases) if biased else None
+    bias = torch.cat(biases) if biased else None
+    zen = zen_for(weight)
+    if zen is not None:
+        return ZenLinear(zen, weight, bias)
+    return Packed(weight, bias) if _packs(weight) else Plain(weight, bias)
 
 
 def _packs(weight: torch.Tensor) -> bool:

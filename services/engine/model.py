@@ -18,7 +18,7 @@ from transformers.utils import logging as library_logging
 
 from services.engine.anatomy import anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
-from services.engine.compiled import CompiledSteps
+from services.engine.compiled import CompiledModel, CompiledSteps
 from services.engine.decoder import Decoder
 from services.engine.device import find_device, find_dtype
 from services.engine.kv_cache import DTYPES, PagedKvCache
@@ -54,7 +54,7 @@ class Model:
         self._share = share
         self._load = load
         self._decoder: Decoder | None = None
-        self._kernel: Any | None = None
+        self._compiled: CompiledModel | None = None
         probe = Probe()
         where = torch.arange(2, device=device)[None]
         try:
@@ -85,7 +85,7 @@ class Model:
     def compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, step: PagedStep
     ) -> torch.Tensor | None:
-        """As `logits`, by the fastest way that this model has."""
+        """As `logits`, by the fastest way that this model has without `compiled_steps`."""
         if self._decoder is None:
             return self.logits(tokens, positions, keep, step)
         with torch.inference_mode():
@@ -93,34 +93,34 @@ class Model:
 
     @property
     def taken_apart(self) -> bool:
-        """`compute` is ours, not the library's definition."""
-        return self._decoder is not None
+        """Steps are computed in our own way, not by the library's definition."""
+        return self._decoder is not None or self._compiled is not None
 
     @property
     def compiled(self) -> bool:
-        """It was taken apart for a kernel."""
-        return self._kernel is not None
+        """They are computed by a kernel."""
+        return self._compiled is not None
 
-    def take_apart(self, kernel: Any | None = None) -> None:
+    def take_apart(self, kernel: Any | None = None, page_tokens: int = 0) -> None:
         """From now on `compute` goes without the library's definition, whose weights are laid out anew: they
-        are not held twice. `kernel`: they are laid out for it. Raises OtherAnatomy, and nothing has changed,
-        or ValueError where the kernel does not know such weights: they are to be loaded again."""
+        are not held twice. With a `kernel` they are laid out for that, and `compiled_steps` compute, over
+        pages of `page_tokens`. Raises OtherAnatomy, and nothing has changed, or ValueError where the kernel
+        does not know such shapes: the weights are to be loaded again."""
         anatomy = anatomy_of(self._module, self.geometry.head_dim)
         self._module = None
-        self._kernel = kernel
         with torch.inference_mode():
-            self._decoder = Decoder(anatomy, self.geometry.head_dim, in_blocks=kernel is not None)
+            if kernel is None:
+                self._decoder = Decoder(anatomy, self.geometry.head_dim)
+            else:
+                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, page_tokens, kernel)
 
     def compiled_steps(self, cache: PagedKvCache) -> CompiledSteps | None:
-        """Over this cache, where the model was taken apart for a kernel. Raises ValueError where that does
-        not know such shapes."""
-        if self._decoder is None or self._kernel is None:
-            return None
-        return CompiledSteps(self._decoder, cache, self._kernel)
+        """Over this cache, where the model was taken apart for a kernel."""
+        return None if self._compiled is None else CompiledSteps(self._compiled, cache)
 
     def put_together(self) -> None:
         """Undo `take_apart`: the weights are loaded again. Raises what `load_model` raises."""
-        self._decoder = self._kernel = self._module = None
+        self._decoder = self._compiled = self._module = None
         if self._load is None:
             raise AssertionError("a share of a model was taken apart")
         self._module = self._load()

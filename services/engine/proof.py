@@ -42,7 +42,7 @@ def hasten(model: Model, layout: KvLayout, kernel: Any | None = None) -> None:
             why = _tried(model, layout, expected, kernel)
             if not why:
                 return
-            log.warning("decode steps are not compiled", why=why)
+            log.warning("steps are not compiled", why=why)
         why = _tried(model, layout, expected)
     except OtherAnatomy as other:
         log.info("the model library computes the steps: other parts than ours", found=str(other))
@@ -54,7 +54,7 @@ def hasten(model: Model, layout: KvLayout, kernel: Any | None = None) -> None:
 def _tried(model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel: Any | None = None) -> str:
     """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy."""
     try:
-        model.take_apart(kernel)
+        model.take_apart(kernel, layout.page_tokens)
         gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
         close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
@@ -66,8 +66,8 @@ def _tried(model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel:
 
 
 def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torch.Tensor]:
-    """The logits of all positions, step by step, and what is in the pages after the last. `ours`: what a step
-    fetched is kept for the next."""
+    """The logits of each row's last position, step by step, and what is in the pages after the last. `ours`:
+    what a step fetched is kept for the next."""
     numbers = torch.Generator().manual_seed(7)
     prompts = torch.randint(model.vocab_size, (2, LONG), generator=numbers).tolist()
     sequences = [Sequence(Request("proof", tuple(prompt), 1), []) for prompt in prompts]
@@ -85,11 +85,11 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
             for sequence, span, table in zip(sequences, spans, tables, strict=False)
         ]
         with torch.inference_mode():
-            logits = None if compiled is None else compiled.logits(rows)
-            if logits is None:
+            if compiled is not None:
+                logits: torch.Tensor | None = compiled.logits(rows)
+            else:
                 plan = make_plan(rows, cache, model.device, kept)
-                keep = torch.arange(plan.tokens.shape[1], device=model.device)
-                logits = model.compute(plan.tokens, plan.positions, keep, PagedStep(plan, cache))
+                logits = model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, cache))
         if kept is not None:
             kept.ended(well=True)
         if logits is not None:

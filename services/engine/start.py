@@ -79,7 +79,7 @@ def start_engine(
         threads=threads,
         batch_memory=settings.beside_pages,
         cuda_graphs=settings.replayed_rows,
-        compiled=settings.compiles,
+        compiled=settings.compiled_steps,
         topology=topology,
         rank=rank,
         team=team,

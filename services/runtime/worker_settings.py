@@ -52,6 +52,12 @@ class WorkerSettings(ServiceSettings):
         "auto", "Number format of weights and KV (auto: bfloat16 if the device has it, else float32).", DTYPE
     )
     device: str = setting("auto", "Where to compute (auto: CUDA if there is one).", DEVICE)
+    compiled_steps: bool = setting(
+        True,
+        "On a CPU that multiplies bfloat16, compute a step by one call, compiled at the first start where"
+        " there is a C compiler.",
+        SWITCH,
+    )
     kv_cache_memory: int = setting(2**30, "Memory for KV pages; never exceeded.", SIZE)
     page_tokens: int = setting(
         16, "Tokens per KV page; of any two workers, one's a multiple of the other's.", number(1, 4096)
@@ -182,8 +188,3 @@ class WorkerSettings(ServiceSettings):
             raise SettingsError(f"--machines {machines} needs --machine: which of them this is")
         if machines > 1 and not self.rendezvous:
             raise SettingsError(f"--machines {machines} needs --rendezvous: where the ranks meet")
-
-    @property
-    def compiles(self) -> bool:
-        """Whether steps of single tokens are compiled."""
-        return False

@@ -125,7 +125,7 @@ def one_layer_for_all(self: Layer, *rest: Any) -> torch.Tensor:
 
 
 def unscaled(self: Layer, *rest: Any) -> torch.Tensor:
-    self.scaling = 0.9 * tiny.SHAPE["head_dim"] ** -0.5
+    self._scaling = 0.9 * tiny.SHAPE["head_dim"] ** -0.5
     return compute(self, *rest)
 
 

@@ -42,7 +42,7 @@ def step(
         LoadFormat, typer.Option(help="The model's weights, or any numbers in their shapes.")
     ] = LoadFormat.AUTO,
     graphs: Annotated[bool, typer.Option(help="On a GPU, replay decode steps (--cuda-graphs).")] = True,
-    compiled: Annotated[bool, typer.Option(help="On a CPU, compile decode steps (--compiled-steps).")] = True,
+    compiled: Annotated[bool, typer.Option(help="On a CPU, one call a step (--compiled-steps).")] = True,
     batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
@@ -63,7 +63,7 @@ def step(
         threads=threads,
         batch_memory=DecodeSettings.batch_memory if phase is Phase.DECODE else 0,
         cuda_graphs=GRAPHED_ROWS if phase is Phase.DECODE and graphs else 0,
-        compiled=phase is Phase.DECODE and compiled,
+        compiled=compiled,
     )
     if engine.recorded is not None:
         engine.warm_up()

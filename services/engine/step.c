@@ -1,4 +1,4 @@
-/* One step of a whole model, one token of each row, in bfloat16: see compiled.py.
+/* One step of a whole model in bfloat16: see compiled.py.
 
    Weights lie in blocks of outs, [outs / BLOCK][in / 2][BLOCK][2], and are read once. What is summed is summed in float32, in an order
    that does not depend on how many rows or threads there are. */
@@ -29,21 +29,24 @@ struct model {
 };
 
 struct step {
-    int64_t rows, wanted;
+    int64_t rows, tokens, wanted;   /* sequences, what all of them feed, whose logits are asked for */
     int64_t pages, page_tokens;     /* of each row in the table, of each page */
-    int64_t longest;                /* scores of a query: positions, up to a multiple of LANES, and LANES more */
+    int64_t longest;                /* scores of a query: positions, up to a multiple of PAIRS */
     bf16 *cache;                    /* [page][kv head][layer][K, V][token][head_dim] */
-    const int64_t *positions;       /* [rows] */
+    const int64_t *positions;       /* [tokens], row by row */
+    const int64_t *begins;          /* [rows + 1]: tokens of each row */
     const int64_t *table;           /* [rows][pages] */
-    const int64_t *keep;            /* [wanted] rows whose logits are asked for */
-    const float *cosine, *sine;     /* [rows][head_dim] */
-    float *x;                       /* [rows][hidden]: embeddings, then what the layers add to them */
-    bf16 *normed;                   /* [rows][hidden] */
-    float *qkv;                     /* [rows][(heads + 2 * kv_heads) * head_dim] */
-    bf16 *seen;                     /* [rows][heads * head_dim] */
-    bf16 *gated;                    /* [rows][width] */
-    float *scores;                  /* [threads][heads / kv_heads][longest] */
+    const int64_t *keep;            /* [wanted] tokens */
+    const float *cosine, *sine;     /* [tokens][head_dim] */
+    float *x;                       /* [tokens][hidden]: embeddings, then what the layers add to them */
+    bf16 *normed;                   /* [tokens][hidden] */
+    float *qkv;                     /* [tokens][(heads + 2 * kv_heads) * head_dim] */
+    bf16 *seen;                     /* [tokens][heads * head_dim] */
+    bf16 *gated;                    /* [tokens][width] */
+    float *scores;                  /* [threads][scored][longest] */
+    bf16 *keys, *values;            /* of one row of several tokens, in blocks: [kv_heads][longest * head_dim] */
     float *logits;                  /* [wanted][vocabulary] */
+    int64_t scored;                 /* at least ROWS, and the queries of a key head */
 };
 
 enum {
@@ -53,7 +56,7 @@ enum {
     ROWS = 8,                       /* rows that are multiplied with them at once: all sums stay in registers */
     SIDE = 4,                       /* tokens that are scored at once, queries that are answered at once */
     PARTS = 8,                      /* vectors that a head takes at most */
-    MANY = 6, AHEAD = 8192,         /* So many rows keep the core from reading far enough ahead by itself; bytes. */
+    MANY = 6, AHEAD = 8192,         /* rows, from which on what so many bytes further on is asked for */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -91,34 +94,42 @@ INLINE __m128 sums(__m512 a, __m512 b, __m512 c, __m512 d) {
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* BLOCK outs of `weight`, [depth / 2][BLOCK][2], times `rows` rows of `a` [rows][depth]. */
-INLINE void tile_of(const bf16 *weight, const bf16 *a, int64_t depth, const int rows, __m512 (*sum)[2]) {
+/* BLOCK outs of `weight`, [depth / 2][BLOCK][2], times `rows` rows of `a`, `stride` apart. */
+INLINE void tile_of(const bf16 *weight, const bf16 *a, int64_t stride, int64_t depth, const int rows, const int fetch,
+                    __m512 (*to)[2]) {
+    __m512 sum[ROWS][2];            /* in registers, which `to` could not be */
     for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = _mm512_setzero_ps();
     for (int64_t at = 0; at < depth; at += 2) {
         const bf16 *here = weight + at * BLOCK;
-        if (rows >= MANY) {
+        if (fetch) {
             _mm_prefetch((const char *)here + AHEAD, _MM_HINT_T1);
             _mm_prefetch((const char *)here + AHEAD + 64, _MM_HINT_T1);
         }
         const __m512bh low = bf16s(here), high = bf16s(here + PAIRS);
         for (int row = 0; row < rows; row++) {
-            const __m512bh own = (__m512bh)_mm512_set1_epi32(*(const int32_t *)(a + row * depth + at));
+            const __m512bh own = (__m512bh)_mm512_set1_epi32(*(const int32_t *)(a + row * stride + at));
             sum[row][0] = _mm512_dpbf16_ps(sum[row][0], low, own);
             sum[row][1] = _mm512_dpbf16_ps(sum[row][1], high, own);
         }
     }
+    for (int row = 0; row < rows; row++) to[row][0] = sum[row][0], to[row][1] = sum[row][1];
 }
 
-INLINE void tile(const bf16 *weight, const bf16 *a, int64_t depth, int64_t rows, __m512 (*sum)[2]) {
-    switch (rows) {
-    case 1: tile_of(weight, a, depth, 1, sum); break;
-    case 2: tile_of(weight, a, depth, 2, sum); break;
-    case 3: tile_of(weight, a, depth, 3, sum); break;
-    case 4: tile_of(weight, a, depth, 4, sum); break;
-    case 5: tile_of(weight, a, depth, 5, sum); break;
-    case 6: tile_of(weight, a, depth, 6, sum); break;
-    case 7: tile_of(weight, a, depth, 7, sum); break;
-    default: tile_of(weight, a, depth, ROWS, sum);
+/* `fresh`: the weight comes from memory. So many rows keep the core from reading far enough ahead by itself. */
+static void tile(const bf16 *weight, const bf16 *a, int64_t stride, int64_t depth, int64_t rows, int fresh,
+                 __m512 (*sum)[2]) {
+    switch (fresh && rows >= MANY ? -rows : rows) {
+    case 1: tile_of(weight, a, stride, depth, 1, 0, sum); break;
+    case 2: tile_of(weight, a, stride, depth, 2, 0, sum); break;
+    case 3: tile_of(weight, a, stride, depth, 3, 0, sum); break;
+    case 4: tile_of(weight, a, stride, depth, 4, 0, sum); break;
+    case 5: tile_of(weight, a, stride, depth, 5, 0, sum); break;
+    case 6: tile_of(weight, a, stride, depth, 6, 0, sum); break;
+    case 7: tile_of(weight, a, stride, depth, 7, 0, sum); break;
+    case 8: tile_of(weight, a, stride, depth, 8, 0, sum); break;
+    case -6: tile_of(weight, a, stride, depth, 6, 1, sum); break;
+    case -7: tile_of(weight, a, stride, depth, 7, 1, sum); break;
+    default: tile_of(weight, a, stride, depth, 8, 1, sum);
     }
 }
 
@@ -131,7 +142,7 @@ static void multiply(const bf16 *weight, const float *bias, const bf16 *a, int64
         for (int64_t row = 0; row < rows; row += ROWS) {
             const int64_t here = least(ROWS, rows - row);
             __m512 sum[ROWS][2];
-            tile(weight + first * depth, a + row * depth, depth, here, sum);
+            tile(weight + first * depth, a + row * depth, depth, depth, here, row == 0, sum);
             for (int64_t each = 0; each < here; each++)
                 for (int half = 0; half < 2; half++) {
                     const __mmask16 mask = (__mmask16)(there >> half * LANES);
@@ -153,7 +164,7 @@ static void gate(const bf16 *weight, const float *bias, const bf16 *a, int64_t d
         for (int64_t row = 0; row < rows; row += ROWS) {
             const int64_t here = least(ROWS, rows - row);
             __m512 sum[ROWS][2];
-            tile(weight + 2 * first * depth, a + row * depth, depth, here, sum);
+            tile(weight + 2 * first * depth, a + row * depth, depth, depth, here, row == 0, sum);
             for (int64_t each = 0; each < here; each++) {
                 __m512 one = sum[each][0], other = sum[each][1];
                 if (bias) {
@@ -252,10 +263,10 @@ static void score(const struct scoring *s, const bf16 *keys, int64_t tokens, flo
     }
 }
 
-/* Scores to weights, not yet divided by their sum, which is returned: in bfloat16, from the same place on. */
-static float soften(float *scores, int64_t count) {
-    const int64_t end = (count + LANES - 1) / LANES * LANES;
-    for (int64_t at = count; at < end + LANES; at++) scores[at] = -__builtin_inff();
+/* Scores to weights, not yet divided by their sum, which is returned: in bfloat16, from the same place on, and 0
+   from `count` to `end`, a multiple of PAIRS. */
+static float soften(float *scores, int64_t count, int64_t end) {
+    for (int64_t at = count; at < end; at++) scores[at] = -__builtin_inff();
     __m512 most = _mm512_loadu_ps(scores);
     for (int64_t at = LANES; at < end; at += LANES) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + at));
     const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most));
@@ -336,29 +347,39 @@ static void weigh(const struct weighing *w, int64_t queries) {
     }
 }
 
-/* One row's queries that share a key head: stores the row's own key and value, then looks at all. */
-static void attend(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, float *scores) {
-    const struct layer *layer = m->layer + index;
-    const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, count = s->positions[row] + 1;
-    const int64_t of_one = s->page_tokens * head_dim, stride = m->kv_heads * m->layers * 2 * of_one;
-    const int64_t *table = s->table + row * s->pages;
-    const float *cosine = s->cosine + row * head_dim, *sine = s->sine + row * head_dim;
-    float *qkv = s->qkv + row * (m->heads + 2 * m->kv_heads) * head_dim;
-    bf16 *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
-    bf16 *seen = s->seen + (row * m->heads + head * group) * head_dim;
+INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-    const int64_t own = table[(count - 1) / s->page_tokens] * stride + (count - 1) % s->page_tokens * head_dim;
+/* A token's own key and value of one head go to its page; its queries that share them wait where their results
+   will be. */
+static void enter(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t token, int64_t head) {
+    const struct layer *layer = m->layer + index;
+    const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, position = s->positions[token];
+    const int64_t of_one = s->page_tokens * head_dim, page = s->table[row * s->pages + position / s->page_tokens];
+    const float *cosine = s->cosine + token * head_dim, *sine = s->sine + token * head_dim;
+    float *qkv = s->qkv + token * (m->heads + 2 * m->kv_heads) * head_dim;
     const float *value = qkv + (m->heads + m->kv_heads + head) * head_dim;
-    rotate(qkv + (m->heads + head) * head_dim, layer->key_norm, layer->key_norm_epsilon, cosine, sine, head_dim,
-           keys + own);
+    bf16 *place = s->cache + ((page * m->kv_heads + head) * m->layers + index) * 2 * of_one +
+                  position % s->page_tokens * head_dim;
+    bf16 *seen = s->seen + (token * m->heads + head * group) * head_dim;
+
+    rotate(qkv + (m->heads + head) * head_dim, layer->key_norm, layer->key_norm_epsilon, cosine, sine, head_dim, place);
     for (int64_t at = 0; at < head_dim; at += PAIRS)
-        store_bf16s(values + own + at, _mm512_loadu_ps(value + at), _mm512_loadu_ps(value + at + LANES));
-    /* The queries wait where their results will be. */
+        store_bf16s(place + of_one + at, _mm512_loadu_ps(value + at), _mm512_loadu_ps(value + at + LANES));
     for (int64_t query = 0; query < group; query++)
         rotate(qkv + (head * group + query) * head_dim, layer->query_norm, layer->query_norm_epsilon, cosine, sine,
                head_dim, seen + query * head_dim);
+}
 
-    const struct scoring asked = {group, head_dim, s->longest, seen, layer->scaling};
+/* The queries of a row's only token that share a key head look at all before it, in the pages. */
+static void attend(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, float *scores) {
+    const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, token = s->begins[row];
+    const int64_t count = s->positions[token] + 1;
+    const int64_t of_one = s->page_tokens * head_dim, stride = m->kv_heads * m->layers * 2 * of_one;
+    const int64_t *table = s->table + row * s->pages;
+    const bf16 *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
+    bf16 *seen = s->seen + (token * m->heads + head * group) * head_dim;
+
+    const struct scoring asked = {group, head_dim, s->longest, seen, m->layer[index].scaling};
     for (int64_t page = 0; page * s->page_tokens < count; page++) {
         const int64_t first = page * s->page_tokens, tokens = least(s->page_tokens, count - first);
         if (first + s->page_tokens < count) {
@@ -370,12 +391,95 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     for (int64_t query = 0; query < group; query += SIDE) {
         const int64_t here = least(SIDE, group - query);
         float sum[SIDE];
-        for (int64_t each = 0; each < here; each++) sum[each] = soften(scores + (query + each) * s->longest, count);
+        for (int64_t each = 0; each < here; each++)
+            sum[each] = soften(scores + (query + each) * s->longest, count, up_to(count, PAIRS));
         const struct weighing w = {
             values, table, stride, s->page_tokens, count, head_dim, scores + query * s->longest, s->longest, sum,
             seen + query * head_dim,
         };
         weigh(&w, here);
+    }
+}
+
+/* BLOCK tokens of a row, from `first` on, as blocks of two weights: one of a head's keys, [longest][head_dim], and one
+   of its values, transposed, [head_dim][longest]. */
+static void lay(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, int64_t first,
+                int64_t count) {
+    const int64_t head_dim = m->head_dim, of_one = s->page_tokens * head_dim;
+    int32_t *keys = (int32_t *)(s->keys + (head * s->longest + first) * head_dim);
+    for (int64_t token = 0; token < BLOCK; token += 2) {
+        const bf16 *key[2], *value[2];
+        static const bf16 nothing[PARTS * PAIRS];
+        for (int each = 0; each < 2; each++) {
+            const int64_t position = first + token + each;
+            key[each] = value[each] = nothing;
+            if (position < count) {
+                const int64_t page = s->table[row * s->pages + position / s->page_tokens];
+                key[each] = s->cache + ((page * m->kv_heads + head) * m->layers + index) * 2 * of_one +
+                            position % s->page_tokens * head_dim;
+                value[each] = key[each] + of_one;
+            }
+            for (int64_t at = 0; at < head_dim / 2; at++) keys[at * BLOCK + token + each] = ((const int32_t *)key[each])[at];
+        }
+        for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
+            bf16 *to = s->values + head * s->longest * head_dim + begin * s->longest + (first + token) * BLOCK;
+            for (int64_t at = 0; at < BLOCK; at++) {
+                to[2 * at] = value[0][begin + at];
+                to[2 * at + 1] = value[1][begin + at];
+            }
+        }
+    }
+}
+
+/* Up to ROWS tokens of a row, side by side, look with one query head at all before them. */
+static void attend_many(const struct model *m, int64_t index, const struct step *s, int64_t first, int64_t tokens,
+                        int64_t query, float *scores) {
+    const int64_t head_dim = m->head_dim, stride = m->heads * head_dim, head = query / (m->heads / m->kv_heads);
+    const int64_t count = s->positions[first + tokens - 1] + 1, end = up_to(count, PAIRS);
+    const bf16 *keys = s->keys + head * s->longest * head_dim, *values = s->values + head * s->longest * head_dim;
+    bf16 *seen = s->seen + first * stride + query * head_dim;
+    const __m512 scaling = _mm512_set1_ps(m->layer[index].scaling);
+    __m512 sum[ROWS][2];
+    float of_row[ROWS];
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        tile(keys + at * head_dim, seen, stride, head_dim, tokens, 0, sum);
+        for (int64_t token = 0; token < tokens; token++)
+            for (int half = 0; half < 2; half++)
+                _mm512_storeu_ps(scores + token * s->longest + at + half * LANES, _mm512_mul_ps(sum[token][half], scaling));
+    }
+    for (int64_t token = 0; token < tokens; token++)
+        of_row[token] = soften(scores + token * s->longest, s->positions[first + token] + 1, end);
+    for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
+        tile(values + begin * s->longest, (const bf16 *)scores, 2 * s->longest, up_to(count, 2), tokens, 0, sum);
+        for (int64_t token = 0; token < tokens; token++) {
+            const __m512 share = _mm512_set1_ps(1.0f / of_row[token]);
+            store_bf16s(seen + token * stride + begin, _mm512_mul_ps(sum[token][0], share),
+                        _mm512_mul_ps(sum[token][1], share));
+        }
+    }
+}
+
+/* All rows, by all threads. */
+static void look(const struct model *m, int64_t index, const struct step *s, float *scores) {
+#pragma omp for collapse(2)
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t head = 0; head < m->kv_heads; head++)
+            for (int64_t token = s->begins[row]; token < s->begins[row + 1]; token++) enter(m, index, s, row, token, head);
+#pragma omp for collapse(2) schedule(dynamic)
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t head = 0; head < m->kv_heads; head++)
+            if (s->begins[row + 1] - s->begins[row] == 1) attend(m, index, s, row, head, scores);
+    for (int64_t row = 0; row < s->rows; row++) {
+        const int64_t begin = s->begins[row], end = s->begins[row + 1];
+        if (end - begin == 1) continue;
+        const int64_t count = s->positions[end - 1] + 1;
+#pragma omp for collapse(2)
+        for (int64_t head = 0; head < m->kv_heads; head++)
+            for (int64_t first = 0; first < count; first += BLOCK) lay(m, index, s, row, head, first, count);
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t query = 0; query < m->heads; query++)
+            for (int64_t first = begin; first < end; first += ROWS)
+                attend_many(m, index, s, first, least(ROWS, end - first), query, scores);
     }
 }
 
@@ -385,12 +489,12 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
 static int omp_get_thread_num(void) { return 0; }
 #endif
 
-void baton_decode_step(const struct model *m, const struct step *s) {
-    const int64_t hidden = m->hidden, of_heads = m->heads * m->head_dim, rows = s->rows;
+void baton_step(const struct model *m, const struct step *s) {
+    const int64_t hidden = m->hidden, of_heads = m->heads * m->head_dim, rows = s->tokens;
     const int64_t of_qkv = of_heads + 2 * m->kv_heads * m->head_dim;
 #pragma omp parallel num_threads(m->threads)
     {
-        float *scores = s->scores + omp_get_thread_num() * (m->heads / m->kv_heads) * s->longest;
+        float *scores = s->scores + omp_get_thread_num() * s->scored * s->longest;
         for (int64_t index = 0; index < m->layers; index++) {
             const struct layer *layer = m->layer + index;
 #pragma omp for
@@ -398,9 +502,7 @@ void baton_decode_step(const struct model *m, const struct step *s) {
                 norm(s->x + row * hidden, layer->before_attention, layer->before_attention_epsilon, hidden,
                      s->normed + row * hidden);
             multiply(layer->qkv, layer->qkv_bias, s->normed, hidden, of_qkv, rows, s->qkv, 0);
-#pragma omp for schedule(dynamic)
-            for (int64_t task = 0; task < rows * m->kv_heads; task++)
-                attend(m, index, s, task / m->kv_heads, task % m->kv_heads, scores);
+            look(m, index, s, scores);
             multiply(layer->out, layer->out_bias, s->seen, of_heads, hidden, rows, s->x, 1);
 #pragma omp for
             for (int64_t row = 0; row < rows; row++)
