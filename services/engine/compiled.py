@@ -136,7 +136,7 @@ class CompiledModel:
         """Where the weight of these, side by side, lies in blocks, and the bias, if there is one. `paired`:
         of each block the first half is the first part's."""
         weight = torch.cat([part.weight for part in parts])
-        biases = [
+        biases: list[torch.Tensor] = [
             part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts
         ]
         bias = torch.cat(biases).float()[:, None]
