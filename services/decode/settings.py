@@ -17,7 +17,8 @@ class DecodeSettings(WorkerSettings):
     max_running: int = setting(64, "Most sequences decoded together.", POSITIVE)
     batch_memory: int = setting(
         2**28,
-        "Memory beside the KV pages, on a CPU, in which the running batch's keys and values lie side by side;"
+        "Memory beside the KV pages, on a CPU without compiled steps, in which the running batch's keys and"
+        " values lie side by side;"
         " a batch that takes more is fetched from the pages in each step.",
         SIZE,
     )

@@ -29,6 +29,8 @@ ROWS: Final = 8
 """That it multiplies at once."""
 BLOCK: Final = 32
 """Outs that it computes together."""
+SIDE: Final = 4
+"""Tokens of a page that it scores at once."""
 
 _Pointer: Final = ctypes.c_void_p
 _Count: Final = ctypes.c_int64
@@ -63,33 +65,51 @@ class _Model(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *_fields(_Count, "rows tokens wanted pages page_tokens longest"),
-        *_fields(_Pointer, "cache positions begins table keep cosine sine"),
+        *_fields(_Count, "rows tokens wanted page_tokens longest"),
+        *_fields(_Pointer, "cache positions row_of begins tables table keep cosine sine"),
         *_fields(_Pointer, "x normed qkv seen gated scores keys values logits"),
         *_fields(_Count, "scored"),
     ]
 
 
+class OtherShapes(Exception):
+    """The kernel does not know such a model. The text names the first reason."""
+
+
+def check(anatomy: Anatomy, head_dim: int, page_tokens: int) -> None:
+    """Raise OtherShapes for a model that the kernel cannot compute over such pages."""
+    hidden, width = anatomy.embedding.shape[1], anatomy.layers[0].down.in_features
+    for what, size, of in (
+        ("hidden size", hidden, PAIRS),
+        ("head", head_dim, PAIRS),
+        ("feed-forward width", width, LANES),
+        ("page", page_tokens, SIDE),
+    ):
+        if size % of:
+            raise OtherShapes(f"a {what} of {size}, which is no multiple of {of}")
+    if head_dim > HEAD_DIM_MAX:
+        raise OtherShapes(f"a head of {head_dim}, which is more than {HEAD_DIM_MAX}")
+    norms = [
+        anatomy.norm,
+        *(norm for each in anatomy.layers for norm in (each.before_attention, each.before_gate)),
+    ]
+    if any(norm.weight.shape != (hidden,) for norm in norms):
+        raise OtherShapes("norms of another width than what they are of")
+    linears = [anatomy.head, *(linear for each in anatomy.layers for linear in each.linears)]
+    if any(linear.weight.dtype is not torch.bfloat16 for linear in linears):
+        raise OtherShapes("weights that are not in bfloat16")
+
+
 class CompiledModel:
     """A whole model as the kernel knows it. Takes its weights: `anatomy` is empty afterwards."""
 
-    def __init__(self, anatomy: Anatomy, head_dim: int, page_tokens: int, kernel: Any) -> None:
-        """Raises ValueError where the kernel does not know such shapes."""
+    def __init__(self, anatomy: Anatomy, head_dim: int, kernel: Any) -> None:
+        """Of an anatomy that `check` lets pass."""
         first = anatomy.layers[0]
         self.heads, self.kv_heads, _ = (each.out_features // head_dim for each in first.projections)
         self.hidden = anatomy.embedding.shape[1]
         self.width = first.down.in_features
         self.head_dim = head_dim
-        for what, size, of in (
-            ("hidden size", self.hidden, PAIRS),
-            ("head", head_dim, PAIRS),
-            ("feed-forward width", self.width, LANES),
-            ("page", page_tokens, 2),
-        ):
-            if size % of:
-                raise ValueError(f"a {what} of {size}, which is no multiple of {of}")
-        if head_dim > HEAD_DIM_MAX:
-            raise ValueError(f"a head of {head_dim}, which is more than {HEAD_DIM_MAX}")
         self.embedding = anatomy.embedding
         self.rotary: Any = anatomy.rotary
         self.vocabulary = anatomy.head.out_features
@@ -135,7 +155,7 @@ class CompiledModel:
     def _product(self, parts: list[nn.Linear], *, paired: bool = False) -> tuple[int, int | None]:
         """Where the weight of these, side by side, lies in blocks, and the bias, if there is one. `paired`:
         of each block the first half is the first part's."""
-        weight = torch.cat([part.weight for part in parts])
+        weight = torch.cat([part.weight for part in parts]) if len(parts) > 1 else parts[0].weight.data
         biases: list[torch.Tensor] = [
             part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts
         ]
@@ -173,28 +193,33 @@ class CompiledSteps:
         """[N, vocabulary] in float32, of the checked `rows` that sample, in their order."""
         size, count = self._cache.layout.page_tokens, len(rows)
         used = [-(-row.stop // size) for row in rows]
-        width = max(used)
-        tables = ([*row.pages[:pages], *[0] * (width - pages)] for row, pages in zip(rows, used, strict=True))
         begins = [0, *accumulate(row.stop - row.start for row in rows)]
-        wanted = [end - 1 for row, end in zip(rows, begins[1:], strict=True) if row.sample]
-        ids = chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in rows)
-        places = chain.from_iterable(range(row.start, row.stop) for row in rows)
-        numbers = torch.tensor([*ids, *places, *begins, *chain.from_iterable(tables), *wanted])
         fed = begins[-1]
-        sizes = [fed, fed, count + 1, count * width, len(wanted)]
-        tokens, positions, begin, table, keep = torch.split(numbers, sizes)
+        told: tuple[list[int], ...] = (
+            [each for row in rows for each in row.sequence.tokens(row.start, row.stop)],
+            [each for row in rows for each in range(row.start, row.stop)],
+            [place for place, row in enumerate(rows) for _ in range(row.start, row.stop)],
+            begins,
+            [0, *accumulate(used)],
+            [page for row, pages in zip(rows, used, strict=True) for page in row.pages[:pages]],
+            [end - 1 for row, end in zip(rows, begins[1:], strict=True) if row.sample],
+        )
+        numbers = torch.tensor([*chain.from_iterable(told)])
+        tokens, *where = torch.split(numbers, [*map(len, told)])
+        wanted = len(told[-1])
         x = functional.embedding(tokens, self._model.embedding).float()
-        cosine, sine = self._model.rotary(x, positions[None])
+        turns = [each.float().contiguous() for each in self._model.rotary(x, where[0][None])]
+        if any(each.shape != (1, fed, self._model.head_dim) for each in turns):
+            raise ValueError(f"rotations of {[tuple(each.shape) for each in turns]}")
         longest = -(-max(row.stop for row in rows) // PAIRS) * PAIRS
         several = fed > count
         parts = [x.new_empty(fed, columns, dtype=dtype) for columns, dtype in self._parts]
         scores = x.new_empty(self._model.threads, self._scored, longest)
         laid = x.new_empty(2, self._of_token * longest if several else 0, dtype=torch.bfloat16)
-        logits = x.new_empty(len(wanted), self._model.vocabulary)
-        where = (positions, begin, table, keep, cosine.contiguous(), sine.contiguous(), x)
+        logits = x.new_empty(wanted, self._model.vocabulary)
         step = _Step(
-            *(count, fed, len(wanted), width, size, longest, self._cache.address),
-            *map(_at, (*where, *parts, scores, *laid, logits)),
+            *(count, fed, wanted, size, longest, self._cache.address),
+            *map(_at, (*where, *turns, x, *parts, scores, *laid, logits)),
             self._scored,
         )
         self._model.compute(step)
@@ -209,8 +234,9 @@ def _paired(weight: torch.Tensor) -> torch.Tensor:
 def _in_blocks(weight: torch.Tensor) -> torch.Tensor:
     """[outs, depth] as [blocks, depth / 2, BLOCK, 2], the last block filled up with zeros."""
     outs, depth = weight.shape
-    padding = weight.new_zeros(-outs % BLOCK, depth)
-    return torch.cat((weight, padding)).view(-1, BLOCK, depth // 2, 2).transpose(1, 2).contiguous()
+    if outs % BLOCK:
+        weight = torch.cat((weight, weight.new_zeros(-outs % BLOCK, depth)))
+    return weight.view(-1, BLOCK, depth // 2, 2).transpose(1, 2).contiguous()
 
 
 def _at(tensor: torch.Tensor) -> int:

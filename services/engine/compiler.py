@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from platform import machine
@@ -32,10 +33,11 @@ SOURCE: Final = Path(__file__).with_name("step.c")
 FUNCTION: Final = "baton_step"
 COMPILERS: Final = ("gcc", "cc")
 FLAGS: Final = (
-    *("-std=gnu11", "-O3", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-Wall", "-Wextra", "-Werror"),
+    *("-std=gnu11", "-O3", "-fno-strict-aliasing", "-fopenmp", "-fPIC"),
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"),
 )
 MACHINE: Final = "x86_64"
+WRITABLE_BY_OTHERS: Final = 0o022
 DEADLINE_S: Final = 120.0
 
 
@@ -50,42 +52,53 @@ def kernel() -> Any | None:
     if not torch.cpu.get_capabilities().get("avx512_bf16"):
         return None
     try:
-        return load(compiled())
+        return found()
     except NotCompiled as error:
         log.info("steps are not compiled", why=str(error))
         return None
 
 
-def load(library: Path) -> Any:
-    """Raises NotCompiled."""
+def found() -> Any:
+    """The function, compiled now if it is not there yet. Raises NotCompiled."""
+    try:
+        name = f"{SOURCE.stem}-{_fingerprint()}.so"
+        ahead, kept = SOURCE.with_name(name), cache_root() / "kernels" / name
+        if ahead.is_file():
+            return _load(ahead)
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        told = kept.parent.stat()
+        if told.st_uid != os.getuid() or told.st_mode & WRITABLE_BY_OTHERS:
+            raise NotCompiled(f"{kept.parent} is not this user's alone")
+        if kept.is_file():
+            with suppress(NotCompiled):  # cut short, or made for another system
+                return _load(kept)
+        return compiled(kept)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        raise NotCompiled(f"{type(error).__name__}: {error}") from error
+
+
+def compiled(target: Path) -> Any:
+    """Compile it to `target`, which appears once it was loaded. Raises NotCompiled or OSError."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise NotCompiled(f"there is no C compiler ({' or '.join(COMPILERS)})")
+    with tempfile.TemporaryDirectory() as part:
+        made = _compile(compiler, Path(part))
+        function = _load(made)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.stem, delete=False) as beside:
+            beside.write(made.read_bytes())
+        Path(beside.name).chmod(0o755)
+        Path(beside.name).rename(target)
+    return function
+
+
+def _load(library: Path) -> Any:
     try:
         function = getattr(ctypes.CDLL(str(library), mode=os.RTLD_NOW), FUNCTION)
     except (OSError, AttributeError) as error:
         raise NotCompiled(f"{library} cannot be loaded: {error}") from error
     function.restype = None
     return function
-
-
-def compiled(directory: Path | None = None) -> Path:
-    """The library, compiled now if it is not there yet: in `directory`, else in the cache. Raises
-    NotCompiled."""
-    name = f"{SOURCE.stem}-{_fingerprint()}.so"
-    ahead = SOURCE.with_name(name)
-    if directory is None and ahead.is_file():
-        return ahead
-    target = (directory or cache_root() / "kernels") / name
-    if target.is_file():
-        return target
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise NotCompiled(f"there is no C compiler ({' or '.join(COMPILERS)})")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=target.parent) as part:
-            _compile(compiler, Path(part)).rename(target)
-    except OSError as error:
-        raise NotCompiled(f"{target.parent} cannot be used: {error}") from error
-    return target
 
 
 def _compile(compiler: str, directory: Path) -> Path:
@@ -99,12 +112,13 @@ def _compile(compiler: str, directory: Path) -> Path:
 def _run(command: list[str]) -> None:
     try:
         ended = subprocess.run(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise NotCompiled(f"{command[0]} took more than {DEADLINE_S:.0f} s") from error
     if ended.returncode:
-        said = ended.stderr.strip().splitlines() or [f"exit {ended.returncode}"]
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        said = [line for line in lines if "error" in line] or lines or [f"exit {ended.returncode}"]
         raise NotCompiled(f"{command[0]}: {said[0]}")
 
 
@@ -113,4 +127,5 @@ def _fingerprint() -> str:
 
 
 if __name__ == "__main__":  # where an image is built, on a machine of the same kind, if not the same CPU
-    print(compiled(SOURCE.parent) if machine() == MACHINE else f"not for {machine()}")  # noqa: T201
+    if machine() == MACHINE:
+        compiled(SOURCE.with_name(f"{SOURCE.stem}-{_fingerprint()}.so"))

@@ -18,7 +18,7 @@ from transformers.utils import logging as library_logging
 
 from services.engine.anatomy import anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
-from services.engine.compiled import CompiledModel, CompiledSteps
+from services.engine.compiled import CompiledModel, CompiledSteps, check
 from services.engine.decoder import Decoder
 from services.engine.device import find_device, find_dtype
 from services.engine.kv_cache import DTYPES, PagedKvCache
@@ -104,15 +104,17 @@ class Model:
     def take_apart(self, kernel: Any | None = None, page_tokens: int = 0) -> None:
         """From now on `compute` goes without the library's definition, whose weights are laid out anew: they
         are not held twice. With a `kernel` they are laid out for that, and `compiled_steps` compute, over
-        pages of `page_tokens`. Raises OtherAnatomy, and nothing has changed, or ValueError where the kernel
-        does not know such shapes: the weights are to be loaded again."""
+        pages of `page_tokens`. Raises OtherAnatomy, or OtherShapes, which the kernel does not know: nothing
+        has changed."""
         anatomy = anatomy_of(self._module, self.geometry.head_dim)
+        if kernel is not None:
+            check(anatomy, self.geometry.head_dim, page_tokens)
         self._module = None
         with torch.inference_mode():
             if kernel is None:
                 self._decoder = Decoder(anatomy, self.geometry.head_dim)
             else:
-                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, page_tokens, kernel)
+                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel)
 
     def compiled_steps(self, cache: PagedKvCache) -> CompiledSteps | None:
         """Over this cache, where the model was taken apart for a kernel."""

@@ -12,6 +12,7 @@ import torch
 
 from services.engine.anatomy import OtherAnatomy
 from services.engine.attention import PagedStep
+from services.engine.compiled import OtherShapes
 from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache
 from services.engine.model import Model
@@ -32,17 +33,20 @@ STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (
 
 
 def hasten(model: Model, layout: KvLayout, kernel: Any | None = None) -> None:
-    """Let `model` compute in our own way if it can, and if that is seen to give the same: steps of single
-    tokens by the compiled `kernel`, where there is one."""
+    """Let `model` compute in our own way if it can, and if that is seen to give the same: by the compiled
+    `kernel`, where there is one, else by calls."""
     if model.facts.context_length < LONG:
         return
     expected = _answers(model, layout)
     try:
         if kernel is not None:
-            why = _tried(model, layout, expected, kernel)
-            if not why:
-                return
-            log.warning("steps are not compiled", why=why)
+            try:
+                why = _tried(model, layout, expected, kernel)
+                if not why:
+                    return
+                log.warning("steps are not compiled", why=why)
+            except OtherShapes as other:
+                log.info("steps are not compiled", why=str(other))
         why = _tried(model, layout, expected)
     except OtherAnatomy as other:
         log.info("the model library computes the steps: other parts than ours", found=str(other))
@@ -52,13 +56,14 @@ def hasten(model: Model, layout: KvLayout, kernel: Any | None = None) -> None:
 
 
 def _tried(model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel: Any | None = None) -> str:
-    """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy."""
+    """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy and
+    OtherShapes."""
     try:
         model.take_apart(kernel, layout.page_tokens)
         gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
         close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
         why = f"{type(error).__name__}: {error}"
     if why:
         model.put_together()

@@ -87,5 +87,11 @@ def start_engine(
     engine.cache.populate()
     engine.warm_up()
     tokens = engine.cache.pages * engine.layout.page_tokens
-    log.info("engine ready", tokens=tokens, dtype=engine.layout.dtype, device=engine.cache.device)
+    log.info(
+        "engine ready",
+        tokens=tokens,
+        dtype=engine.layout.dtype,
+        device=engine.cache.device,
+        compiled=engine.compiled is not None,
+    )
     return engine

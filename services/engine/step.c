@@ -30,12 +30,14 @@ struct model {
 
 struct step {
     int64_t rows, tokens, wanted;   /* sequences, what all of them feed, whose logits are asked for */
-    int64_t pages, page_tokens;     /* of each row in the table, of each page */
+    int64_t page_tokens;            /* a multiple of SIDE */
     int64_t longest;                /* scores of a query: positions, up to a multiple of PAIRS */
     bf16 *cache;                    /* [page][kv head][layer][K, V][token][head_dim] */
     const int64_t *positions;       /* [tokens], row by row */
+    const int64_t *row_of;          /* [tokens] */
     const int64_t *begins;          /* [rows + 1]: tokens of each row */
-    const int64_t *table;           /* [rows][pages] */
+    const int64_t *tables;          /* [rows]: where its pages begin in the table */
+    const int64_t *table;           /* pages, row by row */
     const int64_t *keep;            /* [wanted] tokens */
     const float *cosine, *sine;     /* [tokens][head_dim] */
     float *x;                       /* [tokens][hidden]: embeddings, then what the layers add to them */
@@ -44,7 +46,7 @@ struct step {
     bf16 *seen;                     /* [tokens][heads * head_dim] */
     bf16 *gated;                    /* [tokens][width] */
     float *scores;                  /* [threads][scored][longest] */
-    bf16 *keys, *values;            /* of one row of several tokens, in blocks: [kv_heads][longest * head_dim] */
+    bf16 *keys, *values;            /* of the row of several tokens at hand, in blocks: [kv_heads][longest * head_dim] */
     float *logits;                  /* [wanted][vocabulary] */
     int64_t scored;                 /* at least ROWS, and the queries of a key head */
 };
@@ -69,9 +71,11 @@ INLINE void store_bf16s(bf16 *at, __m512 low, __m512 high) {
 
 INLINE int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
-/* e^x; NaN of NaN, 0 of -infinity. */
+INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+/* e^x; NaN of NaN, which either bound lets through, 0 of -infinity. */
 INLINE __m512 exponential(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);
+    x = _mm512_min_ps(_mm512_set1_ps(100.0f), _mm512_max_ps(_mm512_set1_ps(-150.0f), x));
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
     __m512 rest = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     rest = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), rest);
@@ -240,7 +244,7 @@ INLINE void score_some(const struct scoring *s, const bf16 *const *key, const in
     }
 }
 
-/* Of the `tokens` keys of a page. What is behind the last of them is overwritten, by the next page or `soften`. */
+/* Of the `tokens` keys of a page. Behind the last of them, up to a multiple of SIDE, is nothing yet. */
 INLINE void score_of(const struct scoring *s, const bf16 *keys, int64_t tokens, const int parts, float *to) {
     int64_t token = 0;
     for (; token + SIDE <= tokens; token += SIDE) {
@@ -347,14 +351,13 @@ static void weigh(const struct weighing *w, int64_t queries) {
     }
 }
 
-INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
-
 /* A token's own key and value of one head go to its page; its queries that share them wait where their results
    will be. */
-static void enter(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t token, int64_t head) {
+static void enter(const struct model *m, int64_t index, const struct step *s, int64_t token, int64_t head) {
     const struct layer *layer = m->layer + index;
+    const int64_t row = s->row_of[token];
     const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, position = s->positions[token];
-    const int64_t of_one = s->page_tokens * head_dim, page = s->table[row * s->pages + position / s->page_tokens];
+    const int64_t of_one = s->page_tokens * head_dim, page = s->table[s->tables[row] + position / s->page_tokens];
     const float *cosine = s->cosine + token * head_dim, *sine = s->sine + token * head_dim;
     float *qkv = s->qkv + token * (m->heads + 2 * m->kv_heads) * head_dim;
     const float *value = qkv + (m->heads + m->kv_heads + head) * head_dim;
@@ -375,7 +378,7 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, token = s->begins[row];
     const int64_t count = s->positions[token] + 1;
     const int64_t of_one = s->page_tokens * head_dim, stride = m->kv_heads * m->layers * 2 * of_one;
-    const int64_t *table = s->table + row * s->pages;
+    const int64_t *table = s->table + s->tables[row];
     const bf16 *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
     bf16 *seen = s->seen + (token * m->heads + head * group) * head_dim;
 
@@ -414,7 +417,7 @@ static void lay(const struct model *m, int64_t index, const struct step *s, int6
             const int64_t position = first + token + each;
             key[each] = value[each] = nothing;
             if (position < count) {
-                const int64_t page = s->table[row * s->pages + position / s->page_tokens];
+                const int64_t page = s->table[s->tables[row] + position / s->page_tokens];
                 key[each] = s->cache + ((page * m->kv_heads + head) * m->layers + index) * 2 * of_one +
                             position % s->page_tokens * head_dim;
                 value[each] = key[each] + of_one;
@@ -462,9 +465,8 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
 /* All rows, by all threads. */
 static void look(const struct model *m, int64_t index, const struct step *s, float *scores) {
 #pragma omp for collapse(2)
-    for (int64_t row = 0; row < s->rows; row++)
-        for (int64_t head = 0; head < m->kv_heads; head++)
-            for (int64_t token = s->begins[row]; token < s->begins[row + 1]; token++) enter(m, index, s, row, token, head);
+    for (int64_t token = 0; token < s->tokens; token++)
+        for (int64_t head = 0; head < m->kv_heads; head++) enter(m, index, s, token, head);
 #pragma omp for collapse(2) schedule(dynamic)
     for (int64_t row = 0; row < s->rows; row++)
         for (int64_t head = 0; head < m->kv_heads; head++)

@@ -12,9 +12,10 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from services.decode.settings import DecodeSettings
+from services.engine import compiled as compiled_steps
 from services.engine import compiler
 from services.engine import engine as engine_module
-from services.engine.compiler import NotCompiled, compiled
+from services.engine.compiler import NotCompiled, found
 from services.engine.engine import Engine, Row, Sequence, load_engine
 from services.engine.proof import gap
 from services.engine.sampler import NotANumber
@@ -45,7 +46,7 @@ MODELS: Final[dict[str, PreTrainedConfig]] = {
 }
 SPANS: Final = (
     *((39, 40), (0, 1), (0, 15), (11, 16), (16, 17), (0, 33), (0, 2), (63, 64), (62, 100), (30, 31)),
-    *((6, 7), (31, 33), (5, 14)),
+    *((6, 7), (31, 32), (29, 30), (31, 33), (5, 14)),
 )
 """More rows than the kernel multiplies at once, of single tokens, whole prompts, and chunks, to all ends of
 pages."""
@@ -89,7 +90,7 @@ def load(
         dtype=dtype,
         device="cpu",
         page_tokens=page_tokens,
-        kv_cache_memory=2**22,
+        kv_cache_memory=2**23,
         threads=threads,
         compiled=compiled,
     )
@@ -138,7 +139,7 @@ def places(engine: Engine, rows: list[Row]) -> list[tuple[int, int]]:
 
 
 @needs_kernel
-@pytest.mark.parametrize("page_tokens", [2, 16, 64])
+@pytest.mark.parametrize("page_tokens", [4, 16, 64])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_is_nearer_to_float32_than_the_librarys(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, name: str, page_tokens: int
@@ -170,11 +171,12 @@ def test_a_step_is_nearer_to_float32_than_the_librarys(
 
 
 @needs_kernel
+@pytest.mark.parametrize("page_tokens", [4, 16])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_row_gets_does_not_depend_on_its_neighbours_nor_on_threads(
-    directory: Directory, threads: None, name: str
+    directory: Directory, threads: None, name: str, page_tokens: int
 ) -> None:
-    engine = load(directory(name))
+    engine = load(directory(name), page_tokens=page_tokens)
     rows = filled(engine)
     together = logits_of(engine, rows)
     wrote = entries(engine, rows)
@@ -183,7 +185,7 @@ def test_what_a_row_gets_does_not_depend_on_its_neighbours_nor_on_threads(
             some = rows[first : first + count]
             assert torch.equal(logits_of(engine, some), together[first : first + count])
     assert torch.equal(logits_of(engine, rows[::-1]), together.flip(0))
-    several = load(directory(name), threads=3)
+    several = load(directory(name), page_tokens=page_tokens, threads=3)
     several.cache.tensor.copy_(engine.cache.tensor)
     assert torch.equal(logits_of(several, rows), together)
     assert torch.equal(entries(several, rows), wrote)
@@ -288,10 +290,33 @@ def test_shapes_that_the_kernel_does_not_know_are_computed_by_calls(
 
 
 @needs_kernel
-def test_pages_of_an_odd_length_are_computed_by_calls(directory: Directory) -> None:
-    engine = load(directory("three queries a head"), page_tokens=17)
+@pytest.mark.parametrize("page_tokens", [1, 6, 17])
+def test_pages_that_the_kernel_does_not_know_are_computed_by_calls(
+    directory: Directory, page_tokens: int
+) -> None:
+    engine = load(directory("three queries a head"), page_tokens=page_tokens)
     assert engine.compiled is None
     logits_of(engine, filled(engine))
+
+
+@needs_kernel
+@pytest.mark.parametrize("shape", [(1, 5, 32), (1, 4, 64), (2, 5, 64)])
+def test_rotations_of_another_shape_are_not_read(directory: Directory, shape: tuple[int, ...]) -> None:
+    engine = load(directory("three queries a head"))
+    rows = filled(engine, ((0, 5),))
+    assert engine.compiled is not None
+    engine.compiled._model.rotary = lambda *_: (torch.zeros(shape), torch.zeros(shape))
+    with pytest.raises(ValueError, match="rotations of"):
+        logits_of(engine, rows)
+
+
+def test_the_source_and_what_calls_it_know_the_same_sizes() -> None:
+    source = compiler.SOURCE.read_text()
+    for name in ("LANES", "BLOCK", "ROWS", "SIDE"):
+        assert f" {name} = {getattr(compiled_steps, name)}," in source
+    assert " PAIRS = 2 * LANES," in source
+    assert compiled_steps.PAIRS == 2 * compiled_steps.LANES
+    assert f" PARTS = {compiled_steps.HEAD_DIM_MAX // compiled_steps.PAIRS}," in source
 
 
 @needs_kernel
@@ -315,23 +340,45 @@ def test_float32_has_no_use_for_it(directory: Directory, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where kernels will be kept. None is loaded, nor compiled ahead."""
+    source = tmp_path / compiler.SOURCE.name
+    source.write_bytes(compiler.SOURCE.read_bytes())
+    monkeypatch.setattr(compiler, "SOURCE", source)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiler.kernel.cache_clear()
-    return tmp_path / "baton" / "kernels"
+    yield tmp_path / "baton" / "kernels"
+    compiler.kernel.cache_clear()
 
 
 @needs_kernel
 def test_it_is_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = compiled()
-    assert [*empty_cache.iterdir()] == [library]
+    assert found() is not None
+    [library] = empty_cache.iterdir()
     made = library.stat().st_mtime_ns
     monkeypatch.setattr(compiler, "COMPILERS", ())
-    assert compiled() == library
+    assert found() is not None
     assert library.stat().st_mtime_ns == made
     monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-g"))
     with pytest.raises(NotCompiled, match="there is no C compiler"):
-        compiled()
+        found()
+
+
+@needs_kernel
+def test_what_was_cut_short_is_compiled_anew(empty_cache: Path) -> None:
+    found()
+    [library] = empty_cache.iterdir()
+    whole = library.read_bytes()
+    library.unlink()
+    library.write_bytes(whole[:100])
+    assert found() is not None
+    assert library.stat().st_size == len(whole)
+
+
+@needs_kernel
+def test_the_compiler_has_nothing_to_say(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-Wall", "-Wextra", "-Werror"))
+    assert found() is not None
 
 
 @needs_kernel
@@ -343,6 +390,7 @@ def test_it_is_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch)
         ("FLAGS", ("-no-such-flag",), "no-such-flag"),
         ("FUNCTION", "no_such_function", "no_such_function"),
         ("DEADLINE_S", 0.0, "took more than 0 s"),
+        ("SOURCE", Path("/nowhere/step.c"), "FileNotFoundError"),
     ],
 )
 def test_what_cannot_be_compiled_is_said_and_steps_go_by_calls(
@@ -357,30 +405,37 @@ def test_what_cannot_be_compiled_is_said_and_steps_go_by_calls(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(compiler, name, value)
     engine = load(directory("three queries a head"))
-    compiler.kernel.cache_clear()
     assert engine.compiled is None
     assert [record.getMessage() for record in caplog.records] == ["steps are not compiled"]
     assert why in vars(caplog.records[0])["baton_fields"]["why"]
+    assert not empty_cache.exists() or not [*empty_cache.iterdir()]
     logits_of(engine, filled(engine))
 
 
 @needs_kernel
-def test_a_cache_that_cannot_be_written_to_is_said(empty_cache: Path) -> None:
+def test_a_cache_that_cannot_be_used_is_said(empty_cache: Path) -> None:
     empty_cache.parent.mkdir()
     empty_cache.write_text("")
-    with pytest.raises(NotCompiled, match="cannot be used"):
-        compiled()
+    with pytest.raises(NotCompiled, match="FileExistsError"):
+        found()
+
+
+@needs_kernel
+def test_nothing_is_loaded_from_where_others_may_write(empty_cache: Path) -> None:
+    found()
+    empty_cache.chmod(0o777)
+    with pytest.raises(NotCompiled, match="is not this user's alone"):
+        found()
 
 
 @needs_kernel
 def test_it_can_be_compiled_ahead_beside_its_source(
-    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / compiler.SOURCE.name
-    source.write_bytes(compiler.SOURCE.read_bytes())
-    monkeypatch.setattr(compiler, "SOURCE", source)
-    ahead = compiled(tmp_path)
-    assert ahead.parent == tmp_path
+    found()
+    [library] = empty_cache.iterdir()
+    library.rename(compiler.SOURCE.with_name(library.name))
+    empty_cache.rmdir()
     monkeypatch.setattr(compiler, "COMPILERS", ())
-    assert compiled() == ahead
+    assert found() is not None
     assert not empty_cache.exists()
