@@ -44,6 +44,8 @@ MODELS: Final[dict[str, PreTrainedConfig]] = {
         mlp_bias=True,
     ),
 }
+BOUND: Final = 0.02
+"""Of the difference's length, as a share of the length of what is right."""
 SPANS: Final = (
     *((39, 40), (0, 1), (0, 15), (11, 16), (16, 17), (0, 33), (0, 2), (63, 64), (62, 100), (30, 31)),
     *((6, 7), (31, 32), (29, 30), (31, 33), (5, 14)),
@@ -51,6 +53,40 @@ SPANS: Final = (
 """More rows than the kernel multiplies at once, of single tokens, whole prompts, and chunks, to all ends of
 pages."""
 GREEDY: Final = Sampling(temperature=0.0)
+
+SLIPS: Final = {
+    "rotated the other way": ("one * cosine[at] - other * sine[at]", "one * cosine[at] + other * sine[at]"),
+    "its own token is not seen": ("count = s->positions[token] + 1;", "count = s->positions[token] + !row;"),
+    "tokens after it are seen": ("s->positions[first + token] + 1, end)", "count, end)"),
+    "tokens before it are not seen": ("s->positions[first + token] + 1, end)", "token + 1, end)"),
+    "not scaled": ("_mm_set1_ps(s->scaling)", "_mm_set1_ps(1)"),
+    "a prompt is not scaled": (
+        "scaling = _mm512_set1_ps(m->layer[index].scaling)",
+        "scaling = _mm512_set1_ps(1)",
+    ),
+    "one layer's pages for all": ("* m->layers + index) * 2", "* m->layers) * 2"),
+    "what was is not added to": (
+        "s->gated, m->width, hidden, rows, s->x, 1)",
+        "s->gated, m->width, hidden, rows, s->x, 0)",
+    ),
+    "gates and what they let through": (
+        "_mm512_sub_ps(_mm512_setzero_ps(), one)",
+        "_mm512_sub_ps(_mm512_setzero_ps(), other)",
+    ),
+    "one norm for both": ("layer->before_gate, layer->before_gate_epsilon", "layer->before_attention, 1"),
+    "one page for all": (
+        "score(&asked, keys + table[page] * stride",
+        "score(&asked, keys + table[0] * stride",
+    ),
+    "keys for values": ("value[each] = key[each] + of_one;", "value[each] = key[each];"),
+    "not divided": ("1.0f / w->sum[query]", "1.0f"),
+    "the first rows' logits": ("s->x + s->keep[place] * hidden", "s->x + place * hidden"),
+    "tokens the other way round": (
+        "to[2 * at] = value[0][begin + at];",
+        "to[2 * at] = value[1][begin + at];",
+    ),
+}
+"""What is changed in the source."""
 
 needs_kernel = pytest.mark.skipif(
     not torch.cpu.get_capabilities().get("avx512_bf16"), reason="this CPU does not multiply bfloat16"
@@ -167,7 +203,28 @@ def test_a_step_is_nearer_to_float32_than_the_librarys(
         written.append(entries(engine, rows))
     for right, librarys, own in (told, written):
         assert gap(own, right) < 1.1 * gap(librarys, right)
-        assert gap(own, right) < 0.02
+        assert gap(own, right) < BOUND
+
+
+@needs_kernel
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_the_source_is_seen(
+    directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slip: str
+) -> None:
+    """By as much as the test above lets pass."""
+    engine = load(directory("three queries a head"))
+    rows = filled(engine)
+    right, wrote = logits_of(engine, rows), entries(engine, rows)
+    source, (before, after) = compiler.SOURCE.read_text(), SLIPS[slip]
+    assert before in source
+    slipped = tmp_path / compiler.SOURCE.name
+    slipped.write_text(source.replace(before, after))
+    monkeypatch.setattr(compiler, "SOURCE", slipped)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert engine.compiled is not None
+    engine.compiled._model._kernel = found()
+    gaps = gap(logits_of(engine, rows), right), gap(entries(engine, rows), wrote)
+    assert not max(gaps) <= BOUND
 
 
 @needs_kernel
