@@ -1,7 +1,10 @@
 """Does one compiled call compute what the library's definition says, whatever shares the step?"""
 
 import logging
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
@@ -246,6 +249,44 @@ def test_what_a_row_gets_does_not_depend_on_its_neighbours_nor_on_threads(
     several.cache.tensor.copy_(engine.cache.tensor)
     assert torch.equal(logits_of(several, rows), together)
     assert torch.equal(entries(several, rows), wrote)
+
+
+@needs_kernel
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, planted: bool) -> None:
+    """As AddressSanitizer sees it, which also sees a planted fault."""
+    asked = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, timeout=60, check=True
+    )
+    library = asked.stdout.strip()
+    if not Path(library).is_absolute():
+        pytest.skip("gcc has no AddressSanitizer here")
+    source, end = compiler.SOURCE.read_text(), "count, up_to(count, PAIRS))"
+    assert end in source
+    copy = tmp_path / compiler.SOURCE.name
+    copy.write_text(source.replace(end, "count, up_to(count, PAIRS) + 512)") if planted else source)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.engine.sanitized",
+            str(copy),
+            *(str(directory(name)) for name in MODELS),
+        ],
+        cwd=Path(__file__).parents[2],
+        env={
+            **os.environ,
+            "LD_PRELOAD": library,
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "XDG_CACHE_HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ("heap-buffer-overflow" in ended.stderr) is planted, ended.stderr[-4000:]
+    assert (ended.returncode == 0) is not planted, ended.stderr[-4000:]
 
 
 @needs_kernel
