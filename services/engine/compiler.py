@@ -47,9 +47,11 @@ class NotCompiled(Exception):
 
 @cache
 def kernel() -> Any | None:
-    """The compiled function, loaded once in a process: where this CPU multiplies bfloat16, and the kernel is
-    there or can be compiled. A line of the log says why there is none, if there could be one."""
-    if not torch.cpu.get_capabilities().get("avx512_bf16"):
+    """The compiled function, loaded once in a process: where this CPU multiplies bfloat16, but not by AMX,
+    which oneDNN knows, and the kernel is there or can be compiled. A line of the log says why there is none,
+    if there could be one."""
+    told = torch.cpu.get_capabilities()
+    if not told.get("avx512_bf16") or told.get("amx_bf16"):
         return None
     try:
         return found()

@@ -91,8 +91,10 @@ SLIPS: Final = {
 }
 """What is changed in the source."""
 
+CAPABILITIES: Final = torch.cpu.get_capabilities()
 needs_kernel = pytest.mark.skipif(
-    not torch.cpu.get_capabilities().get("avx512_bf16"), reason="this CPU does not multiply bfloat16"
+    not CAPABILITIES.get("avx512_bf16") or bool(CAPABILITIES.get("amx_bf16")),
+    reason="this CPU does not multiply bfloat16, or does by AMX",
 )
 Directory = Callable[[str], Path]
 
@@ -447,6 +449,15 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     compiler.kernel.cache_clear()
     yield tmp_path / "baton" / "kernels"
     compiler.kernel.cache_clear()
+
+
+@pytest.mark.parametrize("told", [{}, {"avx512_bf16": False}, {"avx512_bf16": True, "amx_bf16": True}])
+def test_there_is_none_for_other_cpus_nor_for_those_with_amx(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
+    assert compiler.kernel() is None
+    assert not empty_cache.exists()
 
 
 @needs_kernel
