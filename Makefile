@@ -30,15 +30,17 @@ run: $(STAMP) ## serve the demo model on this machine
 	@$(BIN)/baton serve $(ARGS)
 
 # Prometheus is unpacked beside Python's programs: as an installed package it would run as a service from then on.
-programs: $(STAMP) ## get Debian's Prometheus and Chromium for the tests, where they are missing
+programs: $(STAMP) ## get Debian's gcc, Prometheus and Chromium for the tests, where they are missing
 	@PATH="$$PATH:$(CURDIR)/.venv/debian/usr/bin"; missing=; \
-	for each in prometheus chromium; do command -v $$each >/dev/null || missing="$$missing $$each"; done; \
+	for each in gcc prometheus chromium; do command -v $$each >/dev/null || missing="$$missing $$each"; done; \
 	[ -n "$$missing" ] || exit 0; \
 	as=; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
 	echo "programs:$$missing" >&2; \
 	$$as apt-get -qq update || true; \
 	case "$$missing" in *prometheus*) mkdir -p .venv/debian && ( cd .venv/debian && apt-get -qq download prometheus && dpkg -x prometheus_*.deb . ) \
 	  || echo "programs: no prometheus: the tests that need it will fail" >&2;; esac; \
+	case "$$missing" in *gcc*) DEBIAN_FRONTEND=noninteractive $$as apt-get -qq install -y --no-install-recommends gcc libc6-dev >/dev/null \
+	  || echo "programs: no gcc: the tests that need it will fail (sudo apt install gcc)" >&2;; esac; \
 	case "$$missing" in *chromium*) DEBIAN_FRONTEND=noninteractive $$as apt-get -qq install -y --no-install-recommends chromium >/dev/null \
 	  || echo "programs: no chromium: the tests that need it will fail (sudo apt install chromium)" >&2;; esac
 
