@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from services.engine.anatomy import Anatomy, LayerParts, Norm
 from services.engine.kv_cache import PagedKvCache
+from services.engine.linears import joined
 from services.engine.rows import Row
 
 LANES: Final = 16
@@ -155,15 +156,10 @@ class CompiledModel:
     def _product(self, parts: list[nn.Linear], *, paired: bool = False) -> tuple[int, int | None]:
         """Where the weight of these, side by side, lies in blocks, and the bias, if there is one. `paired`:
         of each block the first half is the first part's."""
-        weight = torch.cat([part.weight for part in parts]) if len(parts) > 1 else parts[0].weight.data
-        biases: list[torch.Tensor] = [
-            part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts
-        ]
-        bias = torch.cat(biases).float()[:, None]
+        weight, bias = joined(parts)
         if paired:
-            weight, bias = _paired(weight), _paired(bias)
-        laid = self._hold(_in_blocks(weight))
-        return laid, None if all(part.bias is None for part in parts) else self._hold(bias)
+            weight, bias = _paired(weight), None if bias is None else _paired(bias[:, None])
+        return self._hold(_in_blocks(weight)), None if bias is None else self._hold(bias.float())
 
     def _norm(self, norm: Norm | None) -> int | None:
         return None if norm is None else self._hold(norm.weight.float())
@@ -189,8 +185,9 @@ class CompiledSteps:
         )
         """Columns of what a step computes of each token on its way."""
 
-    def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
-        """[N, vocabulary] in float32, of the checked `rows` that sample, in their order."""
+    def logits(self, rows: abc.Sequence[Row], *, everywhere: bool = False) -> torch.Tensor:
+        """[N, vocabulary] in float32, of the checked `rows` that sample, in their order; `everywhere`: of all
+        positions, row by row."""
         size, count = self._cache.layout.page_tokens, len(rows)
         used = [-(-row.stop // size) for row in rows]
         begins = [0, *accumulate(row.stop - row.start for row in rows)]
@@ -202,7 +199,9 @@ class CompiledSteps:
             begins,
             [0, *accumulate(used)],
             [page for row, pages in zip(rows, used, strict=True) for page in row.pages[:pages]],
-            [end - 1 for row, end in zip(rows, begins[1:], strict=True) if row.sample],
+            [*range(fed)]
+            if everywhere
+            else [end - 1 for row, end in zip(rows, begins[1:], strict=True) if row.sample],
         )
         numbers = torch.tensor([*chain.from_iterable(told)])
         tokens, *where = torch.split(numbers, [*map(len, told)])

@@ -107,7 +107,7 @@ def _compile(compiler: str, directory: Path) -> Path:
     made, library = directory / "step.o", directory / "step.so"
     # In two steps: the linker is not told of OpenMP.
     _run([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(made)])
-    _run([compiler, "-shared", str(made), "-o", str(library), "-lm"])
+    _run([compiler, "-shared", str(made), "-o", str(library)])
     return library
 
 

@@ -49,8 +49,8 @@ class Engine:
         recorded: RecordedSteps | None = None,
         compiled: CompiledSteps | None = None,
     ) -> None:
-        """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`: all of
-        them."""
+        """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`:
+        computes all steps instead."""
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""

@@ -51,16 +51,21 @@ class Packed:
 def linear_of(parts: list[nn.Linear]) -> Linear:
     """One product in place of several of the same rows: what comes out stands side by side. Several weights
     are copied, and one that is laid out anew is: let go of `parts` afterwards."""
+    weight, bias = joined(parts)
+    zen = zen_for(weight)
+    if zen is not None:
+        return ZenLinear(zen, weight, bias)
+    return Packed(weight, bias) if _packs(weight) else Plain(weight, bias)
+
+
+def joined(parts: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Their weights, side by side, and their biases, if there are any. A single weight is not copied."""
     weight = torch.cat([part.weight for part in parts]) if len(parts) > 1 else parts[0].weight.data
     biases = [
         part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.data for part in parts
     ]
     biased = any(part.bias is not None for part in parts)
-    bias = torch.cat(biases) if biased else None
-    zen = zen_for(weight)
-    if zen is not None:
-        return ZenLinear(zen, weight, bias)
-    return Packed(weight, bias) if _packs(weight) else Plain(weight, bias)
+    return weight, torch.cat(biases) if biased else None
 
 
 def _packs(weight: torch.Tensor) -> bool:

@@ -1,10 +1,10 @@
-/* One step of a whole model in bfloat16: see compiled.py.
+/* How is a step of a whole model computed in bfloat16? Called by compiled.py.
 
-   Weights lie in blocks of outs, [outs / BLOCK][in / 2][BLOCK][2], and are read once. What is summed is summed in float32, in an order
+   Weights lie in blocks of outs, [outs / BLOCK][in / 2][BLOCK][2]. What is summed is summed in float32, in an order
    that does not depend on how many rows or threads there are. */
 
 #include <immintrin.h>
-#include <stddef.h>
+#include <omp.h>
 #include <stdint.h>
 
 typedef uint16_t bf16;
@@ -484,12 +484,6 @@ static void look(const struct model *m, int64_t index, const struct step *s, flo
                 attend_many(m, index, s, first, least(ROWS, end - first), query, scores);
     }
 }
-
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num(void) { return 0; }
-#endif
 
 void baton_step(const struct model *m, const struct step *s) {
     const int64_t hidden = m->hidden, of_heads = m->heads * m->head_dim, rows = s->tokens;
