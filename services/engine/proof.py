@@ -71,8 +71,8 @@ def _tried(model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel:
 
 
 def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torch.Tensor]:
-    """The logits of each row's last position, step by step, and what is in the pages after the last. `ours`:
-    what a step fetched is kept for the next."""
+    """The logits of all positions, step by step, and what is in the pages after the last. `ours`: what a step
+    fetched is kept for the next."""
     numbers = torch.Generator().manual_seed(7)
     prompts = torch.randint(model.vocab_size, (2, LONG), generator=numbers).tolist()
     sequences = [Sequence(Request("proof", tuple(prompt), 1), []) for prompt in prompts]
@@ -86,15 +86,16 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
     told: list[torch.Tensor] = []
     for spans in STEPS:
         rows = [
-            Row(sequence, *span, table, sample=True)
+            Row(sequence, *span, table, sample=False)
             for sequence, span, table in zip(sequences, spans, tables, strict=False)
         ]
         with torch.inference_mode():
             if compiled is not None:
-                logits: torch.Tensor | None = compiled.logits(rows)
+                logits: torch.Tensor | None = compiled.logits(rows, everywhere=True)
             else:
                 plan = make_plan(rows, cache, model.device, kept)
-                logits = model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, cache))
+                keep = torch.arange(plan.tokens.shape[1], device=model.device)
+                logits = model.compute(plan.tokens, plan.positions, keep, PagedStep(plan, cache))
         if kept is not None:
             kept.ended(well=True)
         if logits is not None:

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from services.decode.settings import DecodeSettings
 from services.engine import compiled as compiled_steps
-from services.engine import compiler
+from services.engine import compiler, proof
 from services.engine import engine as engine_module
 from services.engine.compiler import NotCompiled, found
 from services.engine.engine import Engine, Row, Sequence, load_engine
@@ -368,6 +368,32 @@ def test_a_prompt_gives_the_same_however_it_is_cut(directory: Directory) -> None
         for start, stop in pairwise((0, *starts, 100)):
             last = logits_of(engine, [Row(row.sequence, start, stop, row.pages, sample=stop == 100)])
         assert gap(last, whole) < 0.01
+
+
+@needs_kernel
+def test_the_logits_of_all_positions_are_those_of_prompts_that_end_there(directory: Directory) -> None:
+    engine = load(directory("three queries a head"))
+    [row] = filled(engine, ((0, 33),))
+    assert engine.compiled is not None
+    with torch.inference_mode():
+        everywhere = engine.compiled.logits([row], everywhere=True)
+    for stop in range(2, 34):
+        cut = Row(row.sequence, 0, stop, row.pages, sample=True)
+        assert torch.equal(logits_of(engine, [cut])[0], everywhere[stop - 1])
+
+
+@needs_kernel
+def test_the_proof_looks_at_all_positions(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Size] = []
+
+    def listening(ours: torch.Tensor, librarys: torch.Tensor) -> float:
+        seen.append(ours.shape)
+        return gap(ours, librarys)
+
+    monkeypatch.setattr(proof, "gap", listening)
+    assert load(directory("three queries a head")).compiled is not None
+    fed = [sum(stop - start for start, stop in spans) for spans in proof.STEPS]
+    assert [shape[0] for shape in seen[: len(fed)]] == fed
 
 
 @needs_kernel
