@@ -74,6 +74,8 @@ class Worker:
     address: str = ""
     rooms_max: int = 2
     pid: int = 0
+    late_s: float = 0.0
+    """How long after the call its first rooms are heard of here."""
     called: list[int] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
     cancels: dict[int, str] = field(default_factory=dict)
@@ -107,10 +109,10 @@ class Worker:
         said: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         playing: dict[int, asyncio.Task[None]] = {}
 
-        async def play(request: Any) -> None:
+        async def play(request: Any, script: Sequence[Step]) -> None:
             reply = None
             try:
-                async for reply in self.play(request):
+                async for reply in self.play(request, script):
                     said.put_nowait((request.room, reply))
             except Exception as error:
                 said.put_nowait((request.room, refusal_to_wire(error)))
@@ -121,10 +123,11 @@ class Worker:
         async def read() -> None:
             async for request in request_iterator:
                 for each in request.open:
-                    playing[each.room] = asyncio.create_task(play(each))
+                    playing[each.room] = asyncio.create_task(play(each, self.take(each)))
                 for room in request.leave:
                     playing[room].cancel()
 
+        await asyncio.sleep(self.late_s)
         reading = asyncio.create_task(read())
         try:
             while (line := await said.get()) is not None:
@@ -137,13 +140,16 @@ class Worker:
     def message(self, lines: Any) -> Any:
         raise NotImplementedError
 
-    async def play(self, request: Any) -> AsyncIterator[Any]:
+    def take(self, request: Any) -> Sequence[Step]:
+        """The script for this room, which may be left in the very message that opens it."""
         self.called.append(request.room)
         asked = request_from_wire(request.request)
         self.asked.append(asked)
         script = self.scripts.pop(0) if self.scripts else self.script
-        if self.choose is not None:
-            script = self.choose(asked)
+        return script if self.choose is None else self.choose(asked)
+
+    async def play(self, request: Any, script: Sequence[Step]) -> AsyncIterator[Any]:
+        asked = request_from_wire(request.request)
         try:
             for step in script:
                 match step:

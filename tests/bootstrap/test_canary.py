@@ -42,9 +42,9 @@ async def test_a_hand_over_of_a_few_tokens_makes_both_ready() -> None:
         await until(lambda: state(at, 111) is state(at, 122) is WorkerState.READY)
         assert canary.problem is None
         assert at.entry(1).canary
-        assert [asked.prompt for asked in at.prefill.asked] == [_prompt(RoomId(1))]
         at.retired(1)
         await at.at_rest()
+        assert [asked.prompt for asked in at.prefill.asked] == [_prompt(RoomId(1))]
         task.cancel()
 
 

@@ -12,14 +12,16 @@ from services.runtime.room_spans import RoomSpans
 from tests.bootstrap.scripted import House, accepted, asked, ended, house, read
 from tests.bootstrap.test_attempts import decodes, prefills
 from tests.trace.notes import PARENT, TRACE, Notes
-from tests.wire.servers import until
 
 P, D = Side.PREFILL, Side.DECODE
 
 
-@pytest.fixture
-async def at() -> AsyncIterator[House]:
+@pytest.fixture(params=[None, P, D], ids=["both at once", "prefill late", "decode late"])
+async def at(request: pytest.FixtureRequest) -> AsyncIterator[House]:
+    """One side may hear of a room after the other has ended it."""
     async with house(rooms_max=2) as made:
+        for worker in (made.prefill, made.decode):
+            worker.late_s = 0.05 if worker.side is request.param else 0.0
         yield made
 
 
@@ -45,6 +47,7 @@ async def test_each_room_of_a_request_is_a_span_beside_the_others_and_its_worker
     assert [span.events[0] for span in notes.spans] == ["opened", "opened"]
     assert [span.events[-1] for span in notes.spans] == ["failed", "answered"]
     assert [span.ended for span in notes.spans] == [1, 1]
+    await at.unfollowed()
     for worker in (at.prefill, at.decode):
         assert [request.trace for request in worker.asked] == [first.trace, second.trace]
     assert {at.entry(room).trace_id for room in (1, 2)} == {TRACE}
@@ -65,7 +68,7 @@ async def test_where_nothing_is_traced_workers_hear_what_the_caller_sent(at: Hou
     at.prefill.script, at.decode.script = prefills(), decodes()
     stream = await at.backend.generate(replace(asked(), trace=PARENT))
     assert (await read(stream))[1] == "length"
-    await until(lambda: bool(at.prefill.asked))
+    await at.unfollowed()
     assert [request.trace for request in (*at.prefill.asked, *at.decode.asked)] == [PARENT, PARENT]
     assert at.entry().trace_id == TRACE
 
@@ -75,4 +78,5 @@ async def test_a_room_without_a_trace_has_no_span(at: House) -> None:
     at.prefill.script, at.decode.script = prefills(), decodes()
     assert (await read(await at.backend.generate(asked())))[1] == "length"
     assert notes.spans == []
+    await at.unfollowed()
     assert at.prefill.asked[0].trace is None
