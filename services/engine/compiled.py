@@ -1,9 +1,10 @@
 """How is a step computed in one call?
 
-On a CPU that multiplies bfloat16 a step is one call of `step.c`: all layers, over weights in blocks and
-the pages as they lie. Library calls one by one read weights at two thirds of the memory's speed, keys and
-values at a third, and spend a quarter of a prompt's time between the products: no library that we know of has
-either fused, or takes such pages. What a row gets does not depend on what else is in the step.
+On a CPU a step is one call of `step.c`: all layers, over weights in blocks and the pages as they lie. In
+float32, weights that are all numbers of bfloat16, as most models are published, are kept and read as such:
+what is computed is the same. Library calls one by one read weights at two thirds of the memory's speed, keys
+and values at a third, and spend a quarter of a prompt's time between the products: no library that we know of
+has either fused, or takes such pages. What a row gets does not depend on what else is in the step.
 
 It is used where `proof.py` has seen it agree with the library's definition.
 """
@@ -11,7 +12,7 @@ It is used where `proof.py` has seen it agree with the library's definition.
 import ctypes
 from collections import abc
 from itertools import accumulate, chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
@@ -22,16 +23,18 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.linears import joined
 from services.engine.rows import Row
 
-LANES: Final = 16
-PAIRS: Final = 2 * LANES
-"""Numbers that the kernel takes at once, in float32 and in bfloat16."""
-HEAD_DIM_MAX: Final = 8 * PAIRS
+STRIP: Final = 32
+"""Numbers that the kernel takes at once."""
+HEAD_STRIPS: Final = 8
 ROWS: Final = 8
-"""That it multiplies at once."""
+"""That it multiplies at once, at most."""
 BLOCK: Final = 32
 """Outs that it computes together."""
 SIDE: Final = 4
 """Tokens of a page that it scores at once."""
+
+Kernels: TypeAlias = abc.Callable[[torch.dtype, torch.dtype], Any]
+"""The compiled function for numbers and weights of these dtypes. Raises NotCompiled."""
 
 _Pointer: Final = ctypes.c_void_p
 _Count: Final = ctypes.c_int64
@@ -81,31 +84,40 @@ def check(anatomy: Anatomy, head_dim: int, page_tokens: int) -> None:
     """Raise OtherShapes for a model that the kernel cannot compute over such pages."""
     hidden, width = anatomy.embedding.shape[1], anatomy.layers[0].down.in_features
     for what, size, of in (
-        ("hidden size", hidden, PAIRS),
-        ("head", head_dim, PAIRS),
-        ("feed-forward width", width, LANES),
+        ("hidden size", hidden, STRIP),
+        ("head", head_dim, STRIP),
+        ("feed-forward width", width, BLOCK // 2),
         ("page", page_tokens, SIDE),
     ):
         if size % of:
             raise OtherShapes(f"a {what} of {size}, which is no multiple of {of}")
-    if head_dim > HEAD_DIM_MAX:
-        raise OtherShapes(f"a head of {head_dim}, which is more than {HEAD_DIM_MAX}")
+    if head_dim > HEAD_STRIPS * STRIP:
+        raise OtherShapes(f"a head of {head_dim}, which is more than {HEAD_STRIPS * STRIP}")
     norms = [
         anatomy.norm,
         *(norm for each in anatomy.layers for norm in (each.before_attention, each.before_gate)),
     ]
     if any(norm.weight.shape != (hidden,) for norm in norms):
         raise OtherShapes("norms of another width than what they are of")
-    linears = [anatomy.head, *(linear for each in anatomy.layers for linear in each.linears)]
-    if any(linear.weight.dtype is not torch.bfloat16 for linear in linears):
-        raise OtherShapes("weights that are not in bfloat16")
+    dtypes = {linear.weight.dtype for linear in anatomy.linears}
+    if dtypes not in ({torch.bfloat16}, {torch.float32}):
+        raise OtherShapes(f"weights in {' and '.join(sorted(map(str, dtypes)))}")
+
+
+def narrow(anatomy: Anatomy) -> bool:
+    """All weights are numbers of bfloat16, whatever they are kept in."""
+    weights = (linear.weight.data for linear in anatomy.linears)
+    return all(each.dtype is torch.bfloat16 or each.equal(each.bfloat16().float()) for each in weights)
 
 
 class CompiledModel:
     """A whole model as the kernel knows it. Takes its weights: `anatomy` is empty afterwards."""
 
-    def __init__(self, anatomy: Anatomy, head_dim: int, kernel: Any) -> None:
-        """Of an anatomy that `check` lets pass."""
+    def __init__(self, anatomy: Anatomy, head_dim: int, kernel: Any, weights: torch.dtype) -> None:
+        """Of an anatomy that `check` lets pass. `weights`: as the kernel reads them, which loses nothing."""
+        self._weights = weights
+        self.weight_bytes = 0
+        """What a step reads of them."""
         first = anatomy.layers[0]
         self.heads, self.kv_heads, _ = (each.out_features // head_dim for each in first.projections)
         self.hidden = anatomy.embedding.shape[1]
@@ -159,7 +171,9 @@ class CompiledModel:
         weight, bias = joined(parts)
         if paired:
             weight, bias = _paired(weight), None if bias is None else _paired(bias[:, None])
-        return self._hold(_in_blocks(weight)), None if bias is None else self._hold(bias.float())
+        blocks = _in_blocks(weight.to(self._weights))
+        self.weight_bytes += blocks.nbytes
+        return self._hold(blocks), None if bias is None else self._hold(bias.float())
 
     def _norm(self, norm: Norm | None) -> int | None:
         return None if norm is None else self._hold(norm.weight.float())
@@ -177,11 +191,12 @@ class CompiledSteps:
         self._cache = cache
         self._scored = max(model.heads // model.kv_heads, ROWS)
         self._of_token = model.kv_heads * model.head_dim
+        self._numbers = cache.tensor.dtype
         self._parts = (
-            (model.hidden, torch.bfloat16),
+            (model.hidden, self._numbers),
             ((model.heads + 2 * model.kv_heads) * model.head_dim, torch.float32),
-            (model.heads * model.head_dim, torch.bfloat16),
-            (model.width, torch.bfloat16),
+            (model.heads * model.head_dim, self._numbers),
+            (model.width, self._numbers),
         )
         """Columns of what a step computes of each token on its way."""
 
@@ -210,11 +225,11 @@ class CompiledSteps:
         turns = [each.float().contiguous() for each in self._model.rotary(x, where[0][None])]
         if any(each.shape != (1, fed, self._model.head_dim) for each in turns):
             raise ValueError(f"rotations of {[tuple(each.shape) for each in turns]}")
-        longest = -(-max(row.stop for row in rows) // PAIRS) * PAIRS
+        longest = -(-max(row.stop for row in rows) // STRIP) * STRIP
         several = fed > count
         parts = [x.new_empty(fed, columns, dtype=dtype) for columns, dtype in self._parts]
         scores = x.new_empty(self._model.threads, self._scored, longest)
-        laid = x.new_empty(2, self._of_token * longest if several else 0, dtype=torch.bfloat16)
+        laid = x.new_empty(2, self._of_token * longest if several else 0, dtype=self._numbers)
         logits = x.new_empty(wanted, self._model.vocabulary)
         step = _Step(
             *(count, fed, wanted, size, longest, self._cache.address),
@@ -231,11 +246,13 @@ def _paired(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _in_blocks(weight: torch.Tensor) -> torch.Tensor:
-    """[outs, depth] as [blocks, depth / 2, BLOCK, 2], the last block filled up with zeros."""
+    """[outs, depth] as [blocks, depth / pair, BLOCK, pair], the last block filled up with zeros. A pair fills
+    four bytes."""
     outs, depth = weight.shape
+    pair = 4 // weight.itemsize
     if outs % BLOCK:
         weight = torch.cat((weight, weight.new_zeros(-outs % BLOCK, depth)))
-    return weight.view(-1, BLOCK, depth // 2, 2).transpose(1, 2).contiguous()
+    return weight.view(-1, BLOCK, depth // pair, pair).transpose(1, 2).contiguous()
 
 
 def _at(tensor: torch.Tensor) -> int:

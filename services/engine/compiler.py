@@ -1,8 +1,8 @@
 """Where does the compiled step of a model come from?
 
-`step.c` is compiled for this machine's processor by the first worker that wants it, with the C
-compiler that is there, and kept: beside its source where that was done ahead (as the images do it, which have
-no compiler), else
+`step.c` is compiled for this machine's processor and a model's numbers by the first worker that wants it,
+with the C compiler that is there, and kept: beside its source where that was done ahead (as the images do it,
+which have no compiler), else
 
     $XDG_CACHE_HOME/baton/kernels/step-FINGERPRINT.so
 
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from platform import machine
@@ -24,18 +25,14 @@ from typing import Any, Final
 
 import torch
 
-from services.runtime.logging import Log
 from services.runtime.model_cache import cache_root
-
-log = Log(__name__)
 
 SOURCE: Final = Path(__file__).with_name("step.c")
 FUNCTION: Final = "baton_step"
 COMPILERS: Final = ("gcc", "cc")
-FLAGS: Final = (
-    *("-std=gnu11", "-O3", "-fno-strict-aliasing", "-fopenmp", "-fPIC"),
-    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"),
-)
+FLAGS: Final = ("-std=gnu11", "-O3", "-fno-strict-aliasing", "-fopenmp", "-fPIC")
+AVX2: Final = ("avx2", "fma3")
+AVX512: Final = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "fma3")
 MACHINE: Final = "x86_64"
 WRITABLE_BY_OTHERS: Final = 0o022
 DEADLINE_S: Final = 120.0
@@ -45,26 +42,56 @@ class NotCompiled(Exception):
     """There is no kernel for this machine. The text says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One way to compile it."""
+
+    numbers: torch.dtype
+    """Of keys, values and what products multiply."""
+    weights: torch.dtype
+    needs: tuple[str, ...]
+    """What the CPU has to know, by torch's names."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        instructions = (f"-m{each.replace('_', '').replace('fma3', 'fma')}" for each in self.needs)
+        bits = f"-DNUMBER={8 * self.numbers.itemsize}", f"-DWEIGHT={8 * self.weights.itemsize}"
+        return (*FLAGS, *bits, *instructions)
+
+    @property
+    def name(self) -> str:
+        """Of its library."""
+        made_of = SOURCE.read_bytes() + " ".join(self.flags).encode()
+        return f"{SOURCE.stem}-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
+
+
+BUILDS: Final = (
+    Build(torch.bfloat16, torch.bfloat16, (*AVX512, "avx512_bf16")),
+    *(
+        Build(torch.float32, weights, instructions)
+        for weights in (torch.bfloat16, torch.float32)
+        for instructions in (AVX512, AVX2)
+    ),
+)
+"""The best for a CPU first."""
+
+
 @cache
-def kernel() -> Any | None:
-    """The compiled function, loaded once in a process: where this CPU multiplies bfloat16, but not by AMX,
-    which oneDNN knows, and the kernel is there or can be compiled. A line of the log says why there is none,
-    if there could be one."""
+def kernel(numbers: torch.dtype, weights: torch.dtype) -> Any:
+    """The compiled function, loaded once in a process. Raises NotCompiled."""
     told = torch.cpu.get_capabilities()
-    if not told.get("avx512_bf16") or told.get("amx_bf16"):
-        return None
-    try:
-        return found()
-    except NotCompiled as error:
-        log.info("steps are not compiled", why=str(error))
-        return None
+    if numbers is torch.bfloat16 and told.get("amx_bf16"):
+        raise NotCompiled("this CPU multiplies bfloat16 by AMX, which a library does")
+    for build in BUILDS:
+        if (build.numbers, build.weights) == (numbers, weights) and all(map(told.get, build.needs)):
+            return found(build)
+    raise NotCompiled(f"there is no kernel of {numbers} for this CPU")
 
 
-def found() -> Any:
+def found(build: Build) -> Any:
     """The function, compiled now if it is not there yet. Raises NotCompiled."""
     try:
-        name = f"{SOURCE.stem}-{_fingerprint()}.so"
-        ahead, kept = SOURCE.with_name(name), cache_root() / "kernels" / name
+        ahead, kept = SOURCE.with_name(build.name), cache_root() / "kernels" / build.name
         if ahead.is_file():
             return _load(ahead)
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -74,18 +101,18 @@ def found() -> Any:
         if kept.is_file():
             with suppress(NotCompiled):  # cut short, or made for another system
                 return _load(kept)
-        return compiled(kept)
+        return compiled(build, kept)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         raise NotCompiled(f"{type(error).__name__}: {error}") from error
 
 
-def compiled(target: Path) -> Any:
+def compiled(build: Build, target: Path) -> Any:
     """Compile it to `target`, which appears once it was loaded. Raises NotCompiled or OSError."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise NotCompiled(f"there is no C compiler ({' or '.join(COMPILERS)})")
     with tempfile.TemporaryDirectory() as part:
-        made = _compile(compiler, Path(part))
+        made = _compile(compiler, build, Path(part))
         function = _load(made)
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.stem, delete=False) as beside:
             beside.write(made.read_bytes())
@@ -103,10 +130,10 @@ def _load(library: Path) -> Any:
     return function
 
 
-def _compile(compiler: str, directory: Path) -> Path:
+def _compile(compiler: str, build: Build, directory: Path) -> Path:
     made, library = directory / "step.o", directory / "step.so"
     # In two steps: the linker is not told of OpenMP.
-    _run([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(made)])
+    _run([compiler, *build.flags, "-c", str(SOURCE), "-o", str(made)])
     _run([compiler, "-shared", str(made), "-o", str(library)])
     return library
 
@@ -124,10 +151,7 @@ def _run(command: list[str]) -> None:
         raise NotCompiled(f"{command[0]}: {said[0]}")
 
 
-def _fingerprint() -> str:
-    return hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
-
-
 if __name__ == "__main__":  # where an image is built, on a machine of the same kind, if not the same CPU
     if machine() == MACHINE:
-        compiled(SOURCE.with_name(f"{SOURCE.stem}-{_fingerprint()}.so"))
+        for each in BUILDS:
+            compiled(each, SOURCE.with_name(each.name))

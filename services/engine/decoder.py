@@ -14,7 +14,6 @@ from torch.nn import functional
 from services.engine.anatomy import Anatomy, LayerParts, Norm
 from services.engine.attention import PagedStep
 from services.engine.linears import linear_of
-from services.engine.zen import zen_for
 
 FEW_ROWS: Final = 64
 """Up to here the number of calls counts, not what each of them computes."""
@@ -30,26 +29,15 @@ class RmsNorm:
         self._epsilon = norm.epsilon
         self._width = len(norm.weight)
         self._doubled = torch.cat((self._weight, self._weight))
-        self._zen = zen_for(norm.weight)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._normed(rows.float()).to(self._dtype)
 
     def of_sum(self, rows: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
         """Add `more` [T, width] to `rows`, of float32, in place, and give the norm of that."""
-        if self._zen is None:
-            return self(rows.add_(more))
-        normed = more.float()
-        self._zen.zentorch_add_rms_norm_(normed, self._weight, rows, self._epsilon)
-        return normed.to(self._dtype)
+        return self(rows.add_(more))
 
     def _normed(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._zen is not None:
-            # It takes nothing but rows side by side, in two dimensions and the weight's dtype, and does not
-            # say so.
-            flat = rows.reshape(-1, self._width).contiguous()
-            zens: torch.Tensor = self._zen.zentorch_rms_norm(flat, self._weight, self._epsilon)
-            return zens.view(rows.shape)
         if rows.numel() > FEW_ROWS * self._width or rows.device.type != "cpu":
             return functional.rms_norm(rows, (self._width,), self._weight, self._epsilon)
         # Beside its negation a row has the mean 0, so that a layer norm is the RMS norm: torch has one kernel

@@ -206,8 +206,7 @@ def load_engine(
     )
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1:
-        compiles = compiled and model.device.type == "cpu" and model.dtype == "bfloat16"
-        hasten(model, layout, kernel() if compiles else None)
+        hasten(model, layout, kernel if compiled and model.device.type == "cpu" else None)
     pages = team.least(pages_that_fit(layout, kv_cache_memory))
     beside = batch_memory if model.device.type == "cpu" and not model.compiled else 0
     cache = PagedKvCache(layout, pages, model.device, beside)

@@ -1,16 +1,13 @@
 """How is a product with a weight computed fastest on this device?
 
-On a CPU a library computes it over a layout of its own, made once: in bfloat16 ZenDNN where there is one
-(`zen.py`), else oneDNN. The two operators for oneDNN are private to torch: they are named in this file alone,
-and where they are missing the weight stays as it is.
+On a CPU oneDNN computes it over a layout of its own, made once. The two operators for that are private to
+torch: they are named in this file alone, and where they are missing the weight stays as it is.
 """
 
 from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
-
-from services.engine.zen import ZenLinear, zen_for
 
 BATCH: Final = 512
 """The number of rows that oneDNN's layout is made for. Measured: it serves a single row as well as one made
@@ -52,9 +49,6 @@ def linear_of(parts: list[nn.Linear]) -> Linear:
     """One product in place of several of the same rows: what comes out stands side by side. Several weights
     are copied, and one that is laid out anew is: let go of `parts` afterwards."""
     weight, bias = joined(parts)
-    zen = zen_for(weight)
-    if zen is not None:
-        return ZenLinear(zen, weight, bias)
     return Packed(weight, bias) if _packs(weight) else Plain(weight, bias)
 
 

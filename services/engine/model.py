@@ -18,7 +18,7 @@ from transformers.utils import logging as library_logging
 
 from services.engine.anatomy import anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
-from services.engine.compiled import CompiledModel, CompiledSteps, check
+from services.engine.compiled import CompiledModel, CompiledSteps, Kernels, check, narrow
 from services.engine.decoder import Decoder
 from services.engine.device import find_device, find_dtype
 from services.engine.kv_cache import DTYPES, PagedKvCache
@@ -73,14 +73,18 @@ class Model:
             )
         self.geometry: Geometry = seen if share is None else share.whole
         self.vocab_size: int = facts.vocab_size if share is not None or logits is None else logits.shape[1]
-        self.weight_bytes: int = _bytes_of_a_step(module)
-        """What a step reads of the weights, whatever it computes."""
+        self._weight_bytes: int = _bytes_of_a_step(module)
         self.products: Counter[tuple[int, int]] = Counter(
             (each.out_features, each.in_features)
             for each in module.modules()
             if isinstance(each, torch.nn.Linear)
         )
         """How many linear layers of which [out, in] there are."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a step reads of the weights, whatever it computes."""
+        return self._weight_bytes if self._compiled is None else self._compiled.weight_bytes
 
     def compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, step: PagedStep
@@ -101,20 +105,22 @@ class Model:
         """They are computed by a kernel."""
         return self._compiled is not None
 
-    def take_apart(self, kernel: Any | None = None, page_tokens: int = 0) -> None:
+    def take_apart(self, kernels: Kernels | None = None, page_tokens: int = 0) -> None:
         """From now on `compute` goes without the library's definition, whose weights are laid out anew: they
-        are not held twice. With a `kernel` they are laid out for that, and `compiled_steps` compute, over
-        pages of `page_tokens`. Raises OtherAnatomy, or OtherShapes, which the kernel does not know: nothing
-        has changed."""
+        are not held twice. With `kernels` they are laid out for one of these, and `compiled_steps` compute,
+        over pages of `page_tokens`. Raises OtherAnatomy, OtherShapes, which no kernel knows, or NotCompiled:
+        nothing has changed."""
         anatomy = anatomy_of(self._module, self.geometry.head_dim)
-        if kernel is not None:
+        if kernels is not None:
             check(anatomy, self.geometry.head_dim, page_tokens)
+            weights = torch.bfloat16 if narrow(anatomy) else torch.float32
+            kernel = kernels(anatomy.head.weight.dtype, weights)
         self._module = None
         with torch.inference_mode():
-            if kernel is None:
+            if kernels is None:
                 self._decoder = Decoder(anatomy, self.geometry.head_dim)
             else:
-                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel)
+                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel, weights)
 
     def compiled_steps(self, cache: PagedKvCache) -> CompiledSteps | None:
         """Over this cache, where the model was taken apart for a kernel."""

@@ -6,13 +6,15 @@ another worker may go on with. Where they do not, the library computes, and a li
 """
 
 from dataclasses import replace
-from typing import Any, Final
+from itertools import accumulate
+from typing import Final
 
 import torch
 
 from services.engine.anatomy import OtherAnatomy
 from services.engine.attention import PagedStep
-from services.engine.compiled import OtherShapes
+from services.engine.compiled import Kernels, OtherShapes
+from services.engine.compiler import NotCompiled
 from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache
 from services.engine.model import Model
@@ -32,20 +34,20 @@ STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (
 """In each step what is computed of the long sequence, and of the short one."""
 
 
-def hasten(model: Model, layout: KvLayout, kernel: Any | None = None) -> None:
-    """Let `model` compute in our own way if it can, and if that is seen to give the same: by the compiled
-    `kernel`, where there is one, else by calls."""
+def hasten(model: Model, layout: KvLayout, kernels: Kernels | None = None) -> None:
+    """Let `model` compute in our own way if it can, and if that is seen to give the same: by one of the
+    compiled `kernels`, where there is one for it, else by calls."""
     if model.facts.context_length < LONG:
         return
     expected = _answers(model, layout)
     try:
-        if kernel is not None:
+        if kernels is not None:
             try:
-                why = _tried(model, layout, expected, kernel)
+                why = _tried(model, layout, expected, kernels)
                 if not why:
                     return
                 log.warning("steps are not compiled", why=why)
-            except OtherShapes as other:
+            except (OtherShapes, NotCompiled) as other:
                 log.info("steps are not compiled", why=str(other))
         why = _tried(model, layout, expected)
     except OtherAnatomy as other:
@@ -55,11 +57,13 @@ def hasten(model: Model, layout: KvLayout, kernel: Any | None = None) -> None:
         log.warning("the model library computes the steps: ours are not the same", why=why)
 
 
-def _tried(model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel: Any | None = None) -> str:
-    """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy and
-    OtherShapes."""
+def _tried(
+    model: Model, layout: KvLayout, expected: list[torch.Tensor], kernels: Kernels | None = None
+) -> str:
+    """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy,
+    OtherShapes and NotCompiled."""
     try:
-        model.take_apart(kernel, layout.page_tokens)
+        model.take_apart(kernels, layout.page_tokens)
         gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
         close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
@@ -72,7 +76,7 @@ def _tried(model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel:
 
 def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torch.Tensor]:
     """The logits of all positions, step by step, and what is in the pages after the last. `ours`: what a step
-    fetched is kept for the next."""
+    fetched is kept for the next. A compiled step computes the last positions by themselves, too."""
     numbers = torch.Generator().manual_seed(7)
     prompts = torch.randint(model.vocab_size, (2, LONG), generator=numbers).tolist()
     sequences = [Sequence(Request("proof", tuple(prompt), 1), []) for prompt in prompts]
@@ -90,8 +94,12 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
             for sequence, span, table in zip(sequences, spans, tables, strict=False)
         ]
         with torch.inference_mode():
+            logits: torch.Tensor | None
             if compiled is not None:
-                logits: torch.Tensor | None = compiled.logits(rows, everywhere=True)
+                everywhere = compiled.logits(rows, everywhere=True)
+                ends = [end - 1 for end in accumulate(row.stop - row.start for row in rows)]
+                everywhere[ends] = compiled.logits([replace(row, sample=True) for row in rows])
+                logits = everywhere
             else:
                 plan = make_plan(rows, cache, model.device, kept)
                 keep = torch.arange(plan.tokens.shape[1], device=model.device)

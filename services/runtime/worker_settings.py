@@ -54,8 +54,7 @@ class WorkerSettings(ServiceSettings):
     device: str = setting("auto", "Where to compute (auto: CUDA if there is one).", DEVICE)
     compiled_steps: bool = setting(
         True,
-        "On a CPU that multiplies bfloat16 by AVX-512, compute a step by one call, compiled at the first"
-        " start where there is a C compiler.",
+        "On an x86 CPU, compute a step by one call, compiled at the first start where there is a C compiler.",
         SWITCH,
     )
     kv_cache_memory: int = setting(2**30, "Memory for KV pages; never exceeded.", SIZE)

@@ -67,7 +67,7 @@ def test_the_tensor_library_and_nixl_are_in_the_workers_images_alone() -> None:
     assert "--no-deps ." in installs["build-bootstrap"]
     [torch] = [each for each in project()[""] if Requirement(each).name == "torch"]
     assert f"'{torch}'" in installs["build-worker"]
-    assert "'.[gguf,otel,zen]'" in installs["build-worker"]
+    assert "'.[gguf,otel]'" in installs["build-worker"]
     assert "'.[gguf,otel]'" in installs["build-worker-cuda"]
 
 

@@ -1,7 +1,7 @@
 """Do the kernel's steps stay within their tensors? In a process that has AddressSanitizer's library
 preloaded: it ends at the first byte that is read or written beside one.
 
-    python -m tests.engine.sanitized SOURCE MODEL…
+    python -m tests.engine.sanitized SOURCE BUILDS MODEL…
 """
 
 import sys
@@ -13,18 +13,28 @@ from tests.engine.test_compiled import filled, load, logits_of
 PAGE_TOKENS = (4, 16, 64)
 
 
-def main(source: str, *models: str) -> None:
+def main(source: str, builds: str, *models: str) -> None:
+    """`builds`: their places in `compiler.BUILDS`."""
     compiler.SOURCE = Path(source)  # type: ignore[misc]
     compiler.FLAGS = (*compiler.FLAGS, "-fsanitize=address", "-g")  # type: ignore[misc, assignment]
-    for model in models:
-        for page_tokens in PAGE_TOKENS:
-            engine = load(Path(model), page_tokens=page_tokens)
-            if engine.compiled is None:
-                sys.exit("it was not compiled")
-            rows = filled(engine)
-            logits_of(engine, rows)
-            for row in rows:
-                logits_of(engine, [row])
+    for build in [compiler.BUILDS[int(place)] for place in builds.split(",")]:
+        compiler.BUILDS = (build,)  # type: ignore[misc]
+        compiler.kernel.cache_clear()
+        computed = sum(_compute(model, build, page_tokens) for model in models for page_tokens in PAGE_TOKENS)
+        if not computed:
+            sys.exit(f"nothing was computed by {build}")
+
+
+def _compute(model: str, build: compiler.Build, page_tokens: int) -> bool:
+    """False where the model's weights are of other numbers than the build's."""
+    engine = load(Path(model), dtype=build.numbers, page_tokens=page_tokens)
+    if engine.compiled is None:
+        return False
+    rows = filled(engine)
+    logits_of(engine, rows)
+    for row in rows:
+        logits_of(engine, [row])
+    return True
 
 
 if __name__ == "__main__":

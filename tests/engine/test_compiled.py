@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from services.decode.settings import DecodeSettings
 from services.engine import compiled as compiled_steps
 from services.engine import compiler, proof
 from services.engine import engine as engine_module
-from services.engine.compiler import NotCompiled, found
+from services.engine.compiler import Build, NotCompiled, found
 from services.engine.engine import Engine, Row, Sequence, load_engine
 from services.engine.proof import gap
 from services.engine.sampler import NotANumber
@@ -48,7 +49,9 @@ MODELS: Final[dict[str, PreTrainedConfig]] = {
     ),
 }
 BOUND: Final = 0.02
-"""Of the difference's length, as a share of the length of what is right."""
+"""Of the difference's length, as a share of the length of what is right, in bfloat16."""
+EXACT: Final = 1e-5
+"""The same in float32."""
 SPANS: Final = (
     *((39, 40), (0, 1), (0, 15), (11, 16), (16, 17), (0, 33), (0, 2), (63, 64), (62, 100), (30, 31)),
     *((6, 7), (31, 32), (29, 30), (31, 33), (5, 14)),
@@ -63,19 +66,14 @@ SLIPS: Final = {
     "tokens after it are seen": ("s->positions[first + token] + 1, end)", "count, end)"),
     "tokens before it are not seen": ("s->positions[first + token] + 1, end)", "token + 1, end)"),
     "not scaled": ("_mm_set1_ps(s->scaling)", "_mm_set1_ps(1)"),
-    "a prompt is not scaled": (
-        "scaling = _mm512_set1_ps(m->layer[index].scaling)",
-        "scaling = _mm512_set1_ps(1)",
-    ),
+    "not scaled in float32": ("total(sum[each]) * s->scaling", "total(sum[each])"),
+    "a prompt is not scaled": ("scaling = m->layer[index].scaling", "scaling = 1"),
     "one layer's pages for all": ("* m->layers + index) * 2", "* m->layers) * 2"),
     "what was is not added to": (
         "s->gated, m->width, hidden, rows, s->x, 1)",
         "s->gated, m->width, hidden, rows, s->x, 0)",
     ),
-    "gates and what they let through": (
-        "_mm512_sub_ps(_mm512_setzero_ps(), one)",
-        "_mm512_sub_ps(_mm512_setzero_ps(), other)",
-    ),
+    "gates and what they let through": ("exponential(-one)", "exponential(-other)"),
     "one norm for both": ("layer->before_gate, layer->before_gate_epsilon", "layer->before_attention, 1"),
     "one page for all": (
         "score(&asked, keys + table[page] * stride",
@@ -84,29 +82,67 @@ SLIPS: Final = {
     "keys for values": ("value[each] = key[each] + of_one;", "value[each] = key[each];"),
     "not divided": ("1.0f / w->sum[query]", "1.0f"),
     "the first rows' logits": ("s->x + s->keep[place] * hidden", "s->x + place * hidden"),
-    "tokens the other way round": (
-        "to[2 * at] = value[0][begin + at];",
-        "to[2 * at] = value[1][begin + at];",
+    "what the first rows saw": ("s->seen + s->keep[place] * of_heads", "s->seen + place * of_heads"),
+    "its last token does not look": (
+        "s->keep[place] < first + tokens",
+        "s->keep[place] < first + tokens - 1",
     ),
+    "tokens the other way round": ("= value[each][begin + at];", "= value[PAIR - 1 - each][begin + at];"),
+    "halves the other way round": ("(vec)(both[part] << 16)", "(vec)(both[part] & ~0xffff)"),
+    "half of a block": ("to[row] + begin + part * LANES", "to[row] + part * LANES"),
 }
 """What is changed in the source."""
-
+ELSEWHERE: Final = {
+    "in bfloat16": {"not scaled in float32", "halves the other way round", "half of a block"},
+    "over bfloat16 by AVX2": {"not scaled", "tokens the other way round"},
+}
+"""Slips that are in no part of the source that is compiled so."""
+ALL_BUILDS: Final = compiler.BUILDS
 CAPABILITIES: Final = torch.cpu.get_capabilities()
-needs_kernel = pytest.mark.skipif(
-    not CAPABILITIES.get("avx512_bf16") or bool(CAPABILITIES.get("amx_bf16")),
+BUILDS: Final = {
+    "in bfloat16": ALL_BUILDS[0],
+    "in float32": ALL_BUILDS[3],
+    "in float32 by AVX2": ALL_BUILDS[4],
+    "over bfloat16": ALL_BUILDS[1],
+    "over bfloat16 by AVX2": ALL_BUILDS[2],
+}
+
+
+def known(build: Build) -> bool:
+    """This CPU can run it."""
+    return all(map(CAPABILITIES.get, build.needs))
+
+
+PLAIN: Final = BUILDS["in float32 by AVX2"]
+needs_kernel = pytest.mark.skipif(not known(PLAIN), reason="there is no kernel for this CPU")
+needs_bfloat16 = pytest.mark.skipif(
+    not known(BUILDS["in bfloat16"]) or bool(CAPABILITIES.get("amx_bf16")),
     reason="this CPU does not multiply bfloat16, or does by AMX",
 )
-Directory = Callable[[str], Path]
+Directory = Callable[..., Path]
+
+
+@pytest.fixture(params=BUILDS)
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
+    """The only one there is."""
+    made = BUILDS[request.param]
+    if not known(made):
+        pytest.skip("this CPU does not know its instructions")
+    monkeypatch.setattr(compiler, "BUILDS", (made,))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**CAPABILITIES, "amx_bf16": False})
+    compiler.kernel.cache_clear()
+    yield made
+    compiler.kernel.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Directory:
-    """Of one of `MODELS`."""
+    """Of one of `MODELS`, whose weights are in float32, but numbers of bfloat16 where `weights` are."""
     root = tmp_path_factory.mktemp("compiled")
 
-    def find(name: str) -> Path:
-        place = root / name.replace(" ", "-")
-        return place if place.exists() else tiny.save(MODELS[name], place)
+    def find(name: str, weights: torch.dtype = torch.float32) -> Path:
+        place = root / f"{name} {weights}".replace(" ", "-")
+        return place if place.exists() else tiny.save(MODELS[name], place, weights)
 
     return find
 
@@ -122,19 +158,31 @@ def load(
     directory: Path,
     *,
     compiled: bool = True,
-    dtype: str = "bfloat16",
+    dtype: torch.dtype = torch.bfloat16,
     page_tokens: int = 16,
     threads: int = 1,
 ) -> Engine:
     return load_engine(
         directory,
-        dtype=dtype,
+        dtype=str(dtype).removeprefix("torch."),
         device="cpu",
         page_tokens=page_tokens,
         kv_cache_memory=2**23,
         threads=threads,
         compiled=compiled,
     )
+
+
+def load_for(
+    build: Build, directory: Directory, name: str, page_tokens: int = 16, threads: int = 1
+) -> Engine:
+    """An engine whose steps are compiled so."""
+    engine = load(
+        directory(name, build.weights), dtype=build.numbers, page_tokens=page_tokens, threads=threads
+    )
+    assert engine.compiled is not None
+    assert engine.compiled._model._weights is build.weights
+    return engine
 
 
 def filled(engine: Engine, spans: tuple[tuple[int, int], ...] = SPANS) -> list[Row]:
@@ -179,7 +227,7 @@ def places(engine: Engine, rows: list[Row]) -> list[tuple[int, int]]:
     return [(row.pages[each // size], each % size) for row in rows for each in range(row.start, row.stop)]
 
 
-@needs_kernel
+@needs_bfloat16
 @pytest.mark.parametrize("page_tokens", [4, 16, 64])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_is_nearer_to_float32_than_the_librarys(
@@ -190,34 +238,60 @@ def test_a_step_is_nearer_to_float32_than_the_librarys(
     monkeypatch.setattr(engine_module, "hasten", lambda *_, **__: None)
     library = load(directory(name), compiled=False, page_tokens=page_tokens)
     assert not library.model.taken_apart
-    exact = load(directory(name), compiled=False, dtype="float32", page_tokens=page_tokens)
+    exact = load(directory(name), compiled=False, dtype=torch.float32, page_tokens=page_tokens)
     with torch.no_grad():  # the numbers that the others have
         for weight in exact.model.weights():
             weight.copy_(weight.bfloat16().float())
-    # All go on from the same keys and values.
-    assert exact.cache.pages < library.cache.pages
-    rows = filled(exact)
-    before = exact.cache.tensor.clone()
-    told: list[torch.Tensor] = []
-    written: list[torch.Tensor] = []
-    for engine in (exact, library, ours):
-        engine.cache.tensor[: len(before)] = before
-        for row in rows:
-            row.sequence.tail_page = -1
-        told.append(logits_of(engine, rows))
-        written.append(entries(engine, rows))
-    for right, librarys, own in (told, written):
-        assert gap(own, right) < 1.1 * gap(librarys, right)
-        assert gap(own, right) < BOUND
+    (right, wrote), (librarys, by_library), (own, by_us) = told(exact, library, ours)
+    assert gap(own, right) < 1.1 * gap(librarys, right)
+    assert gap(own, right) < BOUND
+    assert gap(by_us, wrote) < 1.1 * gap(by_library, wrote)
+    assert gap(by_us, wrote) < BOUND
 
 
 @needs_kernel
-@pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_in_the_source_is_seen(
-    directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slip: str
+@pytest.mark.parametrize("page_tokens", [4, 16, 64])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("build", [*BUILDS][1:], indirect=True)
+def test_in_float32_a_step_is_the_librarys(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, build: Build, name: str, page_tokens: int
 ) -> None:
-    """By as much as the test above lets pass."""
-    engine = load(directory("three queries a head"))
+    ours = load_for(build, directory, name, page_tokens)
+    monkeypatch.setattr(engine_module, "hasten", lambda *_, **__: None)
+    library = load(
+        directory(name, build.weights), compiled=False, dtype=torch.float32, page_tokens=page_tokens
+    )
+    assert not library.model.taken_apart
+    (right, wrote), (own, by_us) = told(library, ours)
+    assert gap(own, right) < EXACT
+    assert gap(by_us, wrote) < EXACT
+
+
+def told(*engines: Engine) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The logits of a step, and what it writes: of each engine, which go on from the same keys and values."""
+    first = min(engines, key=lambda each: each.cache.pages)
+    rows = filled(first)
+    before = first.cache.tensor.clone()
+    found = []
+    for engine in engines:
+        engine.cache.tensor[: len(before)] = before
+        for row in rows:
+            row.sequence.tail_page = -1
+        found.append((logits_of(engine, rows), entries(engine, rows)))
+    return found
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("build", "slip"),
+    [(build, slip) for build, others in ELSEWHERE.items() for slip in SLIPS if slip not in others],
+    indirect=["build"],
+)
+def test_a_slip_in_the_source_is_seen(
+    directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Build, slip: str
+) -> None:
+    """By as much as the tests above let pass."""
+    engine = load_for(build, directory, "three queries a head")
     rows = filled(engine)
     right, wrote = logits_of(engine, rows), entries(engine, rows)
     source, (before, after) = compiler.SOURCE.read_text(), SLIPS[slip]
@@ -227,18 +301,19 @@ def test_a_slip_in_the_source_is_seen(
     monkeypatch.setattr(compiler, "SOURCE", slipped)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert engine.compiled is not None
-    engine.compiled._model._kernel = found()
+    engine.compiled._model._kernel = found(build)
     gaps = gap(logits_of(engine, rows), right), gap(entries(engine, rows), wrote)
-    assert not max(gaps) <= BOUND
+    bound = BOUND if build.numbers is torch.bfloat16 else EXACT
+    assert not max(gaps) <= bound
 
 
 @needs_kernel
 @pytest.mark.parametrize("page_tokens", [4, 16])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_row_gets_does_not_depend_on_its_neighbours_nor_on_threads(
-    directory: Directory, threads: None, name: str, page_tokens: int
+    directory: Directory, threads: None, build: Build, name: str, page_tokens: int
 ) -> None:
-    engine = load(directory(name), page_tokens=page_tokens)
+    engine = load_for(build, directory, name, page_tokens)
     rows = filled(engine)
     together = logits_of(engine, rows)
     wrote = entries(engine, rows)
@@ -247,7 +322,7 @@ def test_what_a_row_gets_does_not_depend_on_its_neighbours_nor_on_threads(
             some = rows[first : first + count]
             assert torch.equal(logits_of(engine, some), together[first : first + count])
     assert torch.equal(logits_of(engine, rows[::-1]), together.flip(0))
-    several = load(directory(name), page_tokens=page_tokens, threads=3)
+    several = load_for(build, directory, name, page_tokens, threads=3)
     several.cache.tensor.copy_(engine.cache.tensor)
     assert torch.equal(logits_of(several, rows), together)
     assert torch.equal(entries(several, rows), wrote)
@@ -263,17 +338,22 @@ def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, p
     library = asked.stdout.strip()
     if not Path(library).is_absolute():
         pytest.skip("gcc has no AddressSanitizer here")
-    source, end = compiler.SOURCE.read_text(), "count, up_to(count, PAIRS))"
+    source, end = compiler.SOURCE.read_text(), "count, up_to(count, STRIP))"
     assert end in source
     copy = tmp_path / compiler.SOURCE.name
-    copy.write_text(source.replace(end, "count, up_to(count, PAIRS) + 512)") if planted else source)
+    copy.write_text(source.replace(end, "count, up_to(count, STRIP) + 512)") if planted else source)
     ended = subprocess.run(
         [
             sys.executable,
             "-m",
             "tests.engine.sanitized",
             str(copy),
-            *(str(directory(name)) for name in MODELS),
+            "-1" if planted else ",".join(str(at) for at, each in enumerate(ALL_BUILDS) if known(each)),
+            *(
+                str(directory(name, weights))
+                for weights in (torch.bfloat16, torch.float32)
+                for name in MODELS
+            ),
         ],
         cwd=Path(__file__).parents[2],
         env={
@@ -292,8 +372,10 @@ def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, p
 
 
 @needs_kernel
-def test_a_step_writes_its_own_tokens_keys_and_values_and_nothing_else(directory: Directory) -> None:
-    engine = load(directory("three queries a head"))
+def test_a_step_writes_its_own_tokens_keys_and_values_and_nothing_else(
+    directory: Directory, build: Build
+) -> None:
+    engine = load_for(build, directory, "three queries a head")
     rows = filled(engine)
     for row in rows:
         engine._clear_tail(row)
@@ -305,8 +387,8 @@ def test_a_step_writes_its_own_tokens_keys_and_values_and_nothing_else(directory
 
 
 @needs_kernel
-def test_only_the_rows_that_sample_get_logits(directory: Directory) -> None:
-    engine = load(directory("three queries a head"))
+def test_only_the_rows_that_sample_get_logits(directory: Directory, build: Build) -> None:
+    engine = load_for(build, directory, "three queries a head")
     rows = filled(engine)
     all_of_them = logits_of(engine, rows)
     some = [Row(r.sequence, r.start, r.stop, r.pages, sample=place % 3 == 1) for place, r in enumerate(rows)]
@@ -316,8 +398,8 @@ def test_only_the_rows_that_sample_get_logits(directory: Directory) -> None:
 
 
 @needs_kernel
-def test_what_is_no_number_in_a_page_is_no_token(directory: Directory) -> None:
-    engine = load(directory("three queries a head"))
+def test_what_is_no_number_in_a_page_is_no_token(directory: Directory, build: Build) -> None:
+    engine = load_for(build, directory, "three queries a head")
     rows = filled(engine)
     engine.cache.tensor[rows[0].pages[1], 1, 2, 1, 3, 5] = float("nan")
     with pytest.raises(NotANumber):
@@ -326,15 +408,15 @@ def test_what_is_no_number_in_a_page_is_no_token(directory: Directory) -> None:
 
 
 @needs_kernel
-def test_the_pages_are_looked_for_where_they_moved_to(directory: Directory) -> None:
-    engine = load(directory("three queries a head"))
+def test_the_pages_are_looked_for_where_they_moved_to(directory: Directory, build: Build) -> None:
+    engine = load_for(build, directory, "three queries a head")
     rows = filled(engine)
     before = logits_of(engine, rows)
     engine.cache.move()
     assert torch.equal(logits_of(engine, rows), before)
 
 
-@needs_kernel
+@needs_bfloat16
 def test_tokens_go_on_while_rows_of_all_kinds_come_and_go(directory: Directory) -> None:
     """By calls and by the kernel, until a tie parts them."""
     lengths = (5, 33, 16, 70)
@@ -359,20 +441,22 @@ def test_tokens_go_on_while_rows_of_all_kinds_come_and_go(directory: Directory) 
 
 
 @needs_kernel
-def test_a_prompt_gives_the_same_however_it_is_cut(directory: Directory) -> None:
+def test_a_prompt_gives_the_same_however_it_is_cut(directory: Directory, build: Build) -> None:
     """Nearly: what a token looks at is summed in another order by one token than by several."""
-    engine = load(directory("three queries a head"))
+    engine = load_for(build, directory, "three queries a head")
     whole = logits_of(engine, filled(engine, ((0, 100),)))
     for starts in ((1,), (8,), (33,), (64, 70), (99,)):
         row = filled(engine, ((0, 100),))[0]
         for start, stop in pairwise((0, *starts, 100)):
             last = logits_of(engine, [Row(row.sequence, start, stop, row.pages, sample=stop == 100)])
-        assert gap(last, whole) < 0.01
+        assert gap(last, whole) < (BOUND if build.numbers is torch.bfloat16 else EXACT)
 
 
 @needs_kernel
-def test_the_logits_of_all_positions_are_those_of_prompts_that_end_there(directory: Directory) -> None:
-    engine = load(directory("three queries a head"))
+def test_the_logits_of_all_positions_are_those_of_prompts_that_end_there(
+    directory: Directory, build: Build
+) -> None:
+    engine = load_for(build, directory, "three queries a head")
     [row] = filled(engine, ((0, 33),))
     assert engine.compiled is not None
     with torch.inference_mode():
@@ -382,7 +466,7 @@ def test_the_logits_of_all_positions_are_those_of_prompts_that_end_there(directo
         assert torch.equal(logits_of(engine, [cut])[0], everywhere[stop - 1])
 
 
-@needs_kernel
+@needs_bfloat16
 def test_the_proof_looks_at_all_positions(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Size] = []
 
@@ -396,7 +480,7 @@ def test_the_proof_looks_at_all_positions(directory: Directory, monkeypatch: pyt
     assert [shape[0] for shape in seen[: len(fed)]] == fed
 
 
-@needs_kernel
+@needs_bfloat16
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -415,7 +499,7 @@ def test_shapes_that_the_kernel_does_not_know_are_computed_by_calls(
     logits_of(engine, filled(engine))
 
 
-@needs_kernel
+@needs_bfloat16
 @pytest.mark.parametrize("page_tokens", [1, 6, 17])
 def test_pages_that_the_kernel_does_not_know_are_computed_by_calls(
     directory: Directory, page_tokens: int
@@ -425,7 +509,7 @@ def test_pages_that_the_kernel_does_not_know_are_computed_by_calls(
     logits_of(engine, filled(engine))
 
 
-@needs_kernel
+@needs_bfloat16
 @pytest.mark.parametrize("shape", [(1, 5, 32), (1, 4, 64), (2, 5, 64)])
 def test_rotations_of_another_shape_are_not_read(directory: Directory, shape: tuple[int, ...]) -> None:
     engine = load(directory("three queries a head"))
@@ -438,18 +522,16 @@ def test_rotations_of_another_shape_are_not_read(directory: Directory, shape: tu
 
 def test_the_source_and_what_calls_it_know_the_same_sizes() -> None:
     source = compiler.SOURCE.read_text()
-    for name in ("LANES", "BLOCK", "ROWS", "SIDE"):
+    for name in ("STRIP", "BLOCK", "HEAD_STRIPS", "SIDE"):
         assert f" {name} = {getattr(compiled_steps, name)}," in source
-    assert " PAIRS = 2 * LANES," in source
-    assert compiled_steps.PAIRS == 2 * compiled_steps.LANES
-    assert f" PARTS = {compiled_steps.HEAD_DIM_MAX // compiled_steps.PAIRS}," in source
+    assert max(map(int, re.findall(r"#define ROWS (\d+)", source))) == compiled_steps.ROWS
 
 
-@needs_kernel
+@needs_bfloat16
 def test_a_kernel_that_gives_something_else_is_not_used_and_the_log_says_so(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_module, "kernel", lambda: lambda *_: None)
+    monkeypatch.setattr(engine_module, "kernel", lambda *_: lambda *_: None)
     engine = load(directory("three queries a head"))
     assert engine.compiled is None
     assert engine.model.taken_apart
@@ -457,12 +539,26 @@ def test_a_kernel_that_gives_something_else_is_not_used_and_the_log_says_so(
     logits_of(engine, filled(engine))
 
 
-def test_float32_has_no_use_for_it(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_for_workers_that_do_not_refuse_it(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert DecodeSettings().compiled_steps
     assert PrefillSettings().compiled_steps
-    monkeypatch.setattr(engine_module, "kernel", lambda: pytest.fail("it was asked for"))
-    assert load(directory("three queries a head"), dtype="float32").compiled is None
+    monkeypatch.setattr(engine_module, "kernel", lambda *_: pytest.fail("it was asked for"))
     assert load(directory("three queries a head"), compiled=False).compiled is None
+
+
+@needs_kernel
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32], ids=str)
+def test_in_float32_weights_are_kept_in_half_the_bytes_where_nothing_is_lost(
+    directory: Directory, weights: torch.dtype
+) -> None:
+    name = "three queries a head"
+    before = load(directory(name, weights), compiled=False, dtype=torch.float32).model.weight_bytes
+    engine = load(directory(name, weights), dtype=torch.float32)
+    assert engine.compiled is not None
+    assert engine.compiled._model._weights is weights
+    assert engine.model.weight_bytes == pytest.approx(before * weights.itemsize / 4, rel=0.05)
 
 
 @pytest.fixture
@@ -477,46 +573,75 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     compiler.kernel.cache_clear()
 
 
-@pytest.mark.parametrize("told", [{}, {"avx512_bf16": False}, {"avx512_bf16": True, "amx_bf16": True}])
-def test_there_is_none_for_other_cpus_nor_for_those_with_amx(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, bool]
+@pytest.mark.parametrize(
+    ("told", "numbers"),
+    [
+        ({}, torch.float32),
+        ({"avx2": True}, torch.float32),
+        (dict.fromkeys(compiler.AVX512, True), torch.bfloat16),
+        ({**dict.fromkeys((*compiler.AVX512, "avx512_bf16"), True), "amx_bf16": True}, torch.bfloat16),
+        (dict.fromkeys((*compiler.AVX512, "avx512_bf16"), True), torch.float16),
+    ],
+)
+def test_there_is_none_for_other_cpus_nor_in_bfloat16_for_those_with_amx(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, bool], numbers: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
-    assert compiler.kernel() is None
+    with pytest.raises(NotCompiled, match="this CPU"):
+        compiler.kernel(numbers, torch.bfloat16)
     assert not empty_cache.exists()
 
 
 @needs_kernel
+def test_the_widest_instructions_of_a_cpu_are_used(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Build] = []
+    monkeypatch.setattr(compiler, "found", asked.append)
+    for told in (CAPABILITIES, {"avx2": True, "fma3": True}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda told=told: told)
+        compiler.kernel(torch.float32, torch.float32)
+        compiler.kernel.cache_clear()
+    wide = known(BUILDS["in float32"])
+    assert asked == [
+        BUILDS["in float32" if wide else "in float32 by AVX2"],
+        BUILDS["in float32 by AVX2"],
+    ]
+
+
+@needs_kernel
 def test_it_is_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found() is not None
+    assert found(PLAIN) is not None
     [library] = empty_cache.iterdir()
     made = library.stat().st_mtime_ns
     monkeypatch.setattr(compiler, "COMPILERS", ())
-    assert found() is not None
+    assert found(PLAIN) is not None
     assert library.stat().st_mtime_ns == made
     monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-g"))
     with pytest.raises(NotCompiled, match="there is no C compiler"):
-        found()
+        found(PLAIN)
 
 
 @needs_kernel
 def test_what_was_cut_short_is_compiled_anew(empty_cache: Path) -> None:
-    found()
+    found(PLAIN)
     [library] = empty_cache.iterdir()
     whole = library.read_bytes()
     library.unlink()
     library.write_bytes(whole[:100])
-    assert found() is not None
+    assert found(PLAIN) is not None
     assert library.stat().st_size == len(whole)
 
 
 @needs_kernel
-def test_the_compiler_has_nothing_to_say(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_has_nothing_to_say(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, build: Build
+) -> None:
     monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-Wall", "-Wextra", "-Werror"))
-    assert found() is not None
+    assert found(build) is not None
 
 
-@needs_kernel
+@needs_bfloat16
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
@@ -552,25 +677,25 @@ def test_a_cache_that_cannot_be_used_is_said(empty_cache: Path) -> None:
     empty_cache.parent.mkdir()
     empty_cache.write_text("")
     with pytest.raises(NotCompiled, match="FileExistsError"):
-        found()
+        found(PLAIN)
 
 
 @needs_kernel
 def test_nothing_is_loaded_from_where_others_may_write(empty_cache: Path) -> None:
-    found()
+    found(PLAIN)
     empty_cache.chmod(0o777)
     with pytest.raises(NotCompiled, match="is not this user's alone"):
-        found()
+        found(PLAIN)
 
 
 @needs_kernel
 def test_it_can_be_compiled_ahead_beside_its_source(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found()
+    found(PLAIN)
     [library] = empty_cache.iterdir()
     library.rename(compiler.SOURCE.with_name(library.name))
     empty_cache.rmdir()
     monkeypatch.setattr(compiler, "COMPILERS", ())
-    assert found() is not None
+    assert found(PLAIN) is not None
     assert not empty_cache.exists()

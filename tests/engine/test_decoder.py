@@ -2,8 +2,6 @@
 
 import gc
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,13 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from services.engine import decoder, proof, zen
+from services.engine import decoder, proof
 from services.engine import engine as engine_module
 from services.engine.anatomy import Norm
 from services.engine.decoder import Layer, RmsNorm
 from services.engine.engine import Engine, load_engine
-from services.engine.linears import Packed, Plain, linear_of
+from services.engine.linears import linear_of
 from services.engine.proof import gap
-from services.engine.zen import ZenLinear, operators
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
@@ -37,18 +34,6 @@ OURS = (
     "llama-biased-two-kv-heads",
     "granite-own-scaling",
 )
-LOADS = """
-from pathlib import Path
-from services.engine.zen import operators
-
-def caught() -> str:
-    return Path("/proc/self/status").read_text().split("SigCgt:")[1].split()[0]
-
-before = caught()
-operators()
-print(before, caught())
-"""
-"""Which signals a process catches, before and after."""
 Directory = Callable[[str], Path]
 
 
@@ -219,50 +204,6 @@ def test_packed_products_are_the_plain_ones_side_by_side(
         fused = linear_of(parts)
         expected = torch.cat([part(rows) for part in parts], dim=1)
         torch.testing.assert_close(fused(rows), expected)
-
-
-def test_in_bfloat16_zendnn_multiplies_where_it_can_and_onednn_elsewhere() -> None:
-    part = torch.nn.Linear(48, 96, bias=False)
-    assert isinstance(linear_of([part]), Packed | Plain)
-    told = torch.cpu.get_capabilities()
-    expected = ZenLinear if told.get("avx512_bf16") and not told.get("amx_bf16") else Packed | Plain
-    assert isinstance(linear_of([part.to(torch.bfloat16)]), expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("version", lambda _: "2.3.4", "ZenDNN is not used: it was built for another torch"),
-        ("LIBRARY", "libmissing.so", "ZenDNN is not used: its operators cannot be loaded"),
-        ("OPERATORS", ("zentorch_of_tomorrow",), "ZenDNN is not used: its operators cannot be loaded"),
-        ("PACKAGE", "zentorch-of-tomorrow", None),
-    ],
-    ids=["another torch", "no library", "no operator", "not installed"],
-)
-def test_without_its_operators_torchs_own_are_used_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: Any, said: str | None
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    monkeypatch.setattr(zen, name, value)
-    assert operators.__wrapped__() is None
-    assert [record.getMessage() for record in caplog.records] == ([said] if said else [])
-
-
-def test_a_process_that_loaded_them_dies_of_a_signal_as_before() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=120, check=True
-    ).stdout.split()
-    assert len(told) == 2
-    assert told[0] == told[1]
-
-
-def test_a_cpu_whose_products_another_library_knows_better_is_left_to_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for told in ({}, {"avx512_bf16": False}, {"avx512_bf16": True, "amx_bf16": True}):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda told=told: told)
-        assert operators.__wrapped__() is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -70,12 +70,13 @@ def saved(name: str, root: Path) -> Path:
     return save(ARCHITECTURES[name], root / name)
 
 
-def save(config: PreTrainedConfig, directory: Path) -> Path:
-    """A random model of `config` in `directory`, always the same."""
+def save(config: PreTrainedConfig, directory: Path, weights: torch.dtype = torch.float32) -> Path:
+    """A random model of `config` in `directory`, always the same, in float32: numbers of `weights`."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for path, weight in model.named_parameters():
         if path.endswith("bias"):  # the library starts them with zeros
             weight.data += torch.randn_like(weight) * 0.2
+        weight.data = weight.data.to(weights).float()
     model.save_pretrained(directory)
     return directory
