@@ -276,6 +276,14 @@ static void weight_tile(const factor *blocks, const number *a, int64_t depth, in
 #endif
 }
 
+/* to [outs] = or += sums + bias */
+INLINE void give(const float *sums, const float *bias, int64_t outs, const int add, float *to) {
+    for (int64_t out = 0; out < outs; out++) {
+        const float told = bias ? sums[out] + bias[out] : sums[out];
+        to[out] = add ? to[out] + told : told;
+    }
+}
+
 /* to [rows][outs] = or += a [rows][depth] * weight + bias. By all threads. */
 static void multiply(const factor *weight, const float *bias, const number *a, int64_t depth, int64_t outs,
                      int64_t rows, float *to, const int add) {
@@ -288,10 +296,8 @@ static void multiply(const factor *weight, const float *bias, const number *a, i
             weight_tile(weight + first * depth, a + row * depth, depth, here, row == 0, sums);
             for (int64_t each = 0; each < here; each++) {
                 float *at = to + (row + each) * outs + first;
-                for (int64_t out = 0; out < there; out++) {
-                    const float told = bias ? sums[each][out] + bias[first + out] : sums[each][out];
-                    at[out] = add ? at[out] + told : told;
-                }
+                if (there == BLOCK) give(sums[each], bias ? bias + first : bias, BLOCK, add, at);
+                else give(sums[each], bias ? bias + first : bias, there, add, at);
             }
         }
     }
