@@ -32,8 +32,10 @@ BLOCK: Final = 32
 """Outs that it computes together."""
 SIDE: Final = 4
 """Tokens of a page that it scores at once."""
+ROWS_A_LOOK: Final = 1024
+"""Of a weight: it is looked at without a copy of it."""
 
-Kernels: TypeAlias = abc.Callable[[torch.dtype, torch.dtype], Any]
+KernelFor: TypeAlias = abc.Callable[[torch.dtype, torch.dtype], Any]
 """The compiled function for numbers and weights of these dtypes. Raises NotCompiled."""
 
 _Pointer: Final = ctypes.c_void_p
@@ -72,7 +74,7 @@ class _Step(ctypes.Structure):
         *_fields(_Count, "rows tokens wanted page_tokens longest"),
         *_fields(_Pointer, "cache positions row_of begins tables table keep cosine sine"),
         *_fields(_Pointer, "x normed qkv seen gated scores keys values logits"),
-        *_fields(_Count, "scored"),
+        *_fields(_Count, "scored laid"),
     ]
 
 
@@ -80,8 +82,8 @@ class OtherShapes(Exception):
     """The kernel does not know such a model. The text names the first reason."""
 
 
-def check(anatomy: Anatomy, head_dim: int, page_tokens: int) -> None:
-    """Raise OtherShapes for a model that the kernel cannot compute over such pages."""
+def check(anatomy: Anatomy, head_dim: int, page_tokens: int) -> torch.dtype:
+    """Of the model's numbers. Raises OtherShapes for a model that no kernel can compute over such pages."""
     hidden, width = anatomy.embedding.shape[1], anatomy.layers[0].down.in_features
     for what, size, of in (
         ("hidden size", hidden, STRIP),
@@ -102,12 +104,13 @@ def check(anatomy: Anatomy, head_dim: int, page_tokens: int) -> None:
     dtypes = {linear.weight.dtype for linear in anatomy.linears}
     if dtypes not in ({torch.bfloat16}, {torch.float32}):
         raise OtherShapes(f"weights in {' and '.join(sorted(map(str, dtypes)))}")
+    return dtypes.pop()
 
 
-def narrow(anatomy: Anatomy) -> bool:
+def narrow(linears: abc.Iterable[nn.Linear]) -> bool:
     """All weights are numbers of bfloat16, whatever they are kept in."""
-    weights = (linear.weight.data for linear in anatomy.linears)
-    return all(each.dtype is torch.bfloat16 or each.equal(each.bfloat16().float()) for each in weights)
+    parts = (part for each in linears for part in torch.split(each.weight.data, ROWS_A_LOOK))
+    return all(part.equal(part.bfloat16().to(part.dtype)) for part in parts)
 
 
 class CompiledModel:
@@ -115,6 +118,7 @@ class CompiledModel:
 
     def __init__(self, anatomy: Anatomy, head_dim: int, kernel: Any, weights: torch.dtype) -> None:
         """Of an anatomy that `check` lets pass. `weights`: as the kernel reads them, which loses nothing."""
+        self.numbers = anatomy.head.weight.dtype
         self._weights = weights
         self.weight_bytes = 0
         """What a step reads of them."""
@@ -191,12 +195,13 @@ class CompiledSteps:
         self._cache = cache
         self._scored = max(model.heads // model.kv_heads, ROWS)
         self._of_token = model.kv_heads * model.head_dim
-        self._numbers = cache.tensor.dtype
+        if cache.tensor.dtype is not model.numbers:
+            raise ValueError(f"a cache of {cache.tensor.dtype} for a model in {model.numbers}")
         self._parts = (
-            (model.hidden, self._numbers),
+            (model.hidden, model.numbers),
             ((model.heads + 2 * model.kv_heads) * model.head_dim, torch.float32),
-            (model.heads * model.head_dim, self._numbers),
-            (model.width, self._numbers),
+            (model.heads * model.head_dim, model.numbers),
+            (model.width, model.numbers),
         )
         """Columns of what a step computes of each token on its way."""
 
@@ -225,19 +230,23 @@ class CompiledSteps:
         turns = [each.float().contiguous() for each in self._model.rotary(x, where[0][None])]
         if any(each.shape != (1, fed, self._model.head_dim) for each in turns):
             raise ValueError(f"rotations of {[tuple(each.shape) for each in turns]}")
-        longest = -(-max(row.stop for row in rows) // STRIP) * STRIP
-        several = fed > count
+        longest, several = _reach(rows), _reach(row for row in rows if row.stop - row.start > 1)
         parts = [x.new_empty(fed, columns, dtype=dtype) for columns, dtype in self._parts]
         scores = x.new_empty(self._model.threads, self._scored, longest)
-        laid = x.new_empty(2, self._of_token * longest if several else 0, dtype=self._numbers)
+        laid = x.new_empty(2, self._of_token * several, dtype=self._model.numbers)
         logits = x.new_empty(wanted, self._model.vocabulary)
         step = _Step(
             *(count, fed, wanted, size, longest, self._cache.address),
             *map(_at, (*where, *turns, x, *parts, scores, *laid, logits)),
-            self._scored,
+            *(self._scored, several),
         )
         self._model.compute(step)
         return logits
+
+
+def _reach(rows: abc.Iterable[Row]) -> int:
+    """Positions of the longest, up to whole strips."""
+    return -(-max((row.stop for row in rows), default=0) // STRIP) * STRIP
 
 
 def _paired(weight: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from services.runtime.model_cache import cache_root
 SOURCE: Final = Path(__file__).with_name("step.c")
 FUNCTION: Final = "baton_step"
 COMPILERS: Final = ("gcc", "cc")
-FLAGS: Final = ("-std=gnu11", "-O3", "-fno-strict-aliasing", "-fopenmp", "-fPIC")
+FLAGS: Final = ("-std=gnu11", "-O3", "-fno-strict-aliasing", "-ffp-contract=fast", "-fopenmp", "-fPIC")
 AVX2: Final = ("avx2", "fma3")
 AVX512: Final = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "fma3")
 MACHINE: Final = "x86_64"
@@ -76,16 +76,28 @@ BUILDS: Final = (
 """The best for a CPU first."""
 
 
-@cache
-def kernel(numbers: torch.dtype, weights: torch.dtype) -> Any:
-    """The compiled function, loaded once in a process. Raises NotCompiled."""
+def builds(numbers: torch.dtype) -> list[Build]:
+    """Those that this CPU can run. Raises NotCompiled when there is none."""
     told = torch.cpu.get_capabilities()
     if numbers is torch.bfloat16 and told.get("amx_bf16"):
         raise NotCompiled("this CPU multiplies bfloat16 by AMX, which a library does")
-    for build in BUILDS:
-        if (build.numbers, build.weights) == (numbers, weights) and all(map(told.get, build.needs)):
+    known = [each for each in BUILDS if each.numbers is numbers and all(map(told.get, each.needs))]
+    if not known:
+        raise NotCompiled(f"there is no kernel of {numbers} for this CPU")
+    return known
+
+
+@cache
+def kernel(numbers: torch.dtype, weights: torch.dtype) -> Any:
+    """The compiled function, loaded once in a process, by the best build that can be had. Raises NotCompiled
+    with why the best one cannot."""
+    why = NotCompiled(f"there is no kernel of {numbers} over weights of {weights} for this CPU")
+    for place, build in enumerate(each for each in builds(numbers) if each.weights is weights):
+        try:
             return found(build)
-    raise NotCompiled(f"there is no kernel of {numbers} for this CPU")
+        except NotCompiled as error:
+            why = why if place else error
+    raise why
 
 
 def found(build: Build) -> Any:
@@ -147,7 +159,7 @@ def _run(command: list[str]) -> None:
         raise NotCompiled(f"{command[0]} took more than {DEADLINE_S:.0f} s") from error
     if ended.returncode:
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        said = [line for line in lines if "error" in line] or lines or [f"exit {ended.returncode}"]
+        said = [line for line in lines if "error" in line.lower()] or lines or [f"exit {ended.returncode}"]
         raise NotCompiled(f"{command[0]}: {said[0]}")
 
 

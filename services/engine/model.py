@@ -18,7 +18,8 @@ from transformers.utils import logging as library_logging
 
 from services.engine.anatomy import anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
-from services.engine.compiled import CompiledModel, CompiledSteps, Kernels, check, narrow
+from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
+from services.engine.compiler import builds
 from services.engine.decoder import Decoder
 from services.engine.device import find_device, find_dtype
 from services.engine.kv_cache import DTYPES, PagedKvCache
@@ -105,19 +106,20 @@ class Model:
         """They are computed by a kernel."""
         return self._compiled is not None
 
-    def take_apart(self, kernels: Kernels | None = None, page_tokens: int = 0) -> None:
+    def take_apart(self, kernel_for: KernelFor | None = None, page_tokens: int = 0) -> None:
         """From now on `compute` goes without the library's definition, whose weights are laid out anew: they
-        are not held twice. With `kernels` they are laid out for one of these, and `compiled_steps` compute,
+        are not held twice. With `kernel_for` they are laid out for a kernel, and `compiled_steps` compute,
         over pages of `page_tokens`. Raises OtherAnatomy, OtherShapes, which no kernel knows, or NotCompiled:
         nothing has changed."""
         anatomy = anatomy_of(self._module, self.geometry.head_dim)
-        if kernels is not None:
-            check(anatomy, self.geometry.head_dim, page_tokens)
-            weights = torch.bfloat16 if narrow(anatomy) else torch.float32
-            kernel = kernels(anatomy.head.weight.dtype, weights)
+        if kernel_for is not None:
+            numbers = check(anatomy, self.geometry.head_dim, page_tokens)
+            builds(numbers)
+            weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
+            kernel = kernel_for(numbers, weights)
         self._module = None
         with torch.inference_mode():
-            if kernels is None:
+            if kernel_for is None:
                 self._decoder = Decoder(anatomy, self.geometry.head_dim)
             else:
                 self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel, weights)

@@ -13,7 +13,7 @@ import torch
 
 from services.engine.anatomy import OtherAnatomy
 from services.engine.attention import PagedStep
-from services.engine.compiled import Kernels, OtherShapes
+from services.engine.compiled import KernelFor, OtherShapes
 from services.engine.compiler import NotCompiled
 from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache
@@ -34,16 +34,16 @@ STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (
 """In each step what is computed of the long sequence, and of the short one."""
 
 
-def hasten(model: Model, layout: KvLayout, kernels: Kernels | None = None) -> None:
-    """Let `model` compute in our own way if it can, and if that is seen to give the same: by one of the
-    compiled `kernels`, where there is one for it, else by calls."""
+def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) -> None:
+    """Let `model` compute in our own way if it can, and if that is seen to give the same: by a compiled
+    kernel, where `kernel_for` has one for it, else by calls."""
     if model.facts.context_length < LONG:
         return
     expected = _answers(model, layout)
     try:
-        if kernels is not None:
+        if kernel_for is not None:
             try:
-                why = _tried(model, layout, expected, kernels)
+                why = _tried(model, layout, expected, kernel_for)
                 if not why:
                     return
                 log.warning("steps are not compiled", why=why)
@@ -58,12 +58,12 @@ def hasten(model: Model, layout: KvLayout, kernels: Kernels | None = None) -> No
 
 
 def _tried(
-    model: Model, layout: KvLayout, expected: list[torch.Tensor], kernels: Kernels | None = None
+    model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel_for: KernelFor | None = None
 ) -> str:
     """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy,
     OtherShapes and NotCompiled."""
     try:
-        model.take_apart(kernels, layout.page_tokens)
+        model.take_apart(kernel_for, layout.page_tokens)
         gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
         close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"

@@ -95,7 +95,8 @@ def _tied(module: Any) -> dict[str, str]:
 
 
 class Dummies:
-    """Any numbers, about as large as a model's; the same for a name on all devices of one kind."""
+    """Any numbers of bfloat16, as most models are published in, about as large as a model's; the same for a
+    name on all devices of one kind."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         """`module`: as a whole."""
@@ -110,7 +111,9 @@ class Dummies:
             values = torch.full(shape, float(name.endswith("weight")), device=self._device)  # norms, biases
         else:
             numbers = torch.Generator(self._device).manual_seed(crc32(name.encode()))
-            values = torch.randn(shape, generator=numbers, device=self._device).mul_(SPREAD)
+            values = (
+                torch.randn(shape, generator=numbers, device=self._device).mul_(SPREAD).bfloat16().float()
+            )
         return values if part is None else values.narrow(part.dim, part.start, part.stop - part.start)
 
 

@@ -5,6 +5,9 @@
    [outs / BLOCK][in / 2][BLOCK][2]. What is summed is summed in float32, in an order that does not depend on how many
    rows or threads there are. */
 
+#if NUMBER != 16 && NUMBER != 32 || WEIGHT != 16 && WEIGHT != 32 || WEIGHT > NUMBER
+#error "no such NUMBER or WEIGHT"
+#endif
 #if NUMBER == 16
 #include <immintrin.h>
 #endif
@@ -63,15 +66,16 @@ struct step {
     number *seen;                   /* [tokens][heads * head_dim] */
     number *gated;                  /* [tokens][width] */
     float *scores;                  /* [threads][scored][longest] */
-    number *keys, *values;          /* of the row of several tokens at hand, in blocks: [kv_heads][longest * head_dim] */
+    number *keys, *values;          /* of the row of several tokens at hand, in blocks: [kv_heads][laid * head_dim] */
     float *logits;                  /* [wanted][vocabulary] */
     int64_t scored;                 /* at least ROWS, and the queries of a key head */
+    int64_t laid;                   /* as `longest`, of rows of several tokens alone */
 };
 
-/* LANES: numbers of a vector in float32. ROWS: that are multiplied with a block at once, PARTS vectors of it at a time,
-   or, of FEW rows, all of it: as many sums as stay in registers. */
+/* A vector has LANES numbers in float32. Up to ROWS rows are multiplied with a block of outs at once: FEW with all of
+   it, more with PARTS vectors of it at a time, so that all sums stay in registers. */
 #if defined __AVX512F__
-#define LANES 16
+#define LANES 16                    /* a block is two vectors, for any number of rows */
 #define ROWS 8
 enum { FEW = 8, PARTS = 2 };
 #else
@@ -82,10 +86,10 @@ enum { FEW = 2, PARTS = 2 };
 
 enum {
     BLOCK = 32, HALF = BLOCK / 2,   /* outs of a weight */
-    STRIP = 32,                     /* numbers, of which rows have multiples */
+    STRIP = 32,                     /* rows and heads have a multiple of so many numbers */
     HEAD_STRIPS = 8,                /* that a head has at most */
     SIDE = 4,                       /* tokens that are scored at once, queries that are answered at once */
-    MANY = 6, AHEAD = 8192,         /* rows, from which on what so many bytes further on is asked for */
+    MANY = 6, AHEAD = 8192,         /* from so many rows on, weights are asked for so many bytes ahead */
 };
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -108,14 +112,14 @@ INLINE int64_t least(int64_t one, int64_t other) { return one < other ? one : ot
 INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
 INLINE float total(vec x) {
-    float sums[LANES];
-    store(sums, x);
+    float parts[LANES];
+    store(parts, x);
     for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) sums[lane] += sums[lane + half];
-    return sums[0];
+        for (int lane = 0; lane < half; lane++) parts[lane] += parts[lane + half];
+    return parts[0];
 }
 
-/* e^x; NaN of NaN, 0 of -infinity. */
+/* e^x; NaN of NaN, 0 of -infinity, and no more than e^88. */
 INLINE vec exponential(vec x) {
     const ints under = x < -87.0f;
     x = pick(under, all(-87.0f), pick(x > 88.0f, all(88.0f), x));
@@ -146,7 +150,6 @@ INLINE void put(number *to, const float *from) {
     for (int at = 0; at < STRIP; at += LANES) store(to + at, load(from + at));
 #endif
 }
-
 
 /* HALF numbers from float32. */
 INLINE void put_half(number *to, const float *from) {
@@ -244,7 +247,7 @@ INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride,
     case 7: of(blocks, a, stride, depth, 7, 0, to); break;                                                            \
     case -7: of(blocks, a, stride, depth, 7, 1, to); break;                                                           \
     case 8: of(blocks, a, stride, depth, 8, 0, to); break;                                                            \
-    case -8: of(blocks, a, stride, depth, 8, 1, to);
+    case -8: of(blocks, a, stride, depth, 8, 1, to); break;
 #else
 #define MORE_ROWS(of)
 #endif
@@ -258,6 +261,7 @@ INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride,
     case 6: of(blocks, a, stride, depth, 6, 0, to); break;                                                            \
     case -6: of(blocks, a, stride, depth, 6, 1, to); break;                                                           \
     MORE_ROWS(of)                                                                                                     \
+    default: __builtin_trap();                                                                                        \
     }
 
 /* Of numbers, laid out like weights. */
@@ -277,7 +281,7 @@ static void weight_tile(const factor *blocks, const number *a, int64_t depth, in
 }
 
 /* to [outs] = or += sums + bias */
-INLINE void give(const float *sums, const float *bias, int64_t outs, const int add, float *to) {
+INLINE void set_or_add(const float *sums, const float *bias, int64_t outs, const int add, float *to) {
     for (int64_t out = 0; out < outs; out++) {
         const float told = bias ? sums[out] + bias[out] : sums[out];
         to[out] = add ? to[out] + told : told;
@@ -296,8 +300,8 @@ static void multiply(const factor *weight, const float *bias, const number *a, i
             weight_tile(weight + first * depth, a + row * depth, depth, here, row == 0, sums);
             for (int64_t each = 0; each < here; each++) {
                 float *at = to + (row + each) * outs + first;
-                if (there == BLOCK) give(sums[each], bias ? bias + first : bias, BLOCK, add, at);
-                else give(sums[each], bias ? bias + first : bias, there, add, at);
+                if (there == BLOCK) set_or_add(sums[each], bias ? bias + first : bias, BLOCK, add, at);
+                else set_or_add(sums[each], bias ? bias + first : bias, there, add, at);
             }
         }
     }
@@ -397,6 +401,7 @@ INLINE void score_some(const struct scoring *s, const number *const *key, const 
 
 #else
 
+/* The same in float32. */
 INLINE void score_some(const struct scoring *s, const float *const *key, const int parts, float *to) {
     for (int64_t query = 0; query < s->queries; query++) {
         const float *own = s->query + query * s->head_dim;
@@ -507,6 +512,7 @@ INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries,
 
 #else
 
+/* The same in float32. */
 INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries, const int parts) {
     for (int from = 0; from < parts * STRIP; from += 2 * LANES) {
         vec sum[SIDE][2];
@@ -599,13 +605,13 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     }
 }
 
-/* BLOCK tokens of a row, from `first` on, as blocks of two weights: one of a head's keys, [longest][head_dim], and one
-   of its values, transposed, [head_dim][longest]. */
+/* BLOCK tokens of a row, from `first` on, laid out like weights: a head's keys, which are [laid][head_dim], and its
+   values, transposed, which are [head_dim][laid]. */
 static void lay(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, int64_t first,
                 int64_t count) {
     static const number nothing[HEAD_STRIPS * STRIP];
     const int64_t head_dim = m->head_dim, of_one = s->page_tokens * head_dim;
-    number *keys = s->keys + (head * s->longest + first) * head_dim;
+    number *keys = s->keys + (head * s->laid + first) * head_dim;
     for (int64_t token = 0; token < BLOCK; token += PAIR) {
         const number *key[PAIR], *value[PAIR];
         for (int each = 0; each < PAIR; each++) {
@@ -621,7 +627,7 @@ static void lay(const struct model *m, int64_t index, const struct step *s, int6
                 memcpy(keys + at * BLOCK + (token + each) * PAIR, key[each] + at, PAIR * sizeof *keys);
         }
         for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
-            number *to = s->values + head * s->longest * head_dim + begin * s->longest + (first + token) * BLOCK;
+            number *to = s->values + (head * head_dim + begin) * s->laid + (first + token) * BLOCK;
             for (int64_t at = 0; at < BLOCK; at++)
                 for (int each = 0; each < PAIR; each++) to[PAIR * at + each] = value[each][begin + at];
         }
@@ -633,7 +639,7 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
                         int64_t query, float *scores) {
     const int64_t head_dim = m->head_dim, stride = m->heads * head_dim, head = query / (m->heads / m->kv_heads);
     const int64_t count = s->positions[first + tokens - 1] + 1, end = up_to(count, STRIP);
-    const number *keys = s->keys + head * s->longest * head_dim, *values = s->values + head * s->longest * head_dim;
+    const number *keys = s->keys + head * s->laid * head_dim, *values = s->values + head * s->laid * head_dim;
     const int64_t score_bytes = s->longest * (int64_t)sizeof *scores;
     number *seen = s->seen + first * stride + query * head_dim;
     const float scaling = m->layer[index].scaling;
@@ -648,7 +654,7 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
     for (int64_t token = 0; token < tokens; token++)
         of_row[token] = soften(scores + token * s->longest, s->positions[first + token] + 1, end);
     for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
-        tile(values + begin * s->longest, (const number *)scores, score_bytes / (int64_t)sizeof *seen,
+        tile(values + begin * s->laid, (const number *)scores, score_bytes / (int64_t)sizeof *seen,
              up_to(count, PAIR), tokens, sums);
         for (int64_t token = 0; token < tokens; token++) {
             const float share = 1.0f / of_row[token];
@@ -659,9 +665,9 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
     }
 }
 
-/* Is one of `tokens` tokens from `first` on looked at further on? Behind the last layer's keys and values only those
+/* Is one of `tokens` tokens from `first` on needed behind this layer's keys and values? Of the last one only those
    are whose logits are asked for. */
-static int matter(const struct model *m, int64_t index, const struct step *s, int64_t first, int64_t tokens) {
+static int is_needed(const struct model *m, int64_t index, const struct step *s, int64_t first, int64_t tokens) {
     if (index + 1 < m->layers) return 1;
     for (int64_t place = 0; place < s->wanted; place++)
         if (first <= s->keep[place] && s->keep[place] < first + tokens) return 1;
@@ -676,10 +682,11 @@ static void look(const struct model *m, int64_t index, const struct step *s, flo
 #pragma omp for collapse(2) schedule(dynamic)
     for (int64_t row = 0; row < s->rows; row++)
         for (int64_t head = 0; head < m->kv_heads; head++)
-            if (s->begins[row + 1] - s->begins[row] == 1) attend(m, index, s, row, head, scores);
+            if (s->begins[row + 1] - s->begins[row] == 1 && is_needed(m, index, s, s->begins[row], 1))
+                attend(m, index, s, row, head, scores);
     for (int64_t row = 0; row < s->rows; row++) {
         const int64_t begin = s->begins[row], end = s->begins[row + 1];
-        if (end - begin == 1) continue;
+        if (end - begin == 1 || !is_needed(m, index, s, begin, end - begin)) continue;
         const int64_t count = s->positions[end - 1] + 1;
 #pragma omp for collapse(2)
         for (int64_t head = 0; head < m->kv_heads; head++)
@@ -687,12 +694,12 @@ static void look(const struct model *m, int64_t index, const struct step *s, flo
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t query = 0; query < m->heads; query++)
             for (int64_t first = begin; first < end; first += ROWS)
-                if (matter(m, index, s, first, least(ROWS, end - first)))
+                if (is_needed(m, index, s, first, least(ROWS, end - first)))
                     attend_many(m, index, s, first, least(ROWS, end - first), query, scores);
     }
 }
 
-/* The tokens that matter to the end, side by side. */
+/* The tokens that are needed to the end, side by side. */
 static void gather(const struct step *s, int64_t hidden, int64_t of_heads) {
     for (int64_t place = 0; place < s->wanted; place++) {
         memmove(s->x + place * hidden, s->x + s->keep[place] * hidden, hidden * sizeof *s->x);

@@ -54,7 +54,8 @@ class WorkerSettings(ServiceSettings):
     device: str = setting("auto", "Where to compute (auto: CUDA if there is one).", DEVICE)
     compiled_steps: bool = setting(
         True,
-        "On an x86 CPU, compute a step by one call, compiled at the first start where there is a C compiler.",
+        "On an x86 CPU (in bfloat16 without AMX), compute a step by one call, compiled at the first start"
+        " where there is a C compiler.",
         SWITCH,
     )
     kv_cache_memory: int = setting(2**30, "Memory for KV pages; never exceeded.", SIZE)
