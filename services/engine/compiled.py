@@ -109,7 +109,8 @@ def check(anatomy: Anatomy, head_dim: int, page_tokens: int) -> torch.dtype:
 
 def narrow(linears: abc.Iterable[nn.Linear]) -> bool:
     """All weights are numbers of bfloat16, whatever they are kept in."""
-    parts = (part for each in linears for part in torch.split(each.weight.data, ROWS_A_LOOK))
+    weights = (each.weight.data for each in linears if each.weight.dtype is not torch.bfloat16)
+    parts = (part for each in weights for part in torch.split(each, ROWS_A_LOOK))
     return all(part.equal(part.bfloat16().to(part.dtype)) for part in parts)
 
 

@@ -91,13 +91,14 @@ def builds(numbers: torch.dtype) -> list[Build]:
 def kernel(numbers: torch.dtype, weights: torch.dtype) -> Any:
     """The compiled function, loaded once in a process, by the best build that can be had. Raises NotCompiled
     with why the best one cannot."""
-    why = NotCompiled(f"there is no kernel of {numbers} over weights of {weights} for this CPU")
-    for place, build in enumerate(each for each in builds(numbers) if each.weights is weights):
-        try:
-            return found(build)
-        except NotCompiled as error:
-            why = why if place else error
-    raise why
+    failed: list[NotCompiled] = []
+    for build in builds(numbers):
+        if build.weights is weights:
+            try:
+                return found(build)
+            except NotCompiled as error:
+                failed.append(error)
+    raise (*failed, NotCompiled(f"there is no kernel of {numbers} over weights of {weights}"))[0]
 
 
 def found(build: Build) -> Any:

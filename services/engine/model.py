@@ -114,7 +114,7 @@ class Model:
         anatomy = anatomy_of(self._module, self.geometry.head_dim)
         if kernel_for is not None:
             numbers = check(anatomy, self.geometry.head_dim, page_tokens)
-            builds(numbers)
+            builds(numbers)  # before all weights are looked at
             weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
             kernel = kernel_for(numbers, weights)
         self._module = None

@@ -17,7 +17,7 @@
 
 #if NUMBER == 16
 typedef uint16_t number;
-enum { PAIR = 2 };                  /* numbers that are multiplied at once */
+enum { PAIR = 2 };                  /* numbers that are multiplied at once: four bytes */
 #else
 typedef float number;
 enum { PAIR = 1 };
@@ -191,53 +191,42 @@ INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64
 
 #else
 
-/* BLOCK outs of `blocks`, [depth][BLOCK], times `rows` rows of `a`, `stride` apart. */
-INLINE void tile_of(const float *blocks, const float *a, int64_t stride, int64_t depth, const int rows,
-                    const int fetch, tile_sums to) {
+/* BLOCK outs of `blocks` times `rows` rows of `a`, `stride` apart. Each word of [depth / pair][BLOCK] is a number, or a
+   pair of bfloat16, which are the upper halves of numbers. */
+INLINE void words_tile_of(const void *blocks, const int pair, const float *a, int64_t stride, int64_t depth,
+                          const int rows, const int fetch, tile_sums to) {
     const int parts = rows <= FEW ? BLOCK / LANES : PARTS;
     for (int begin = 0; begin < BLOCK; begin += parts * LANES) {
         vec sum[ROWS][BLOCK / LANES];
         for (int row = 0; row < rows; row++)
             for (int part = 0; part < parts; part++) sum[row][part] = all(0);
-        for (int64_t at = 0; at < depth; at++) {
-            const float *here = blocks + at * BLOCK + begin;
-            for (int byte = 0; fetch && byte < parts * LANES * 4; byte += 64)
-                __builtin_prefetch((const char *)here + AHEAD + byte, 0, 2);
-            vec out[BLOCK / LANES];
-            for (int part = 0; part < parts; part++) out[part] = load(here + part * LANES);
-            for (int row = 0; row < rows; row++)
-                for (int part = 0; part < parts; part++) sum[row][part] += out[part] * a[row * stride + at];
+        for (int64_t at = 0; at < depth; at += pair) {
+            const int32_t *here = (const int32_t *)blocks + at / pair * BLOCK + begin;
+            for (int word = 0; fetch && word < parts * LANES; word += 16)
+                __builtin_prefetch((const char *)(here + word) + AHEAD, 0, 2);
+            ints words[BLOCK / LANES];
+            for (int part = 0; part < parts; part++) words[part] = *(const ints_at *)(here + part * LANES);
+            for (int each = 0; each < pair; each++)
+                for (int row = 0; row < rows; row++)
+                    for (int part = 0; part < parts; part++) {
+                        const ints upper = each + 1 < pair ? words[part] << 16 : words[part] & ~0xffff;
+                        sum[row][part] += (vec)(pair == 1 ? words[part] : upper) * a[row * stride + at + each];
+                    }
         }
         for (int row = 0; row < rows; row++)
             for (int part = 0; part < parts; part++) store(to[row] + begin + part * LANES, sum[row][part]);
     }
 }
 
+INLINE void tile_of(const float *blocks, const float *a, int64_t stride, int64_t depth, const int rows,
+                    const int fetch, tile_sums to) {
+    words_tile_of(blocks, 1, a, stride, depth, rows, fetch, to);
+}
+
 #if WEIGHT == 16
-/* The same of weights in bfloat16, which are the upper halves of numbers. */
 INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride, int64_t depth, const int rows,
                            const int fetch, tile_sums to) {
-    const int parts = rows <= FEW ? BLOCK / LANES : PARTS;
-    for (int begin = 0; begin < BLOCK; begin += parts * LANES) {
-        vec sum[ROWS][BLOCK / LANES];
-        for (int row = 0; row < rows; row++)
-            for (int part = 0; part < parts; part++) sum[row][part] = all(0);
-        for (int64_t at = 0; at < depth; at += 2) {
-            const factor *here = blocks + at * BLOCK + 2 * begin;
-            for (int byte = 0; fetch && byte < parts * LANES * 4; byte += 64)
-                __builtin_prefetch((const char *)here + AHEAD + byte, 0, 2);
-            ints both[BLOCK / LANES];
-            for (int part = 0; part < parts; part++) both[part] = *(const ints_at *)(here + 2 * part * LANES);
-            for (int row = 0; row < rows; row++)
-                for (int part = 0; part < parts; part++)
-                    sum[row][part] += (vec)(both[part] << 16) * a[row * stride + at];
-            for (int row = 0; row < rows; row++)
-                for (int part = 0; part < parts; part++)
-                    sum[row][part] += (vec)(both[part] & ~0xffff) * a[row * stride + at + 1];
-        }
-        for (int row = 0; row < rows; row++)
-            for (int part = 0; part < parts; part++) store(to[row] + begin + part * LANES, sum[row][part]);
-    }
+    words_tile_of(blocks, 2, a, stride, depth, rows, fetch, to);
 }
 #endif
 #endif
@@ -640,7 +629,6 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
     const int64_t head_dim = m->head_dim, stride = m->heads * head_dim, head = query / (m->heads / m->kv_heads);
     const int64_t count = s->positions[first + tokens - 1] + 1, end = up_to(count, STRIP);
     const number *keys = s->keys + head * s->laid * head_dim, *values = s->values + head * s->laid * head_dim;
-    const int64_t score_bytes = s->longest * (int64_t)sizeof *scores;
     number *seen = s->seen + first * stride + query * head_dim;
     const float scaling = m->layer[index].scaling;
     tile_sums sums;
@@ -654,8 +642,7 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
     for (int64_t token = 0; token < tokens; token++)
         of_row[token] = soften(scores + token * s->longest, s->positions[first + token] + 1, end);
     for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
-        tile(values + begin * s->laid, (const number *)scores, score_bytes / (int64_t)sizeof *seen,
-             up_to(count, PAIR), tokens, sums);
+        tile(values + begin * s->laid, (const number *)scores, PAIR * s->longest, up_to(count, PAIR), tokens, sums);
         for (int64_t token = 0; token < tokens; token++) {
             const float share = 1.0f / of_row[token];
             for (int part = 0; part < BLOCK; part += LANES)

@@ -109,13 +109,13 @@ class Worker:
         said: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         playing: dict[int, asyncio.Task[None]] = {}
 
-        async def play(request: Any, script: Sequence[Step]) -> None:
+        async def play(room: int, asked: Request, script: Sequence[Step]) -> None:
             reply = None
             try:
-                async for reply in self.play(request, script):
-                    said.put_nowait((request.room, reply))
+                async for reply in self.play(room, asked, script):
+                    said.put_nowait((room, reply))
             except Exception as error:
-                said.put_nowait((request.room, refusal_to_wire(error)))
+                said.put_nowait((room, refusal_to_wire(error)))
             else:
                 if reply is None or not reply.HasField("outcome"):
                     said.put_nowait(None)
@@ -123,7 +123,7 @@ class Worker:
         async def read() -> None:
             async for request in request_iterator:
                 for each in request.open:
-                    playing[each.room] = asyncio.create_task(play(each, self.take(each)))
+                    playing[each.room] = asyncio.create_task(play(each.room, *self.take(each)))
                 for room in request.leave:
                     playing[room].cancel()
 
@@ -140,16 +140,15 @@ class Worker:
     def message(self, lines: Any) -> Any:
         raise NotImplementedError
 
-    def take(self, request: Any) -> Sequence[Step]:
-        """The script for this room, which may be left in the very message that opens it."""
+    def take(self, request: Any) -> tuple[Request, Sequence[Step]]:
+        """What is asked, and the script for it. The room may be left in the very message that opens it."""
         self.called.append(request.room)
         asked = request_from_wire(request.request)
         self.asked.append(asked)
         script = self.scripts.pop(0) if self.scripts else self.script
-        return script if self.choose is None else self.choose(asked)
+        return asked, script if self.choose is None else self.choose(asked)
 
-    async def play(self, request: Any, script: Sequence[Step]) -> AsyncIterator[Any]:
-        asked = request_from_wire(request.request)
+    async def play(self, room: int, asked: Request, script: Sequence[Step]) -> AsyncIterator[Any]:
         try:
             for step in script:
                 match step:
@@ -167,7 +166,7 @@ class Worker:
             await self.cancelled.wait()
             yield ended(self.side, Cause(Reason.CANCELLED, "as it was told"))
         except (asyncio.CancelledError, GeneratorExit):
-            self.cut.append(request.room)
+            self.cut.append(room)
             raise
 
     async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -88,7 +88,7 @@ SLIPS: Final = {
         "s->keep[place] < first + tokens - 1",
     ),
     "tokens the other way round": ("= value[each][begin + at];", "= value[PAIR - 1 - each][begin + at];"),
-    "halves the other way round": ("(vec)(both[part] << 16)", "(vec)(both[part] & ~0xffff)"),
+    "halves the other way round": ("? words[part] << 16 :", "? words[part] & ~0xffff :"),
     "half of a block": ("to[row] + begin + part * LANES", "to[row] + part * LANES"),
 }
 """What is changed in the source."""
