@@ -7,16 +7,23 @@ The registry knows which pair of workers is best. Who fits none now waits in a b
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
 
 from services.bootstrap.metrics import BootstrapMetrics, Refused
 from services.bootstrap.timelines import Timelines
-from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason, Refusal
+from services.rooms.affinity import blocks
+from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason, Refusal, TooLarge
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import Event, Registry, RoomEntry, Worker
 from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock
+
+QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
+TOO_LATE: Final = Cause(Reason.CANCELLED, "its time in the queue was over as it was opened")
 
 
 class QueueFull(Exception):
@@ -35,14 +42,18 @@ class Retry:
     """How long a side without a ready worker is hoped to get one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Asked:
     request_id: str
-    prompt_tokens: int
-    tokens: int
+    need: Need
     retry: Retry | None
     prompt: Sequence[int]
+    """Until it is hashed, which is done once."""
     trace: TraceContext | None
+
+    @property
+    def avoid(self) -> frozenset[Incarnation]:
+        return frozenset() if self.retry is None else self.retry.avoid
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +113,7 @@ class Admission:
 
         Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
         """
-        asked = _Asked(request_id, prompt_tokens, tokens, retry, prompt, trace)
+        asked = _Asked(request_id, Need(prompt_tokens, tokens), retry, prompt, trace)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
@@ -119,15 +130,14 @@ class Admission:
         self._metrics.admitted(loop.time() - asked_s)
         return entry
 
-    def open_on(self, request_id: str, pair: tuple[Worker, Worker], tokens: int) -> RoomEntry:
+    def open_on(self, request_id: str, pair: tuple[Worker, Worker], need: Need) -> RoomEntry:
         """Open a canary's room on exactly this pair."""
-        entry = self._registry.open_room(request_id, pair, tokens, self._clock.now_ms(), canary=True)
+        entry = self._registry.open_room(request_id, pair, need, self._clock.now_ms(), canary=True)
         self._timelines.tell(entry.id, "opened", f"canary on {entry.prefill.name} and {entry.decode.name}")
         return entry
 
-    def discard(self, entry: RoomEntry) -> None:
+    def discard(self, entry: RoomEntry, cause: Cause) -> None:
         """Close a room that no worker was told of."""
-        cause = Cause(Reason.CLIENT_GONE, "gone while queued")
         self._registry.end(entry.id, cause, self._clock.now_ms())
         self._timelines.end(entry.id, cause)
         for side in Side:
@@ -136,23 +146,19 @@ class Admission:
 
     def wake(self) -> None:
         """A worker may have become ready, or have got space, or be gone: open rooms for those who wait,
-        oldest first, until one does not fit."""
+        oldest first, until one does not fit: what waits for another worker than the one that it avoids holds
+        up nobody who does not mind that one."""
         self._news.set()
         self._news.clear()
-        while self._queue:
-            head = self._queue[0]
-            if head.opened.done():
-                self._queue.popleft()
-                continue
-            try:
-                entry = self._open(head.asked)
-                self._registry.record(entry.id, head.queued)
-                head.opened.set_result(entry)
-            except NoCapacity:
-                return
-            except Refusal as error:
-                head.opened.set_exception(error)
-            self._queue.popleft()
+        left: deque[_Waiting] = deque()
+        held_up: set[frozenset[Incarnation]] = set()
+        for each in self._queue:
+            if each.asked.avoid in held_up:
+                left.append(each)
+            elif not each.opened.done() and not self._serve(each):
+                held_up.add(each.asked.avoid)
+                left.append(each)
+        self._queue = left
 
     def close(self, why: Cause) -> None:
         """Open no room any more. Whoever waits for one is told why."""
@@ -177,16 +183,32 @@ class Admission:
             while True:
                 try:
                     return await self._open_in_turn(asked)
+                except TooLarge:
+                    raise
                 except NoSuchWorker:
                     if self._ending or not await self._worker_news(until_s):
                         raise
         finally:
             self.retrying.discard(retry.room)
 
+    def _serve(self, waiting: _Waiting) -> bool:
+        """Open its room, or tell it why there will be none. False when it has to wait on."""
+        try:
+            entry = self._open(waiting.asked)
+        except NoCapacity:
+            return False
+        except Refusal as error:
+            waiting.opened.set_exception(error)
+            return True
+        self._registry.record(entry.id, waiting.queued)
+        waiting.opened.set_result(entry)
+        return True
+
     async def _open_in_turn(self, asked: _Asked) -> RoomEntry:
-        """At once, if nobody is before it and there is space; else when it is the queue's turn."""
-        first = self._queue[0].asked if self._queue else None
-        if first is None or (first.retry is None and asked.retry is not None):
+        """At once, if nobody is before it who waits for the same and there is space; else when it is its
+        turn."""
+        before = len(self._queue) if asked.retry is None else self._retries()
+        if all(each.asked.avoid != asked.avoid for each in islice(self._queue, before)):
             try:
                 return self._open(asked)
             except NoCapacity:
@@ -194,22 +216,23 @@ class Admission:
         if self.queued() >= self._max_queue:
             raise QueueFull(f"{self.queued()} requests are waiting for workers")
         opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(asked, opened, self._timelines.line("queued", f"{self.queued()} before it"))
-        if asked.retry is None:
-            self._queue.append(waiting)
-        else:
-            self._queue.insert(sum(each.asked.retry is not None for each in self._queue), waiting)
+        waiting = _Waiting(asked, opened, self._timelines.line("queued", f"{before} before it"))
+        self._queue.insert(before, waiting)
         try:
             async with asyncio.timeout(self._queue_timeout_s):
                 return await opened
-        except BaseException:
+        except BaseException as error:
             if opened.done() and not opened.cancelled() and opened.exception() is None:
-                self.discard(opened.result())
+                self.discard(opened.result(), TOO_LATE if isinstance(error, TimeoutError) else QUEUED_GONE)
             raise
         finally:
             # Whoever opened it took it out: the queue is not searched for those who got a room.
             if opened.cancelled() and waiting in self._queue:
                 self._queue.remove(waiting)
+
+    def _retries(self) -> int:
+        """How many of the queue had a room before."""
+        return sum(each.asked.retry is not None for each in self._queue)
 
     async def _worker_news(self, until_s: float) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
@@ -230,17 +253,15 @@ class Admission:
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
         retry = asked.retry
-        prompt = self._registry.blocks(asked.prompt)
-        pair = self._registry.place(
-            asked.prompt_tokens, asked.tokens, avoid=() if retry is None else retry.avoid, prompt=prompt
-        )
+        if asked.prompt and self._registry.has_choice:
+            asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt)), ()
+        pair = self._registry.place(asked.need, asked.avoid)
         entry = self._registry.open_room(
             asked.request_id,
             pair,
-            asked.tokens,
+            asked.need,
             self._clock.now_ms(),
             retry_of=None if retry is None else retry.room,
-            prompt=prompt,
             trace_id="" if asked.trace is None else asked.trace.trace_id,
         )
         self._timelines.begin(entry, asked.trace)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Final
 
-from services.bootstrap.admission import QueueFull, Retry
+from services.bootstrap.admission import QUEUED_GONE, QueueFull, Retry
 from services.bootstrap.follower import SIBLING_FAILED, RoomStream
 from services.bootstrap.notebook import NO_STATUS
 from services.bootstrap.rooms import Rooms
@@ -114,7 +114,7 @@ class RequestStream:
             self._rooms.timelines.tell(failed.id, "not retried", why)
             raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason.value) from error
         if self._hung_up:
-            self._rooms.admission.discard(entry)
+            self._rooms.admission.discard(entry, QUEUED_GONE)
             raise failure
         self._opened += 1
         return self._follow(entry, request, max(self._left_s(), 0.0))
@@ -139,14 +139,8 @@ class RoomBackend:
         self._bounds = bounds
 
     def limits(self) -> Limits:
-        prefill = decode = 0
-        for worker in self._rooms.registry.workers():
-            facts = worker.facts
-            if facts.side is Side.PREFILL:
-                prefill = max(prefill, facts.tokens_max)
-            else:
-                decode = max(decode, facts.tokens_max)
-        return Limits(self._context_tokens, prefill, decode)
+        most = self._rooms.registry.tokens_max
+        return Limits(self._context_tokens, most(Side.PREFILL), most(Side.DECODE))
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
         since_ms = self._rooms.clock.now_ms()
@@ -168,7 +162,7 @@ class RoomBackend:
         except (QueueFull, TimeoutError) as error:
             full = str(error) or "no pair of workers had space in time"
             self._note_refused(request, full, TOO_MANY, since_ms)
-            raise Overloaded("every worker is busy and the queue is full", RETRY_AFTER_S) from error
+            raise Overloaded(f"every worker is busy: {full}", RETRY_AFTER_S) from error
         return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)
 
     def _note_refused(self, request: Request, why: str, status: int, since_ms: int) -> None:

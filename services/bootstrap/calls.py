@@ -5,7 +5,6 @@ Each is told in a call of its own (`terminal-reaches-peer`), whose end nobody wa
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from itertools import islice
 from typing import Any, Final
 
 import grpc
@@ -50,7 +49,7 @@ class Calls:
         """Close the ways to addresses where no worker is any more and no open room has one."""
         needed = {worker.facts.address for worker in self._registry.workers()}
         for address in [each for each in self._channels.addresses() if each not in needed]:
-            open_rooms = islice(self._registry.rooms(), self._registry.open_count())
+            open_rooms = self._registry.open_rooms()
             if not any(address in (each.prefill.address, each.decode.address) for each in open_rooms):
                 self._spawn(self._channels.drop(address))
 

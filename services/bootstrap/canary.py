@@ -13,6 +13,7 @@ from services.bootstrap.rooms import Rooms
 from services.openai.backend import Hangup, RoomFailed
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import Worker, WorkerState
 from services.rooms.request import Request, Sampling
 from services.runtime.logging import Log
@@ -81,7 +82,8 @@ class Canary:
         return (joining, partner) if joining.facts.side is Side.PREFILL else (partner, joining)
 
     async def _try(self, pair: tuple[Worker, Worker]) -> str | None:
-        entry = self._rooms.admission.open_on(REQUEST_ID, pair, PROMPT_TOKENS + OUTPUT_TOKENS - 1)
+        need = Need(PROMPT_TOKENS, PROMPT_TOKENS + OUTPUT_TOKENS - 1)
+        entry = self._rooms.admission.open_on(REQUEST_ID, pair, need)
         request = Request(
             request_id=REQUEST_ID,
             prompt=_prompt(entry.id),

@@ -44,8 +44,6 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
         if not getattr(request.state, "known", True):
             told = {"status": "unavailable" if problems else "ok", "problems": problems}
             return JSONResponse(told, status_code=503 if problems else 200)
-        if problems and (failed := canary_problem()) is not None:
-            problems.append(f"canary: {failed}")
         workers = [
             {
                 "name": w.facts.name,
@@ -56,7 +54,12 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
             }
             for w in registry.workers()
         ]
-        body = {"status": "unavailable" if problems else "ok", "problems": problems, "workers": workers}
+        body = {
+            "status": "unavailable" if problems else "ok",
+            "problems": problems,
+            "canary": canary_problem(),
+            "workers": workers,
+        }
         return JSONResponse(body, status_code=503 if problems else 200)
 
     return router

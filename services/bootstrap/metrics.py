@@ -3,7 +3,6 @@
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from enum import Enum
-from itertools import islice
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -115,7 +114,7 @@ class RegistryCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         rooms = GaugeMetricFamily("baton_rooms", "Rooms that are not retired, by phase.", labels=["phase"])
-        open_rooms = islice(self._registry.rooms(), self._registry.open_count())
+        open_rooms = self._registry.open_rooms()
         phases = Tally(entry.phase for entry in open_rooms)
         for phase in RoomPhase:
             if phase is not RoomPhase.RETIRED:

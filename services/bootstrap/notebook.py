@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from services.rooms.entries import WorkerFacts
 from services.rooms.ids import Incarnation
+from services.rooms.index import is_of
 
 NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -79,5 +80,5 @@ class Notebook:
         self.refused.append(Refused(request_id, wall_ms, waited_ms, why[:WHY_CHARS_MAX], status))
 
     def refusal(self, request_id: str) -> Refused | None:
-        """The newest of that id."""
-        return next((each for each in reversed(self.refused) if each.request_id == request_id), None)
+        """The newest of that id, or of one of its prompts."""
+        return next((each for each in reversed(self.refused) if is_of(each.request_id, request_id)), None)

@@ -7,7 +7,6 @@ Rooms are opened by `admission`.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any, Final
 
 from services.bootstrap.admission import Admission
@@ -19,7 +18,7 @@ from services.bootstrap.timelines import Timelines
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
-from services.rooms.registry import Registry, RoomEntry, WorkerFacts, WorkerState
+from services.rooms.registry import Registry, RoomEntry, WorkerFacts
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
 from services.runtime.room_spans import NO_ERRORS, RoomSpans
@@ -71,12 +70,11 @@ class Rooms:
         self.admission.wake()
 
     def proven(self, incarnation: Incarnation) -> None:
-        """A canary hand-over passed: the worker may have rooms."""
-        worker = self.registry.worker(incarnation)
-        if worker.state is WorkerState.JOINING:
-            log.info("worker ready", worker=worker.facts.name)
-        self.registry.proven(incarnation)
-        self.admission.wake()
+        """A canary hand-over passed: the worker may have rooms, if it has not left meanwhile."""
+        worker = self.registry.proven(incarnation)
+        if worker is not None:
+            log.info("worker ready", worker=worker.name)
+            self.admission.wake()
 
     def exited(self, name: str, pid: int) -> None:
         """Whoever started the worker saw its process exit."""
@@ -173,7 +171,7 @@ class Rooms:
         """The process ends before all that was promised is kept (`drain-keeps-promises`): whoever is served,
         or waits to be, is told so while there is time for it."""
         self.admission.close(cause)
-        for entry in list(islice(self.registry.rooms(), self.registry.open_count())):
+        for entry in self.registry.open_rooms():
             self.fail(entry.id, cause)
 
     async def finish(self) -> None:

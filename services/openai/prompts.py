@@ -12,6 +12,8 @@ from services.openai.tokenizer import ChatRefused, ChatTemplateMissing, Tokenize
 
 INLINE_CHARS_MAX: Final = 4096
 """Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""
+FRAME_CHARS: Final = 32
+"""That a template puts around a message, about."""
 THREADS: Final = 2
 """Tokenising releases the interpreter lock; more threads would only take cores from the event loop."""
 WAITING_MAX: Final = 64
@@ -44,7 +46,7 @@ class Prompts:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
         try:
-            return await self._run(sum(len(message.content) for message in messages), work)
+            return await self._run(sum(_chars(message) for message in messages), work)
         except ChatTemplateMissing as error:
             raise invalid("messages", f"{error}.", "unsupported_value") from None
         except ChatRefused as error:
@@ -79,6 +81,11 @@ class Prompts:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._waiting -= 1
+
+
+def _chars(message: Message) -> int:
+    """Of what a template may make of it, at a guess."""
+    return len(message.content) + len(message.name or "") + FRAME_CHARS
 
 
 def _plain(message: Message) -> dict[str, Any]:

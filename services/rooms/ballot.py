@@ -18,6 +18,8 @@ from services.rooms.errors import Reason, RostersDiverged
 from services.rooms.phases import Vote
 
 HEADER: Final = 7
+PLACES_MAX: Final = (1 << 16) - HEADER
+"""Of a roster whose ballot every group takes."""
 _REASONS: Final = tuple(Reason)
 _VOTES: Final = tuple(Vote)
 

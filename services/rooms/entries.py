@@ -5,12 +5,15 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from services.rooms.affinity import Sent
-from services.rooms.errors import Cause
+from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 
 CANARY_ROOMS: Final = 1
 """Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""
+
+
+NOT_FAILURES: Final = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Worker:
     """A canary hand-over has passed through it."""
     rooms: set[RoomId] = field(default_factory=set)
     tokens: int = 0
-    """KV positions its open rooms may come to need."""
+    """KV positions that its open rooms may come to take there."""
     sent: Sent = field(init=False)
     """Beginnings of prompts that it may hold."""
 
@@ -97,7 +100,10 @@ class RoomEntry:
     request_id: str
     prefill: WorkerFacts
     decode: WorkerFacts
+    prompt_tokens: int
+    """KV positions that it takes in prefill."""
     tokens: int
+    """KV positions that it may come to take in decode."""
     opened_ms: int
     canary: bool = False
     retry_of: RoomId | None = None
@@ -116,3 +122,11 @@ class RoomEntry:
 
     def worker(self, side: Side) -> WorkerFacts:
         return self.prefill if side is Side.PREFILL else self.decode
+
+    @property
+    def has_failed(self) -> bool:
+        """It ended in a way that is not its client's own."""
+        return self.cause is not None and self.cause.reason not in NOT_FAILURES
+
+    def tokens_on(self, side: Side) -> int:
+        return self.prompt_tokens if side is Side.PREFILL else self.tokens

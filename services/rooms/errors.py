@@ -104,3 +104,7 @@ class NoCapacity(Refusal):
 
 class NoSuchWorker(Refusal):
     """No worker of the role is ready. The text names the role."""
+
+
+class TooLarge(NoSuchWorker):
+    """No worker of the role, in whatever state, can ever hold so many tokens."""

@@ -15,6 +15,12 @@ from services.rooms.ids import RoomId
 PROMPT: Final = re.compile(r"-[0-9]+$", re.ASCII)
 """What the prompts of one HTTP request have behind its id."""
 
+
+def is_of(room_request: str, request_id: str) -> bool:
+    """A room's request is the HTTP request of this id, or a prompt of it."""
+    return room_request == request_id or PROMPT.sub("", room_request) == request_id
+
+
 Table = dict[RoomId, RoomEntry]
 """Room ids are given out in rising order, so the order of entry is that of age."""
 

@@ -7,17 +7,13 @@ carries placement.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Collection, Iterator
+from typing import TypeVar
 
-from services.rooms.affinity import Block, blocks
 from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
 from services.rooms.errors import (
     Cause,
     NameInUse,
-    NoCapacity,
-    NoSuchWorker,
-    Reason,
     UnknownRoom,
     UnknownWorker,
     WorkerRefused,
@@ -25,6 +21,7 @@ from services.rooms.errors import (
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.index import RoomIndex
 from services.rooms.phases import Side
+from services.rooms.placement import Need, place
 
 __all__ = ["Event", "Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
 
@@ -37,11 +34,9 @@ OPEN_MS_MAX = 4 * 3_600_000
 is gone (`room-ends`)."""
 UNTOLD_MS = 10_000
 """How long a room that both workers gave back waits for its opener to say how it ended."""
-OVERLOADED: Final = 1 / 8
-"""How much more of its cache than of the least loaded worker's may be spoken for, where a worker is preferred
-for the beginning of a prompt that it was sent before."""
-NOT_FAILURES = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
-"""Reasons for which an ended room is not kept among the failed ones."""
+SERVING = frozenset({WorkerState.READY, WorkerState.SUSPECT})
+CANARIES_KEPT = 64
+"""Canaries' rooms are kept apart: a worker that never gets ready makes one a second."""
 
 
 class Registry:
@@ -59,6 +54,8 @@ class Registry:
         self._open: dict[RoomId, RoomEntry] = {}
         self._done: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._failed: OrderedDict[RoomId, RoomEntry] = OrderedDict()
+        self._canaries: OrderedDict[RoomId, RoomEntry] = OrderedDict()
+        self._tables = (self._open, self._done, self._failed, self._canaries)
         self.index = RoomIndex()
         """Of all these rooms, for whoever looks at them."""
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
@@ -115,13 +112,17 @@ class Registry:
         if worker.state is WorkerState.SUSPECT:
             worker.state = WorkerState.READY if worker.proven else WorkerState.JOINING
 
-    def proven(self, incarnation: Incarnation) -> None:
-        """A canary hand-over passed through this worker."""
+    def proven(self, incarnation: Incarnation) -> WorkerFacts | None:
+        """A canary hand-over passed through this worker. Whom that made ready: nobody, where it was ready, or
+        has left since."""
         worker = self._workers.get(incarnation)
-        if worker is not None:
-            worker.proven = True
-            if worker.state is WorkerState.JOINING:
-                worker.state = WorkerState.READY
+        if worker is None:
+            return None
+        worker.proven = True
+        if worker.state is not WorkerState.JOINING:
+            return None
+        worker.state = WorkerState.READY
+        return worker.facts
 
     def suspect(self, incarnation: Incarnation) -> None:
         worker = self._workers.get(incarnation)
@@ -160,59 +161,57 @@ class Registry:
 
     # ---- rooms
 
-    def place(
-        self,
-        prompt_tokens: int,
-        tokens: int,
-        only: Iterable[Incarnation] = (),
-        avoid: Collection[Incarnation] = (),
-        prompt: Sequence[Block] = (),
-    ) -> tuple[Worker, Worker]:
-        """A pair that can hold the request: on each side the worker that was sent most of the beginning of
-        `prompt` before, unless it is OVERLOADED, and else the least loaded one. Raises NoSuchWorker, which
-        waiting does not mend, before NoCapacity, which it does.
+    def place(self, need: Need, avoid: Collection[Incarnation] = ()) -> tuple[Worker, Worker]:
+        """The best pair (`services.rooms.placement`). Raises NoSuchWorker and NoCapacity."""
+        return place(self._workers.values(), need, avoid)
 
-        `only`: incarnations to choose among whatever their state, for a canary. `avoid`: those that get the
-        request only if their side has no other that could hold it, be it full now: a worker that fails
-        everything at once always has a free place.
-        """
-        chosen = set(only)
-        prefill = self._able(Side.PREFILL, prompt_tokens, chosen)
-        decode = self._able(Side.DECODE, tokens, chosen)
-        return _best(_without(prefill, avoid), prompt), _best(_without(decode, avoid), prompt)
+    def tokens_max(self, side: Side) -> int:
+        """KV positions that a request may take on a side: of the workers that get rooms now or may again at
+        once, or, where there are none, of those that are there; 0 without any."""
+        role = [worker for worker in self._workers.values() if worker.facts.side is side]
+        serving = [worker for worker in role if worker.state in SERVING]
+        return max((worker.facts.tokens_max for worker in serving or role), default=0)
 
-    def blocks(self, prompt: Sequence[int]) -> tuple[Block, ...]:
-        """By which a worker is chosen; none where there is nothing to choose."""
-        sides = [worker.facts.side for worker in self._workers.values()]
-        return blocks(prompt) if len(sides) > len(set(sides)) else ()
+    @property
+    def has_choice(self) -> bool:
+        """Some side has more than one worker."""
+        return len(self._workers) > len({worker.facts.side for worker in self._workers.values()})
 
     def open_room(
         self,
         request_id: str,
         pair: tuple[Worker, Worker],
-        tokens: int,
+        need: Need,
         now_ms: int,
         *,
         canary: bool = False,
         retry_of: RoomId | None = None,
-        prompt: Sequence[Block] = (),
         trace_id: str = "",
     ) -> RoomEntry:
         room = self._fresh_id()
         prefill, decode = pair
         entry = RoomEntry(
-            room, request_id, prefill.facts, decode.facts, tokens, now_ms, canary, retry_of, trace_id
+            room,
+            request_id,
+            prefill.facts,
+            decode.facts,
+            need.prompt_tokens,
+            need.tokens,
+            now_ms,
+            canary,
+            retry_of,
+            trace_id,
         )
         self._open[room] = entry
         self.index.opened(entry)
         for worker in pair:
             worker.rooms.add(room)
-            worker.tokens += tokens
-            worker.sent.add(prompt)
+            worker.tokens += entry.tokens_on(worker.facts.side)
+            worker.sent.add(need.blocks)
         return entry
 
     def get(self, room: RoomId) -> RoomEntry:
-        for table in (self._open, self._done, self._failed):
+        for table in self._tables:
             if room in table:
                 return table[room]
         raise UnknownRoom(f"room {room} is not known here")
@@ -227,11 +226,15 @@ class Registry:
 
     def rooms(self) -> Iterator[RoomEntry]:
         """Newest first: the open ones, then the kept ones."""
-        for table in (self._open, self._done, self._failed):
+        for table in self._tables:
             yield from reversed(table.values())
 
+    def open_rooms(self) -> list[RoomEntry]:
+        """Newest first."""
+        return list(reversed(self._open.values()))
+
     def known_count(self) -> int:
-        return len(self._open) + len(self._done) + len(self._failed)
+        return sum(len(table) for table in self._tables)
 
     def open_count(self) -> int:
         return len(self._open)
@@ -261,7 +264,7 @@ class Registry:
         entry.phase = RoomPhase.CLOSING
         entry.closing_ms = now_ms
         entry.cause = cause
-        if cause is not None and cause.reason not in NOT_FAILURES:
+        if entry.has_failed:
             self.index.failed(entry)
         self._file_if_retired(entry)
         return True
@@ -307,23 +310,6 @@ class Registry:
 
     # ---- inside
 
-    def _able(self, side: Side, tokens: int, only: set[Incarnation]) -> list[Worker]:
-        """Workers of a side that could ever hold so many tokens, at least one."""
-        role = [worker for worker in self._workers.values() if worker.facts.side is side]
-        if only:
-            ready = [worker for worker in role if worker.facts.incarnation in only]
-        else:
-            ready = [worker for worker in role if worker.state is WorkerState.READY]
-        if not ready:
-            raise NoSuchWorker(f"no {side.value} worker is ready")
-        able = [worker for worker in ready if worker.facts.tokens_max >= tokens]
-        if not able:
-            largest = max(worker.facts.tokens_max for worker in ready)
-            raise NoSuchWorker(
-                f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest}"
-            )
-        return able
-
     def _fresh_id(self) -> RoomId:
         room = RoomId(self._next_room)
         self._next_room += 1
@@ -333,15 +319,19 @@ class Registry:
         worker = self._workers.get(entry.worker(side).incarnation)
         if worker is not None and entry.id in worker.rooms:
             worker.rooms.discard(entry.id)
-            worker.tokens -= entry.tokens
+            worker.tokens -= entry.tokens_on(side)
 
     def _file_if_retired(self, entry: RoomEntry) -> None:
         if entry.phase is not RoomPhase.CLOSING or entry.waiting_for:
             return
         del self._open[entry.id]
         entry.phase = RoomPhase.RETIRED
-        failed = entry.cause is not None and entry.cause.reason not in NOT_FAILURES
-        table, limit = (self._failed, self._failed_kept) if failed else (self._done, self._kept)
+        if entry.canary:
+            table, limit = self._canaries, CANARIES_KEPT
+        elif entry.has_failed:
+            table, limit = self._failed, self._failed_kept
+        else:
+            table, limit = self._done, self._kept
         for forgotten in _remember(table, entry.id, entry, limit):
             self.index.forgotten(forgotten)
 
@@ -370,23 +360,6 @@ def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> list[V]
     """Enter into a bounded table. Returns what made room: the oldest."""
     table[key] = value
     return [table.popitem(last=False)[1] for _ in range(len(table) - limit)]
-
-
-def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]:
-    """Those that are not to be avoided, if there are any."""
-    return [worker for worker in able if worker.facts.incarnation not in avoid] or able
-
-
-def _best(able: list[Worker], prompt: Sequence[Block]) -> Worker:
-    """Of those with a free place that are not overloaded, the one that was sent most of the prompt; of those
-    the one with the smallest share of its cache spoken for."""
-    free = [worker for worker in able if len(worker.rooms) < worker.facts.rooms_max]
-    if not free:
-        side = able[0].facts.side.value
-        raise NoCapacity(f"every {side} worker holds as many rooms as it may")
-    most = min(worker.load for worker in free) + OVERLOADED
-    near = [worker for worker in free if worker.load <= most]
-    return min(near, key=lambda worker: (-worker.sent.tokens(prompt), worker.load, worker.facts.name))
 
 
 def _check_fit(known: WorkerFacts, new: WorkerFacts) -> None:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.bootstrap.admission import QueueFull, Retry
-from services.rooms.errors import Cause, NoSuchWorker, Reason
+from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.registry import RoomEntry, RoomPhase
 from services.runtime.party import Party
-from tests.bootstrap.scripted import LEASE_MS, House, PrefillWorker, house
+from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.wire.servers import until
 
 
@@ -60,6 +60,75 @@ async def test_nobody_overtakes_the_queue(at: House) -> None:
     at.rooms.renew(at.prefill.incarnation)
     assert (await first).request_id == "a"
     second.cancel()
+
+
+async def test_no_starvation_who_avoids_a_worker_holds_up_nobody_who_does_not(at: House) -> None:
+    """Rooms that failed on decode-0 wait for decode-1, which is full; decode-0 has places."""
+    at.join(DecodeWorker("decode-1", at.decode.side, Incarnation(23), rooms_max=1, address=at.decode.address))
+    more = PrefillWorker(
+        "prefill-1", at.prefill.side, Incarnation(12), rooms_max=9, address=at.prefill.address
+    )
+    at.join(more)
+    avoiding = Retry(RoomId(9), Reason.ENGINE_FAILED, frozenset({at.decode.incarnation}), wait_s=600.0)
+    assert (await at.admission.admit("first", 3, 5, avoiding)).decode.name == "decode-1"
+    retries = [asyncio.ensure_future(at.admission.admit(name, 3, 5, avoiding)) for name in ("r1", "r2")]
+    await until(lambda: at.admission.queued() == 2)
+    for room in (2, 3):
+        assert (await at.admission.admit("fresh", 3, 5)).id == room
+        assert at.entry(room).decode.name == "decode-0"
+    waiting = [late(at, name) for name in ("a", "b")]
+    await until(lambda: at.admission.queued() == 4)
+    assert [name for name, _ in at.admission.waiting()] == ["r1", "r2", "a", "b"]
+    at.rooms.answered(RoomId(2))
+    at.retired(2)
+    assert (await waiting[0]).decode.name == "decode-0", "those before it in the queue wait for the other"
+    at.rooms.answered(RoomId(1))
+    at.retired(1)
+    assert (await retries[0]).decode.name == "decode-1"
+    assert [name for name, _ in at.admission.waiting()] == ["r2", "b"]
+    for each in (retries[1], waiting[1]):
+        each.cancel()
+    await asyncio.gather(retries[1], waiting[1], return_exceptions=True)
+
+
+async def test_a_worker_whose_stream_broke_is_waited_for_while_it_has_its_lease(at: House) -> None:
+    at.registry.suspect(at.decode.incarnation)
+    waiting = [late(at, name) for name in ("a", "b")]
+    await until(lambda: at.admission.queued() == 2)
+    at.rooms.renew(at.prefill.incarnation)
+    assert not any(each.done() for each in waiting)
+    at.rooms.renew(at.decode.incarnation)
+    assert [(await each).request_id for each in waiting] == ["a", "b"]
+
+
+async def test_a_prompt_is_hashed_once_however_often_it_is_looked_at(
+    at: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+
+    def blocks(prompt: tuple[int, ...]) -> tuple[bytes, ...]:
+        hashed.append(len(prompt))
+        return ()
+
+    monkeypatch.setattr("services.bootstrap.admission.blocks", blocks)
+    await fill(at)
+    prompt = (1, 2, 3)
+    await_place = asyncio.ensure_future(at.admission.admit("a", 3, 5, prompt=prompt))
+    await until(lambda: at.admission.queued() == 1)
+    assert not hashed, "there is nothing to choose"
+    more = PrefillWorker("prefill-1", at.prefill.side, Incarnation(12), address=at.prefill.address)
+    at.join(more)
+    for _ in range(5):
+        at.rooms.renew(at.decode.incarnation)
+    assert hashed == [3]
+    await_place.cancel()
+
+
+async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:
+    retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
+    with pytest.raises(TooLarge, match="no prefill worker can hold"):
+        await asyncio.wait_for(at.admission.admit("a", 10**9, 10**9, retry), 20)
+    assert at.admission.queued() == 0
 
 
 async def test_past_its_bound_the_queue_takes_nobody(at: House) -> None:

@@ -13,6 +13,7 @@ from services.openai.backend import Hangup, RoomFailed
 from services.rooms.errors import Cause, Reason, RosterFull
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import WorkerState
 from services.rooms.request import Request, Sampling
 from services.rooms.retry import GUILT, RETRIED, Guilt
@@ -77,7 +78,9 @@ class Pairs(House):
 
     def occupy(self) -> None:
         pair = (self.registry.worker(Incarnation(12)), self.registry.worker(Incarnation(23)))
-        self.other = self.registry.open_room("other", pair, OTHERS_TOKENS, self.clock.now_ms()).id
+        self.other = self.registry.open_room(
+            "other", pair, Need(OTHERS_TOKENS, OTHERS_TOKENS), self.clock.now_ms()
+        ).id
 
     async def all_at_rest(self, *rooms: int) -> None:
         """`rooms` are reported retired by whoever holds them, and nothing is left."""
@@ -250,7 +253,7 @@ async def test_a_third_room_avoids_the_guilty_of_both_before(at: Pairs) -> None:
 
 async def test_a_request_waits_for_an_innocent_worker_that_is_full_now(at: Pairs) -> None:
     pair = (at.registry.worker(Incarnation(12)), at.registry.worker(Incarnation(23)))
-    full = [at.registry.open_room("more", pair, 1, at.clock.now_ms()).id for _ in range(3)]
+    full = [at.registry.open_room("more", pair, Need(1, 1), at.clock.now_ms()).id for _ in range(3)]
     at.prefill.script = prefills()
     at.decode.script = broken(D, Reason.ENGINE_FAILED)
     at.decode_1.script = decodes()

@@ -8,6 +8,7 @@ import pytest
 from services.bootstrap.admission import QueueFull
 from services.rooms.errors import Cause, NoSuchWorker, Reason
 from services.rooms.ids import RoomId
+from services.rooms.placement import Need
 from tests.bootstrap.scripted import House, house
 from tests.wire.servers import until
 
@@ -47,7 +48,7 @@ async def test_a_full_queue_and_a_side_without_worker_are_counted_apart(at: Hous
 async def test_a_canarys_room_that_fails_is_counted_apart(at: House) -> None:
     pair = (at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation))
     cause = Cause(Reason.TRANSFER_FAILED, "no way to it")
-    at.rooms.fail(at.admission.open_on("canary", pair, 5).id, cause)
+    at.rooms.fail(at.admission.open_on("canary", pair, Need(5, 5)).id, cause)
     names = ("baton_rooms_failed_total", "baton_canaries_failed_total")
     assert [count(at, name, reason="transfer_failed") for name in names] == [0, 1]
     at.rooms.fail((await at.admission.admit("a", 3, 5)).id, cause)

@@ -6,6 +6,7 @@ from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, _p
 from services.rooms.entries import CANARY_ROOMS
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import WorkerState
 from tests.bootstrap.scripted import (
     LENGTH,
@@ -88,10 +89,32 @@ async def test_a_pair_that_brings_too_few_tokens_is_not_ready() -> None:
         task.cancel()
 
 
+async def test_a_partner_that_leaves_while_the_canary_ends_ends_nothing_else() -> None:
+    """It has reported its room retired: the canary goes on without it."""
+    async with house() as at:
+        at.prefill.script = GOOD_PREFILL
+        drawn = asyncio.Event()
+        at.decode.script = [accepted(D), tokens(0, [7]), drawn, tokens(1, [8], LENGTH), ended(D)]
+        joining = DecodeWorker("decode-1", D, Incarnation(41), address=at.decode.address)
+        at.rooms.lose(at.decode.incarnation, "replaced", proof="left")
+        at.decode.incarnation = joining.incarnation
+        at.join(joining, proven=False)
+        canary = Canary(at.rooms, at.backend)
+        task = asyncio.ensure_future(canary.run())
+        await until(lambda: at.decode.called == at.prefill.called == [1])
+        await until(lambda: not len(at.rooms.links.to(at.prefill.facts)))  # all of it was heard
+        at.rooms.side_retired(RoomId(1), P)
+        at.rooms.lose(at.prefill.incarnation, "it drained", proof="left")
+        drawn.set()
+        await until(lambda: task.done() or state(at, 41) is WorkerState.READY)
+        assert not task.done(), task.exception()
+        task.cancel()
+
+
 async def test_a_full_partner_has_one_canary_at_a_time() -> None:
     async with house(places=1) as at:
         pair = at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation)
-        at.registry.open_room("of a client", pair, 10, at.clock.now_ms())
+        at.registry.open_room("of a client", pair, Need(10, 10), at.clock.now_ms())
         at.decode.script = [accepted(D)]
         bad = PrefillWorker("prefill-bad", P, Incarnation(31), script=[accepted(P), None])
         async with serving(bad.add) as bad.address:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,7 +16,8 @@ from services.bootstrap.story.routes import FILES, PAGE, story_router
 from services.openai.backend import Hangup, NoWorker
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import RoomId
-from services.rooms.registry import Event, RoomEntry
+from services.rooms.placement import Need
+from services.rooms.registry import CANARIES_KEPT, Event, RoomEntry
 from tests.bootstrap.scripted import House, asked, house
 from tests.wire.servers import until
 
@@ -211,6 +213,19 @@ async def test_a_request_that_got_no_room_is_kept_with_the_reason(at: House) -> 
     assert [each["name"] for each in live["lost"]] == ["decode-0"]
 
 
+async def test_a_prompt_of_several_that_waits_or_was_refused_is_found_by_its_requests_id(at: House) -> None:
+    await at.admission.admit("early", 3, 5)
+    await at.admission.admit("early", 3, 5)
+    waiting = asyncio.ensure_future(at.backend.generate(replace(asked(), request_id="several-0")))
+    await until(lambda: at.admission.queued() == 1)
+    assert (await story(at, "several"))["state"] == "queued"
+    at.rooms.lose(at.decode.incarnation, "gone", proof="left")
+    with pytest.raises(NoWorker):
+        await waiting
+    told = await story(at, "several")
+    assert (told["request_id"], told["state"]) == ("several-0", "refused")
+
+
 @pytest.mark.parametrize(
     ("why", "state", "headline"),
     [
@@ -302,10 +317,10 @@ async def test_a_look_at_the_pages_visits_no_more_rooms_however_many_are_kept(
             failed = every_one.startswith("failed")
             before = last if every_one == "failed and went on" and number % 2 else None
             canary = every_one == "a canary"
-            last = at.registry.open_room(name, pair, 5, 0, canary=canary, retry_of=before).id
+            last = at.registry.open_room(name, pair, Need(5, 5), 0, canary=canary, retry_of=before).id
             at.registry.end(last, Cause(Reason.DECODE_LOST, "gone") if failed else None, 0)
             at.retired(last)
-        assert at.registry.known_count() == MANY
+        assert at.registry.known_count() == (CANARIES_KEPT if every_one == "a canary" else MANY)
         visited = {}
         async with client(at) as http:
             for path in (

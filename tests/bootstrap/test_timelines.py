@@ -6,6 +6,7 @@ from services.bootstrap.timelines import Timelines
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import Registry, RoomEntry, Worker
 from services.runtime.clock import ManualClock
 from services.runtime.room_spans import RoomSpans
@@ -24,7 +25,7 @@ class Desk:
         prefill = PrefillWorker("prefill-0", Side.PREFILL, Incarnation(11))
         decode = DecodeWorker("decode-0", Side.DECODE, Incarnation(22))
         pair = (Worker(prefill.facts, 1_000), Worker(decode.facts, 1_000))
-        self.entry: RoomEntry = self.registry.open_room("request-1", pair, 5, 0)
+        self.entry: RoomEntry = self.registry.open_room("request-1", pair, Need(5, 5), 0)
 
 
 def test_the_bootstraps_own_line_is_in_the_timeline_and_while_it_is_open_in_the_span() -> None:

@@ -12,12 +12,14 @@ from services.rooms.entries import RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTOLD_MS, Registry
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
 
 SIDES: Final = (Side.PREFILL, Side.DECODE)
 MODEL: Final = "model"
+NEED: Final = Need(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Book:
 
     def open(self) -> RoomId | None:
         try:
-            entry = self._registry.open_room("request", self._registry.place(1, 1), 1, 0)
+            entry = self._registry.open_room("request", self._registry.place(NEED), NEED, 0)
         except (NoSuchWorker, NoCapacity):
             return None
         if entry.id in self._issued or entry.id < 1:

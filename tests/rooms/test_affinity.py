@@ -7,7 +7,8 @@ import pytest
 from services.rooms.affinity import BLOCK_TOKENS, Sent, blocks
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
-from services.rooms.registry import OVERLOADED, Registry
+from services.rooms.placement import OVERLOADED, Need
+from services.rooms.registry import Registry
 from tests.rooms.test_registry import facts, registry_of
 
 PROMPT = tuple(range(1000, 1000 + 5 * BLOCK_TOKENS))
@@ -27,8 +28,8 @@ def workers(rooms_max: int = 10) -> Registry:
 
 
 def send(stack: Registry, prompt: tuple[int, ...], tokens: int = 400) -> Opened:
-    known = stack.blocks(prompt)
-    entry = stack.open_room("request", stack.place(1, tokens, prompt=known), tokens, 0, prompt=known)
+    need = Need(tokens, tokens, blocks(prompt))
+    entry = stack.open_room("request", stack.place(need), need, 0)
     return Opened(entry.id, (entry.prefill.name, entry.decode.name))
 
 
@@ -96,6 +97,17 @@ def test_incarnation_what_a_worker_was_sent_is_forgotten_with_it() -> None:
     assert [worker.sent.tokens(blocks(PROMPT)) > 0 for worker in stack.workers()].count(True) == 1
 
 
-def test_where_there_is_nothing_to_choose_nothing_is_hashed() -> None:
-    assert registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1)).blocks(PROMPT) == ()
-    assert workers().blocks(PROMPT) == blocks(PROMPT)
+def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> None:
+    """A chat that says no length may come to fill decode's cache, and takes its few tokens of prefill's."""
+    stack = workers()
+    need = Need(len(PROMPT), 9_000, blocks(PROMPT))
+    rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(3)]
+    assert len({room.prefill.name for room in rooms}) == 1
+    assert len({room.decode.name for room in rooms}) == 2
+
+
+def test_there_is_a_choice_where_a_side_has_two() -> None:
+    one = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
+    assert not one.has_choice
+    one.register(facts(Side.DECODE, 2), 0)
+    assert one.has_choice

@@ -11,13 +11,16 @@ from services.rooms.errors import (
     NoCapacity,
     NoSuchWorker,
     Reason,
+    TooLarge,
     UnknownRoom,
     UnknownWorker,
     WorkerRefused,
 )
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import (
+    CANARIES_KEPT,
     CLOSING_MS,
     DEPARTED_MAX,
     EVENTS_PER_ROOM_MAX,
@@ -54,11 +57,11 @@ def registry_of(*workers: WorkerFacts, first_room: int = 500) -> Registry:
 
 
 def pair(registry: Registry, tokens: int = 10) -> tuple[Worker, Worker]:
-    return registry.place(tokens, tokens)
+    return registry.place(Need(tokens, tokens))
 
 
 def opened(registry: Registry, tokens: int = 10, now_ms: int = 0) -> RoomEntry:
-    return registry.open_room("request", pair(registry, tokens), tokens, now_ms)
+    return registry.open_room("request", pair(registry, tokens), Need(tokens, tokens), now_ms)
 
 
 def over(registry: Registry, entry: RoomEntry, cause: Cause | None = None) -> None:
@@ -250,12 +253,16 @@ def test_what_is_remembered_of_the_departed_is_bounded(stack: Registry) -> None:
     assert departed[-1] == 10_000 + DEPARTED_MAX + 2
 
 
-def test_a_suspect_gets_no_rooms_until_it_renews(stack: Registry) -> None:
+def test_a_suspect_gets_no_rooms_until_it_renews_and_is_worth_waiting_for(stack: Registry) -> None:
     stack.suspect(D1.incarnation)
-    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+    with pytest.raises(NoCapacity, match="a stream to every decode worker broke"):
         pair(stack)
     stack.renew(D1.incarnation, 10)
     pair(stack)
+    stack.suspect(D1.incarnation)
+    stack.leave(D1.incarnation, None)
+    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+        pair(stack)
 
 
 def test_an_unproven_suspect_is_to_be_proven_first(stack: Registry) -> None:
@@ -289,9 +296,45 @@ def test_the_least_loaded_pair_is_taken_by_share_of_its_cache() -> None:
 def test_what_nobody_can_ever_hold_is_not_waited_for() -> None:
     stack = registry_of(P1, replace(D1, tokens_max=100))
     with pytest.raises(NoSuchWorker, match="no decode worker can hold 101 tokens: the largest holds 100"):
-        stack.place(10, 101)
-    with pytest.raises(NoSuchWorker, match="no prefill worker can hold 1001 tokens"):
-        stack.place(1001, 50)
+        stack.place(Need(10, 101))
+    with pytest.raises(TooLarge, match="no prefill worker can hold 1001 tokens"):
+        stack.place(Need(1001, 50))
+
+
+@pytest.mark.parametrize("state", [WorkerState.JOINING, WorkerState.DRAINING])
+def test_what_a_worker_that_is_not_ready_could_hold_may_be_hoped_for(state: WorkerState) -> None:
+    stack = registry_of(P1, replace(D1, tokens_max=100))
+    stack.register(replace(D2, tokens_max=200), 0)
+    stack.worker(D2.incarnation).state = state
+    with pytest.raises(NoSuchWorker, match="that is ready can hold 101 tokens: the largest holds 100") as no:
+        stack.place(Need(10, 101))
+    assert not isinstance(no.value, TooLarge)
+    with pytest.raises(TooLarge, match="the largest holds 200"):
+        stack.place(Need(10, 201))
+
+
+def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> None:
+    stack = registry_of(P1, replace(D1, tokens_max=100))
+    stack.register(replace(D2, tokens_max=200), 0)
+    assert stack.tokens_max(Side.DECODE) == 100, "the larger one gets none yet"
+    stack.proven(D2.incarnation)
+    assert stack.tokens_max(Side.DECODE) == 200
+    stack.suspect(D2.incarnation)
+    assert stack.tokens_max(Side.DECODE) == 200, "it will again in a moment"
+    stack.drain(D2.incarnation)
+    assert stack.tokens_max(Side.DECODE) == 100
+    stack.leave(D1.incarnation, None)
+    assert stack.tokens_max(Side.DECODE) == 200, "better than nothing to go by"
+    stack.leave(D2.incarnation, None)
+    assert stack.tokens_max(Side.DECODE) == 0
+
+
+def test_a_request_is_charged_to_each_side_with_what_it_takes_there(stack: Registry) -> None:
+    need = Need(prompt_tokens=7, tokens=30)
+    entry = stack.open_room("request", stack.place(need), need, 0)
+    assert [stack.worker(each.incarnation).tokens for each in (P1, D1)] == [7, 30]
+    over(stack, entry)
+    assert [stack.worker(each.incarnation).tokens for each in (P1, D1)] == [0, 0]
 
 
 def test_no_worker_of_a_role_names_the_role() -> None:
@@ -318,35 +361,28 @@ def test_a_missing_side_is_told_even_while_the_other_is_full() -> None:
         pair(registry)
 
 
-def test_a_canary_is_placed_where_it_is_to_look(stack: Registry) -> None:
-    stack.register(D2, 0)
-    prefill, decode = stack.place(10, 10, only=[P1.incarnation, D2.incarnation])
-    assert (prefill.facts, decode.facts) == (P1, D2)
-    assert decode.state is WorkerState.JOINING
-
-
 def test_who_is_to_be_avoided_gets_the_request_only_if_there_is_no_other() -> None:
     stack = registry_of(P1, P2, D1)
     avoid = {P1.incarnation, D1.incarnation}
-    assert [worker.facts for worker in stack.place(10, 10, avoid=avoid)] == [P2, D1]
-    assert stack.place(10, 10, avoid=avoid | {P2.incarnation})[0].facts is P1
+    assert [worker.facts for worker in stack.place(Need(10, 10), avoid=avoid)] == [P2, D1]
+    assert stack.place(Need(10, 10), avoid=avoid | {P2.incarnation})[0].facts is P1
     stack.suspect(P2.incarnation)
-    assert stack.place(10, 10, avoid=avoid)[0].facts is P1, "who is not ready is no other"
+    assert stack.place(Need(10, 10), avoid=avoid)[0].facts is P1, "who is not ready is no other"
 
 
 def test_who_is_to_be_avoided_is_not_taken_because_the_other_is_full() -> None:
     """A worker that fails everything at once always has a place."""
     stack = registry_of(P1, D1, replace(D2, rooms_max=1))
-    entry = stack.open_room("request", stack.place(10, 10, avoid={D1.incarnation}), 10, 0)
+    entry = stack.open_room("request", stack.place(Need(10, 10), avoid={D1.incarnation}), Need(10, 10), 0)
     assert entry.decode.name == D2.name
     with pytest.raises(NoCapacity):
-        stack.place(10, 10, avoid={D1.incarnation})
-    assert stack.place(10, 10)[1].facts is D1
+        stack.place(Need(10, 10), avoid={D1.incarnation})
+    assert stack.place(Need(10, 10))[1].facts is D1
 
 
 def test_who_is_too_small_is_no_other() -> None:
     stack = registry_of(P1, D1, replace(D2, tokens_max=5))
-    assert stack.place(10, 10, avoid={D1.incarnation})[1].facts is D1
+    assert stack.place(Need(10, 10), avoid={D1.incarnation})[1].facts is D1
 
 
 # ---- rooms
@@ -357,6 +393,18 @@ def test_rooms_of_one_request_come_newest_first_whatever_became_of_them(stack: R
     over(stack, second)
     over(stack, third, LOST)
     assert stack.find("request") == [third, second, first]
+
+
+def test_canaries_take_no_kept_rooms_place(stack: Registry) -> None:
+    """A worker that never gets ready makes one a second."""
+    failed = opened(stack)
+    over(stack, failed, LOST)
+    need = Need(10, 10)
+    for _ in range(CANARIES_KEPT + 20):
+        over(stack, stack.open_room("canary", pair(stack), need, 0, canary=True), LOST)
+    assert stack.get(failed.id) is failed
+    assert stack.known_count() == 1 + CANARIES_KEPT
+    assert len(stack.find("canary")) == CANARIES_KEPT
 
 
 def test_room_unique_ids_are_never_used_again(stack: Registry) -> None:
@@ -373,7 +421,10 @@ def test_id_carries_no_placement_whoever_serves_the_next_room_its_id_is_the_next
     pairs = [(prefill, decode) for prefill in (P1, P2) for decode in (D2, D1)]
     ids = [
         stack.open_room(
-            "request", (stack.worker(prefill.incarnation), stack.worker(decode.incarnation)), 10, 0
+            "request",
+            (stack.worker(prefill.incarnation), stack.worker(decode.incarnation)),
+            Need(10, 10),
+            0,
         ).id
         for prefill, decode in (*pairs, *reversed(pairs))
     ]
@@ -381,7 +432,7 @@ def test_id_carries_no_placement_whoever_serves_the_next_room_its_id_is_the_next
 
 
 def test_find_is_by_the_whole_request_id_newest_first(stack: Registry) -> None:
-    rooms = [stack.open_room(name, pair(stack), 10, 0).id for name in ("a", "ab", "a-1", "a")]
+    rooms = [stack.open_room(name, pair(stack), Need(10, 10), 0).id for name in ("a", "ab", "a-1", "a")]
     assert [entry.id for entry in stack.find("a")] == [rooms[3], rooms[0]]
 
 

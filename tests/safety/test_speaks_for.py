@@ -11,6 +11,7 @@ import pytest
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import WorkerState
 from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
@@ -113,7 +114,7 @@ async def test_nobody_speaks_for_a_worker_of_the_other_side(ours: Path, side: Si
     async with stack(ours) as here:
         worker, registry = here.worker(side), here.at.registry
         pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
-        room = here.at.admission.open_on("request-1", pair, 5)
+        room = here.at.admission.open_on("request-1", pair, Need(5, 5))
         exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
         *rest, late, leave = spoken(worker, room.id)
         again = registration(other(side), "another", worker.incarnation)

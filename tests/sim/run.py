@@ -13,6 +13,7 @@ from typing import Final
 
 from services.openai.backend import Hangup, RoomFailed
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import Worker
 from tests.sim.checks import QUIET, deaf, dirty, unexplained, unrest
 from tests.sim.clients import Clients, make_request
@@ -191,7 +192,8 @@ class _Scene:
         for attempt in range(LAST_TRIES):
             request = make_request(draw, draw.getrandbits(60), self._world.shape)
             bootstrap = self._platform.bootstrap
-            entry = bootstrap.rooms.admission.open_on(request.request_id, pair, request.tokens_max)
+            need = Need(request.prefill_tokens, request.tokens_max)
+            entry = bootstrap.rooms.admission.open_on(request.request_id, pair, need)
             stream = bootstrap.backend.follow(entry, request)
             tokens: list[int] = []
             try:

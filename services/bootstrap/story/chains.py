@@ -13,7 +13,7 @@ from typing import Final
 from services.rooms.entries import RoomEntry
 from services.rooms.errors import UnknownRoom
 from services.rooms.ids import RoomId
-from services.rooms.registry import NOT_FAILURES, Registry
+from services.rooms.registry import Registry
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
 """What the API puts before a request's id to name its answer."""
@@ -81,10 +81,6 @@ class Kept:
             if len(chains) == limit:
                 break
         return [chains[room] for room in sorted(chains, reverse=True)]
-
-
-def has_failed(entry: RoomEntry) -> bool:
-    return entry.cause is not None and entry.cause.reason not in NOT_FAILURES
 
 
 def _back(registry: Registry, last: RoomEntry) -> Chain:

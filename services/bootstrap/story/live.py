@@ -70,7 +70,7 @@ def requests(rooms: Rooms, kept: Kept, limit: int, search: str, *, failed: bool)
 
 def live(rooms: Rooms) -> dict[str, Any]:
     kept = Kept(rooms.registry)
-    phases = Counter(entry.phase for entry in islice(rooms.registry.rooms(), rooms.registry.open_count()))
+    phases = Counter(entry.phase for entry in rooms.registry.open_rooms())
     return {
         "wall_ms": rooms.clock.wall_ms(),
         "model": rooms.registry.model,

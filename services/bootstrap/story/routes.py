@@ -21,6 +21,7 @@ from services.bootstrap.story import live
 from services.bootstrap.story.chains import PREFIX, Kept
 from services.bootstrap.story.parts import Story
 from services.bootstrap.story.tell import of_queued, of_refused, tell
+from services.rooms.index import is_of
 
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 500
@@ -98,9 +99,9 @@ def _story(rooms: Rooms, asked: str) -> Story | None:
         retrying = chain[-1].id in rooms.admission.retrying
         return tell(chain, others, rooms.timelines.line(""), retrying=retrying)
     for name in (asked, PREFIX.sub("", asked, count=1)):
-        queued = next((event for each, event in rooms.admission.waiting() if each == name), None)
+        queued = next((each for each in rooms.admission.waiting() if is_of(each[0], name)), None)
         if queued is not None:
-            return of_queued(name, queued, rooms.timelines.line(""))
+            return of_queued(*queued, rooms.timelines.line(""))
         refused = rooms.notebook.refusal(name)
         if refused is not None:
             return of_refused(refused)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.bootstrap.notebook import NO_STATUS, Refused
-from services.bootstrap.story.chains import Chain, has_failed
+from services.bootstrap.story.chains import Chain
 from services.bootstrap.story.clocks import BOOTSTRAP, OneClock
 from services.bootstrap.story.lanes import lanes_of, lines_of
 from services.bootstrap.story.parts import OVER, Attempt, Kind, Line, State, Story, Why
@@ -107,7 +107,7 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
         return State.ANSWERED
     if last.cause.reason is Reason.CLIENT_GONE:
         return State.GONE
-    return State.FAILED if has_failed(last) else State.ANSWERED
+    return State.FAILED if last.has_failed else State.ANSWERED
 
 
 def _ended_ms(last: RoomEntry, lines: Sequence[Line], now_ms: float) -> float:

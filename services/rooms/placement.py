@@ -1,0 +1,85 @@
+"""Which pair of workers gets a request?
+
+On each side the one that was sent most of the prompt's beginning before, unless it is OVERLOADED; else the
+least loaded one.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from services.rooms.affinity import Block
+from services.rooms.entries import Worker, WorkerState
+from services.rooms.errors import NoCapacity, NoSuchWorker, TooLarge
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+
+OVERLOADED: Final = 1 / 8
+"""How much more of its cache than of the least loaded worker's may be spoken for, where a worker is preferred
+for the beginning of a prompt that it was sent before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request takes of its two workers, and what they may have of it."""
+
+    prompt_tokens: int
+    """KV positions that prefill computes."""
+    tokens: int
+    """KV positions that decode may come to hold."""
+    blocks: tuple[Block, ...] = ()
+    """Of its prompt, where there is a choice to be made by them."""
+
+    def on(self, side: Side) -> int:
+        return self.prompt_tokens if side is Side.PREFILL else self.tokens
+
+
+def place(
+    workers: Iterable[Worker], need: Need, avoid: Collection[Incarnation] = ()
+) -> tuple[Worker, Worker]:
+    """Raises NoSuchWorker, which waiting for a place does not mend, before NoCapacity, which it does.
+
+    `avoid`: those that get the request only if their side has no other that could hold it, be it full now: a
+    worker that fails everything at once always has a free place.
+    """
+    known = list(workers)
+    prefill, decode = (_able(known, side, need.on(side)) for side in (Side.PREFILL, Side.DECODE))
+    return _best(_without(prefill, avoid), need), _best(_without(decode, avoid), need)
+
+
+def _able(workers: Iterable[Worker], side: Side, tokens: int) -> list[Worker]:
+    """Workers of a side that could ever hold so many tokens, at least one."""
+    role = [worker for worker in workers if worker.facts.side is side]
+    ready = [worker for worker in role if worker.state is WorkerState.READY]
+    able = [worker for worker in ready if worker.facts.tokens_max >= tokens]
+    if able:
+        return able
+    largest = max((worker.facts.tokens_max for worker in role), default=tokens)
+    if largest < tokens:
+        raise TooLarge(f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest}")
+    suspects = [worker for worker in role if worker.state is WorkerState.SUSPECT]
+    if any(worker.facts.tokens_max >= tokens for worker in suspects):
+        raise NoCapacity(f"a stream to every {side.value} worker broke: waiting for one to renew its lease")
+    if ready:
+        largest = max(worker.facts.tokens_max for worker in ready)
+        raise NoSuchWorker(
+            f"no {side.value} worker that is ready can hold {tokens} tokens: the largest holds {largest}"
+        )
+    raise NoSuchWorker(f"no {side.value} worker is ready")
+
+
+def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]:
+    """Those that are not to be avoided, if there are any."""
+    return [worker for worker in able if worker.facts.incarnation not in avoid] or able
+
+
+def _best(able: list[Worker], need: Need) -> Worker:
+    """Of those with a free place that are not overloaded, the one that was sent most of the prompt; of those
+    the one with the smallest share of its cache spoken for."""
+    free = [worker for worker in able if len(worker.rooms) < worker.facts.rooms_max]
+    if not free:
+        side = able[0].facts.side.value
+        raise NoCapacity(f"every {side} worker holds as many rooms as it may")
+    most = min(worker.load for worker in free) + OVERLOADED
+    near = [worker for worker in free if worker.load <= most]
+    return min(near, key=lambda worker: (-worker.sent.tokens(need.blocks), worker.load, worker.facts.name))
