@@ -7,6 +7,7 @@ from services.decode.batch import next_batch
 from services.decode.job import Job
 from services.decode.metrics import DecodeMetrics
 from services.engine.engine import Row
+from services.engine.sampler import NotANumber
 from services.engine.stepper import StepFailed, Stepper
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
@@ -59,13 +60,15 @@ class Computing:
             tokens = self._stepper.take()
         except StepFailed as error:
             for job in self._step:
-                job.receiver.busy = False
-                job.receiver.note(Failed(Cause(Reason.ENGINE_FAILED, f"decode: {error}")))
+                self._spoil(job, error)
             self._step = []
             return
         if tokens is None:
             return
         for job, token in zip(self._step, tokens, strict=True):
+            if isinstance(token, NotANumber):
+                self._spoil(job, token)
+                continue
             job.receiver.busy = False
             if token is not None and not job.receiver.stopping:
                 job.sequence.output.append(token.id)
@@ -74,3 +77,9 @@ class Computing:
         self.tokens += len(tokens)
         self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
         self._step = []
+
+    def _spoil(self, job: Job, why: Exception) -> None:
+        """What it was computed from may be what is wrong: nobody else is to begin with that."""
+        job.receiver.busy = False
+        job.spoiled = True
+        job.receiver.note(Failed(Cause(Reason.ENGINE_FAILED, f"decode: {why}")))

@@ -40,6 +40,8 @@ GRANT_PAUSE_MAX_S: Final = 0.05
 CLOSE_CALL_S: Final = 6.0
 CLOSE_PAUSE_MIN_S: Final = 0.05
 CLOSE_PAUSE_MAX_S: Final = 2.0
+CLOSE_WARNING_S: Final = 3.0
+"""From here on it is told, once a room, which sender keeps its memory."""
 
 
 _Call = Awaitable[inference_pb2.GrantReply]
@@ -235,13 +237,18 @@ class Peers:
             receiver=self._incarnation,
             generation=generation,
         )
-        pause_s = CLOSE_PAUSE_MIN_S
+        loop, pause_s, told = asyncio.get_running_loop(), CLOSE_PAUSE_MIN_S, False
+        since = loop.time()
         while True:
             try:
                 stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
                 await stub.Close(request, timeout=CLOSE_CALL_S)
             except grpc.aio.AioRpcError as error:
-                log.debug("close not answered", room=room, cause=str(remote_error(error)))
+                cause = str(remote_error(error))
+                if not told and loop.time() - since > CLOSE_WARNING_S:
+                    told = True
+                    log.warning("close not answered", room=room, worker=peer.name, cause=cause)
+                log.debug("close not answered yet", room=room, worker=peer.name, cause=cause)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, CLOSE_PAUSE_MAX_S)
             else:

@@ -20,12 +20,13 @@ from services.engine.model import Model, load_model
 from services.engine.plan import make_plan
 from services.engine.proof import hasten
 from services.engine.rows import PageSum, Row, Sequence, SumPart, check
-from services.engine.sampler import NotANumber
+from services.engine.sampler import Drawn, NotANumber
 from services.engine.team import Team, TeamBroken, alone
 from services.engine.told import draw, tell_sums
 from services.pages.layout import KvLayout
 from services.pages.topology import Topology, rank_layout
-from services.rooms.request import Request, Token
+from services.rooms.request import Request
+from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat
 
 __all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
@@ -65,14 +66,15 @@ class Engine:
         self.recorded = recorded
         self.compiled = compiled
 
-    def step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
+    def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
         page that one of them writes.
 
-        Returns one entry a row, None where `sample` is False; appends nothing to `output`. The keys and
-        values of all rows are in their pages when it returns (`written-before-sent`). Raises ValueError,
-        before anything is computed, for a row that cannot be computed, and NotANumber for a broken model:
-        both on all ranks alike. What fails on one rank alone breaks its team: TeamBroken on all of them.
+        Returns one entry a row, the same on all ranks: None where `sample` is False, and NotANumber where
+        what the row was computed from, its weights or its pages, is broken; appends nothing to `output`. The
+        keys and values of all rows are in their pages when it returns (`written-before-sent`). Raises
+        ValueError, before anything is computed, for a row that cannot be computed. What fails on one rank
+        alone breaks its team: TeamBroken on all of them.
         """
         for row in rows:
             check(row, self.layout.page_tokens, self.cache.pages, self.model.facts.context_length)
@@ -81,14 +83,14 @@ class Engine:
             return []
         try:
             return self._step(rows)
-        except (TeamBroken, NotANumber):
+        except TeamBroken:
             raise
         except Exception as error:
             if self._team.topology.ranks == 1:
                 raise
             raise self._team.leave(f"{type(error).__name__}: {error}") from error
 
-    def _step(self, rows: abc.Sequence[Row]) -> list[Token | None]:
+    def _step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         well = False
         try:
             tokens = self._compute(rows)
@@ -98,7 +100,7 @@ class Engine:
                 self._kept.ended(well=well)
         return tokens
 
-    def _compute(self, rows: abc.Sequence[Row]) -> list[Token | None]:
+    def _compute(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         for row in rows:
             self._clear_tail(row)
         drawing = [row.sequence for row in rows if row.sample]
@@ -130,12 +132,15 @@ class Engine:
 
     def warm_up(self) -> None:
         """Run a prompt and a token through the first pages, and record what is to be replayed, so that the
-        first request finds everything loaded and allocated. Before any page is in use."""
+        first request finds everything loaded and allocated. Before any page is in use. Raises StartupError
+        for a model that computes no numbers."""
         capacity = min(self.cache.tokens, self.model.facts.context_length)
         prompt = min(WARM_UP_TOKENS, capacity)
         sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
         pages = range(self.layout.pages_for(min(prompt + 1, capacity)))
-        self.step([Row(sequence, 0, prompt, pages, sample=True)])
+        [drawn] = self.step([Row(sequence, 0, prompt, pages, sample=True)])
+        if isinstance(drawn, NotANumber):
+            raise StartupError(f"{drawn}: its weights are damaged, or --dtype does not hold them")
         if prompt < capacity:
             sequence.output.append(0)
             self.step([Row(sequence, prompt, prompt + 1, pages, sample=True)])

@@ -21,11 +21,18 @@ NUCLEUS_FIRST_LOOK = 256
 
 
 class NotANumber(ArithmeticError):
-    """The model computed NaN logits: no token can be chosen."""
+    """Of one sequence the model computed NaN logits: no token can be chosen."""
+
+    def __init__(self) -> None:
+        super().__init__("the model computed logits that are not numbers")
 
 
-def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Token]:
-    """Draw one token for each of `sequences` from `logits` [sequences, vocabulary]. Raises NotANumber."""
+Drawn = Token | NotANumber
+"""Of one sequence."""
+
+
+def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Drawn]:
+    """Draw one token for each of `sequences` from `logits` [sequences, vocabulary]."""
     if not sequences:
         return []
     edited = [row for row, sequence in enumerate(sequences) if changes_scores(sequence)]
@@ -39,13 +46,14 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Toke
     best, chosen = _likeliest(scores)
     if drawn:
         chosen[drawn] = _draw(scores[drawn], [sequences[row] for row in drawn])
-    if torch.isnan(best).any():
-        raise NotANumber("the model computed logits that are not numbers")
-    ids: list[int] = chosen.tolist()
-    tokens = [Token(each) for each in ids]
+    lost = torch.isnan(best)
+    ids: list[int] = chosen.masked_fill(lost, 0).tolist()
+    tokens: list[Drawn] = [Token(each) for each in ids]
     if told:
         for row, token in zip(told, _tell(raw[told], ids, told, sequences), strict=True):
             tokens[row] = token
+    for row in lost.nonzero()[:, 0].tolist():
+        tokens[row] = NotANumber()
     return tokens
 
 

@@ -7,24 +7,33 @@ step, is called when it has ended, and takes its tokens in a later turn.
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+from torch import AcceleratorError
 
 from services.engine.engine import Row, SumPart
+from services.engine.sampler import Drawn
 from services.engine.team import TeamBroken
-from services.rooms.request import Token
 from services.runtime.logging import Log
 
 log = Log(__name__)
 
+FAILED_MAX: Final = 8
+"""Steps in a row: where so many fail, none will do."""
+
 
 class Steps(Protocol):
-    def step(self, rows: Sequence[Row]) -> list[Token | None]: ...
+    def step(self, rows: Sequence[Row]) -> Sequence[Drawn | None]: ...
 
     def sum_pages(self, parts: Sequence[SumPart]) -> None: ...
 
 
 class StepFailed(Exception):
     """The engine raised, on every rank of the worker. What the step was to write is not to be used."""
+
+
+class EngineLost(Exception):
+    """It will not compute anything any more: the worker has to end, and another process to take its place."""
 
 
 class Stepper:
@@ -37,6 +46,8 @@ class Stepper:
         self._running: asyncio.Future[Any] | None = None
         self._summing = False
         """What runs is a sum of pages, not a step."""
+        self._failed = 0
+        """Steps in a row."""
 
     @property
     def free(self) -> bool:
@@ -51,14 +62,19 @@ class Stepper:
         """Carry sums of pages on, between two steps. Only while `free`."""
         self._start(self._engine.sum_pages, parts, summing=True)
 
-    def take(self) -> list[Token | None] | None:
-        """The ended step's tokens, one entry a row; None while it runs or when there was none.
+    def take(self) -> Sequence[Drawn | None] | None:
+        """What the ended step has drawn, one entry a row; None while it runs or when there was none.
 
-        Raises StepFailed, once, when the engine raised, and TeamBroken as it is: then it raised on some rank,
-        and this worker has to end.
+        Raises StepFailed, once, when the engine raised; EngineLost when it has raised FAILED_MAX times in a
+        row or its device is lost; and TeamBroken as it is: then it raised on some rank. By both this worker
+        has to end.
         """
         ended = self._ended(summing=False)
-        return None if ended is None else ended.result()
+        if ended is None:
+            return None
+        self._failed = 0
+        drawn: Sequence[Drawn | None] = ended.result()
+        return drawn
 
     def take_sum(self) -> bool:
         """The sums that were started are there; said once. Raises StepFailed as `take` does."""
@@ -85,5 +101,9 @@ class Stepper:
             raise error
         if error is not None:
             log.error("a step failed", error=error)
-            raise StepFailed(f"{type(error).__name__}: {error}") from error
+            self._failed += 1
+            text = f"{type(error).__name__}: {error}"
+            if isinstance(error, AcceleratorError) or self._failed == FAILED_MAX:
+                raise EngineLost(f"{self._failed} steps in a row failed, the last by {text}") from error
+            raise StepFailed(text) from error
         return ended

@@ -1,8 +1,8 @@
 """How does every rank of a worker come by what some of them know: the tokens drawn, the sums of pages?
 
-Tokens go as numbers whose count follows from the step's rows, so that all ranks know it beforehand: whether
-the draw came about, then for each sequence its id and, where they are asked for, log-probabilities. A double
-holds ids and single-precision logarithms exactly.
+Tokens go as numbers whose count follows from the step's rows, so that all ranks know it beforehand: for each
+sequence its id, or NONE, and, where they are asked for, log-probabilities. A double holds ids and
+single-precision logarithms exactly.
 """
 
 from collections import abc
@@ -10,21 +10,21 @@ from collections import abc
 import torch
 
 from services.engine.rows import PageSum, Sequence
-from services.engine.sampler import NotANumber, sample
+from services.engine.sampler import Drawn, NotANumber, sample
 from services.engine.team import Team
 from services.pages.layout import KvLayout
 from services.pages.topology import rank_layout
 from services.rooms.request import Token
 
-DRAWN = 0.0
-NOT_NUMBERS = 1.0
+NONE = -1.0
+"""The id where there was nothing to draw from."""
 
 
 def draw(
     team: Team, drawer: int, logits: torch.Tensor | None, sequences: abc.Sequence[Sequence], vocabulary: int
-) -> list[Token]:
+) -> list[Drawn]:
     """One token for each of `sequences`, the same on every rank. `logits`: [sequences, vocabulary] on rank
-    `drawer`. Raises NotANumber, on all ranks, when it computed no numbers."""
+    `drawer`."""
     if team.topology.ranks == 1 and logits is not None:
         return sample(logits, sequences)
     if not sequences:
@@ -34,10 +34,12 @@ def draw(
     if team.rank == drawer:
         if logits is None:
             raise AssertionError(f"rank {drawer} is to draw and has no logits")
-        words = _words(logits, sequences, counts)
-    told = iter(team.tell(drawer, words, 1 + sum(map(_length, counts))))
-    if next(told) != DRAWN:
-        raise NotANumber("the model computed logits that are not numbers")
+        words = [
+            word
+            for drawn, count in zip(sample(logits, sequences), counts, strict=True)
+            for word in _words(drawn, count)
+        ]
+    told = iter(team.tell(drawer, words, sum(map(_length, counts))))
     return [_token(told, count) for count in counts]
 
 
@@ -61,25 +63,22 @@ def _counted(team: Team, whole: KvLayout) -> abc.Iterator[int]:
     return (head for head in held if head not in before)
 
 
-def _words(logits: torch.Tensor, sequences: abc.Sequence[Sequence], counts: list[int | None]) -> list[float]:
-    try:
-        tokens = sample(logits, sequences)
-    except NotANumber:
-        return [NOT_NUMBERS] + [0.0] * sum(map(_length, counts))
-    words = [DRAWN]
-    for token in tokens:
-        words.append(float(token.id))
-        if token.logprob is not None:
-            words.append(token.logprob)
-            words.extend(each for pair in token.top for each in pair)
-    return words
+def _words(drawn: Drawn, count: int | None) -> list[float]:
+    if isinstance(drawn, NotANumber):
+        return [NONE] * _length(count)
+    if drawn.logprob is None:
+        return [float(drawn.id)]
+    return [float(drawn.id), drawn.logprob, *(each for pair in drawn.top for each in pair)]
 
 
-def _token(told: abc.Iterator[float], count: int | None) -> Token:
-    chosen = int(next(told))
+def _token(told: abc.Iterator[float], count: int | None) -> Drawn:
+    chosen, *more = [next(told) for _ in range(_length(count))]
+    if chosen == NONE:
+        return NotANumber()
     if count is None:
-        return Token(chosen)
-    return Token(chosen, next(told), tuple((int(next(told)), next(told)) for _ in range(count)))
+        return Token(int(chosen))
+    likeliest = zip(map(int, more[1::2]), more[2::2], strict=True)
+    return Token(int(chosen), more[0], tuple(likeliest))
 
 
 def _tops(sequence: Sequence, vocabulary: int) -> int | None:

@@ -136,14 +136,16 @@ class Holdings:
         holding.standing = Standing.QUARANTINED
         return True
 
-    def give_back(self, room: int) -> bool:
+    def give_back(self, room: int, *, spoiled: bool = False) -> bool:
         """Return everything (`exits-release-all`). The caller holds the proof that no write can land.
-        Idempotent."""
+        `spoiled`: what the room shared is to be begun with by nobody any more. Idempotent."""
         holding = self._held.get(room)
         if holding is None:
             return False
         if holding.standing is Standing.EXPOSED:
             raise IllegalPageMove(f"room {room}: exposed memory must be committed or quarantined first")
+        if spoiled and holding.shared:
+            self.prefixes.distrust(holding.pages[0])
         self._unpin(holding)
         self.pages.release(holding.pages)
         self.slots.release(holding.slot)

@@ -11,7 +11,9 @@ further call raises, and the worker ends.
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-BALLOT_WORDS_MAX: Final = 1 << 16
+from services.rooms.ballot import HEADER, PLACES_MAX
+
+BALLOT_WORDS_MAX: Final = HEADER + PLACES_MAX
 """Longest ballot."""
 
 COMMAND_BYTES_MAX: Final = 16 << 20

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from services.engine.engine import Row
+from services.engine.sampler import NotANumber
 from services.engine.stepper import StepFailed, Stepper
 from services.prefill.batch import Part, next_parts
 from services.prefill.job import Job
@@ -16,6 +17,7 @@ from services.runtime.clock import Clock
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
 from services.wire.reporter import Reporter
+from services.wire.worker_pages import STEP_MS
 
 CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""
@@ -70,25 +72,39 @@ class Computing:
             tokens = self._stepper.take()
         except StepFailed as error:
             for part in self._step:
-                part.job.sender.busy = False
-                part.job.sender.note(Failed(Cause(Reason.ENGINE_FAILED, f"prefill: {error}")))
+                self._spoil(part.job, error)
             self._step = []
             return True
         if tokens is None:
+            if self._step and self._clock.host_us() - self._step_us < STEP_MS * 1000:
+                self._progressed(jobs)
             return False
         self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
-        now_ms = self._clock.now_ms()
         for part, token in zip(self._step, tokens, strict=True):
+            if isinstance(token, NotANumber):
+                self._spoil(part.job, token)
+                continue
             part.job.sender.busy = False
             part.job.computed = part.stop
             self._metrics.computed(part.stop - part.start)
             self.tokens += part.stop - part.start
             self._computed(part.job, token)
         self._step = []
+        self._progressed(jobs)
+        return True
+
+    def _progressed(self, jobs: Iterable[Job]) -> None:
+        """A step goes on, or has ended: progress of all that it is for, and that wait for the next."""
+        now_ms = self._clock.now_ms()
         for job in jobs:
             if job.computable:
                 job.sender.progressed(now_ms)
-        return True
+
+    def _spoil(self, job: Job, why: Exception) -> None:
+        """What it was computed from may be what is wrong: nobody else is to begin with that."""
+        job.sender.busy = False
+        job.spoiled = True
+        job.sender.note(Failed(Cause(Reason.ENGINE_FAILED, f"prefill: {why}")))
 
     def _computed(self, job: Job, token: Token | None) -> None:
         """A chunk is in the pages: send what is whole, and with the last one the first token."""

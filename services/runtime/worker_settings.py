@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from services.pages.checksum import KvChecksum
 from services.pages.topology import RANKS_MAX, Topology
+from services.rooms.ballot import PLACES_MAX
 from services.rooms.entries import CANARY_ROOMS
 from services.runtime.errors import SettingsError
 from services.runtime.service_settings import ServiceSettings
@@ -14,7 +15,6 @@ from services.runtime.setting_kinds import (
     CPUS,
     DURATION_MS,
     PORT,
-    POSITIVE,
     SIZE,
     SWITCH,
     TEXT,
@@ -71,7 +71,9 @@ class WorkerSettings(ServiceSettings):
         " also the contents of the KV pages, or neither.",
         CHECKSUM,
     )
-    max_rooms: int = setting(256, "Most rooms held at once, waiting ones included.", POSITIVE)
+    max_rooms: int = setting(
+        256, "Most rooms held at once, waiting ones included.", number(1, PLACES_MAX - CANARY_ROOMS)
+    )
     threads: int = setting(0, "Compute threads (0: as many as the cores it may use).", number(0, 4096))
     cpus: tuple[int, ...] = setting((), "Cores to run on, such as 0,2-3 (not given: all).", CPUS)
     transfer_window: int = setting(8 * 2**20, "Most bytes of KV posted to a peer in one write.", SIZE)

@@ -102,6 +102,23 @@ async def test_two_rooms_that_begin_alike_at_once_go_on_with_the_same_pages(benc
     bench.assert_empty()
 
 
+async def test_what_a_failed_step_was_computed_from_is_not_held_any_more(bench: DecodeBench) -> None:
+    """Or one bad page would fail everyone who begins with it, and whoever shares their steps."""
+    assert await serve(bench, 1, PROMPT) == 0
+    assert await serve(bench, 1001, PROMPT) == 8
+    asked = toy.request("2001", PROMPT, max_tokens=3)
+    caller = await bench.stream(asked)
+    assert (await bench.granted(2001)).prefix_tokens == 8
+    bench.land(asked)
+    await bench.turns_until(lambda: len(caller.tokens) > 0)
+    bench.engine.fail_next = ValueError("no")
+    await bench.settle()
+    assert await caller.outcome() == "engine_failed"
+    bench.assert_empty()
+    assert await serve(bench, 3001, PROMPT) == 0
+    assert await serve(bench, 4001, PROMPT) == 8
+
+
 async def test_the_oldest_prefix_is_given_up_for_a_room_that_needs_the_space(bench: DecodeBench) -> None:
     await serve(bench, 1, PROMPT)
     long = tuple(range(300, 300 + (PAGES - 1) * toy.PAGE_TOKENS))

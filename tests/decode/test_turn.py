@@ -340,6 +340,20 @@ async def test_a_failed_step_fails_the_rooms_that_were_in_it(bench: DecodeBench)
     bench.assert_empty()
 
 
+async def test_a_sequence_without_a_token_fails_its_room_alone(bench: DecodeBench) -> None:
+    """One broken page, and a batch of many rooms."""
+    asked = [toy.request(str(room), PROMPT, max_tokens=6) for room in (1, 2)]
+    callers = [await started(bench, each) for each in asked]
+    for each in asked:
+        bench.land(each)
+    await bench.turns_until(lambda: all(len(caller.tokens) > 1 for caller in callers))
+    bench.engine.broken.add(toy.mark(asked[0]))
+    await bench.settle()
+    assert [await caller.outcome() for caller in callers] == ["engine_failed", ""]
+    assert callers[1].tokens == toy.answer(asked[1])
+    bench.assert_empty()
+
+
 async def test_a_room_that_never_lands_ends_at_its_deadline(bench: DecodeBench) -> None:
     caller = await started(bench)
     bench.clock.advance(DEADLINE_MS)

@@ -104,8 +104,8 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
     def attempt(row: Row) -> None:
         try:
             (token,) = engine.step([row])
-            told.append(f"drew {token and token.id}")
-        except (ValueError, NotANumber) as error:
+            told.append(repr(token) if isinstance(token, NotANumber) else f"drew {token and token.id}")
+        except ValueError as error:
             told.append(f"{type(error).__name__}: {error}")
 
     attempt(Row(tenant.sequence, 0, len(prompt) + 1, tenant.pages, sample=True))

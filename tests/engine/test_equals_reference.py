@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from services.engine.engine import Row, load_engine
-from services.rooms.request import Sampling
+from services.rooms.request import Sampling, Token
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import Worker, hand_over
@@ -117,5 +117,5 @@ def first_logprobs(worker: Worker, prompt: list[int]) -> dict[int, float]:
     tenant = worker.admit(prompt, 1, Sampling(temperature=0.0, top_logprobs=20))
     worker.grow(tenant, len(prompt))
     (token,) = worker.engine.step([Row(tenant.sequence, 0, len(prompt), tenant.pages, sample=True)])
-    assert token is not None
+    assert isinstance(token, Token)
     return dict(token.top)

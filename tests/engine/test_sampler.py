@@ -24,8 +24,8 @@ from transformers import (
 
 from services.engine.draws import uniform
 from services.engine.rows import Sequence
-from services.engine.sampler import NotANumber, sample
-from services.rooms.request import Request, Sampling
+from services.engine.sampler import Drawn, NotANumber, sample
+from services.rooms.request import Request, Sampling, Token
 
 VOCABULARY = 40
 DRAWS = 20_000
@@ -42,10 +42,15 @@ def sequence(
     return Sequence(Request("mine", tuple(prompt), 1000, sampling=sampling, **more), list(output))
 
 
+def ids(drawn: Sequenced[Drawn]) -> list[int | None]:
+    """None where there was nothing to draw from."""
+    return [None if isinstance(each, NotANumber) else each.id for each in drawn]
+
+
 def frequencies(scores: torch.Tensor, sampling: Sampling) -> Counter[int]:
     """How often each token comes, over many seeds."""
     asked = [sequence(replace(sampling, seed=seed)) for seed in range(DRAWS)]
-    return Counter(token.id for token in sample(scores.expand(DRAWS, -1), asked))
+    return Counter(id_ for id_ in ids(sample(scores.expand(DRAWS, -1), asked)) if id_ is not None)
 
 
 def assert_drawn_from(found: Counter[int], probabilities: torch.Tensor) -> None:
@@ -102,12 +107,12 @@ def test_nucleus_of_a_flat_distribution_is_wider_than_the_first_look() -> None:
 def test_a_vanishing_temperature_is_greedy() -> None:
     scores = logits(50)
     asked = [sequence(Sampling(temperature=1e-38, seed=seed)) for seed in range(50)]
-    assert [token.id for token in sample(scores, asked)] == scores.argmax(dim=-1).tolist()
+    assert ids(sample(scores, asked)) == scores.argmax(dim=-1).tolist()
 
 
 def test_greedy() -> None:
     scores = logits(8)
-    assert [token.id for token in sample(scores, [sequence(GREEDY)] * 8)] == scores.argmax(dim=-1).tolist()
+    assert ids(sample(scores, [sequence(GREEDY)] * 8)) == scores.argmax(dim=-1).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -116,10 +121,10 @@ def test_greedy_takes_the_first_of_the_likeliest(vocabulary: int, dtype: torch.d
     """In vocabularies that are looked through in parts, and in others."""
     scores = logits(8, vocabulary).round().to(dtype)
     first = [row.index(max(row)) for row in scores.tolist()]
-    assert [token.id for token in sample(scores, [sequence(GREEDY)] * 8)] == first
+    assert ids(sample(scores, [sequence(GREEDY)] * 8)) == first
     scores[5, -1] = float("nan")
-    with pytest.raises(NotANumber):
-        sample(scores, [sequence(GREEDY)] * 8)
+    drawn = ids(sample(scores, [sequence(GREEDY)] * 8))
+    assert drawn == [*first[:5], None, *first[6:]]
 
 
 def test_a_draw_depends_on_its_own_request_alone() -> None:
@@ -133,22 +138,24 @@ def test_a_draw_depends_on_its_own_request_alone() -> None:
         sequence(Sampling(seed=7, min_p=0.3, repetition_penalty=1.5)),
         sequence(Sampling(seed=8, top_logprobs=3, frequency_penalty=0.5), output=[2, 2]),
     ]
-    together = [token.id for token in sample(scores, asked)]
-    alone = [sample(scores[row : row + 1], [each])[0].id for row, each in enumerate(asked)]
-    backwards = [token.id for token in sample(scores.flip(0), asked[::-1])][::-1]
+    together = ids(sample(scores, asked))
+    alone = [ids(sample(scores[row : row + 1], [each]))[0] for row, each in enumerate(asked)]
+    backwards = ids(sample(scores.flip(0), asked[::-1]))[::-1]
     assert together == alone == backwards
 
 
 def test_seed_and_position_both_matter() -> None:
     scores = logits() * 0.1
-    by_seed = {sample(scores, [sequence(Sampling(seed=seed))])[0].id for seed in range(64)}
-    by_position = {sample(scores, [sequence(Sampling(), output=[1] * place)])[0].id for place in range(64)}
+    by_seed = {ids(sample(scores, [sequence(Sampling(seed=seed))]))[0] for seed in range(64)}
+    by_position = {ids(sample(scores, [sequence(Sampling(), output=[1] * place)]))[0] for place in range(64)}
     assert len(by_seed) > 20
     assert len(by_position) > 20
 
 
 def best(scores: torch.Tensor, sampling: Sampling, **more: Any) -> int:
-    return sample(scores, [sequence(sampling, **more)])[0].id
+    (chosen,) = ids(sample(scores, [sequence(sampling, **more)]))
+    assert chosen is not None
+    return chosen
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
@@ -204,7 +211,7 @@ def test_logprobs_are_the_models_own() -> None:
         sequence(GREEDY),
         sequence(Sampling(temperature=0.3, top_logprobs=0)),
     ]
-    first, second, third = sample(scores, asked)
+    first, second, third = (each for each in sample(scores, asked) if isinstance(each, Token))
     assert first.id == 5
     assert first.logprob == pytest.approx(expected[0, 5].item(), abs=1e-5)
     order = expected[0].argsort(descending=True)[:4].tolist()
@@ -224,12 +231,26 @@ def test_the_given_logits_are_not_changed() -> None:
     assert torch.equal(scores, before)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
-def test_logits_that_are_not_numbers_are_an_error(sampling: Sampling) -> None:
-    scores = logits(2)
-    scores[1, 4] = float("nan")
-    with pytest.raises(NotANumber):
-        sample(scores, [sequence(sampling)] * 2)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        Sampling(),
+        Sampling(top_logprobs=3),
+        Sampling(temperature=0.0, top_logprobs=0),
+        Sampling(top_k=3, top_p=0.5, min_p=0.1, presence_penalty=1.0),
+    ],
+)
+@pytest.mark.parametrize("where", [slice(4, 5), slice(None)], ids=["one", "all"])
+def test_logits_that_are_not_numbers_are_their_own_sequences_trouble(
+    sampling: Sampling, where: slice
+) -> None:
+    scores = logits(3)
+    whole = sample(scores, [sequence(sampling)] * 3)
+    scores[1, where] = float("nan")
+    drawn = sample(scores, [sequence(sampling)] * 3)
+    assert isinstance(drawn[1], NotANumber)
+    assert [drawn[0], drawn[2]] == [whole[0], whole[2]]
 
 
 def test_nobody_samples() -> None:

@@ -5,9 +5,10 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from torch import AcceleratorError
 
 from services.engine.rows import Row, SumPart
-from services.engine.stepper import StepFailed, Stepper
+from services.engine.stepper import FAILED_MAX, EngineLost, StepFailed, Stepper
 from services.engine.team import TeamBroken
 from services.rooms.request import Token
 
@@ -74,6 +75,36 @@ async def test_a_step_that_raised_says_so_once_and_the_next_one_runs(bench: Benc
     bench.stepper.start([])
     await bench.ended()
     assert bench.stepper.take() == [Token(7)]
+
+
+async def run(bench: Bench, fails: Exception | None) -> None:
+    bench.engine.fails = fails
+    bench.engine.let_go.set()
+    bench.done.clear()
+    bench.stepper.start([])
+    await bench.ended()
+
+
+async def test_honest_health_an_engine_that_fails_every_step_is_lost(bench: Bench) -> None:
+    async def fail_often() -> None:
+        for _ in range(FAILED_MAX - 1):
+            await run(bench, ValueError("no"))
+            with pytest.raises(StepFailed):
+                bench.stepper.take()
+
+    await fail_often()
+    await run(bench, None)
+    assert bench.stepper.take() == [Token(7)]
+    await fail_often()
+    await run(bench, ValueError("no"))
+    with pytest.raises(EngineLost, match=f"{FAILED_MAX} steps in a row failed, the last by ValueError: no"):
+        bench.stepper.take()
+
+
+async def test_a_lost_device_is_a_lost_engine_at_once(bench: Bench) -> None:
+    await run(bench, AcceleratorError("an illegal memory access was encountered"))
+    with pytest.raises(EngineLost, match="illegal memory access"):
+        bench.stepper.take()
 
 
 async def test_one_step_at_a_time(bench: Bench) -> None:

@@ -66,10 +66,10 @@ class Worker:
         tokens = self.engine.step(rows)
         for tenant, row, token in zip(taking, rows, tokens, strict=True):
             tenant.computed = row.stop
-            assert (token is not None) == row.sample
-            if token is not None:
+            assert isinstance(token, Token) == row.sample
+            if isinstance(token, Token):
                 tenant.sequence.output.append(token.id)
-        return tokens
+        return [token if isinstance(token, Token) else None for token in tokens]
 
     def run(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[list[int]]:
         """Step until all are done. Returns their outputs."""

@@ -167,6 +167,15 @@ def test_a_failed_rooms_shared_pages_are_there_for_others_at_once() -> None:
     assert at_idle(holdings)
 
 
+def test_a_spoiled_rooms_shared_pages_are_begun_with_by_nobody() -> None:
+    holdings = holdings_with(shared=2)
+    holdings.give_back(7, spoiled=True)
+    assert at_idle(holdings)
+    assert holdings.take(8, 4, TOKENS).shared == 0
+    holdings.give_back(8, spoiled=True)
+    assert at_idle(holdings)
+
+
 def test_cached_pages_are_given_up_where_space_is_needed_and_those_in_use_are_not() -> None:
     holdings = holdings_with(shared=2)
     assert (holdings.available, holdings.prefixes.evictable) == (4, 0)

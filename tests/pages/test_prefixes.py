@@ -99,6 +99,33 @@ def test_the_digest_is_of_what_is_known_now() -> None:
     assert one.digest == PrefixTree(SIZE).digest
 
 
+def test_what_is_distrusted_is_not_found_nor_what_hangs_on_it_and_gives_up_its_space() -> None:
+    tree = tree_of(((1, 2, 3, 4, 5, 6), (10, 11, 12)), ((1, 2, 9, 9), (20, 21)))
+    clean = tree_of(((1, 2, 9, 9), (10, 21)))
+    tree.distrust(11)
+    tree.distrust(11)
+    assert tree.match((1, 2, 3, 4, 5, 6)) == (10,)
+    assert tree.match((1, 2, 9, 9)) == (10, 21)
+    again = tree.enter((1, 2, 3, 4), (10, 30), 0)
+    assert again.way == (10, 30), "the same tokens, computed anew"
+    tree.unpin(again.way)
+    assert tree.evictable == len(tree) == 5
+    assert set(tree.evict(2)) == {11, 12}
+    assert tree.match((1, 2, 3, 4)) == (10, 30)
+    assert clean.digest != tree.digest
+
+
+def test_a_room_that_has_begun_with_what_is_distrusted_is_followed_by_nobody() -> None:
+    tree = tree_of(((1, 2), (10,)))
+    tree.pin((10,))
+    tree.distrust(10)
+    assert tree.enter((1, 2, 3, 4), (10, 11), 1).way == (10, 11)
+    assert tree.match((1, 2, 3, 4)) == ()
+    assert tree.unpin((10, 11)) == (11, 10)
+    assert tree.evict(2) == (11, 10)
+    assert len(tree) == tree.digest == 0
+
+
 def test_a_tree_of_no_page_size_knows_nothing() -> None:
     tree = PrefixTree(0)
     assert tree.enter((1, 2), (10,), 0) == ((), (), ())
@@ -112,6 +139,8 @@ class Trees(RuleBasedStateMachine):
     def start(self) -> None:
         self.ranks = [PrefixTree(SIZE), PrefixTree(SIZE)]
         self.known: dict[tuple[int, ...], int] = {}
+        self.distrusted: set[int] = set()
+        """Pages that are not found any more, and are there."""
         self.rooms: dict[int, tuple[int, ...]] = {}
         self.fresh = 0
         self.next_room = 0
@@ -159,6 +188,16 @@ class Trees(RuleBasedStateMachine):
         assert gone == other
         assert not any(self.used()[page] for page in gone)
         self.known = {key: page for key, page in self.known.items() if page not in gone}
+        self.distrusted -= set(gone)
+
+    @rule(pick=st.integers(0, 9))
+    def distrust(self, pick: int) -> None:
+        if self.known:
+            tokens = sorted(self.known)[pick % len(self.known)]
+            for rank in self.ranks:
+                rank.distrust(self.known[tokens])
+            lost = [key for key in self.known if key[: len(tokens)] == tokens]
+            self.distrusted |= {self.known.pop(key) for key in lost}
 
     @invariant()
     def every_known_beginning_can_be_reached(self) -> None:
@@ -170,11 +209,10 @@ class Trees(RuleBasedStateMachine):
     def users_are_counted(self) -> None:
         used = self.used()
         tree = self.ranks[0]
-        assert {page: tree.users(page) for page in self.known.values()} == {
-            page: used[page] for page in self.known.values()
-        }
-        assert tree.evictable == sum(not used[page] for page in self.known.values())
-        assert len(tree) == len(self.known)
+        pages = {*self.known.values(), *self.distrusted}
+        assert {page: tree.users(page) for page in pages} == {page: used[page] for page in pages}
+        assert tree.evictable == sum(not used[page] for page in pages)
+        assert len(tree) == len(pages)
         assert tree.digest == self.ranks[1].digest
 
 

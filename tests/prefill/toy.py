@@ -12,6 +12,7 @@ import torch
 
 from services.engine.checksum import PageSummer
 from services.engine.engine import Row, SumPart
+from services.engine.sampler import Drawn, NotANumber
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Sampling, Token
 from services.runtime.host_memory import HostMemory
@@ -77,6 +78,8 @@ class ToyEngine:
         """Positions that did not hold what their room had written."""
         self.steps = 0
         self.fail_next: Exception | None = None
+        self.broken: set[int] = set()
+        """Marks of requests that get no token."""
         self._permits = threading.Semaphore(_UNHELD)
 
     def hold(self) -> None:
@@ -87,7 +90,7 @@ class ToyEngine:
     def go(self, steps: int = _UNHELD) -> None:
         self._permits.release(steps)
 
-    def step(self, rows: Sequenced[Row]) -> list[Token | None]:
+    def step(self, rows: Sequenced[Row]) -> list[Drawn | None]:
         self._enter()
         self.steps += 1
         self.ran.append("step")
@@ -117,7 +120,7 @@ class ToyEngine:
             if part.sum.stop < part.stop:
                 part.sum.add(self.summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
 
-    def _row(self, row: Row) -> Token | None:
+    def _row(self, row: Row) -> Drawn | None:
         whose = mark(row.sequence.request)
         known = list(row.sequence.tokens(0, row.stop))
         for position in range(row.start):
@@ -126,6 +129,8 @@ class ToyEngine:
                 self.foreign.append(f"room {whose} position {position}: {found}")
         for position in range(row.start, row.stop):
             _POSITION.pack_into(self.memory.view, self._offset(row, position), whose, known[position])
+        if whose in self.broken:
+            return NotANumber()
         if not row.sample:
             return None
         token = next_token(known)

@@ -17,7 +17,7 @@ from services.engine.sampler import sample
 from services.pages.layout import DTYPE_BYTES
 from services.prefill.ways import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
-from services.rooms.request import TOP_LOGPROBS_MAX, Request, Sampling
+from services.rooms.request import TOP_LOGPROBS_MAX, Request, Sampling, Token
 from services.rooms.trace import read_trace
 from services.transfer.bounds import check_endpoint
 from services.transfer.interface import TransferError
@@ -103,6 +103,7 @@ def test_what_is_taken_can_be_drawn_and_leaves_its_neighbour_alone(
         return
     logits = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(7)) * 20
     drawn, neighbour = sample(logits, [Sequence(request[0], output), NEIGHBOUR])
+    assert isinstance(drawn, Token)
     assert 0 <= drawn.id < VOCABULARY
     assert all(0 <= token < VOCABULARY for token, _ in drawn.top)
     assert [neighbour] == sample(logits[1:], [NEIGHBOUR])

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import httpx
@@ -86,7 +87,9 @@ class Leader:
 
 
 @asynccontextmanager
-async def leading(registry: Registry | None = None) -> AsyncIterator[Leader]:
+async def leading(
+    registry: Registry | None = None, ended_by: type[Exception] = GroupBroken
+) -> AsyncIterator[Leader]:
     registry, streams, broke = registry or Registry(), Streams(), asyncio.Event()
     said: list[list[str]] = []
     add = partial(workers_pb2_grpc.add_WorkerRegistryServicer_to_server, registry)
@@ -98,7 +101,7 @@ async def leading(registry: Registry | None = None) -> AsyncIterator[Leader]:
 
         async def turns() -> None:
             await broke.wait()
-            raise GroupBroken(WHY)
+            raise ended_by(WHY)
 
         def break_off(cause: Cause) -> None:
             said.append([*registry.calls, str(host.problem)])
@@ -135,6 +138,54 @@ async def test_the_leader_of_a_broken_group_tells_the_bootstrap_then_its_streams
     [error] = ended_with
     assert isinstance(error, GroupLost)
     assert str(error) == f"prefill-0: {WHY}"
+
+
+async def test_a_worker_whose_turns_end_by_anything_else_tells_its_streams_why(
+    ended_with: list[StartupError],
+) -> None:
+    ended_by = RuntimeError
+    async with leading(ended_by=ended_by) as leader, channel_to(f"127.0.0.1:{leader.host.port}") as channel:
+        call = inference_pb2_grpc.PrefillServiceStub(channel).RunRoom(inference_pb2.RunRoomRequest())
+        replies = aiter(call)
+        assert (await anext(replies)).HasField("accepted")
+        leader.broke.set()
+        async with asyncio.timeout(PATIENCE_S):
+            outcome = (await anext(replies)).outcome
+            with pytest.raises(ended_by, match=WHY[:20]):
+                await leader.serving
+    text = f"prefill worker prefill-0 ends: {WHY}"
+    assert outcome_from_wire(outcome) == Cause(Reason.PREFILL_LOST, text)
+    assert not ended_with
+
+
+async def test_ack_is_proof_a_worker_whose_turns_fail_as_it_flushes_says_no_goodbye() -> None:
+    """What stopped them may be a rank that writes on."""
+    said: list[str] = []
+    fail = asyncio.Event()
+
+    async def turns() -> None:
+        await fail.wait()
+        raise GroupBroken(WHY)
+
+    class Lease:
+        async def drain(self) -> int:
+            return 0
+
+        async def leave(self) -> None:
+            said.append("goodbye")
+
+    class Reports:
+        async def flush(self) -> None:
+            fail.set()
+            await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(turns())
+    mailbox: Any = SimpleNamespace(put=lambda _: None)
+    lease: Any = Lease()
+    reports: Any = Reports()
+    with pytest.raises(GroupBroken):
+        await worker_host.drain(lease, task, mailbox, reports, timeout_ms=10)
+    assert not said
 
 
 async def test_a_worker_is_ready_when_a_canary_hand_over_has_passed_through_it() -> None:

@@ -37,7 +37,7 @@ def step(
     runs: Runs = 15,
     model: Annotated[str, typer.Option(help="A model directory, a GGUF file, or the word demo.")] = "demo",
     phase: Annotated[Phase, typer.Option(help="One token of each sequence, or all of them.")] = Phase.DECODE,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:N].")] = "cpu",
     load_format: Annotated[
         LoadFormat, typer.Option(help="The model's weights, or any numbers in their shapes.")
@@ -73,7 +73,7 @@ def step(
         "phase": phase.value,
         "batch": batch,
         "context": context,
-        "dtype": dtype,
+        "dtype": engine.layout.dtype,
         "device": engine.cache.device,
         "compiled": engine.compiled is not None,
         "graphs": 0 if engine.recorded is None else len(engine.recorded.recorded),
@@ -130,10 +130,12 @@ def _rows(engine: "Engine", phase: Phase, batch: int, context: int) -> "list[Row
 def _stepping(engine: "Engine", phase: Phase, rows: "list[Row]") -> Callable[[], object]:
     """The step, which in decode goes on from the last one, up to `STEPS_MAX` times."""
     from services.engine.engine import Row
+    from services.rooms.request import Token
 
     def step() -> None:
         for place, (row, token) in enumerate(zip(rows, engine.step(rows), strict=True)):
-            if phase is Phase.DECODE and token is not None and row.stop < row.sequence.request.tokens_max - 1:
+            more = row.stop < row.sequence.request.tokens_max - 1
+            if phase is Phase.DECODE and isinstance(token, Token) and more:
                 row.sequence.output.append(token.id)
                 rows[place] = Row(row.sequence, row.stop, row.stop + 1, row.pages, sample=True)
 
