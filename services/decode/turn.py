@@ -270,7 +270,7 @@ class DecodeWork:
             # have seen none. That a peer is dead is known to all.
             self._reporter.note(receiver.id, "quarantined", "until the sender is quiet or gone")
             self._peers.close(job.prefill, receiver.id, receiver.generation)
-            if job.receiver.cause is None or job.receiver.cause.reason not in CALLERS_OWN:
+            if receiver.cause is not None and receiver.cause.reason not in CALLERS_OWN:
                 self._peers.doubt(receiver.peer)
 
     def _retire(self, job: Job) -> None:

@@ -1,8 +1,8 @@
 """Is this module built of the parts that `Decoder` computes with?
 
 Judged by what it consists of, not by its name: RMS norms before attention and before a gated SiLU product,
-rotated queries and keys, nothing else. What its parts do when they run is not seen here: `proof.py` looks
-at that.
+rotated queries and keys, nothing else. What its parts do when they run is not seen here, but for what the
+position does to queries and keys: `proof.py` looks at that.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,10 @@ LAYER: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm
 ATTENTION: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS: Final = {"q_norm", "k_norm"}
 GATED: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+TURNS: Final = {"float32": 1e-4, "bfloat16": 0.02}
+"""By what share of its length a rotation, in these numbers, may change a query or a key."""
+TURNED: Final = 8
+"""Tokens that are looked at for that."""
 
 
 class OtherAnatomy(Exception):

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 
 from services.engine.kept import KeptGroup
 from services.engine.kv_cache import PagedKvCache
-from services.engine.plan import Group, Plan, Whole
+from services.engine.plan import Group, Plan, Prefixed, Whole
 
 NAME: Final = "baton_paged"
 MASK: Final = "attention_mask"
@@ -107,9 +107,9 @@ class PagedStep:
         kv_heads = entries.shape[1] // 2
         # [kv heads, query heads of each, T, head_dim]
         folded = query.view(len(query), kv_heads, -1, query.shape[2]).permute(1, 2, 0, 3)
-        for group in plan.prefixed:
-            self._cache.read(layer, group.pages, group.room)
-            _look(out, folded, group, group.keys, group.values, group.mask, scaling)
+        for row in plan.prefixed:
+            self._cache.read(layer, row.pages, row.room)
+            _look(out, folded, row, row.keys, row.values, row.mask, scaling)
         for whole in plan.wholes:
             own = entries[whole.begin : whole.end].transpose(0, 1)
             _look(out, folded, whole, own[:kv_heads], own[kv_heads:], None, scaling)
@@ -132,7 +132,7 @@ class PagedStep:
 def _look(
     out: torch.Tensor,
     folded: torch.Tensor,
-    part: Group | Whole,
+    part: Prefixed | Whole,
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,

@@ -206,9 +206,9 @@ class CompiledSteps:
         )
         """Columns of what a step computes of each token on its way."""
 
-    def logits(self, rows: abc.Sequence[Row], *, everywhere: bool = False) -> torch.Tensor:
+    def logits(self, rows: abc.Sequence[Row], *, everywhere: bool = False, later: int = 0) -> torch.Tensor:
         """[N, vocabulary] in float32, of the checked `rows` that sample, in their order; `everywhere`: of all
-        positions, row by row."""
+        positions, row by row. `later`: by how much queries and keys are turned as if they came later."""
         size, count = self._cache.layout.page_tokens, len(rows)
         used = [-(-row.stop // size) for row in rows]
         begins = [0, *accumulate(row.stop - row.start for row in rows)]
@@ -228,7 +228,7 @@ class CompiledSteps:
         tokens, *where = torch.split(numbers, [*map(len, told)])
         wanted = len(told[-1])
         x = functional.embedding(tokens, self._model.embedding).float()
-        turns = [each.float().contiguous() for each in self._model.rotary(x, where[0][None])]
+        turns = [each.float().contiguous() for each in self._model.rotary(x, where[0][None] + later)]
         if any(each.shape != (1, fed, self._model.head_dim) for each in turns):
             raise ValueError(f"rotations of {[tuple(each.shape) for each in turns]}")
         longest, several = _reach(rows), _reach(row for row in rows if row.stop - row.start > 1)

@@ -3,34 +3,57 @@
     python -m services.engine.convert SOURCE TARGET [NAME]
 
 Run in a process of its own, once per file: the library's loader takes seconds to minutes. The weights are
-written as float32, which holds every GGUF format exactly; they are narrowed when they are loaded.
+written as float32, which holds every GGUF format exactly; they are narrowed when they are loaded. A file of
+which the library would make another model is refused.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Final
+
+NAMED: Final = 3
+"""Weights that a message names."""
+
+
+class Refused(Exception):
+    """The library would make another model of the file. The text says what it would lack."""
 
 
 def convert(source: Path, target: Path, name: str) -> None:
     """Write the model in the GGUF file `source` to the new directory `target`.
 
-    Raises what the library raises on a file that it cannot read or an architecture that it does not know.
+    Raises Refused, or what the library raises on a file that it cannot read or an architecture that it does
+    not know.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
+    from services.engine.carried import Header, lost_settings, lost_weights
+
     logging.disable_progress_bar()
-    _say("reading the weights")
+    _say("reading the header")
     folder, file = str(source.parent), source.name
-    model = AutoModelForCausalLM.from_pretrained(
+    header = Header(GGUFReader(source))
+    config = AutoConfig.from_pretrained(folder, gguf_file=file, local_files_only=True)
+    lost = lost_settings(header, config)
+    if lost:
+        raise Refused(f"the model library's GGUF reader passes over what the model needs: {', '.join(lost)}")
+    _say("reading the weights")
+    model, told = AutoModelForCausalLM.from_pretrained(
         folder,
         gguf_file=file,
+        config=config,
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
         local_files_only=True,
+        output_loading_info=True,
     )
+    _refuse(sorted(told["missing_keys"]), f"which {type(model).__name__} has and the file lacks")
+    _refuse(lost_weights(header, model), f"for which {type(model).__name__} has no place")
     _say("reading the tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True)
     # The weights are plain numbers by now; with these left in place the library declines to save them.
@@ -44,6 +67,12 @@ def convert(source: Path, target: Path, name: str) -> None:
     for path in target.iterdir():
         path.chmod(0o644)
         _flush(path)
+
+
+def _refuse(weights: list[str], which: str) -> None:
+    if weights:
+        more = f" and {len(weights) - NAMED} more" if len(weights) > NAMED else ""
+        raise Refused(f"there are weights {which}: {', '.join(weights[:NAMED])}{more}")
 
 
 def _say(line: str) -> None:
@@ -64,6 +93,9 @@ def main(arguments: list[str]) -> int:
     source, target = Path(arguments[0]).resolve(), Path(arguments[1])
     try:
         convert(source, target, arguments[2] if len(arguments) == 3 else source.stem)
+    except Refused as refused:
+        print(refused, file=sys.stderr)  # noqa: T201
+        return 1
     except Exception as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return 1

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
-from services.engine.anatomy import anatomy_of
+from services.engine.anatomy import TURNED, TURNS, OtherAnatomy, anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
 from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
 from services.engine.compiler import builds
@@ -46,7 +46,7 @@ class Model:
         share: Share | None = None,
         load: Callable[[], Any] | None = None,
     ) -> None:
-        """`load`: gives `module` once more. Looks at one small forward pass, without other ranks. Raises
+        """`load`: gives `module` once more. Looks at two small forward passes, without other ranks. Raises
         UnsupportedModel."""
         self.facts = facts
         self.dtype = dtype
@@ -56,17 +56,20 @@ class Model:
         self._load = load
         self._decoder: Decoder | None = None
         self._compiled: CompiledModel | None = None
-        probe = Probe()
+        probe, uncounted = Probe(), Probe()
         where = torch.arange(2, device=device)[None]
+        tokens = torch.zeros_like(where)
         try:
             with nullcontext() if share is None else share.link.cut():
-                logits = self.logits(torch.zeros_like(where), where, where[0, 1:], probe)
+                logits = self.logits(tokens, where, where[0, 1:], probe)
+                self.logits(tokens, None, where[0, 1:], uncounted)
         except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served: its definition does "
                 f"not run over pages: {_first_line(error)}"
             ) from error
-        seen = probe.verdict(facts.name, module.config, None if share is None else share.layers)
+        layers = None if share is None else share.layers
+        seen = probe.verdict(uncounted, facts.name, module.config, layers)
         if share is not None and seen != share.seen:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served by several ranks: its "
@@ -112,6 +115,8 @@ class Model:
         over pages of `page_tokens`. Raises OtherAnatomy, OtherShapes, which no kernel knows, or NotCompiled:
         nothing has changed."""
         anatomy = anatomy_of(self._module, self.geometry.head_dim)
+        if not self._only_turns():
+            raise OtherAnatomy("queries or keys that their position does more to than turn them")
         if kernel_for is not None:
             numbers = check(anatomy, self.geometry.head_dim, page_tokens)
             builds(numbers)  # before all weights are looked at
@@ -136,11 +141,11 @@ class Model:
         self._module = self._load()
 
     def logits(
-        self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attend: Attend
+        self, tokens: torch.Tensor, positions: torch.Tensor | None, keep: torch.Tensor, attend: Attend
     ) -> torch.Tensor | None:
         """[N, vocabulary] logits, in the model's dtype, at the places `keep` [N] of the flat batch `tokens`
-        [1, T] at `positions` [1, T]: by the library's definition. Every rank calls it; one of them gets the
-        logits, the others None."""
+        [1, T] at `positions` [1, T], which the definition counts itself if there are none: by the library's
+        definition. Every rank calls it; one of them gets the logits, the others None."""
         share = self._share
         with torch.inference_mode(), attending(attend):
             if share is not None and not share.last:
@@ -152,6 +157,15 @@ class Model:
             )
         logits: torch.Tensor = answer.logits[0]
         return logits if share is None or share.has_logits else None
+
+    def _only_turns(self) -> bool:
+        """Queries and keys of some tokens are as long at the context's end as at its beginning: what the
+        position does to them there may be a rotation."""
+        where = torch.arange(TURNED, device=self.device)[None]
+        first, last = Probe(), Probe()
+        for probe, begin in ((first, 0), (last, max(self.facts.context_length - TURNED, 0))):
+            self.logits(where % self.vocab_size, where + begin, where[0, :1], probe)
+        return last.turned(first, TURNS[self.dtype])
 
     def weights(self) -> list[torch.Tensor]:
         """Every weight of the library's definition once, tied ones too."""

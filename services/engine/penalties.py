@@ -27,7 +27,7 @@ def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
     request = sequence.request
     asked = request.sampling
     if asked.repetition_penalty != 1.0:
-        seen = _ids((*request.prompt, *sequence.output), scores)
+        seen = _seen(sequence, scores)
         old = scores[seen]
         scores[seen] = torch.where(old < 0, old * asked.repetition_penalty, old / asked.repetition_penalty)
     if sequence.output and (asked.presence_penalty != 0.0 or asked.frequency_penalty != 0.0):
@@ -39,6 +39,19 @@ def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
         scores.index_add_(0, places, scores.new_tensor([bias for _, bias in biases]))
     if len(sequence.output) < request.min_tokens:
         scores[_ids(request.ending_token_ids, scores)] = float("-inf")
+
+
+def _seen(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
+    """All of the sequence's tokens, each once. Only those that came since the last call are gone through."""
+    seen = sequence.seen
+    new = set(sequence.tokens(seen.stop, sequence.length)) - seen.ids
+    seen.ids |= new
+    seen.stop = sequence.length
+    if seen.places is None:
+        seen.places = _ids([*new], scores)
+    elif new:
+        seen.places = torch.cat((seen.places, _ids([*new], scores)))
+    return seen.places
 
 
 def _ids(tokens: tuple[int, ...] | list[int], scores: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from services.engine.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that attend together: B rows of one token each, or one row of several tokens (B = 1)."""
+    """Rows of one token each that attend together: B of them."""
 
     begin: int
     end: int
@@ -30,12 +30,11 @@ class Group:
     room: torch.Tensor
     """What it copies into, for layer after layer; `keys` and `values` look at it."""
     keys: torch.Tensor
-    """[kv heads * B, S, head_dim], where S is all of the pages' tokens for single tokens, else the row's."""
+    """[kv heads * B, S, head_dim], where S is all of the pages' tokens."""
     values: torch.Tensor
     """As `keys`."""
     mask: torch.Tensor
-    """Added to the scores: 0 where a token may look, -inf elsewhere. [kv heads * B, 1, S] for single tokens,
-    [tokens, S] for one row."""
+    """Added to the scores: 0 where a token may look, -inf elsewhere. [kv heads * B, 1, S]"""
 
     def look_up(
         self, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor
@@ -55,6 +54,21 @@ class Group:
         """The other way round."""
         rows, head_dim = self.end - self.begin, seen.shape[2]
         return seen.view(len(self.keys) // rows, rows, -1, head_dim).transpose(0, 1).flatten(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixed:
+    """A row of several tokens, of which others lie in its pages already."""
+
+    begin: int
+    end: int
+    pages: torch.Tensor
+    room: torch.Tensor
+    keys: torch.Tensor
+    """[kv heads, S, head_dim], of all tokens up to the row's last."""
+    values: torch.Tensor
+    mask: torch.Tensor | None
+    """As a group's, [tokens, S]; None on a CPU, which looks in blocks and makes what those need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ class Plan:
     singles: tuple[Group | KeptGroup, ...]
     alike: Group | KeptGroup | None
     """The only group, where the step has no other rows."""
-    prefixed: tuple[Group, ...]
+    prefixed: tuple[Prefixed, ...]
     wholes: tuple[Whole, ...]
     keep: torch.Tensor
     """[N] places in the flat batch whose logits are wanted, in the order of the step's rows."""
@@ -112,7 +126,7 @@ def make_plan(
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
 
     singles: list[Group | KeptGroup] = []
-    prefixed = []
+    prefixed: list[Prefixed] = []
     for group in groups:
         begin = singles[-1].end if singles else 0
         group.lay(begin, where[begin : begin + len(group)])
@@ -223,11 +237,12 @@ def _singles(
 
 def _prefixed(
     begin: int, end: int, pages: torch.Tensor, stop: int, positions: torch.Tensor, cache: PagedKvCache
-) -> Group:
+) -> Prefixed:
     """Of a row that ends at position `stop`."""
     room, keys, values = _room(pages, len(cache.layout.kv_heads), cache)
-    hiding = mask(positions[begin:end], stop, cache.tensor)
-    return Group(begin, end, pages, room, keys[:, :stop], values[:, :stop], hiding)
+    on_cpu = cache.tensor.device.type == "cpu"
+    hiding = None if on_cpu else mask(positions[begin:end], stop, cache.tensor)
+    return Prefixed(begin, end, pages, room, keys[:, :stop], values[:, :stop], hiding)
 
 
 def _room(

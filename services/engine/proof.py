@@ -1,8 +1,9 @@
 """Does our own way to compute a model give what the library's definition gives?
 
-Both compute the same small steps as the model is loaded: a prompt, a chunk of it beside another prompt, a
-token of each. Not only the logits have to agree, but also the keys and values left in the pages, which
-another worker may go on with. Where they do not, the library computes, and a line of the log says why.
+Both compute the same small steps as the model is loaded: a prompt, a chunk of it beside another prompt, and,
+as far behind them as the context reaches, a token of each. Not only the logits have to agree, but also the
+keys and values left in the pages, which another worker may go on with. Where they do not, the library
+computes, and a line of the log says why.
 """
 
 from dataclasses import replace
@@ -32,6 +33,9 @@ PAGE_TOKENS_MAX: Final = 16
 LONG: Final = 28
 STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (5, 6)))
 """In each step what is computed of the long sequence, and of the short one."""
+EARLY: Final = 2
+"""So many steps are at the beginning of the context. What the others compute is turned as if it came at its
+end, but looks at no more tokens than there are."""
 
 
 def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) -> None:
@@ -88,7 +92,8 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
     kept = Kept(cache, cache.length * 2) if ours and model.device.type == "cpu" else None
     compiled = model.compiled_steps(cache)
     told: list[torch.Tensor] = []
-    for spans in STEPS:
+    for place, spans in enumerate(STEPS):
+        later = model.facts.context_length - LONG if place >= EARLY else 0
         rows = [
             Row(sequence, *span, table, sample=False)
             for sequence, span, table in zip(sequences, spans, tables, strict=False)
@@ -96,14 +101,16 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
         with torch.inference_mode():
             logits: torch.Tensor | None
             if compiled is not None:
-                everywhere = compiled.logits(rows, everywhere=True)
+                everywhere = compiled.logits(rows, everywhere=True, later=later)
                 ends = [end - 1 for end in accumulate(row.stop - row.start for row in rows)]
-                everywhere[ends] = compiled.logits([replace(row, sample=True) for row in rows])
+                last = [replace(row, sample=True) for row in rows]
+                everywhere[ends] = compiled.logits(last, later=later)
                 logits = everywhere
             else:
                 plan = make_plan(rows, cache, model.device, kept)
                 keep = torch.arange(plan.tokens.shape[1], device=model.device)
-                logits = model.compute(plan.tokens, plan.positions, keep, PagedStep(plan, cache))
+                positions = plan.positions + later
+                logits = model.compute(plan.tokens, positions, keep, PagedStep(plan, cache))
         if kept is not None:
             kept.ended(well=True)
         if logits is not None:

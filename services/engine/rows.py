@@ -3,6 +3,8 @@
 from collections import abc
 from dataclasses import dataclass, field
 
+import torch
+
 from services.pages.checksum import WORD
 from services.rooms.request import Request
 
@@ -37,6 +39,16 @@ class PageSum:
 
 
 @dataclass(slots=True, eq=False)
+class Seen:
+    """Which tokens a sequence has, each once, up to some position."""
+
+    stop: int = 0
+    ids: set[int] = field(default_factory=set)
+    places: torch.Tensor | None = None
+    """The same, where scores are."""
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request's tokens as this worker knows them."""
 
@@ -46,6 +58,8 @@ class Sequence:
     that its room's prefill side drew."""
     tail_page: int = field(default=-1, init=False, repr=False)
     """The engine's own note: the page, partly used, whose unused end it has zeroed for this sequence."""
+    seen: Seen = field(default_factory=Seen, init=False, repr=False)
+    """The engine's own note, for penalties."""
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
     """Where the caller set one: every step carries it on to the end of its row."""
 

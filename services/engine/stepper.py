@@ -14,10 +14,12 @@ from torch import AcceleratorError
 from services.engine.engine import Row, SumPart
 from services.engine.sampler import Drawn
 from services.engine.team import TeamBroken
+from services.runtime.errors import EngineStuck
 from services.runtime.logging import Log
 
 log = Log(__name__)
 
+END_S: Final = 2.0
 FAILED_MAX: Final = 8
 """Steps in a row: where so many fail, none will do."""
 
@@ -79,6 +81,14 @@ class Stepper:
     def take_sum(self) -> bool:
         """The sums that were started are there; said once. Raises StepFailed as `take` does."""
         return self._ended(summing=True) is not None
+
+    async def end(self) -> None:
+        """Nothing is started any more. Raises EngineStuck when what runs has not ended within END_S."""
+        self.close(wait=False)
+        if self._running is not None:
+            await asyncio.wait({self._running}, timeout=END_S)
+            if not self._running.done():
+                raise EngineStuck(f"a step of the model has not ended {END_S:g} s after everything else")
 
     def close(self, *, wait: bool = True) -> None:
         """End the thread once the running step, if any, has ended; `wait` for it, or leave it to itself."""

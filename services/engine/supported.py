@@ -5,7 +5,7 @@ Two looks. `refuse_by_configuration` reads what the model says of itself, before
 for: a model that asks for something not known here is refused, so that nothing wrong is ever computed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ OPTION_NAMES: Final = {
     MASK: "an attention mask of its own",
     "is_causal": "attention to later tokens",
 }
+COUNTING: Final = "positions that are not counted from 0"
 
 
 class UnsupportedModel(StartupError):
@@ -59,7 +60,7 @@ class Probe:
     """An attention that notes what it is asked for, and answers with zeros."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, tuple[torch.Size, torch.Size, torch.Size]] = {}
+        self._calls: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._needs: list[str] = []
 
     def __call__(
@@ -74,7 +75,7 @@ class Probe:
         if not isinstance(layer, int) or layer in self._calls:
             self._needs.append("attention that is not once per numbered layer")
         else:
-            self._calls[layer] = (query.shape, key.shape, value.shape)
+            self._calls[layer] = (query, key, value)
         if getattr(module, "is_causal", True) is False:
             self._needs.append(OPTION_NAMES["is_causal"])
         for option, asked in options.items():
@@ -85,19 +86,37 @@ class Probe:
             self._needs.append(OPTION_NAMES.get(option, f"the attention option {option}"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
-    def verdict(self, name: str, config: Any, layers: Sequence[int] | None = None) -> Geometry:
-        """What was seen in a forward pass of `layers` (of all, if not said). Raises UnsupportedModel."""
+    def verdict(
+        self, uncounted: "Probe", name: str, config: Any, layers: Sequence[int] | None = None
+    ) -> Geometry:
+        """What was seen in a forward pass of `layers` (of all, if not said). `uncounted`: saw the same one,
+        in which the model's definition counted the positions itself. Raises UnsupportedModel."""
         total = int(config.num_hidden_layers)
         if sorted(self._calls) != list(range(total) if layers is None else layers):
             self._needs.append("layers without the library's common attention")
-        if len(set(self._calls.values())) > 1:
+        shapes = [(query.shape, key.shape, value.shape) for query, key, value in self._calls.values()]
+        if len(set(shapes)) > 1:
             self._needs.append("layers of differing shapes")
-        for query, key, value in self._calls.values():
+        for query, key, value in shapes:
             if key != value or query[3] != key[3] or query[1] % key[1]:
                 self._needs.append("keys and values of differing shapes")
+        if not self._needs and not self._same(uncounted):
+            self._needs.append(COUNTING)
         _refuse(name, _told(config, "model_type"), self._needs)
-        query, key, _ = next(iter(self._calls.values()))
+        query, key, _ = shapes[0]
         return Geometry(total, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
+
+    def turned(self, other: "Probe", tolerance: float) -> bool:
+        """Whether each query, key and value is as long as the one that `other` saw in its place."""
+        lengths = [[each.float().norm(dim=-1) for each in pair] for pair in self._beside(other)]
+        return all(float((mine - its).norm()) <= tolerance * float(its.norm()) for mine, its in lengths)
+
+    def _same(self, other: "Probe") -> bool:
+        return all(torch.allclose(mine, its, equal_nan=True) for mine, its in self._beside(other))
+
+    def _beside(self, other: "Probe") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for layer, seen in self._calls.items():
+            yield from zip(seen, other._calls[layer], strict=True)
 
 
 def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:

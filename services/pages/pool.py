@@ -6,7 +6,7 @@
           |  +------------------+ release         | quarantine     release |  |  | commit
           |                                       v                        |  v  |
           +-------------------------------- QUARANTINED                    | CACHED
-          |                fence(proof)                                    |  |
+          |                release                                         |  |
           +----------------------------------------------------------------+--+ release
 
 A one-sided write cannot be recalled, so an exposed page never goes back to FREE directly: either the

@@ -32,6 +32,10 @@ class GroupLost(StartupError):
     exit_code: int = EXIT_GROUP
 
 
+class EngineStuck(StartupError):
+    """A running step of the model does not end: the process ends without waiting for it."""
+
+
 class SettingsError(StartupError):
     """A flag or a variable that is unknown or whose value is not allowed; names it and what is."""
 

@@ -10,8 +10,10 @@ from typing import Any, Final, TypeGuard
 
 from services.runtime.errors import StartupError
 
+CONFIG_FILE: Final = "config.json"
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
+INDEX_ENDS: Final = ".safetensors.index.json"
 HEADER_BYTES_MAX: Final = 100 * 2**20
 SAMPLES: Final = 32
 SAMPLE_BYTES: Final = 64 * 2**10
@@ -55,7 +57,7 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
 
     Raises ModelNotFound or ModelUnreadable.
     """
-    config = _object(directory / "config.json", required=True)
+    config = _object(directory / CONFIG_FILE, required=True)
     architectures = config.get("architectures")
     text = config.get("text_config")
     words: Json = text if isinstance(text, dict) else config
@@ -82,24 +84,31 @@ def own_name(directory: Path) -> str:
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files that hold the weights, by name; none if there are none.
+    """The safetensors files that hold the weights, by name; none if there are none. Where there are several
+    sets of them, the one that the model library loads: what the configuration names, else the single file.
 
-    Raises ModelNotFound if the index names a file that is not there.
+    Raises ModelNotFound if the configuration or the index names a file that is not there.
     """
-    index = directory / INDEX_FILE
-    if index.is_file():
-        places = _object(index).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise ModelUnreadable(f"{index}: no weight_map in it")
-        files = tuple(directory / name for name in sorted({str(name) for name in places.values()}))
-        for file in files:
-            if not file.is_file():
-                raise ModelNotFound(
-                    f"--model {directory}: {INDEX_FILE} names {file.name}, which is not there"
-                )
-        return files
-    single = directory / SINGLE_FILE
-    return (single,) if single.is_file() else ()
+    told = _object(directory / CONFIG_FILE).get("transformers_weights")
+    present = [name for name in (SINGLE_FILE, INDEX_FILE) if (directory / name).is_file()]
+    if not told and not present:
+        return ()
+    chosen = _there(directory, CONFIG_FILE, str(told or present[0]))
+    if not chosen.name.endswith(INDEX_ENDS):
+        return (chosen,)
+    places = _object(chosen).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ModelUnreadable(f"{chosen}: no weight_map in it")
+    names = sorted({str(name) for name in places.values()})
+    return tuple(_there(directory, chosen.name, name) for name in names)
+
+
+def _there(directory: Path, by: str, name: str) -> Path:
+    """The file `name`, as `by` calls it."""
+    file = directory / name
+    if not file.is_file():
+        raise ModelNotFound(f"--model {directory}: {by} names {name}, which is not there")
+    return file
 
 
 def sampled_digest(path: Path) -> bytes:

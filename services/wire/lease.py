@@ -28,7 +28,7 @@ LEASE_MS_MIN = 100
 
 
 class LeaseKeeper:
-    """Runs as one task. `state` is for health pages and logs."""
+    """Runs as one task. `problem` and `proven` are for health pages."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """How do a worker's lines of a room's timeline reach the bootstrap without costing a turn?
 
 Events go into a bounded buffer and leave in batches. Timeline lines are dropped, and counted, when the
-buffer is full; the news that a room is retired is never dropped, because the registry waits for it. What all
+buffer is full; the news that a room is retired is not, because the registry waits for it. What all
 ranks of a worker do together the leader tells; what one rank saw or wished each tells for itself.
 """
 

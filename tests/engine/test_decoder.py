@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Ministral3Config
 
 from services.engine import decoder, proof
 from services.engine import engine as engine_module
 from services.engine.anatomy import Norm
-from services.engine.decoder import Layer, RmsNorm
+from services.engine.decoder import Decoder, Layer, RmsNorm
 from services.engine.engine import Engine, load_engine
 from services.engine.linears import linear_of
 from services.engine.proof import gap
@@ -53,6 +53,25 @@ def test_models_of_the_common_anatomy_are_computed_in_our_way_and_others_by_the_
     assert said == ([] if ours else ["the model library computes the steps: other parts than ours"])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_position_does_beside_turning_is_seen_where_it_begins_late(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str
+) -> None:
+    """All but the last tokens of the context are computed as the common anatomy has it."""
+    caplog.set_level(logging.INFO)
+    ministral = tiny.ARCHITECTURES["ministral3-queries-longer-by-position"].to_dict()
+    early = tiny.CONTEXT - 4
+    ministral["rope_parameters"] |= {
+        "original_max_position_embeddings": early,
+        "factor": tiny.CONTEXT / early,
+    }
+    directory = tiny.save(Ministral3Config(**ministral), tmp_path / "late")
+    assert not load(directory, dtype).model.taken_apart
+    (said,) = caplog.records
+    found = said.__dict__["baton_fields"]["found"]
+    assert found == "queries or keys that their position does more to than turn them"
+
+
 @pytest.mark.parametrize("architecture", ["llama-gqa-untied", "qwen3-query-key-norm"])
 def test_ours_and_the_librarys_tokens_are_the_same_where_all_kinds_of_rows_share_a_step(
     tiny_dir: Directory, tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, architecture: str
@@ -88,8 +107,12 @@ def test_in_bfloat16_ours_is_nearer_to_float32_than_the_librarys(
     told.clear()
     assert load(directory, "bfloat16").model.taken_apart
     assert len(told) == len(right) > 1
-    for (ours, librarys), exactly in zip(told, right, strict=True):
-        assert gap(ours, exactly) < 0.9 * gap(librarys, exactly)
+    gaps = [
+        (gap(ours, exactly), gap(librarys, exactly))
+        for (ours, librarys), exactly in zip(told, right, strict=True)
+    ]
+    assert all(ours < librarys for ours, librarys in gaps)
+    assert sum(ours for ours, _ in gaps) < 0.9 * sum(librarys for _, librarys in gaps)
 
 
 def unrotated(
@@ -130,8 +153,16 @@ def not_added(self: RmsNorm, rows: torch.Tensor, more: torch.Tensor) -> torch.Te
     return add(self, rows.clone(), more)
 
 
+def turned_no_further(
+    self: Decoder, tokens: torch.Tensor, positions: torch.Tensor, *rest: Any
+) -> torch.Tensor:
+    return logits(self, tokens, positions.clamp(max=tiny.CONTEXT - proof.LONG - 1), *rest)
+
+
+logits = Decoder.logits
 compute = decoder.Layer.__call__
 add = RmsNorm.of_sum
+PLACES: dict[Callable[..., Any], str] = {not_added: "of_sum", turned_no_further: "logits"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -142,6 +173,7 @@ add = RmsNorm.of_sum
         (Layer, rotated_the_other_way),
         (Layer, one_layer_for_all),
         (Layer, unscaled),
+        (Decoder, turned_no_further),
         (RmsNorm, unweighted),
         (RmsNorm, not_numbers),
         (RmsNorm, failing),
@@ -157,7 +189,7 @@ def test_a_way_that_gives_something_else_is_not_used_and_the_log_says_so(
     slip: Callable[..., Any],
     dtype: str,
 ) -> None:
-    monkeypatch.setattr(part, "of_sum" if slip is not_added else "__call__", slip)
+    monkeypatch.setattr(part, PLACES.get(slip, "__call__"), slip)
     engine = load(tiny_dir("llama-gqa-untied"), dtype)
     assert not engine.model.taken_apart
     (said,) = caplog.records

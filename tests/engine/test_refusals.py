@@ -19,7 +19,7 @@ from services.engine.share import CannotSplit
 from services.engine.supported import UnsupportedModel, refuse_by_configuration
 from services.engine.team import Mute
 from services.pages.topology import Topology
-from services.runtime.model_facts import ModelUnreadable
+from services.runtime.model_facts import ModelUnreadable, weight_files
 from tests.engine import tiny
 
 WINDOW = {"sliding_window": 64, "max_position_embeddings": 512}
@@ -40,6 +40,20 @@ BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
     (
         "LlamaConfig",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "depend on the longest sequence",
+    ),
+    (
+        "Phi3Config",
+        {
+            "hidden_size": 64,
+            "num_attention_heads": 8,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+            },
+        },
         "depend on the longest sequence",
     ),
     ("LlamaConfig", {"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
@@ -85,6 +99,14 @@ def test_attention_to_later_tokens_is_seen(tmp_path: Path) -> None:
         load_model(tiny.save(config, tmp_path / "bert"), "float32", "cpu")
 
 
+def test_positions_that_a_definition_counts_otherwise_are_seen(tmp_path: Path) -> None:
+    """A decoder of the RoBERTa family has its first token behind the place of the padding."""
+    shape = {**tiny.SHAPE, "num_attention_heads": 4, "pad_token_id": 1}
+    config = transformers.RobertaConfig(**shape, is_decoder=True)
+    with pytest.raises(UnsupportedModel, match=r"it needs positions that are not counted from 0$"):
+        load_model(tiny.save(config, tmp_path / "roberta"), "float32", "cpu")
+
+
 def test_a_configuration_of_wrong_types(llama: Path) -> None:
     config = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps({**config, "num_hidden_layers": "three"}))
@@ -113,6 +135,19 @@ def test_weights_that_are_missing_are_not_made_up(llama: Path) -> None:
     save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelUnreadable, match=r"lack 1 of .*model\.layers\.1\.mlp\.up_proj\.weight"):
         load_model(llama, "float32", "cpu")
+
+
+@pytest.mark.parametrize("ranks", [Topology(), Topology(2)], ids=["alone", "of two"])
+def test_an_index_that_was_left_behind_is_not_loaded(llama: Path, ranks: Topology) -> None:
+    """Those that the fingerprint is of."""
+    weights = load_file(llama / "model.safetensors")
+    others = {name: weight + 1 for name, weight in weights.items()}
+    save_file(others, llama / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    places = dict.fromkeys(others, "model-00001-of-00001.safetensors")
+    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert weight_files(llama) == (llama / "model.safetensors",)
+    model = load_model(llama, "float32", "cpu", alone_of(ranks))
+    assert torch.equal(model.weights()[0], weights["model.embed_tokens.weight"])
 
 
 def test_weights_that_are_cut_short(llama: Path) -> None:

@@ -11,6 +11,7 @@ from services.engine.rows import Row, SumPart
 from services.engine.stepper import FAILED_MAX, EngineLost, StepFailed, Stepper
 from services.engine.team import TeamBroken
 from services.rooms.request import Token
+from services.runtime.errors import EngineStuck
 
 WAIT_S = 10.0
 
@@ -122,6 +123,19 @@ async def test_a_broken_team_is_no_failed_step(bench: Bench, summing: bool) -> N
     await bench.ended()
     with pytest.raises(TeamBroken, match="rank 1 of 2: left"):
         bench.stepper.take_sum() if summing else bench.stepper.take()
+
+
+async def test_a_step_that_runs_is_waited_for_at_the_end_and_one_that_hangs_is_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.stepper.end()
+    hung = Bench()
+    monkeypatch.setattr("services.engine.stepper.END_S", 0.05)
+    hung.stepper.start([])
+    with pytest.raises(EngineStuck, match="a step of the model has not ended"):
+        await hung.stepper.end()
+    hung.engine.let_go.set()
+    await hung.stepper.end()
 
 
 async def test_close_leaves_a_stuck_step_to_itself_if_it_is_told_to(bench: Bench) -> None:

@@ -11,6 +11,7 @@ from transformers import (
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -43,6 +44,16 @@ ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
     "qwen3-moe": Qwen3MoeConfig(**SHAPE, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
     "mistral-no-window": MistralConfig(**SHAPE, sliding_window=None),
     "mistral-window-beyond-context": MistralConfig(**SHAPE, sliding_window=CONTEXT),
+    "ministral3-queries-longer-by-position": Ministral3Config(
+        **SHAPE,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.1,
+        },
+    ),
     "llama-biased-two-kv-heads": LlamaConfig(
         **{**SHAPE, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 8},
         attention_bias=True,

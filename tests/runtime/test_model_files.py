@@ -1,8 +1,6 @@
 """Is the model that `--model` names found, converted once however many ask, and described from its files?"""
 
 import json
-import os
-import signal
 import struct
 import subprocess
 import sys
@@ -15,6 +13,7 @@ import pytest
 from services.runtime import model_cache, model_files
 from services.runtime.errors import StartupError
 from services.runtime.model_cache import ConversionFailed, converted
+from services.runtime.model_facts import weight_files
 from services.runtime.model_files import (
     ModelKind,
     ModelNotFound,
@@ -137,6 +136,12 @@ def test_several_at_once_convert_once(tmp_path: Path, cache: Path) -> None:
     assert not list(cache.glob("*.part"))
 
 
+def test_what_converting_takes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_files, "GGUF_PACKAGES", ("no_such_package", "json", "nor_this"))
+    with pytest.raises(StartupError, match=r"reading .* needs .*: pip install no_such_package nor_this$"):
+        prepare(resolve(str(gguf(tmp_path, "ok"))), pytest.fail)
+
+
 def test_a_failed_conversion_leaves_nothing_and_tells_its_last_line(tmp_path: Path, cache: Path) -> None:
     file = gguf(tmp_path, "fail")
     for attempt in (1, 2):
@@ -168,14 +173,24 @@ def test_what_a_killed_process_left_is_done_anew(tmp_path: Path, cache: Path) ->
     finally:
         process.kill()
         process.wait()
-    # The converter outlives its parent, and the lock with it: no second one runs beside it.
-    with pytest.raises(ConversionFailed, match="another process"):
-        converted(file, "Some-Model", lambda line: None, deadline_s=0.5)
-    (converter,) = file.with_suffix(".runs").read_text().split()
-    os.kill(int(converter), signal.SIGKILL)
-    made = converted(file, "Some-Model", lambda line: None)
+    # The converter ends with its parent, and lets go of the lock.
+    made = converted(file, "Some-Model", lambda line: None, deadline_s=30)
     assert sorted(path.name for path in made.iterdir()) == ["config.json", "half"]
     assert runs(file) == 2
+
+
+def test_a_conversion_that_another_process_is_at_is_waited_for(tmp_path: Path, cache: Path) -> None:
+    file = gguf(tmp_path, "hang")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(converted, file, "Some-Model", lambda line: None, 5)
+        ends = time.monotonic() + 60
+        while not list(cache.glob("*.part/half")):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        with pytest.raises(ConversionFailed, match="another process"):
+            converted(file, "Some-Model", lambda line: None, deadline_s=0.5)
+        assert isinstance(first.exception(), ConversionFailed)
+    assert runs(file) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, cache: Path) -> None:
@@ -240,6 +255,23 @@ def test_weights_in_several_files(model: Path) -> None:
     (model / "model-2.safetensors").unlink()
     with pytest.raises(ModelNotFound, match=r"names model-2\.safetensors, which is not there"):
         resolve(str(model))
+
+
+def test_of_two_sets_of_weights_those_that_the_library_loads_count(model: Path) -> None:
+    """An index that was left behind by earlier weights; a file that the configuration names."""
+    write_weights(model / "old-1.safetensors", b"\2" * 64)
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "old-1.safetensors"}}))
+    single, old = model / "model.safetensors", model / "old-1.safetensors"
+    assert weight_files(model) == (single,)
+    for named, files in ((old.name, (old,)), (index.name, (old,)), (single.name, (single,))):
+        (model / "config.json").write_text(json.dumps({**CONFIG, "transformers_weights": named}))
+        assert weight_files(model) == files
+    single.unlink()
+    with pytest.raises(ModelNotFound, match=r"config\.json names model\.safetensors, which is not there"):
+        resolve(str(model))
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    assert weight_files(model) == (old,)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""Is a GGUF file converted whole, and refused where the library would make another model of it?"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from gguf import GGUFReader, GGUFWriter
+from safetensors.torch import load_file
+from transformers import LlamaConfig
+
+from services.engine.carried import Header, lost_settings
+from services.engine.convert import main
+from services.engine.model import load_model
+from tests.engine import tiny
+
+HEADS, KV_HEADS = 6, 2
+NAMES: Final = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.layers": "blk",
+}
+Tensors = dict[str, torch.Tensor]
+Write = Callable[[GGUFWriter], None]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
+    """Of a Llama, by the library's names."""
+    config = LlamaConfig(**tiny.SHAPE, tie_word_embeddings=False)
+    file = tiny.save(config, tmp_path_factory.mktemp("llama")) / "model.safetensors"
+    found: Tensors = load_file(file)
+    return found
+
+
+def in_gguf(weights: Tensors) -> Tensors:
+    """By GGUF's names, the numbers that are turned together side by side."""
+    renamed = {}
+    for name, weight in weights.items():
+        for ours, theirs in NAMES.items():
+            name = name.replace(ours, theirs)
+        for part, heads in (("attn_q", HEADS), ("attn_k", KV_HEADS)):
+            if part in name:
+                weight = weight.view(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+        renamed[name] = weight
+    return renamed
+
+
+def nothing(_: GGUFWriter) -> None:
+    """No more than every file says."""
+
+
+def write(
+    file: Path,
+    tensors: Tensors,
+    more: Write = nothing,
+    kind: str = "llama",
+    theta: float = 10_000.0,
+    turned: int = 16,
+) -> Path:
+    writer = GGUFWriter(file, kind)
+    writer.add_context_length(tiny.CONTEXT)
+    writer.add_embedding_length(tiny.SHAPE["hidden_size"])
+    writer.add_block_count(tiny.SHAPE["num_hidden_layers"])
+    writer.add_feed_forward_length(tiny.SHAPE["intermediate_size"])
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(turned)
+    writer.add_rope_freq_base(theta)
+    writer.add_vocab_size(tiny.VOCABULARY)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([chr(0x100 + place) for place in range(tiny.VOCABULARY)])
+    writer.add_token_scores([0.0] * tiny.VOCABULARY)
+    writer.add_token_types([1] * tiny.VOCABULARY)
+    writer.add_token_merges([])
+    more(writer)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_a_whole_file_is_converted_number_for_number(tmp_path: Path, weights: Tensors) -> None:
+    file = write(tmp_path / "tiny.gguf", in_gguf(weights))
+    assert main([str(file), str(tmp_path / "made"), "tiny"]) == 0
+    made = load_file(tmp_path / "made" / "model.safetensors")
+    assert made.keys() == weights.keys()
+    assert all(torch.equal(made[name], weight) for name, weight in weights.items())
+    assert load_model(tmp_path / "made", "float32", "cpu").facts.name == "tiny"
+
+
+def scaled(kind: str, factor: float) -> Write:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_string(f"{writer.arch}.rope.scaling.type", kind)
+        writer.add_rope_scaling_factor(factor)
+
+    return add
+
+
+def windowed(tokens: int) -> Write:
+    return lambda writer: writer.add_sliding_window(tokens)
+
+
+def frequencies(divisor: float) -> Tensors:
+    return {"rope_freqs.weight": torch.tensor([1.0] * 6 + [divisor] * 2)}
+
+
+def refusal(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    made = file.parent / "made"
+    assert main([str(file), str(made)]) == 1
+    assert not made.exists()
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+REFUSED: Final[list[tuple[Tensors, Write, str]]] = [
+    ({}, scaled("yarn", 4.0), "passes over what the model needs: RoPE scaling (yarn, factor 4)"),
+    ({}, scaled("linear", 2.0), "RoPE scaling (linear, factor 2)"),
+    ({}, lambda writer: writer.add_rope_scaling_factor(8.0), "RoPE scaling (linear, factor 8)"),
+    (frequencies(8.0), nothing, "RoPE scaling (Llama 3's, rope_freqs)"),
+    ({"rope_factors_long.weight": torch.ones(8)}, nothing, "RoPE scaling (longrope)"),
+    ({}, windowed(64), "sliding-window attention (64 tokens)"),
+    (frequencies(8.0), windowed(64), "rope_freqs), sliding-window attention (64 tokens)"),
+    ({"blk.0.attn_q.bias": torch.ones(96)}, nothing, "LlamaForCausalLM has no place: blk.0.attn_q.bias"),
+]
+
+
+@pytest.mark.parametrize(("more", "add", "message"), REFUSED, ids=[each[2] for each in REFUSED])
+def test_a_file_of_which_the_library_passes_over_a_part_is_refused_in_one_line(
+    tmp_path: Path,
+    weights: Tensors,
+    capsys: pytest.CaptureFixture[str],
+    more: Tensors,
+    add: Write,
+    message: str,
+) -> None:
+    file = write(tmp_path / "tiny.gguf", {**in_gguf(weights), **more}, add)
+    assert refusal(file, capsys).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "message"),
+    [
+        ("starcoder2", {"theta": 1e6}, "a RoPE base of 1e+06"),
+        ("phi3", {"turned": 4}, "rotations of 4 numbers of a head"),
+    ],
+)
+def test_rotations_that_the_librarys_names_for_an_architecture_leave_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, says: dict[str, Any], message: str
+) -> None:
+    file = write(tmp_path / "tiny.gguf", {}, kind=kind, **{"turned": 8, **says})
+    assert refusal(file, capsys).endswith(f"passes over what the model needs: {message}")
+
+
+def test_weights_that_the_library_would_make_up_are_refused(
+    tmp_path: Path, weights: Tensors, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Experts, under the architecture of a model that has none."""
+    whole = in_gguf(weights)
+    experts = {
+        name.replace(".weight", "_exps.weight") if ".ffn_" in name and "norm" not in name else name: tensor
+        for name, tensor in whole.items()
+    }
+    said = refusal(write(tmp_path / "tiny.gguf", experts), capsys)
+    first = "model.layers.0.mlp.down_proj.weight, model.layers.0.mlp.gate_proj.weight"
+    assert said.startswith(f"there are weights which LlamaForCausalLM has and the file lacks: {first}, ")
+    assert said.endswith(" and 6 more")
+
+
+@pytest.mark.parametrize(
+    ("more", "add"),
+    [
+        ({}, scaled("none", 0.0)),
+        ({}, scaled("linear", 1.0)),
+        ({}, lambda writer: writer.add_rope_scaling_orig_ctx_len(64)),
+        ({}, windowed(tiny.CONTEXT)),
+        (frequencies(1.0), nothing),
+    ],
+    ids=["none", "by one", "of no type", "beyond the context", "divided by one"],
+)
+def test_what_changes_nothing_is_not_refused(
+    tmp_path: Path, weights: Tensors, more: Tensors, add: Write
+) -> None:
+    file = write(tmp_path / "tiny.gguf", {**in_gguf(weights), **more}, add)
+    assert main([str(file), str(tmp_path / "made")]) == 0
+
+
+def test_what_the_configuration_carries_is_not_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "tiny.gguf", frequencies(8.0), scaled("yarn", 4.0))
+    turns = {"rope_theta": 10_000.0, "factor": 4.0}
+    header, config = Header(GGUFReader(file)), LlamaConfig(**tiny.SHAPE)
+    config.rope_parameters = {"rope_type": "yarn", **turns}
+    assert lost_settings(header, config) == ["RoPE scaling (Llama 3's, rope_freqs)"]
+    config.rope_parameters = {
+        "one": {"rope_type": "yarn", **turns},
+        "other": {"rope_type": "llama3", **turns},
+    }
+    assert lost_settings(header, config) == []
