@@ -93,13 +93,13 @@ def open_doors(settings: BootstrapSettings) -> Doors:
 
 def _warn(settings: BootstrapSettings, *, keyless: bool) -> None:
     """Of what others than this machine can reach."""
-    host, admin_host = settings.host, settings.admin_host
+    host, grpc_host, admin_host = settings.host, settings.grpc_host, settings.admin_host
     if beyond_this_machine(host):
         if keyless:
             log.warning("the API is open to whoever reaches it: no API keys are set", host=host)
         if settings.http_tls is None:
             log.warning("the API is plain HTTP: --http-tls-cert is not set", host=host)
-        if settings.tls is None:
-            log.warning("gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=host)
+    if settings.tls is None and beyond_this_machine(grpc_host):
+        log.warning("gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=grpc_host)
     if settings.admin_port is not None and beyond_this_machine(admin_host):
         log.warning("the pages for operators are open to whoever reaches them", host=admin_host)

@@ -29,7 +29,7 @@ from services.rooms.retry import RetryBounds
 from services.runtime import serve
 from services.runtime.clock import SystemClock
 from services.runtime.garbage import spare_what_is_loaded
-from services.runtime.listen import cannot_listen
+from services.runtime.listen import cannot_listen, reserve_port
 from services.runtime.logging import Log, name_rooms
 from services.runtime.model_facts import ModelFacts, read_model
 from services.runtime.model_files import LoadFormat, prepare, resolve
@@ -58,15 +58,12 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     doors = open_doors(settings)
     identity = Identity.of(settings.tls)
     server, channels = Server(identity), Channels.showing(identity)
-    try:
-        grpc_port = server.bind(settings.host, settings.grpc_port)
-    except OSError as error:
-        raise cannot_listen(settings.host, settings.grpc_port, "--grpc-port") from error
+    grpc_port = _bind(server, settings)
     tracer = make_tracer(
         settings.otlp_endpoint, settings.trace_sample, f"baton-{settings.role}", settings.role, os.environ
     )
     loop = asyncio.get_running_loop()
-    facts, model = await loop.run_in_executor(None, _load, settings)
+    facts, model = await serve.unless_stopped(shutdown, loop.run_in_executor(None, _load, settings))
 
     clock, metrics_registry = SystemClock(), CollectorRegistry()
     metrics = BootstrapMetrics(metrics_registry)
@@ -140,6 +137,15 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         rooms.links.close()
         await channels.close()
         await tracer.stop(STOP_GRACE_S)
+
+
+def _bind(server: Server, settings: BootstrapSettings) -> int:
+    host, port, flag = settings.grpc_host, settings.grpc_port, "--grpc-port"
+    reserve_port(host, port, flag, "--grpc-host").close()  # gRPC does not say what is wrong with an address
+    try:
+        return server.bind(host, port)
+    except OSError as error:
+        raise cannot_listen(host, port, flag) from error
 
 
 async def _drain(http: Serving, rooms: Rooms, timeout_ms: int) -> bool:

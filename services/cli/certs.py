@@ -45,7 +45,7 @@ def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: boo
     try:
         from services.cli.authority import Authority, Pair
     except ImportError:
-        raise CertsRefused("certificates need the extra: pip install 'baton-serve[certs]'") from None
+        raise CertsRefused("certificates need what is not installed: pip install cryptography") from None
     files = [folder / f"{each}.{end}" for each in ("ca", *Party, "http") for end in ("crt", "key")]
     there = [path.name for path in files if path.exists()]
     if there and not replace:

@@ -101,7 +101,7 @@ async def start_child(
 ) -> Child:
     """Start `command` apart from the terminal: Ctrl-C reaches this process only, which stops it in order."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli.tether", str(os.getpid())),
+        *(sys.executable, "-m", "services.runtime.tether", str(os.getpid())),
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

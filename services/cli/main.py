@@ -14,7 +14,7 @@ from services.cli.bench.app import bench
 from services.cli.certs import certs
 from services.cli.chat_settings import ChatSettings
 from services.cli.options import Flags, add_command
-from services.cli.serve_settings import ServeSettings, passed_on
+from services.cli.serve_settings import ServeSettings, not_taken, passed_on
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime import logging
@@ -112,6 +112,7 @@ add_command(
     {"The stack": settings_of(ServeSettings), **passed_on()},
     _serve,
     "Start a whole stack on this machine: bootstrap, prefill and decode workers.",
+    refused=not_taken(),
 )
 for cls, run_one, text in (
     (BootstrapSettings, _bootstrap, "Run the bootstrap: the HTTP API and the router."),

@@ -28,11 +28,13 @@ def add_command(
     run: Command,
     text: str,
     arguments: Mapping[str, Any] = MappingProxyType({}),
+    refused: Sequence[Setting] = (),
 ) -> None:
     """Add `baton name`: `run` gets each setting's flag as typed, or None, and returns the exit code.
 
     `panels` are the settings under the headings that the help shows them under. `arguments` are further
-    parameters with typer's annotations, of type `str | None` like the flags.
+    parameters with typer's annotations, of type `str | None` like the flags. `refused` are flags that no help
+    shows, for `run` to say what to give instead.
     """
 
     def call(**flags: str | None) -> None:
@@ -48,11 +50,13 @@ def add_command(
         for each in group
         if not each.secret
     }
-    _takes(call, {**arguments, **options})
+    hidden = {each.name: _option(each) for each in refused}
+    _takes(call, {**arguments, **options, **hidden})
     app.command(name, help=text, epilog=EPILOG if options else None)(call)
 
 
-def _option(each: Setting, panel: str) -> Any:
+def _option(each: Setting, panel: str | None = None) -> Any:
+    """Without a panel no help shows it."""
     default = f" (default: {each.default_text})" if each.default_text else ""
     return Annotated[
         str | None,
@@ -62,6 +66,7 @@ def _option(each: Setting, panel: str) -> Any:
             metavar=each.kind.metavar,
             show_default=False,
             rich_help_panel=panel,
+            hidden=panel is None,
         ),
     ]
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final
 
 import httpx
@@ -19,13 +20,13 @@ from services.cli.options import Flags
 from services.cli.prepare import PROGRESS
 from services.cli.quiet import LevelFilter
 from services.cli.screen import Screen
-from services.cli.serve_settings import Part, Plan, ServeSettings, load_serve, make_plan
-from services.cli.supervisor import StopAsked, Supervisor
+from services.cli.serve_settings import LOOPBACK, Part, Plan, ServeSettings, load_serve, make_plan
+from services.cli.supervisor import Supervisor
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import allowed_cpus
 from services.runtime.errors import StartupError
 from services.runtime.listen import bind_port, port_of
-from services.runtime.serve import run
+from services.runtime.serve import StopAsked, run, unless_stopped
 from services.runtime.settings import PREFIX
 
 Command = Callable[[str, Sequence[str]], Sequence[str]]
@@ -46,10 +47,13 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
 
 
 def _free_ports(settings: ServeSettings) -> int:
-    """Fail before anything slow if a port is taken. Returns the gRPC port to use."""
-    bind_port(settings.host, settings.port, "--port").close()
-    with bind_port(settings.host, settings.grpc_port, "--grpc-port") as sock:
-        return port_of(sock)
+    """Fail before anything slow if a port is taken, or given twice. Returns the gRPC port to use."""
+    with ExitStack() as taken:
+        taken.enter_context(bind_port(settings.host, settings.port, "--port"))
+        for port in settings.metrics_ports:
+            taken.enter_context(bind_port(LOOPBACK, port, "--metrics-port"))
+        grpc = taken.enter_context(bind_port(settings.grpc_host, settings.grpc_port, "--grpc-port"))
+        return port_of(grpc)
 
 
 def baton_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
@@ -122,6 +126,7 @@ class Stack:
             self._settings.tls_dir,
             keyed=bool(plan.api_key),
             apart="--admin-port" in plan.bootstrap.flags,
+            metrics=[_metrics(part) for part in plan.workers if "--metrics-port" in part.flags],
         ):
             self._screen.say(line)
 
@@ -151,15 +156,12 @@ class Stack:
                 lambda line: line.startswith(PROGRESS),
                 say,
             )
-            ended = asyncio.create_task(child.wait())
-            stopped = asyncio.create_task(shutdown.wait())
-            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if not ended.done():
+            try:
+                code = await unless_stopped(shutdown, child.wait())
+            except StopAsked:
                 child.kill()
-                await ended
-                raise StopAsked
-            code = await ended
+                await child.wait()
+                raise
             if code != 0:
                 why = child.own_words()
                 if why is None:
@@ -168,9 +170,16 @@ class Stack:
 
 
 def ready_lines(
-    url: str, model: str, tls_dir: str = "", *, keyed: bool = False, apart: bool = False
+    url: str,
+    model: str,
+    tls_dir: str = "",
+    *,
+    keyed: bool = False,
+    apart: bool = False,
+    metrics: Sequence[str] = (),
 ) -> list[str]:
-    """What to type now. `keyed`: the API asks for a key; `apart`: operators have a port of their own."""
+    """What to type now. `keyed`: the API asks for a key; `apart`: operators have a port of their own;
+    `metrics`: where each worker's are, if that was asked for."""
     baton = "baton" if shutil.which("baton") else os.path.relpath(sys.argv[0])
     question = "What is the capital of France?"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
@@ -189,11 +198,19 @@ def ready_lines(
         f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         f"  {baton} chat{to} {shlex.quote(question)}",
         *([] if apart else ["", f"What it does, and any request's story: {url}/ui or {baton} top{to}"]),
+        *(["", f"Metrics of the workers: {', '.join(metrics)}"] if metrics else []),
         "",
         "Ctrl-C stops it.",
     ]
 
 
 def _described(part: Part) -> str:
-    flags = dict(zip(part.flags[::2], part.flags[1::2], strict=True))
-    return f"{part.name} on cores {flags['--cpus']}"
+    return f"{part.name} on cores {_flags(part)['--cpus']}"
+
+
+def _metrics(part: Part) -> str:
+    return f"{part.name} http://{LOOPBACK}:{_flags(part)['--metrics-port']}/metrics"
+
+
+def _flags(part: Part) -> dict[str, str]:
+    return dict(zip(part.flags[::2], part.flags[1::2], strict=True))

@@ -4,6 +4,8 @@ It takes its own settings and those of the three services that it does not decid
 each part the command line that a pod would run.
 """
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +37,9 @@ SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings)
 Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings)
 Worker = TypeVar("Worker", PrefillSettings, DecodeSettings)
 LOOPBACK: Final = "127.0.0.1"
+PORT_MAX: Final = 65_535
 CHOSEN: Final = frozenset(
-    {"advertise", "http_port", "metrics_port", "name", "bootstrap", "cpus", "threads"}
+    {"advertise", "http_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
     | {"tp", "pp", "rank", "world", "rendezvous", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca"}
 )
@@ -48,6 +51,15 @@ AMBIGUOUS: Final = frozenset({"transfer_timeout_ms"})
 NOT_TAKEN: Final = CHOSEN | AMBIGUOUS
 """Settings of a service that `baton serve` does not take."""
 
+INSTEAD: Final[Mapping[str, str]] = {
+    "tp": "--prefill-tp and --decode-tp",
+    "pp": "--prefill-pp",
+    "http_port": "--port",
+    "grpc_host": "--host with --tls-dir",
+    **dict.fromkeys(("tls_cert", "tls_key", "tls_ca"), "--tls-dir"),
+}
+"""What it takes for some of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
@@ -58,9 +70,20 @@ class ServeSettings:
     prefill_tp: int = setting(1, "Tensor-parallel ranks of each prefill worker.", number(1, 64))
     prefill_pp: int = setting(1, "Pipeline-parallel ranks of each prefill worker.", number(1, 64))
     decode_tp: int = setting(1, "Tensor-parallel ranks of each decode worker.", number(1, 64))
-    host: str = setting(LOOPBACK, "Address that the OpenAI HTTP API listens on.", HOST)
+    host: str = setting(
+        LOOPBACK,
+        "Address that the OpenAI HTTP API listens on, and with --tls-dir the port that workers register at:"
+        " without it that one is this machine's alone, like the workers.",
+        HOST,
+    )
     port: int = setting(8000, "Port of the OpenAI HTTP API.", number(1, 65535))
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
+    metrics_port: int = setting(
+        0,
+        "Port of the first worker's /metrics, on this machine alone; the others have the next ones, prefill"
+        " before decode (0: any free ones).",
+        PORT,
+    )
     tls_dir: str = setting(
         "",
         "Directory made by `baton certs`: HTTPS, and mutual TLS between the parts (not given: plain).",
@@ -70,6 +93,24 @@ class ServeSettings:
     ready_timeout_ms: int = setting(
         600_000, "Longest wait for a part to be ready; loading a large model takes minutes.", DURATION_MS
     )
+
+    @property
+    def grpc_host(self) -> str:
+        """Who can reach the port that workers register at can be one, unless they need certificates."""
+        return self.host if self.tls_dir else LOOPBACK
+
+    @property
+    def metrics_ports(self) -> Sequence[int]:
+        """Of each worker, prefill before decode; 0 is any free one."""
+        workers = self.prefill + self.decode
+        return range(self.metrics_port, self.metrics_port + workers) if self.metrics_port else [0] * workers
+
+    def __post_init__(self) -> None:
+        first, last = self.metrics_port, self.metrics_ports[-1]
+        if last > PORT_MAX:
+            raise SettingsError(
+                f"--metrics-port {first}: the last worker would have {last}, and ports end at {PORT_MAX}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +160,24 @@ def passed_on() -> dict[str, tuple[Setting, ...]]:
     return groups
 
 
+def not_taken() -> tuple[Setting, ...]:
+    """The services' settings that it does not, each once."""
+    found = {each.name: each for cls in SERVICES for each in settings_of(cls) if each.name in NOT_TAKEN}
+    return tuple(found[name] for name in sorted(found))
+
+
 def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[str]) -> ServeSettings:
-    """The stack's own settings. Raises SettingsError, also for a variable that would have no effect."""
+    """The stack's own settings. Raises SettingsError, also for a flag or variable that would have no effect,
+    and for certificates that are not there."""
     own = {each.name: flags.get(each.name) for each in settings_of(ServeSettings)}
     settings = load(ServeSettings, own, environ, also_known | variables_of(*SERVICES))
-    for name in sorted(NOT_TAKEN):
-        variable = PREFIX + name.upper()
-        if variable in environ:
-            raise SettingsError(f"{variable} is not taken by baton serve, only by its parts: unset it")
+    for each in not_taken():
+        typed = flags.get(each.name) is not None
+        if typed or each.variable in environ:
+            given = each.flag if typed else each.variable
+            instead = f"give {INSTEAD[each.name]}" if each.name in INSTEAD else "leave it out"
+            raise SettingsError(f"{given} is not taken by baton serve, only by its parts: {instead}")
+    _check_certificates(settings, flags, environ)
     return settings
 
 
@@ -135,7 +186,7 @@ def make_plan(
 ) -> Plan:
     """Each part's command line. `grpc_port` is the real one, never 0. Raises SettingsError."""
     reachable = LOOPBACK if serve.host in WILDCARDS else serve.host
-    address = join_address(reachable, grpc_port)
+    address = join_address(reachable if serve.tls_dir else LOOPBACK, grpc_port)
     # Parts tell at least what went on before a failure; the screen shows what `--log-level` asks for.
     level = {"log_level": "debug" if serve.log_level == "debug" else "info"}
     bootstrap = _load(
@@ -143,28 +194,35 @@ def make_plan(
         flags,
         environ,
         level
-        | {"host": serve.host, "http_port": str(serve.port), "grpc_port": str(grpc_port)}
+        | {"host": serve.host, "http_port": str(serve.port)}
+        | {"grpc_host": serve.grpc_host, "grpc_port": str(grpc_port)}
         | _own_certificate(serve, BootstrapSettings.role)
         | _https(serve, flags, environ),
     )
     prefill_ranks = serve.prefill_tp * serve.prefill_pp
     for_prefill, for_decode = share_cores(cores, serve.prefill, serve.decode, prefill_ranks, serve.decode_tp)
 
-    def workers(cls: type[Worker], shares: Sequence[Cores], shape: Mapping[str, int]) -> list[Part]:
+    def workers(
+        cls: type[Worker], shares: Sequence[Cores], ports: Sequence[int], shape: Mapping[str, int]
+    ) -> list[Part]:
         given = (
             level | {name: str(ranks) for name, ranks in shape.items()} | _own_certificate(serve, cls.role)
         )
         one = max(shape.values()) == 1
         return [
-            _part(_load(cls, flags, environ, given | _decided(cls.role, index, cpus, address, one)))
-            for index, cpus in enumerate(shares)
+            _part(_load(cls, flags, environ, given | _decided(cls.role, index, cpus, port, address, one)))
+            for index, (cpus, port) in enumerate(zip(shares, ports, strict=True))
         ]
 
+    ports = serve.metrics_ports
+    prefill_ports, decode_ports = ports[: serve.prefill], ports[serve.prefill :]
     return Plan(
         bootstrap=Part(bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap)), to_environ(bootstrap)),
         workers=(
-            *workers(PrefillSettings, for_prefill, {"tp": serve.prefill_tp, "pp": serve.prefill_pp}),
-            *workers(DecodeSettings, for_decode, {"tp": serve.decode_tp}),
+            *workers(
+                PrefillSettings, for_prefill, prefill_ports, {"tp": serve.prefill_tp, "pp": serve.prefill_pp}
+            ),
+            *workers(DecodeSettings, for_decode, decode_ports, {"tp": serve.decode_tp}),
         ),
         bootstrap_address=address,
         url=f"{'http' if bootstrap.http_tls is None else 'https'}://{join_address(reachable, serve.port)}",
@@ -198,12 +256,27 @@ def _https(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> di
     return {"http_tls_cert": str(folder / "http.crt"), "http_tls_key": str(folder / "http.key")}
 
 
-def _decided(role: str, index: int, cpus: Cores, bootstrap_address: str, one: bool) -> dict[str, str]:
+def _check_certificates(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:
+    """Raises SettingsError for files of `--tls-dir` that cannot be read."""
+    needed = [_own_certificate(serve, cls.role) for cls in SERVICES] + [_https(serve, flags, environ)]
+    paths = dict.fromkeys(Path(path) for files in needed for path in files.values())
+    missing = [path.name for path in paths if not os.access(path, os.R_OK)]
+    if missing:
+        there = Path(serve.tls_dir).is_dir()
+        why = f"{', '.join(missing)} cannot be read there" if there else "there is no such directory"
+        command = f"baton certs {shlex.quote(serve.tls_dir)}"
+        raise SettingsError(f"--tls-dir {serve.tls_dir}: {why}; `{command}` makes what is needed")
+
+
+def _decided(
+    role: str, index: int, cpus: Cores, metrics_port: int, bootstrap_address: str, one: bool
+) -> dict[str, str]:
     """`one`: the worker is one process, rather than several that share its cores."""
     return {
         "name": f"{role}-{index}",
         "host": LOOPBACK,
         "grpc_port": "0",
+        "metrics_port": str(metrics_port),
         "bootstrap": bootstrap_address,
         "cpus": ",".join(map(str, cpus)),
         "threads": str(len(cpus) if one else 0),

@@ -15,6 +15,7 @@ from services.cli.exits import ReportExit, tell_exit, wait
 from services.cli.serve_settings import Part
 from services.runtime.clock import Clock
 from services.runtime.errors import StartupError
+from services.runtime.serve import StopAsked
 
 POLL_S: Final = 0.1
 KILL_TIMEOUT_S: Final = 5.0
@@ -24,10 +25,6 @@ Start = Callable[[Part], Awaitable[Child]]
 
 class PartDied(StartupError):
     """A part ended, or did not become ready, while the stack started."""
-
-
-class StopAsked(Exception):
-    """The shutdown event was set before everything was up. Not an error."""
 
 
 class Supervisor:

@@ -87,12 +87,13 @@ async def _serve(
     progress = TurnProgress(clock)
     await host.start_pages(registry, progress)
 
-    formed = await form_group(settings, mine)
+    formed = await serve.unless_stopped(shutdown, form_group(settings, mine))
     group, incarnation = formed.group, Incarnation(formed.leaders)
     if isinstance(host, FollowerHost):
         host.led_by(incarnation)
     loop = asyncio.get_running_loop()
-    engine: Engine = await load_together(group, loop.run_in_executor(None, load, settings, threads))
+    loading = loop.run_in_executor(None, load, settings, threads)
+    engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
     slots = HostMemory(settings.places * SLOT_BYTES)
     exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
@@ -163,5 +164,5 @@ async def _serve(
     finally:
         await group.close()  # whatever it was: the other ranks learn it now
         await peers.stop()
-        stepper.close(wait=not settings.grouped)
+        await stepper.end()
         exposure.close()

@@ -80,12 +80,13 @@ async def _serve(
     progress = TurnProgress(clock)
     await host.start_pages(registry, progress)
 
-    formed = await form_group(settings, mine)
+    formed = await serve.unless_stopped(shutdown, form_group(settings, mine))
     group = formed.group
     if isinstance(host, FollowerHost):
         host.led_by(Incarnation(formed.leaders))
     loop = asyncio.get_running_loop()
-    engine: Engine = await load_together(group, loop.run_in_executor(None, load, settings, threads))
+    loading = loop.run_in_executor(None, load, settings, threads)
+    engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
     layouts = [rank_layout(engine.whole, topology, each) for each in range(topology.ranks)]
     slots = HostMemory(settings.places * SLOT_BYTES)
@@ -149,5 +150,5 @@ async def _serve(
         return await host.serve(role, shutdown)
     finally:
         await group.close()  # whatever it was: the other ranks learn it now
-        stepper.close(wait=not settings.grouped)
+        await stepper.end()
         transfer.close()

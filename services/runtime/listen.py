@@ -24,25 +24,25 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
     return sock
 
 
-def reserve_port(host: str, port: int = 0, flag: str = "") -> socket.socket:
+def reserve_port(host: str, port: int = 0, flag: str = "", host_flag: str = "--host") -> socket.socket:
     """Hold a port (0: a free one) without listening on it: another process that is told of it can listen
     there, and the system gives it to nobody who is not. For as long as the socket is open.
 
-    `flag` is the setting that chose the port. Raises StartupError.
+    `flag` and `host_flag` are the settings that chose them. Raises StartupError.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise StartupError(f"--host {host} cannot be resolved: {error}") from None
+        raise StartupError(f"{host_flag} {host} cannot be resolved: {error}") from None
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise cannot_listen(host, port, flag, error) from None
+        raise cannot_listen(host, port, flag, error, host_flag) from None
     return sock
 
 
@@ -52,7 +52,9 @@ def port_of(sock: socket.socket) -> int:
     return port
 
 
-def cannot_listen(host: str, port: int, flag: str, error: OSError | None = None) -> StartupError:
+def cannot_listen(
+    host: str, port: int, flag: str, error: OSError | None = None, host_flag: str = "--host"
+) -> StartupError:
     """Why nothing can listen there, in words that name the flag to change."""
     if error is None or error.errno == errno.EADDRINUSE:
         return StartupError(
@@ -61,5 +63,5 @@ def cannot_listen(host: str, port: int, flag: str, error: OSError | None = None)
     if error.errno == errno.EACCES:
         return StartupError(f"port {port} needs privileges: choose one above 1023 with {flag}")
     if error.errno == errno.EADDRNOTAVAIL:
-        return StartupError(f"{host} is not an address of this machine: choose another with --host")
+        return StartupError(f"{host} is not an address of this machine: choose another with {host_flag}")
     return StartupError(f"cannot listen on {host} port {port} ({flag}): {error.strerror}")

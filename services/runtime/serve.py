@@ -3,7 +3,8 @@
 signal              first: the shutdown event is set, the service drains;  second: exit at once
 returns             exit code 0, or the number it returned
 StartupError        one line on stderr, its exit code, no traceback
-GroupLost           the same, at once: no thread is waited for
+GroupLost, EngineStuck    the same, at once: no thread is waited for
+StopAsked           exit code 0, at once as well
 anything else       a bug: the traceback, exit code 1
 a crash of a library    where each thread was, on stderr
 """
@@ -14,16 +15,24 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import uvloop
 
-from services.runtime.errors import GroupLost, StartupError
+from services.runtime.errors import EngineStuck, GroupLost, StartupError
+from services.runtime.logging import Log
+
+log = Log(__name__)
 
 TOLD: Final = "baton: error: "
 """How the one line begins."""
 
 Main = Callable[[asyncio.Event], Awaitable[int | None]]
+Outcome = TypeVar("Outcome")
+
+
+class StopAsked(Exception):
+    """The shutdown event was set before everything was up. Not an error."""
 
 
 def run(main: Main) -> int:
@@ -43,7 +52,10 @@ def run(main: Main) -> int:
             loop.add_signal_handler(number, _stop, number, shutdown)
         try:
             return await main(shutdown)
-        except GroupLost as error:
+        except StopAsked:
+            log.info("asked to stop before it was ready")
+            _leave(0)
+        except (GroupLost, EngineStuck) as error:
             end_now(error)
 
     try:
@@ -57,6 +69,20 @@ def run(main: Main) -> int:
         return tell(_first(group))
 
 
+async def unless_stopped(shutdown: asyncio.Event, starting: Awaitable[Outcome]) -> Outcome:
+    """What `starting` returns, or raises. Raises StopAsked when `shutdown` is set first, and leaves a thread
+    behind that it waits for."""
+    started, stopped = asyncio.ensure_future(starting), asyncio.create_task(shutdown.wait())
+    try:
+        await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            raise StopAsked
+        return started.result()
+    finally:
+        started.cancel()
+        stopped.cancel()
+
+
 def tell(error: StartupError) -> int:
     """Write the error's one line to stderr. Returns the exit code."""
     print(f"{TOLD}{' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
@@ -65,8 +91,12 @@ def tell(error: StartupError) -> int:
 
 def end_now(error: StartupError) -> NoReturn:
     """End the process with the error's line and code, whatever its threads are doing."""
-    code = tell(error)
+    _leave(tell(error))
+
+
+def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
 
 

@@ -16,7 +16,10 @@ from services.runtime.errors import SettingsError
 from services.runtime.setting_kinds import Kind
 
 PREFIX: Final = "BATON_"
-SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_(TCP|UDP)\w*)?)$")
+SERVICE_LINK: Final = re.compile(
+    r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)=|\w+_PORT=(tcp|udp|sctp)://"
+)
+"""How NAME=VALUE begins where Kubernetes tells of a Service. A misspelt setting may end in _PORT as well."""
 VALUE_SHOWN_MAX: Final = 80
 URL_PASSWORD: Final = re.compile(r"//[^\s/]*@")
 """Who uses a URL, which is not for everybody who reads the log."""
@@ -102,7 +105,7 @@ def refuse_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in known:
             continue
-        if SERVICE_LINK.search(variable):
+        if SERVICE_LINK.match(f"{variable}={environ[variable]}"):
             raise SettingsError(
                 f"{variable} is not a setting; it looks like a Kubernetes service link: "
                 "set enableServiceLinks: false in the pod's spec"

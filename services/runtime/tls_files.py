@@ -63,6 +63,7 @@ class TlsFiles:
         return context
 
     def _believe(self, context: ssl.SSLContext, which: str, path: Path) -> None:
+        self.read(path)
         try:
             context.load_verify_locations(path)
         except (OSError, ValueError) as error:

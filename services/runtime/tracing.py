@@ -21,6 +21,9 @@ ENDPOINT: Final = r"https?://[^\s@]+"
 """Without a name and password: it is written to the log."""
 DISABLED_VARIABLE: Final = "OTEL_SDK_DISABLED"
 
+PACKAGES: Final = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc"
+"""That traces need."""
+
 log = Log(__name__)
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
@@ -109,8 +112,7 @@ def _tracer(endpoint: str, given_by: str, sample: float, service: str, instance:
         from services.runtime.otlp import OtlpTracer
     except ModuleNotFoundError as error:
         raise StartupError(
-            f"{given_by} is set, and {error.name} is not installed: pip install 'baton-serve[otel]', or unset"
-            " it"
+            f"{given_by} is set, and {error.name} is not installed: pip install {PACKAGES}, or unset it"
         ) from error
     try:
         return OtlpTracer(endpoint, sample, service, instance)

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.rooms.ids import Incarnation
 from services.runtime.party import Party
+from services.runtime.setting_kinds import join_address
 from services.wire.admittance import Admit
 from services.wire.decoding import RefuseUndecodable
 from services.wire.errors import WrongIncarnation
@@ -91,15 +92,16 @@ class Server:
 
     def bind(self, host: str, port: int) -> int:
         """Listen. Returns the port, which the system picks for 0. Raises OSError when it is taken."""
+        address = join_address(host, port)
         try:
             if self._identity is None:
-                bound = self.grpc.add_insecure_port(f"{host}:{port}")
+                bound = self.grpc.add_insecure_port(address)
             else:
-                bound = self.grpc.add_secure_port(f"{host}:{port}", self._identity.server())
+                bound = self.grpc.add_secure_port(address, self._identity.server())
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}:{port}") from error
+            raise OSError(f"cannot listen on {address}") from error
         if bound == 0:
-            raise OSError(f"cannot listen on {host}:{port}")
+            raise OSError(f"cannot listen on {address}")
         return int(bound)
 
     async def start(self, services: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -25,6 +25,7 @@ from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.runtime.room_spans import RoomSpans
 from services.runtime.serve import end_now
+from services.runtime.setting_kinds import join_address
 from services.runtime.tracing import Kind, make_tracer
 from services.runtime.worker_settings import WorkerSettings
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
@@ -134,7 +135,7 @@ class WorkerHost:
             rooms_pb2.Peer(
                 name=self._settings.name,
                 incarnation=self.incarnation,
-                address=f"{self._settings.advertise}:{self.port}",
+                address=join_address(self._settings.advertise, self.port),
             )
         )
         registration.pid = os.getpid()
@@ -158,13 +159,15 @@ class WorkerHost:
             timeout_ms = self._settings.drain_timeout_ms
             await drain(lease, turns, self.mailbox, self.reporter, timeout_ms)
             return 0 if turns.done() else 1
-        except role.broken as error:
+        except Exception as error:
             for helper in helpers:
                 helper.cancel()
-            await self._break_off(role, lease, error)
-            raise
-        except Exception:
-            await self.server.stop(0)
+            if isinstance(error, role.broken):
+                await self._end_group(role, lease, error)
+            name = f"{self._settings.role} worker {self._settings.name}"
+            lost = Reason(f"{self._settings.role}_lost")
+            log.error("the worker ends", cause=f"{type(error).__name__}: {error}")  # noqa: TRY400
+            await self._break_off(role, error, Cause(lost, f"{name} ends: {error}"))
             raise
         finally:
             for task in (turns, stopping, *helpers):
@@ -178,7 +181,7 @@ class WorkerHost:
         await self.channels.close()
         await self._pages.stop()
 
-    async def _break_off(self, role: Role, lease: LeaseKeeper, error: Exception) -> None:
+    async def _end_group(self, role: Role, lease: LeaseKeeper, error: Exception) -> NoReturn:
         """End the process, after a word to the bootstrap, so that no room comes here any more, and then to
         everyone who waits for one."""
         self._lost = f"{self._settings.name}: {error}"
@@ -188,11 +191,15 @@ class WorkerHost:
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain()
         cause = Cause(Reason.GROUP_BROKEN, f"{self._settings.role} worker {self._lost}")
+        await self._break_off(role, error, cause)
+        end_now(GroupLost(self._lost))
+
+    async def _break_off(self, role: Role, error: Exception, cause: Cause) -> None:
+        """Tell everyone who waits for a room why none ends well any more."""
         role.break_off(cause)
         self.mailbox.fail(Draining(f"this worker ends: {error}"))
         self._spans.cut_off(cause)
         await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
-        end_now(GroupLost(self._lost))
 
     def _tried(self, holds: bool, tell: Callable[[bool], None]) -> None:
         """To renew the lease. The next try goes by a channel that shows the certificate of now."""
@@ -230,6 +237,7 @@ async def drain(
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FLUSH_S):
             await reporter.flush()
+    _raise_if_failed(turns)
     if turns.done():
         await lease.leave()
     else:

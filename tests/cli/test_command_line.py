@@ -3,12 +3,14 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from services.decode.settings import DecodeSettings
 from services.runtime.settings import settings_of
 from tests.cli.typed import baton
+from tests.process.stack import free_port
 
 
 def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
@@ -83,6 +85,33 @@ def test_serving_on_a_busy_port_fails_before_anything_slow() -> None:
     assert f"port {port} on 127.0.0.1 is in use" in one_line_error(result)
     assert "--port" in result.stderr
     assert result.stdout == ""
+
+
+def test_an_address_to_register_at_that_is_elsewhere_is_named() -> None:
+    result = baton("bootstrap", "--http-port", "0", "--grpc-host", "192.0.2.1")
+    assert result.returncode == 1
+    assert "192.0.2.1 is not an address of this machine: choose another with --grpc-host" in result.stderr
+
+
+def test_serving_with_one_port_for_two_things_fails_before_anything_slow() -> None:
+    port = str(free_port())
+    result = baton("serve", "--port", port, "--grpc-port", "0", "--metrics-port", port)
+    assert f"port {port} on 127.0.0.1 is in use" in one_line_error(result)
+    assert "--metrics-port" in result.stderr
+
+
+def test_serving_with_a_flag_of_a_part_says_what_to_give_instead() -> None:
+    result = baton("serve", "--tp", "2")
+    assert "--tp is not taken by baton serve" in one_line_error(result)
+    assert "give --prefill-tp and --decode-tp" in result.stderr
+    assert result.returncode == 2
+    assert " --tp " not in baton("serve", "--help").stdout
+
+
+def test_serving_without_the_certificates_that_were_named_fails_before_anything_slow(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    text = one_line_error(baton("serve", "--tls-dir", str(missing)))
+    assert f"--tls-dir {missing}: there is no such directory; `baton certs {missing}` makes" in text
 
 
 def test_version_is_one_line() -> None:

@@ -63,12 +63,31 @@ def test_a_shape_that_is_not_said_of_a_role_is_refused(variable: str) -> None:
         load_serve({}, {variable: "2"}, KNOWN)
 
 
-def test_serving_all_addresses_keeps_workers_on_the_loopback() -> None:
-    flags = {"host": "0.0.0.0"}
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7"])
+def test_serving_other_addresses_keeps_workers_and_their_registry_on_the_loopback(host: str) -> None:
+    flags = {"host": host}
     plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0, 1], 8100)
-    assert load(BootstrapSettings, _named(plan.bootstrap), {}).host == "0.0.0.0"
-    assert {load(DecodeSettings, _named(plan.workers[1]), {}).host} == {"127.0.0.1"}
-    assert plan.url == "http://127.0.0.1:8000"
+    bootstrap = load(BootstrapSettings, _named(plan.bootstrap), {})
+    assert (bootstrap.host, bootstrap.grpc_host) == (host, "127.0.0.1")
+    assert plan.bootstrap_address == "127.0.0.1:8100"
+    decode = load(DecodeSettings, _named(plan.workers[1]), {})
+    assert (decode.host, decode.bootstrap) == ("127.0.0.1", "127.0.0.1:8100")
+    assert plan.url == ("http://127.0.0.1:8000" if host == "0.0.0.0" else f"http://{host}:8000")
+
+
+@pytest.mark.parametrize("flags", [{}, {"prefill_tp": "2"}], ids=["processes", "rank groups"])
+def test_workers_have_the_metrics_ports_from_the_one_that_was_given_on(flags: dict[str, str | None]) -> None:
+    flags |= {"prefill": "2", "decode": "2", "metrics_port": "9100"}
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), 8100)
+    ports = [_named(part)["metrics_port"] for part in plan.workers]
+    assert ports == ["9100", "9101", "9102", "9103"]
+    with pytest.raises(SettingsError, match=r"--metrics-port 65533: the last worker would have 65536"):
+        load_serve({**flags, "metrics_port": "65533"}, {}, KNOWN)
+
+
+def test_without_a_metrics_port_each_worker_takes_any_free_one() -> None:
+    plan = make_plan(load_serve({}, {}, KNOWN), {}, {}, [0, 1], 8100)
+    assert not any("metrics_port" in _named(part) for part in plan.workers)
 
 
 def test_a_bad_value_for_a_part_fails_in_the_callers_terms() -> None:
@@ -86,7 +105,7 @@ def test_every_service_setting_is_either_taken_or_listed_as_not() -> None:
     taken = {each.name for group in passed_on().values() for each in group}
     for cls in (BootstrapSettings, PrefillSettings, DecodeSettings):
         for each in settings_of(cls):
-            assert each.name in taken | NOT_TAKEN | {"host", "grpc_port", "log_level"}
+            assert each.name in taken | NOT_TAKEN | {"host", "grpc_port", "metrics_port", "log_level"}
 
 
 def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:
@@ -95,4 +114,8 @@ def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:
     assert "chat --url http://127.0.0.1:9000" in text
     assert """it'"'"'s""" in text
     assert "http://127.0.0.1:9000/ui or " in text
+    assert "etrics" not in text
+    metrics = ["prefill-0 http://127.0.0.1:9100/metrics", "decode-0 http://127.0.0.1:9101/metrics"]
+    lines = ready_lines("http://127.0.0.1:9000", "m", metrics=metrics)
+    assert f"Metrics of the workers: {metrics[0]}, {metrics[1]}" in lines
     assert "/ui" not in "\n".join(ready_lines("http://127.0.0.1:9000", "m", apart=True))

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from services.cli.serve_settings import Part
-from services.cli.supervisor import PartDied, StopAsked, Supervisor
+from services.cli.supervisor import PartDied, Supervisor
 from services.runtime.clock import ManualClock
+from services.runtime.serve import StopAsked
 from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 
 BOOTSTRAP = Part("bootstrap", "bootstrap", ())

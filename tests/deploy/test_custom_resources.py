@@ -4,6 +4,7 @@ Their schemas are not in the validator: what is asked here was read from the pro
 (leaderworkerset.x-k8s.io/v1, disaggregatedset.x-k8s.io/v1, keda.sh/v1alpha1, monitoring.coreos.com/v1).
 """
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from services.runtime.setting_kinds import split_address
-from tests.deploy.chart import CASES, ROOT, Object, named, of_kind, pods_of
+from tests.deploy.chart import CASES, ROOT, Object, named, of_kind, pods, pods_of
 from tests.deploy.flags import settings
 
 GROUPS = ("tp-group", "hpa")
@@ -141,6 +142,33 @@ def test_the_rules_and_the_dashboard_are_those_that_are_tested() -> None:
     [dashboard] = of_kind("tls", "ConfigMap")
     assert dashboard["data"] == {
         "baton.json": (ROOT / "deploy" / "grafana" / "baton.json").read_text().rstrip()
+    }
+
+
+def test_each_alert_leads_to_the_runbook_where_it_is_kept() -> None:
+    [plain] = of_kind("tls", "PrometheusRule")
+    at = "https://pages.example.org/baton/runbook"
+    [told] = of_kind("tls", "PrometheusRule", "--set", f"monitoring.runbookUrl={at}")
+    alerts = [rule for group in told["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    assert alerts
+    for each in alerts:
+        assert each["annotations"]["runbook_url"] == f"{at}#{each['alert'].lower()}"
+    assert told == json.loads(json.dumps(plain).replace("docs/runbook.md#", f"{at}#"))
+
+
+def test_without_a_cluster_the_same_ports_are_scraped() -> None:
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    [job] = config["scrape_configs"]
+    [static] = job["static_configs"]
+    scraped = {name.partition(".")[0]: port for name, port in map(split_address, static["targets"])}
+    named_ports = {
+        pod.component: {port["name"]: port["containerPort"] for port in pod.main["ports"]}
+        for pod in pods("default")
+    }
+    assert scraped == {
+        "bootstrap": named_ports["bootstrap"]["http"],
+        "prefill-0": named_ports["prefill"]["metrics"],
+        "decode-0": named_ports["decode"]["metrics"],
     }
 
 

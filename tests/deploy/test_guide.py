@@ -66,6 +66,23 @@ def test_the_values_that_are_shown_render(tmp_path: Path) -> None:
         assert list(yaml.safe_load_all(helm("template", "baton", str(CHART), "--values", str(file)).stdout))
 
 
+def test_the_admin_port_is_asked_in_the_way_in_which_the_values_that_are_shown_serve_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(next(block for block in blocks("yaml") if block.startswith("# values:")))
+    rendered = yaml.safe_load_all(helm("template", "baton", str(CHART), "--values", str(file)).stdout)
+    schemes = {
+        container["readinessProbe"]["httpGet"]["scheme"].lower()
+        for each in rendered
+        if each and each["kind"] == "Deployment" and "bootstrap" in each["metadata"]["name"]
+        for container in each["spec"]["template"]["spec"]["containers"]
+    }
+    asked = re.findall(r"(https?)://[\w.]+:8001", GUIDE)
+    assert len(asked) > 2
+    assert set(asked) == schemes
+
+
 def test_the_install_commands_that_are_shown_render(tmp_path: Path) -> None:
     installs = [shlex.split(line) for line in commands() if line.startswith("helm install")]
     assert len(installs) == 2

@@ -12,6 +12,7 @@ from services.prefill.metrics import PrefillMetrics
 from services.rooms.registry import Registry
 from services.runtime.errors import SettingsError
 from services.runtime.metrics_http import metrics_app
+from services.runtime.model_cache import CONVERSION_DEADLINE_S
 from tests.deploy.chart import CASES, NAMESPACE, Object, Pod, objects, of_kind, pods, pods_of
 from tests.deploy.flags import settings
 
@@ -82,6 +83,25 @@ def test_each_probe_asks_for_a_page_that_is_there_at_a_port_that_is_named(case: 
             assert pod.main[probe]["timeoutSeconds"] <= pod.main[probe]["periodSeconds"] + 3
         started = pod.main["startupProbe"]
         assert started["periodSeconds"] * started["failureThreshold"] >= 300
+
+
+@pytest.mark.parametrize(
+    ("more", "least_s"),
+    [
+        ((), CONVERSION_DEADLINE_S + 300),
+        (("--set", "model.gguf=false"), 300),
+        (("--set", "bootstrap.startupSeconds=60"), 60),
+    ],
+    ids=str,
+)
+def test_a_start_may_take_the_conversion_of_a_file_as_well(more: tuple[str, ...], least_s: float) -> None:
+    [deployment] = [
+        each for each in of_kind("default", "Deployment", *more) if "bootstrap" in each["metadata"]["name"]
+    ]
+    [pod] = pods_of(deployment)
+    started = pod.main["startupProbe"]
+    assert started["periodSeconds"] * started["failureThreshold"] == least_s
+    assert deployment["spec"]["progressDeadlineSeconds"] == least_s + 300
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -203,6 +223,16 @@ def test_every_port_that_is_named_exists(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_clients_find_the_api_at_the_usual_port_of_what_it_speaks_or_where_they_are_told(case: str) -> None:
+    [bootstrap] = [pod for pod in pods(case) if pod.component == "bootstrap"]
+    speaks = ("http", 80) if settings(bootstrap).http_tls is None else ("https", 443)
+    for told, more in ((speaks, ()), ((speaks[0], 8443), ("--set", "service.port=8443"))):
+        [api] = [each for each in of_kind(case, "Service", *more) if each["metadata"]["name"] == "baton"]
+        [port] = api["spec"]["ports"]
+        assert (port["name"], port["port"]) == told
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_workers_reach_a_bootstrap_that_is_not_ready_and_whose_readiness_waits_for_them(case: str) -> None:
     by_name = {each["metadata"]["name"]: each["spec"] for each in of_kind(case, "Service")}
     assert by_name["baton-bootstrap-grpc"]["publishNotReadyAddresses"] is True
@@ -233,6 +263,19 @@ def test_threads_are_the_cores_that_a_pod_asks_for_and_devices_are_as_many_as_ra
         gpus = pod.main["resources"]["limits"].get("nvidia.com/gpu", 0)
         assert (read.device == "cuda") == (gpus > 0)
         assert gpus in (0, ranks)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "threads"),
+    [("2", 2), ("2.5", 2), ("2500m", 2), ("2999m", 2), ("0.5", 1), ("500m", 1), ("12.9", 12)],
+)
+@pytest.mark.parametrize("kind", ["--set", "--set-string"])
+def test_of_a_part_of_a_core_no_thread_is_made(cpu: str, threads: int, kind: str) -> None:
+    asked = (kind, f"decode.resources.requests.cpu={cpu}")
+    [decode] = [pod for pod in pods("default", *asked) if pod.component == "decode"]
+    assert settings(decode).threads == threads
+    [of_two, *_] = [pod for pod in pods("tp-group", *asked) if pod.component == "decode"]
+    assert settings(of_two).threads == max(1, threads // 2)
 
 
 def _metrics_asked_for(case: str) -> set[str]:

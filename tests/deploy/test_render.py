@@ -1,6 +1,7 @@
 """Does the chart render into what Kubernetes takes, and is what is wrong refused?"""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from services.bootstrap.settings import BootstrapSettings
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime.settings import settings_of
-from tests.deploy.chart import CASES, CHART, ROOT, helm, objects, template, values_file
+from tests.deploy.chart import CASES, CHART, ROOT, helm, named, objects, of_kind, template, values_file
 
 OTHERS = frozenset(
     {"LeaderWorkerSet", "DisaggregatedSet", "ScaledObject", "ServiceMonitor", "PodMonitor"}
@@ -25,7 +26,7 @@ PLAIN = ("demo", "secured")
 
 SAID_BY_THE_CHART = {
     "bootstrap": {"http_port", "grpc_port", "admin_host", "admin_port", "served_model_name", "http_tls_cert"}
-    | {"http_tls_key", "api_key_file"},
+    | {"http_tls_key", "api_key_file", "grpc_host"},
     "worker": {"name", "bootstrap", "grpc_port", "metrics_port", "device", "tp", "pp", "rank", "world"}
     | {"rendezvous", "meet_timeout_ms", "machines", "machine"},
     "all": {"host", "advertise", "model", "drain_timeout_ms", "log_level", "log_format", "otlp_endpoint"}
@@ -79,6 +80,8 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
         ({"image": {"worker": {"tag": "latest"}}}, "tag"),
         ({"prefill": {"pods": 2}}, "prefill.pods: 2 pods cannot share tp 1 × pp 1 ranks equally"),
         ({"decode": {"pp": 2}}, "decode.pp: only prefill has pipeline stages"),
+        ({"monitoring": {"runbookUrl": "two words"}}, "runbookUrl"),
+        ({"service": {"port": 0}}, "port"),
         ({"disaggregatedSet": {"enabled": True}, "prefill": {"autoscaling": {"kind": "hpa"}}}, "choose one"),
     ],
     ids=str,
@@ -93,6 +96,30 @@ def test_what_is_misspelt_contradictory_or_left_open_is_refused_by_name(
     done = helm("template", "baton", str(CHART), "--values", str(file), check=False)
     assert done.returncode != 0
     assert says in done.stderr
+
+
+NOTES_RENDERED = '{{ define "notes" }}%s{{ end }}\nkind: Notes\ntext: {{ include "notes" . | toJson }}\n'
+"""What Helm prints after an installation, which `helm template` does not, as an object."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_printed_after_an_installation_can_be_typed(case: str, tmp_path: Path) -> None:
+    chart = shutil.copytree(CHART, tmp_path / "baton")
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "notes.yaml").write_text(NOTES_RENDERED % notes)
+    said = ("--values", values_file(case), "--show-only", "templates/notes.yaml")
+    told: str = yaml.safe_load(helm("template", "baton", str(chart), *said).stdout)["text"]
+    [deployment] = [each for each in of_kind(case, "Deployment") if "bootstrap" in each["metadata"]["name"]]
+    flags = " ".join(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+    api = named(case, "Service", "baton")
+    assert f"service/baton 8000:{api['spec']['ports'][0]['port']}\n" in told
+    asked = [line for line in told.splitlines() if line.startswith("  curl ")]
+    assert len(asked) == 2
+    for line in asked:
+        assert ("curl -k https://" in line) == ("--http-tls-cert" in flags)
+        keyed = "--api-key-file" in flags and "/v1/" in line
+        assert ('-H "Authorization: Bearer KEY"' in line) == keyed
+    assert ("KEY is a line of keys in the Secret baton-api-keys." in told) == ("--api-key-file" in flags)
 
 
 def test_off_without_quotes_is_off(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,11 +33,34 @@ def _ask(url: str, tokens: int = 4) -> str:
     return text
 
 
+def _two_free_ports() -> int:
+    """The first of two neighbours."""
+    while True:
+        first = free_port()
+        try:
+            with socket.create_server(("127.0.0.1", first + 1)):
+                return first
+        except OSError:
+            continue
+
+
+def _open_to_others(processes: Sequence[psutil.Process]) -> set[int]:
+    """Where the bootstrap listens beyond the loopback."""
+    return {
+        each.laddr.port
+        for process in processes
+        if "bootstrap" in process.cmdline()
+        for each in process.net_connections()
+        if each.status == psutil.CONN_LISTEN and each.laddr.ip.removeprefix("::ffff:") != "127.0.0.1"
+    }
+
+
 def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) -> None:
-    log, port = tmp_path / "serve.log", free_port()
+    log, port, metrics = tmp_path / "serve.log", free_port(), _two_free_ports()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "services.cli.main", "serve", "--port", str(port)]
     command += ["--model", str(demo_model_dir), "--kv-cache-memory", "128MiB"]
+    command += ["--host", "0.0.0.0", "--metrics-port", str(metrics)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ)
@@ -43,8 +68,12 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
     try:
         _said(log, "Ready:", process)
         assert "Paris" in _ask(url)
+        _said(log, f"decode-0 http://127.0.0.1:{metrics + 1}/metrics", process)
+        for worker_port, role in ((metrics, "prefill"), (metrics + 1, "decode")):
+            assert f'role="{role}"' in httpx.get(f"http://127.0.0.1:{worker_port}/metrics").text
 
         children = psutil.Process(process.pid).children(recursive=True)
+        assert _open_to_others(children) == {port}, "whoever reaches another one may be a worker"
         decode = next(child for child in children if "decode" in child.cmdline())
         decode.kill()
         _said(log, "starting it again", process)

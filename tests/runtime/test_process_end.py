@@ -9,7 +9,7 @@ import pytest
 
 from services.runtime.clock import ManualClock, SystemClock
 from services.runtime.errors import SettingsError, StartupError
-from services.runtime.serve import run
+from services.runtime.serve import StopAsked, run, unless_stopped
 
 DRAINS = """
 import asyncio, sys
@@ -49,6 +49,48 @@ def test_the_second_signal_ends_at_once() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 128 + signal.SIGINT
         assert process.stdout.read() == ""
+
+
+LOADS = """
+import asyncio, sys, time
+from services.runtime.serve import run, unless_stopped
+def load():
+    print("loading", flush=True)
+    time.sleep(600)
+async def main(shutdown):
+    try:
+        await unless_stopped(shutdown, asyncio.get_running_loop().run_in_executor(None, load))
+    finally:
+        print("closed")
+sys.exit(run(main))
+"""
+
+
+def test_a_signal_while_something_is_loaded_ends_with_0_and_waits_for_no_thread() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+        assert process.stdout.read() == "closed\n"
+
+
+async def test_what_is_not_stopped_returns_or_raises_by_itself() -> None:
+    async def fails() -> None:
+        raise StartupError("too little memory")
+
+    shutdown = asyncio.Event()
+    assert await unless_stopped(shutdown, asyncio.sleep(0, "done")) == "done"
+    with pytest.raises(StartupError, match="too little memory"):
+        await unless_stopped(shutdown, fails())
+
+
+async def test_what_is_stopped_is_cancelled() -> None:
+    shutdown, waiting = asyncio.Event(), asyncio.get_running_loop().create_future()
+    shutdown.set()
+    with pytest.raises(StopAsked):
+        await unless_stopped(shutdown, waiting)
+    assert waiting.cancelled()
 
 
 def test_a_startup_error_is_one_line_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

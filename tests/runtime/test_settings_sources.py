@@ -77,9 +77,26 @@ def test_a_variable_of_another_service_is_no_mistake() -> None:
     load(PrefillSettings, {}, environ, variables_of(*SERVICES))
 
 
-def test_a_kubernetes_service_link_is_explained() -> None:
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("BATON_BOOTSTRAP_SERVICE_HOST", "10.0.0.1"),
+        ("BATON_BOOTSTRAP_SERVICE_PORT_GRPC", "8100"),
+        ("BATON_BOOTSTRAP_PORT", "tcp://10.0.0.1:8000"),
+        ("BATON_BOOTSTRAP_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("BATON_BOOTSTRAP_PORT_8000_TCP_ADDR", "10.0.0.1"),
+    ],
+)
+def test_a_kubernetes_service_link_is_explained(variable: str, value: str) -> None:
     with pytest.raises(SettingsError, match="enableServiceLinks: false"):
-        load(PrefillSettings, {}, {"BATON_BOOTSTRAP_PORT_8000_TCP_ADDR": "10.0.0.1"})
+        load(PrefillSettings, {}, {variable: value})
+
+
+def test_a_misspelt_port_is_no_service_link() -> None:
+    with pytest.raises(
+        SettingsError, match=r"BATON_METRIC_PORT is unknown; did you mean BATON_METRICS_PORT\?"
+    ):
+        load(PrefillSettings, {}, {"BATON_METRIC_PORT": "1"})
 
 
 def test_foreign_variables_are_left_alone() -> None:
@@ -106,7 +123,7 @@ def test_every_default_is_a_value_that_its_kind_reads_back(cls: Service) -> None
 @pytest.mark.parametrize("cls", SERVICES)
 def test_defaults_need_no_flags(cls: Service) -> None:
     flags = to_flags(replace(load(cls, {}, {})))
-    assert set(flags[::2]) <= {"--advertise", "--name"}
+    assert set(flags[::2]) <= {"--advertise", "--grpc-host", "--name"}
 
 
 def test_flags_made_from_settings_load_to_the_same_settings() -> None:
@@ -123,6 +140,11 @@ def test_flags_made_from_settings_load_to_the_same_settings() -> None:
 def test_peers_are_told_the_listen_address_unless_another_is_given() -> None:
     assert load(PrefillSettings, {"host": "10.0.0.7"}, {}).advertise == "10.0.0.7"
     assert load(PrefillSettings, {"host": "0.0.0.0", "advertise": "10.0.0.7"}, {}).advertise == "10.0.0.7"
+
+
+def test_workers_register_at_the_listen_address_unless_another_is_given() -> None:
+    assert load(BootstrapSettings, {"host": "10.0.0.7"}, {}).grpc_host == "10.0.0.7"
+    assert load(BootstrapSettings, {"host": "10.0.0.7", "grpc_host": "::1"}, {}).grpc_host == "::1"
 
 
 def test_a_worker_that_listens_everywhere_must_say_where_peers_find_it() -> None:

@@ -43,7 +43,7 @@ def test_without_an_endpoint_nothing_of_the_sdk_is_imported() -> None:
 def test_an_endpoint_without_the_extra_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "services.runtime.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-    with pytest.raises(StartupError, match=r"baton-serve\[otel\]"):
+    with pytest.raises(StartupError, match=r"not installed: pip install opentelemetry-sdk "):
         make_tracer("http://127.0.0.1:1", 1.0, "s", "i", {})
 
 
@@ -105,7 +105,7 @@ def test_the_platforms_endpoint_without_the_extra_stops_nobody(
     with caplog.at_level("WARNING"):
         assert make_tracer("", 1.0, "s", "i", PLATFORM) is OFF
     (line,) = caplog.records
-    assert "baton-serve[otel]" in str(vars(line))
+    assert "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc" in str(vars(line))
 
 
 async def test_a_rooms_span_has_its_lines_and_the_cause_of_its_failure(collector: Collector) -> None:

@@ -32,6 +32,8 @@ def test_everything_else_may_be_reached_from_elsewhere(host: str) -> None:
         ({"admin_port": "0"}, {}, []),
         ({"host": "0.0.0.0"}, {}, ["no API keys are set", "plain HTTP", "gRPC is plain"]),
         ({"host": "0.0.0.0"}, KEYS, ["plain HTTP", "gRPC is plain"]),
+        ({"host": "0.0.0.0", "grpc_host": "127.0.0.1"}, KEYS, ["plain HTTP"]),
+        ({"grpc_host": "0.0.0.0"}, {}, ["gRPC is plain"]),
         ({"admin_port": "0", "admin_host": "0.0.0.0"}, {}, ["the pages for operators are open"]),
     ],
 )

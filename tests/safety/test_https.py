@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 
 from services.bootstrap.settings import BootstrapSettings
 from services.runtime.changes import LOOK_S, Changes
-from services.runtime.errors import SettingsError
+from services.runtime.errors import SettingsError, StartupError
 from services.runtime.http_head import HEAD_BYTES_MAX, BoundedHttp
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
@@ -91,6 +91,12 @@ async def test_whoever_started_the_server_believes_its_very_certificate_alone(
         async with httpx.AsyncClient(verify=others.pinned(), trust_env=False) as http:
             with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
                 await http.get(f"https://127.0.0.1:{port}/health")
+
+
+def test_a_certificate_that_is_missing_is_told_as_such(tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path / "http.crt", tmp_path / "http.key", flags="--http-tls")
+    with pytest.raises(StartupError, match=r"--http-tls-cert .* cannot be read: No such file or directory$"):
+        files.pinned()
 
 
 async def test_a_renewed_certificate_is_shown_to_who_connects_next(

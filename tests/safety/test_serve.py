@@ -13,7 +13,7 @@ from services.prefill.settings import PrefillSettings
 from services.runtime.errors import SettingsError
 from services.runtime.settings import load
 from services.runtime.tls_files import TlsFiles
-from tests.safety.certificates import of
+from tests.safety.certificates import made, of
 
 KEY = "sk-one-0123456789"
 
@@ -48,6 +48,22 @@ def test_the_api_may_have_a_certificate_from_elsewhere(ours: Path, strangers: Pa
     plan = planned({"tls_dir": str(ours), "http_tls_cert": cert}, {"BATON_HTTP_TLS_KEY": key})
     assert plan.http_tls == TlsFiles(Path(cert), Path(key), flags="--http-tls")
     assert plan.tls == of(ours, "bootstrap")
+
+
+def test_with_certificates_workers_register_where_the_api_is(ours: Path) -> None:
+    plan = planned({"tls_dir": str(ours), "host": "192.0.2.7"}, {})
+    assert load(BootstrapSettings, named(plan.bootstrap), {}).grpc_host == "192.0.2.7"
+    assert plan.bootstrap_address == "192.0.2.7:8123"
+
+
+def test_files_that_are_not_in_the_directory_are_named(tmp_path: Path) -> None:
+    folder = made(tmp_path / "certs")
+    for name in ("decode.key", "http.crt", "ca.key"):
+        (folder / name).unlink()
+    with pytest.raises(SettingsError, match=r"--tls-dir .*: decode\.key, http\.crt cannot be read there; "):
+        planned({"tls_dir": str(folder)}, {})
+    with pytest.raises(SettingsError, match=r": decode\.key cannot be read there; `baton certs "):
+        planned({"tls_dir": str(folder), "http_tls_cert": "a", "http_tls_key": "b"}, {})
 
 
 def test_a_stack_without_either_is_plain() -> None:

@@ -105,7 +105,7 @@ def test_each_alert_has_its_section_in_the_runbook_and_no_section_is_without_ale
     assert sections == [each["alert"] for each in alerts]
     for each in alerts:
         notes = each["annotations"]
-        assert notes["runbook"] == f"docs/runbook.md#{each['alert'].lower()}"
+        assert notes["runbook_url"] == f"docs/runbook.md#{each['alert'].lower()}"
         assert notes["summary"]
         assert notes["description"]
         assert each["labels"]["severity"] in {"critical", "warning", "info"}

@@ -1,6 +1,7 @@
 """Real gRPC servers within the test's own event loop, and a way to wait that cannot hang."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,15 @@ from services.wire.channel import Server, open_channel
 
 PATIENCE_S = 20.0
 """Far above what anything here takes: reaching it is a failure, not a measurement."""
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has an IPv6 loopback."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 async def until(holds: Callable[[], bool]) -> None:

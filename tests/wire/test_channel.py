@@ -1,13 +1,17 @@
-"""What does a channel let its peer send, before anybody takes it?"""
+"""What does a channel let its peer send, before anybody takes it, and where can its peer listen?"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.runtime.setting_kinds import join_address
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
-from services.wire.channel import AHEAD_BYTES
-from tests.wire.servers import channel_to, serving
+from services.wire.channel import AHEAD_BYTES, Server
+from tests.wire.servers import PATIENCE_S, channel_to, has_ipv6, serving
 
 LINES = 4_000
 SETTLED = 50
@@ -71,3 +75,17 @@ async def test_a_message_longer_than_what_may_be_sent_ahead_comes_whole() -> Non
         message = await anext(replies)
     assert message.ByteSize() > 8 * AHEAD_BYTES
     assert [line.reply.tokens.first for line in message.lines] == list(range(LINES))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_a_server_binds_addresses_of_both_kinds(host: str) -> None:
+    if host == "::1" and not has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback address (::1)")
+    server = Server()
+    port = server.bind(host, 0)
+    await server.start(())
+    async with channel_to(join_address(host, port)) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        reply = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+    assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    await server.stop(0)

@@ -10,9 +10,9 @@ from typing import Final
 
 import httpx
 
-from services.cli import tether
 from services.cli.bench.comparison import SystemSpec
 from services.cli.bench.process_tree import ProcessTree
+from services.runtime import tether
 from services.runtime.errors import StartupError
 
 POLL_S: Final = 0.25
@@ -44,9 +44,11 @@ class System:
     def start(self) -> None:
         """Return when it is ready. Raises SystemFailed."""
         if self.spec.start:
+            # -P: what lies beside that file are no modules of the standard library.
+            tied = (sys.executable, "-P", tether.__file__, str(os.getpid()))
             with self._log.open("ab") as sink:
                 self._process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, tether.__file__, str(os.getpid()), "/usr/bin/env", *self.spec.start],
+                    [*tied, "/usr/bin/env", *self.spec.start],
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
                     stderr=subprocess.STDOUT,

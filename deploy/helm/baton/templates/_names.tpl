@@ -38,6 +38,11 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
+{{/* Of the API's Service: what clients take for https or http, if nothing is said. */}}
+{{- define "baton.servicePort" -}}
+{{- default (hasKey (fromYaml (include "baton.security" .)) "http" | ternary 443 80) .Values.service.port -}}
+{{- end -}}
+
 {{/* dict root, image. */}}
 {{- define "baton.image" -}}
 {{- $name := .image.repository -}}

@@ -18,7 +18,7 @@
 be as many as the node's cores. */}}
 {{- define "baton.threads" -}}
 {{- $cpu := toString (dig "requests" "cpu" "1" .one.resources) -}}
-{{- $cores := ternary (div (int (trimSuffix "m" $cpu)) 1000) (int $cpu) (hasSuffix "m" $cpu) -}}
+{{- $cores := int (floor (ternary (divf (trimSuffix "m" $cpu) 1000) $cpu (hasSuffix "m" $cpu))) -}}
 {{- max 1 (div $cores (include "baton.ranksOfPod" .one)) -}}
 {{- end -}}
 
