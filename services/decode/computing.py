@@ -60,14 +60,14 @@ class Computing:
             tokens = self._stepper.take()
         except StepFailed as error:
             for job in self._step:
-                self._spoil(job, error)
+                self._fail(job, error)
             self._step = []
             return
         if tokens is None:
             return
         for job, token in zip(self._step, tokens, strict=True):
             if isinstance(token, NotANumber):
-                self._spoil(job, token)
+                self._fail(job, token)
                 continue
             job.receiver.busy = False
             if token is not None and not job.receiver.stopping:
@@ -78,8 +78,6 @@ class Computing:
         self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
         self._step = []
 
-    def _spoil(self, job: Job, why: Exception) -> None:
-        """What it was computed from may be what is wrong: nobody else is to begin with that."""
+    def _fail(self, job: Job, why: Exception) -> None:
         job.receiver.busy = False
-        job.spoiled = True
         job.receiver.note(Failed(Cause(Reason.ENGINE_FAILED, f"decode: {why}")))

@@ -33,8 +33,6 @@ class Job:
     """This rank's last vote that was told, of those that the other ranks did not share at once."""
     finished: bool = False
     """The sequence has ended by itself."""
-    spoiled: bool = False
-    """A step over its pages failed, on every rank."""
 
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))

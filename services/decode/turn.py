@@ -280,7 +280,8 @@ class DecodeWork:
         if job.finished and not receiver.stopping:
             # Of one that was stopped, the ranks need not have seen the same steps end.
             self._holdings.keep(receiver.id, job.computed)
-        self._holdings.give_back(receiver.id, spoiled=job.spoiled)
+        # A page that it shared may be why: nobody else is to begin with that.
+        self._holdings.give_back(receiver.id, spoiled=receiver.ended_for is Reason.ENGINE_FAILED)
         self.roster.retire(receiver.id, self._clock.now_ms())
         del self._jobs[receiver.id]
         self._metrics.worker.room_retired(receiver)

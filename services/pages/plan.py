@@ -37,16 +37,26 @@ class TransferPlan:
         """This sender rank has nothing for that receiver rank."""
         return not self.strips
 
+    def stretch(self, length: int, count: int) -> int:
+        """Most positions that make at most `length` bytes and `count` runs, and a piece at least: as many as
+        the smaller page has. Not of an empty plan."""
+        small = min(self.source_page_tokens, self.target_page_tokens)
+        piece = len(self.strips) * self.vector_bytes * small
+        return small * max(1, min(length // piece, count // len(self.blocks)))
+
     def runs(
         self, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
     ) -> list[PageRun]:
-        """Runs that carry positions [start, stop) of a room.
+        """Runs that carry positions [start, stop) of a room: whole pages of the smaller size.
 
         `source`: the sender's page table from position 0 on. `target`: the receiver's pages, from position
         `first` on. Raises Truncated when a table does not reach.
         """
+        small = min(self.source_page_tokens, self.target_page_tokens)
         if first % self.target_page_tokens or not 0 <= first <= start:
             raise ValueError(f"positions {start} on, into pages of {self.target_page_tokens} from {first} on")
+        if start % small or stop % small:
+            raise ValueError(f"positions {start} to {stop} are no whole pages of {small}")
         if self.empty or start >= stop:
             return []
         if stop > len(source) * self.source_page_tokens:
@@ -55,18 +65,13 @@ class TransferPlan:
             raise Truncated(f"{stop} positions to fill, {len(target)} pages from position {first} on")
         runs: list[PageRun] = []
         begun_source = begun_target = size = 0
-        small = min(self.source_page_tokens, self.target_page_tokens)
-        begin, end, before = start // small, -(-stop // small), first // small
-        pieces: list[Sequence[tuple[int, int, int]]] = [self.blocks] * (end - begin)
-        if start % small or stop % small:
-            for piece in (begin, end - 1):
-                pieces[piece - begin] = self._cut(start - piece * small, stop - piece * small)
+        begin, end, before = start // small, stop // small, first // small
         sources = self._places(source, self.source_page_bytes, self.source_page_tokens // small, begin, end)
         targets = self._places(
             target, self.target_page_bytes, self.target_page_tokens // small, begin - before, end - before
         )
-        for at_source, at_target, blocks in zip(sources, targets, pieces, strict=True):
-            for block_source, block_target, length in blocks:
+        for at_source, at_target in zip(sources, targets, strict=True):
+            for block_source, block_target, length in self.blocks:
                 run_source, run_target = at_source + block_source, at_target + block_target
                 if size and run_source == begun_source + size and run_target == begun_target + size:
                     size += length
@@ -86,13 +91,6 @@ class TransferPlan:
         small = min(self.source_page_tokens, self.target_page_tokens)
         piece = small * self.vector_bytes
         return [table[place // each] * page_bytes + place % each * piece for place in range(begin, end)]
-
-    def _cut(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """The runs that carry the positions [start, stop) of a piece, as far as it reaches."""
-        small = min(self.source_page_tokens, self.target_page_tokens)
-        skipped = max(start, 0) * self.vector_bytes
-        length = min(stop, small) * self.vector_bytes - skipped
-        return [(source + skipped, target + skipped, length) for source, target in self.strips]
 
 
 @dataclass(frozen=True, slots=True)

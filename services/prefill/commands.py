@@ -95,7 +95,7 @@ class Commands:
             case "close":
                 self._close(command.close)
             case "connect":
-                self._ways.connect(command.connect)
+                self._connect(command.connect)
             case "departed":
                 self._depart(Incarnation(command.departed))
             case "drain":
@@ -163,6 +163,24 @@ class Commands:
         sender.note(grant)
         job.way = way
 
+    def _connect(self, wire: inference_pb2.ConnectRequest) -> None:
+        try:
+            self._ways.connect(wire)
+        except NotConnected:
+            self._revoke(wire)  # true whether or not the memory can be reached where it is now
+            raise
+        self._revoke(wire)
+
+    def _revoke(self, wire: inference_pb2.ConnectRequest) -> None:
+        """What the receiver exposed before was taken back: whoever writes there ends, proven quiet. A write
+        that still reads its source pages reaches nobody, so that they may be used anew (`source-pinned`)."""
+        receiver, exposure = Incarnation(wire.receiver), Incarnation(wire.endpoints[0].incarnation)
+        for job in self._jobs.values():
+            if job.sender.peer == receiver and job.way is not None and job.way.revoked_by(exposure):
+                text = f"decode worker {job.decode_name} took its memory back"
+                job.sender.note(Failed(Cause(Reason.MEMORY_REVOKED, text)))
+                job.sender.note(Fenced(Proof.REVOKED))
+
     def _close(self, wire: inference_pb2.CloseRequest) -> None:
         """The answer to a close is a proof, so it is for the room's own receiver and tenancy alone."""
         room = room_from_wire(wire.room)
@@ -181,4 +199,4 @@ class Commands:
             if job.sender.peer == peer:
                 job.sender.note(Failed(Cause(Reason.DECODE_LOST, f"decode worker {job.decode_name} is gone")))
                 job.sender.note(Fenced(Proof.DEAD))
-        self._ways.forget(peer)
+        self._ways.forget(peer, gone=True)

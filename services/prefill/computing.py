@@ -72,7 +72,7 @@ class Computing:
             tokens = self._stepper.take()
         except StepFailed as error:
             for part in self._step:
-                self._spoil(part.job, error)
+                self._fail(part.job, error)
             self._step = []
             return True
         if tokens is None:
@@ -82,7 +82,7 @@ class Computing:
         self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
         for part, token in zip(self._step, tokens, strict=True):
             if isinstance(token, NotANumber):
-                self._spoil(part.job, token)
+                self._fail(part.job, token)
                 continue
             part.job.sender.busy = False
             part.job.computed = part.stop
@@ -100,10 +100,8 @@ class Computing:
             if job.computable:
                 job.sender.progressed(now_ms)
 
-    def _spoil(self, job: Job, why: Exception) -> None:
-        """What it was computed from may be what is wrong: nobody else is to begin with that."""
+    def _fail(self, job: Job, why: Exception) -> None:
         job.sender.busy = False
-        job.spoiled = True
         job.sender.note(Failed(Cause(Reason.ENGINE_FAILED, f"prefill: {why}")))
 
     def _computed(self, job: Job, token: Token | None) -> None:

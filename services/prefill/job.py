@@ -68,8 +68,14 @@ class Job:
 
     @property
     def under_way(self) -> bool:
-        """Something is to be sent, or is being written."""
-        return self.push is not None and self.push.under_way
+        """Something is to be sent, or is being written, of a room that has not failed."""
+        return self.push is not None and self.push.under_way and self.sender.phase is not Phase.FAILED
+
+    @property
+    def unproven(self) -> bool:
+        """It failed, and nothing says yet that what was posted for it has ended."""
+        failed = self.sender.phase is Phase.FAILED and self.sender.proof is None
+        return failed and self.push is not None and self.push.under_way
 
     def reply(self, reply: inference_pb2.RunRoomReply) -> None:
         if self.replies is not None:

@@ -1,14 +1,15 @@
 """How do a room's pages, its record and its seal get from this rank to the receiver, and when is it quiet?
 
-Pages leave in windows as chunks are computed. When every rank of this worker has written its pages, the
-elected one writes the record to each rank of the receiver, and when the records are DONE the seals
+Pages leave in windows as chunks are computed; where a window's bytes lie is found when it is to be posted, so
+that a turn costs no more for a long prompt. When every rank of this worker has written its pages, the elected
+one writes the record to each rank of the receiver, and when the records are DONE the seals
 (`seal-last`, `one-writer`). Nothing relies on an order between two writes. A room of which no page is to be
 sent has a record and a seal all the same (`zero-page-hand-over`).
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
 from typing import Final
@@ -23,6 +24,11 @@ from services.transfer.interface import PutId, PutState, Run, Transfer, Transfer
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
 POSTS_A_TURN_MAX: Final = 3
+"""Of one room."""
+WINDOWS_A_TURN_MAX: Final = 6
+"""Of all rooms together: some paths copy while they post."""
+RUNS_MAX: Final = 4096
+"""Of a window: each takes a microsecond or two, here and in the transfer."""
 
 KV: Final = "kv"
 SLOTS: Final = "slots"
@@ -33,6 +39,13 @@ class Stage(Enum):
     RECORD = "record"
     SEAL = "seal"
     SEALED = "sealed"
+
+
+@dataclass(slots=True)
+class Quota:
+    """What all rooms together may still post in this turn."""
+
+    windows: int = WINDOWS_A_TURN_MAX
 
 
 class Push:
@@ -59,11 +72,20 @@ class Push:
         self._reach = grant.prefix_tokens + len(grant.pages) * way.page_tokens
         """Position behind the last that the receiver has space for."""
         self._window_bytes = window_bytes
+        self._targets = [each for each in way.targets if not each.plan.empty]
+        """That this rank has pages for."""
+        stretches = [each.plan.stretch(window_bytes, RUNS_MAX) for each in self._targets]
+        self._stretch = min(stretches, default=0)
+        """Positions that are planned together, for one target after the other."""
         self._staging = staging
         self._staging_offset = staging_index * SLOT_BYTES
         self._slot_offset = grant.slot * SLOT_BYTES
+        self._ready = grant.prefix_tokens
+        """Positions before it may leave, or were held by the receiver before."""
         self._planned = grant.prefix_tokens
-        """Positions before it were sent, or held by the receiver before."""
+        """Positions before it are planned for every target."""
+        self._planning = (0, 0)
+        """Where the stretch behind it ends, and how many targets it is planned for."""
         self._complete = False
         self._waiting: deque[tuple[Incarnation, list[PageRun]]] = deque()
         self._in_flight: dict[PutId, int] = {}
@@ -78,19 +100,14 @@ class Push:
         size = self._page_tokens
         stop = min(-(-tokens // size) * size if complete else tokens // size * size, self._reach)
         self._complete |= complete
-        if stop <= self._planned:
-            return
-        first = self._grant.prefix_tokens
-        for target in self._way.targets:
-            runs = target.plan.runs(self._source, self._grant.pages, first, self._planned, stop)
-            for window in windows(runs, self._window_bytes):
-                self._waiting.append((target.peer, window))
-        self._planned = stop
+        self._ready = max(self._ready, stop)
+        if not self._targets:
+            self._planned = self._ready
 
     @property
     def written(self) -> bool:
         """All pages were ready, and their writes are DONE."""
-        return self._complete and self.failure is None and not (self._waiting or self._in_flight)
+        return self._complete and self.failure is None and not (self._unposted or self._in_flight)
 
     def conclude(self, record: MetadataRecord, checksum: Callable[[Sequence[int]], int]) -> None:
         """Every rank has written: this is what each rank of the receiver is to know beside the pages.
@@ -102,16 +119,18 @@ class Push:
         self._seal = seal_bytes(record.room, record.generation)
         self.stage = Stage.RECORD
 
-    def advance(self, count_bytes: Callable[[int], None]) -> bool:
+    def advance(self, count_bytes: Callable[[int], None], quota: Quota | None = None) -> bool:
         """Poll what is under way and post what may follow, as long as there is something to post, and no more
-        than POSTS_A_TURN_MAX: some paths copy while they post. True when something moved."""
+        than POSTS_A_TURN_MAX. `quota`: of windows; a record or a seal costs next to nothing. True when
+        something moved."""
+        quota = quota or Quota()
         moved = False
         for _ in range(POSTS_A_TURN_MAX):
             moved = self._poll(count_bytes) or moved
             if self.failure is not None:
                 break
             try:
-                if not self._post():
+                if not self._post(quota):
                     break
             except TransferError as error:
                 self.failure = str(error)
@@ -122,13 +141,19 @@ class Push:
     def drain(self, count_bytes: Callable[[int], None]) -> bool:
         """Post nothing more; poll what is under way. True when it is quiet."""
         self._waiting.clear()
+        self._ready, self._planning = self._planned, (0, 0)
         self._records.clear()
         self._poll(count_bytes)
         return not self._in_flight
 
     @property
     def under_way(self) -> bool:
-        return bool(self._in_flight or self._waiting)
+        return bool(self._in_flight) or self._unposted
+
+    @property
+    def _unposted(self) -> bool:
+        """Pages are ready that were not posted."""
+        return bool(self._waiting) or self._planned < self._ready
 
     def _poll(self, count_bytes: Callable[[int], None]) -> bool:
         moved = False
@@ -144,11 +169,27 @@ class Push:
                 count_bytes(length)
         return moved
 
-    def _post(self) -> bool:
-        if self._waiting:
-            if len(self._in_flight) >= WINDOWS_IN_FLIGHT_MAX:
+    def _plan(self) -> None:
+        """Find what carries the next stretch to the next target."""
+        stop, count = self._planning
+        if count == 0:
+            stop = min(self._planned + self._stretch, self._ready)
+        target, first = self._targets[count], self._grant.prefix_tokens
+        runs = target.plan.runs(self._source, self._grant.pages, first, self._planned, stop)
+        self._waiting.extend([(target.peer, window) for window in windows(runs, self._window_bytes)])
+        self._planning = (stop, count + 1)
+        if count + 1 == len(self._targets):
+            self._planned, self._planning = stop, (0, 0)
+
+    def _post(self, quota: Quota) -> bool:
+        if self._unposted:
+            if not quota.windows or len(self._in_flight) >= WINDOWS_IN_FLIGHT_MAX:
                 return False
+            while not self._waiting and self._planned < self._ready:
+                self._plan()
+        if self._waiting:
             peer, window = self._waiting.popleft()
+            quota.windows -= 1
             self._put(peer, KV, window)
             return True
         if self._in_flight or self.stage in (Stage.PAGES, Stage.SEALED):

@@ -1,15 +1,18 @@
 """What becomes known on this rank as a room's pages, its record and its seal are written?"""
 
+from collections.abc import Mapping
+
 from services.engine.engine import PageSum
 from services.pages.checksum import KvChecksum
 from services.pages.record import MetadataRecord
 from services.pages.slots import Slot, SlotPool
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.push import Push, Stage
+from services.prefill.push import Push, Quota, Stage
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed, Fenced, Proof, Sealed, Written
-from services.rooms.phases import Phase
+from services.rooms.ids import RoomId
+from services.rooms.phases import GATED, Phase
 from services.runtime.clock import Clock
 from services.transfer.interface import Transfer
 from services.wire.reporter import Reporter
@@ -39,6 +42,8 @@ class Sending:
         self._reporter = reporter
         self._metrics = metrics
         self._clock = clock
+        self._first: RoomId | None = None
+        """The first room for which no window was left the last time: the next time it comes first."""
 
     def begin(self, job: Job, slot: Slot) -> None:
         """The room has its pages here and its destination: whole pages leave from now on."""
@@ -76,13 +81,26 @@ class Sending:
         )
         push.conclude(record, job.pages_checksum)
 
-    def see(self, job: Job, *, beside: bool) -> bool:
+    def send(self, jobs: Mapping[RoomId, Job], *, beside: bool) -> bool:
+        """Look at every room that is sent: a few windows of all together leave, and no room is passed over
+        for long. As `see`."""
+        rooms, quota, moved = list(jobs), Quota(), False
+        first, self._first = self._first, None
+        start = rooms.index(first) if first is not None and first in jobs else 0
+        for room in (*rooms[start:], *rooms[:start]):
+            if jobs[room].sender.phase in GATED:
+                if not quota.windows and self._first is None:
+                    self._first = room
+                moved |= self.see(jobs[room], quota, beside=beside)
+        return moved
+
+    def see(self, job: Job, quota: Quota | None = None, *, beside: bool) -> bool:
         """Look at what is under way and post what may follow. True when something moved. `beside`: a step is
         running."""
         push, sender = job.push, job.sender
         if push is None or sender.grant is None or sender.sealed or sender.cause is not None:
             return False
-        moved = self._advance(job, push, beside=beside)
+        moved = self._advance(job, push, quota, beside=beside)
         if push.failure is not None:
             sender.note(Failed(Cause(Reason.TRANSFER_FAILED, push.failure)))
             return True
@@ -91,6 +109,7 @@ class Sending:
             sender.progressed(now_ms)
         if push.written and not sender.written:
             sender.note(Written())
+            self._transferred(job)
             self._reporter.seen(sender.id, "written", f"what this rank sends of {job.computed} tokens")
             moved = True
         if sender.written and (sender.phase is Phase.TRANSFERRING or not sender.elected):
@@ -99,10 +118,14 @@ class Sending:
             sender.note(Sealed(sender.grant.generation))
             spent_ms = sender.phase_ms[Phase.TRANSFERRING] + now_ms - sender.entered_ms
             self._metrics.sealed(spent_ms / 1000)
-            self._metrics.transferred(job.overlap.spent_us / 1e6, job.overlap.hidden_us / 1e6)
             pages = f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
             self._reporter.note(sender.id, "sealed", f"{pages}, {job.overlap.told}")
         return moved
+
+    def failed(self, job: Job) -> None:
+        """What its pages took is counted all the same, if they were not all written."""
+        if job.push is not None and not job.sender.written:
+            self._transferred(job)
 
     def see_quiet(self, job: Job) -> bool:
         """Post nothing more for a room that failed. Until its writes have ended it keeps its pages, which
@@ -115,15 +138,18 @@ class Sending:
             return True
         return False
 
-    def _advance(self, job: Job, push: Push, *, beside: bool) -> bool:
-        if not push.under_way:
-            return push.advance(self._metrics.sent)
+    def _transferred(self, job: Job) -> None:
+        self._metrics.transferred(job.overlap.spent_us / 1e6, job.overlap.hidden_us / 1e6)
+
+    def _advance(self, job: Job, push: Push, quota: Quota | None, *, beside: bool) -> bool:
+        if push.stage is not Stage.PAGES or not push.under_way:
+            return push.advance(self._metrics.sent, quota)
 
         def sent(length: int) -> None:
             self._metrics.sent(length)
             job.overlap.length += length
 
         start_us = self._clock.host_us()
-        moved = push.advance(sent)
+        moved = push.advance(sent, quota)
         job.overlap.looked(start_us, self._clock.host_us(), goes_on=push.under_way, beside=beside)
         return moved

@@ -20,10 +20,10 @@ from services.prefill.metrics import PrefillMetrics
 from services.prefill.sending import Sending
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause
+from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Finished
 from services.rooms.ids import RoomId
-from services.rooms.phases import GATED, LIVE, Effect, Phase, Vote
+from services.rooms.phases import LIVE, Effect, Phase, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
@@ -39,6 +39,8 @@ from services.wire.reporter import Reporter, wish_told
 
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
+DRAIN_S: Final = 0.01
+"""While a room that failed waits for its writes to end."""
 LOOKS_MAX: Final = 16
 """Turns without a pause, while no step runs, after something of what is under way has moved: most writes end
 sooner than the shortest pause."""
@@ -159,12 +161,11 @@ class PrefillWork:
         news = self._computing.see(self._jobs.values())
         self._held_back = news and not self._held_back
         self._transfer.notices()
+        # Posting may copy: first tokens leave before their pages do, and the next step starts.
+        if not self._held_back and self._sending.send(self._jobs, beside=not self._computing.free):
+            news, self._looks = True, LOOKS_MAX
         for job in list(self._jobs.values()):
-            if job.sender.phase in GATED:
-                # Posting may copy: first tokens leave before their pages do, and the next step starts.
-                if not self._held_back and self._sending.see(job, beside=not self._computing.free):
-                    news, self._looks = True, LOOKS_MAX
-            elif job.sender.phase is Phase.FAILED and job.sender.proof is None and not job.sender.busy:
+            if job.sender.phase is Phase.FAILED and job.sender.proof is None and not job.sender.busy:
                 news |= self._sending.see_quiet(job)
         return news
 
@@ -261,13 +262,15 @@ class PrefillWork:
         if cause is None:
             raise AssertionError(f"room {job.sender.id} failed without a cause")
         job.reply(inference_pb2.RunRoomReply(outcome=outcome_to_wire(cause)))
+        self._sending.failed(job)
         self._metrics.worker.room_failed(cause)
         self._reporter.failed(job.sender.id, cause)
 
     def _retire(self, job: Job) -> None:
         """The one way out of every table that knows the room (`one-retire`)."""
         sender = job.sender
-        self._holdings.give_back(sender.id)
+        # A page that it shared may be why: nobody else is to begin with that.
+        self._holdings.give_back(sender.id, spoiled=sender.ended_for is Reason.ENGINE_FAILED)
         self.roster.retire(sender.id, self._clock.now_ms())
         del self._jobs[sender.id]
         for closed in job.closers:
@@ -295,4 +298,5 @@ class PrefillWork:
         now_ms = self._clock.now_ms()
         rooms = [job.sender for job in self._jobs.values()]
         waits = [room.deadline_ms - now_ms for room in rooms if room.phase is not Phase.FAILED]
-        return min([HEARTBEAT_S, *(max(wait, 1) / 1000 for wait in waits)])
+        most_s = DRAIN_S if any(job.unproven for job in self._jobs.values()) else HEARTBEAT_S
+        return min([most_s, *(max(wait, 1) / 1000 for wait in waits)])

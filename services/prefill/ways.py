@@ -44,6 +44,11 @@ class Way:
     endpoints: frozenset[Incarnation] = frozenset()
     """Of every rank of the receiver, so that all ranks answer alike to what is said of them."""
 
+    def revoked_by(self, exposure: Incarnation) -> bool:
+        """Whether this memory was taken back before its receiver made `exposure`, whose id is larger then. A
+        Connect may come late: that it names another exposure does not say which is the newer one."""
+        return self.exposure < exposure
+
 
 class Ways:
     """One per decode worker, by its incarnation. Forgotten with it."""
@@ -93,7 +98,7 @@ class Ways:
         before = self._ways.get(receiver)
         known = {target.peer for target in before.targets} if before else set()
         if before is not None and before.endpoints != way.endpoints:
-            self.forget(receiver)
+            self.forget(receiver, gone=before.revoked_by(way.exposure))
             known = set()
         made: list[Incarnation] = []
         for endpoint in endpoints:
@@ -144,12 +149,13 @@ class Ways:
             raise NotConnected(f"receiver {receiver:#x}, exposure {exposure:#x}: connect first")
         return way
 
-    def forget(self, receiver: Incarnation) -> None:
-        """Nothing is written there any more; what is under way may still land. Idempotent."""
+    def forget(self, receiver: Incarnation, *, gone: bool) -> None:
+        """Nothing is written there any more; what is under way may still land, unless the memory is `gone`.
+        Idempotent."""
         way = self._ways.pop(receiver, None)
         if way is not None:
             for target in way.targets:
-                self._transfer.disconnect(target.peer)
+                self._transfer.disconnect(target.peer, gone=gone)
 
 
 def endpoint_from_wire(wire: inference_pb2.Endpoint) -> Endpoint:

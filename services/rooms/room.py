@@ -50,6 +50,8 @@ class Room:
     """SUCCESS: all ranks agreed that it ends early. Like the phase it changes in `settle` alone."""
     busy: bool = False
     """A step that is running now reads or writes the room's pages: they stay until it has ended."""
+    ended_for: Reason | None = None
+    """Of the ABORT that ended it, as all ranks agreed: another one than a rank's own cause, it may be."""
     phase_ms: dict[Phase, int] = field(default_factory=dict)
     """Milliseconds spent in each phase that was left."""
 
@@ -110,6 +112,7 @@ class Room:
             raise IllegalMove(f"room {self.id}: {verdict.name} while {self.phase.value}")
         if verdict is Vote.ABORT:
             self.cause = self.ending(now_ms) or self._told(reason)
+            self.ended_for = self.ended_for or reason
         elif self.phase in GATED and not self._ready():
             raise IllegalMove(f"room {self.id}: all ranks are said to be ready, but {self._wanting()}")
         before = self.phase

@@ -4,6 +4,8 @@ An exposure is one exposing of the memory: a transfer endpoint under an id of it
 registered. To the peers, each exposure is a peer of its own. Revoking it is the one proof against a sender
 that neither answers nor dies: its endpoint is gone, so that what travels by a connection or a registration
 has nowhere to land, and the memory lies elsewhere, so that what travels by address lands where nobody reads.
+Ids grow from one exposure of a process to the next: a peer that hears of two knows which one is no more, in
+whichever order it hears of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,10 +41,12 @@ class Exposure:
         new_id: Callable[[], Incarnation],
         memories: Mapping[str, Movable],
     ) -> None:
-        """`new_id`: a fresh one each time. Raises TransferError."""
+        """`new_id`: a fresh one each time; one that is not larger than the last gives way to the next number.
+        Raises TransferError."""
         self._make: Final = make
         self._new_id: Final = new_id
         self._memories: Final = dict(memories)
+        self._id = Incarnation(0)
         self._expose()
 
     @property
@@ -77,7 +81,7 @@ class Exposure:
         self._transfer.close()
 
     def _expose(self) -> None:
-        self._id = self._new_id()
+        self._id = Incarnation(max(self._new_id(), self._id + 1))
         self._transfer = self._make(self._id)
         try:
             for name, memory in self._memories.items():

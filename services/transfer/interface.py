@@ -135,11 +135,12 @@ class Transfer(Protocol):
         """Drive progress and take the (agent, payload) pairs that arrived, in order per agent, at most
         NOTICES_PER_CALL_MAX. Both are untrusted: any bytes, under any name."""
 
-    def disconnect(self, peer: Incarnation) -> None:
+    def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
         """Forget a peer. Idempotent. Puts still pending toward it are abandoned, not stopped: they may
         land, their source stays pinned, `poll` still tells their end, and `notices` watches for it too,
         so that `pending` falls to 0 without polling them. (The ends of the last ABANDONED_ENDS_MAX such
-        puts are kept for `poll`.)"""
+        puts are kept for `poll`.) `gone`: the peer, or its memory, is known to exist no more, so that a put
+        whose end the backend cannot tell has FAILED."""
 
     def close(self) -> None:
         """Release every handle, connection and registration. Idempotent. Puts still pending may yet

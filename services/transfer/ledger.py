@@ -134,6 +134,10 @@ class Ledger(Generic[Write]):
         leaving = {peer for peer, link in self._links.items() if link.leaving}
         return [(put, write) for put, write in self._writes.items() if put.peer in leaving] if leaving else []
 
+    def toward(self, peer: Incarnation) -> list[Write]:
+        """Of puts under way."""
+        return [write for put, write in self._writes.items() if put.peer == peer]
+
     def known(self) -> list[Endpoint]:
         """Every peer whose connection the backend still holds."""
         return [link.endpoint for link in self._links.values()]

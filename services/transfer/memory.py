@@ -110,7 +110,7 @@ class MemoryTransfer:
                 self._ledger.end_abandoned(put, write.state)
         return self._inbox.take()
 
-    def disconnect(self, peer: Incarnation) -> None:
+    def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:  # noqa: ARG002 every end is told
         self._ledger.leave(peer)
 
     def close(self) -> None:

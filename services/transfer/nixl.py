@@ -215,7 +215,11 @@ class NixlTransfer:
                 self._release(self._ledger.end_abandoned(put, state))
         return self._inbox.take()
 
-    def disconnect(self, peer: Incarnation) -> None:
+    def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
+        if gone:
+            for write in self._ledger.toward(peer):
+                if write.fate is PutState.PENDING:
+                    write.fate = PutState.FAILED
         self._ledger.leave(peer)
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class DecodeRank:
         self._sum = told_sum(layout.kv_heads) if scope.sums else 0
         """That the record is to tell."""
         self._incarnation = incarnation
-        self._exposure = exposure(incarnation, 0, rank)
+        self._exposure = exposure(incarnation, 1, rank)
         self._reached_by = {self._exposure}
         """Exposures by which writes still reach what is read here."""
         self._revoking = False

@@ -5,7 +5,7 @@ lives and the memory it is aimed at exists; its poster learns that it ended at a
 an exposure that was revoked, it ends all the same, and changes nothing that anybody reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,6 +33,11 @@ def exposure(receiver: Incarnation, number: int, rank: int) -> Incarnation:
 def exposed_anew(exposure: Incarnation) -> Incarnation:
     """Under which name the same memory is exposed the next time."""
     return Incarnation(exposure + _RANKS)
+
+
+def exposed_before(exposure: Incarnation) -> Incarnation:
+    """Under which name it was the last time."""
+    return Incarnation(exposure - _RANKS)
 
 
 def exposed_by(exposure: Incarnation) -> Incarnation:
@@ -105,6 +110,16 @@ class Airspace:
         if state is PutState.FAILED and flight.kind == PAGE:
             self.unwritten.add(flight.room)
 
+    def give_up(self, room: RoomId, puts: Iterable[PutId], reached: Set[Incarnation]) -> None:
+        """What is under way for a room counts as ended. Where that is true, it makes no difference any more.
+        `reached`: exposures by which memory can be written in truth."""
+        for put in puts:
+            flight = self.flying.pop(put.number, None)
+            self.ended.pop(put.number, None)
+            if flight is not None and flight.peer in reached:
+                text = f"room {room} counts as quiet while a {flight.kind} of it can still land"
+                raise Broken(Law.SOURCE_PINNED, text)
+
     def poll(self, number: int) -> PutState:
         if number not in self.ended:
             return PutState.PENDING
@@ -127,7 +142,7 @@ class Airspace:
     def connected(self, peer: Incarnation) -> bool:
         return peer in self.up
 
-    def disconnect(self, peer: Incarnation) -> None:
+    def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
         self.up.discard(peer)
         if peer not in self.whereto():
             self.broken.discard(peer)

@@ -17,7 +17,7 @@ def left(world: World, state: State, side: int) -> State:
     cut = lost(world, state, side, state.peers[side], "left")
     if cut:
         raise Broken(Law.DRAIN_KEEPS_PROMISES, f"{SIDES[side]} leaves, and rooms {cut} still run on it")
-    reached = {peer for standing in world.standings(state, DECODE) for peer in standing.reached_by}
+    reached = world.reached(state)
     for standing in world.standings(state, PREFILL):
         for flight in standing.flying:
             if flight.peer in reached:

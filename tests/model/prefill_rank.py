@@ -87,20 +87,33 @@ class PrefillRank:
         self._jobs[room] = Job(sender)
         return ""
 
-    def connect(self, receiver: Incarnation, exposure: Incarnation, reaches: bool = True) -> str:
-        """What became of it here; whoever asked is told after the next turn. `reaches`: its memory can be
-        reached from this rank."""
+    def connect(
+        self,
+        receiver: Incarnation,
+        exposure: Incarnation,
+        reached: frozenset[Incarnation],
+        reaches: bool = True,
+    ) -> str:
+        """What became of it here; whoever asked is told after the next turn. `reached`: exposures by which
+        memory can be written in truth. `reaches`: this one can be reached from this rank."""
         self._air.reaches = reaches
-        self._connecting.append(self._connect(receiver, exposure))
+        self._connecting.append(self._connect(receiver, exposure, reached))
         self._air.reaches = True
         return self._connecting[-1]
 
-    def _connect(self, receiver: Incarnation, exposure: Incarnation) -> str:
+    def _connect(self, receiver: Incarnation, exposure: Incarnation, reached: frozenset[Incarnation]) -> str:
+        answer = ""
         try:
             self._ways.connect(_connect(receiver, exposure, self._theirs))
         except NotConnected as error:
-            return type(error).__name__
-        return ""
+            answer = type(error).__name__
+        for job in self._jobs.values():
+            if job.sender.peer == receiver and job.way is not None and job.way.revoked_by(exposure):
+                job.sender.note(Failed(Cause(Reason.MEMORY_REVOKED, "taken back")))
+                job.sender.note(Fenced(Proof.REVOKED))
+                if job.push is not None:
+                    self._air.give_up(job.sender.id, job.push._in_flight, reached)
+        return answer
 
     def grant(
         self,
@@ -110,8 +123,9 @@ class PrefillRank:
         generation: Generation,
         pages: tuple[int, ...],
         slot: int,
+        reached: frozenset[Incarnation],
     ) -> str:
-        """Not empty: why it was refused. The leader gives the answer."""
+        """Not empty: why it was refused. The leader gives the answer. `reached`: as for `connect`."""
         grant = Granted(generation, pages, slot)
         if room not in self._roster:
             self._roster.note(room, grant)
@@ -120,7 +134,7 @@ class PrefillRank:
         if receiver != sender.peer:
             return "PeerFault"
         if not self._told_ways:
-            self._connect(receiver, exposure)
+            self._connect(receiver, exposure, reached)
         try:
             way = self._ways.granted(receiver, exposure)
         except NotConnected as error:
@@ -156,7 +170,7 @@ class PrefillRank:
             if job.sender.peer == peer:
                 job.sender.note(Failed(Cause(Reason.DECODE_LOST, "its process is gone")))
                 job.sender.note(Fenced(Proof.DEAD))
-        self._ways.forget(peer)
+        self._ways.forget(peer, gone=True)
         self._air.gone.add(peer)
         return ""
 

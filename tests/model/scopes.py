@@ -47,6 +47,9 @@ class Budget:
     lags: int = 0
     """One rank does what was agreed in a turn only after the others of its worker have, and their leader may
     have told of it."""
+    strays: int = 0
+    """A connect arrives that nobody waits for any more: it tells where the memory was before it was taken
+    back the last time."""
     misconnects: int = 0
     """One prefill rank cannot reach the receiver's memory (yet)."""
 
@@ -184,6 +187,13 @@ _ALL: Final = (
         rooms=1,
         ways=True,
         budget=Budget(aborts=1, revocations=1, failures=1),
+    ),
+    Scope(
+        "revocation-strays",
+        "the same beside a connect that comes when the memory that it tells of was taken back",
+        rooms=1,
+        ways=True,
+        budget=Budget(aborts=1, revocations=1, failures=1, strays=1),
     ),
     Scope(
         "revocation-ranks",

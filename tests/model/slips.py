@@ -16,7 +16,7 @@ from services.pages.pool import PagePool
 from services.pages.record import seal_bytes
 from services.pages.runs import PageRun
 from services.prefill import push
-from services.prefill.push import SLOTS, Push
+from services.prefill.push import SLOTS, Push, Quota
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Evidence, Failed, Fenced, Granted, Proof
 from services.rooms.ids import Incarnation, RoomId
@@ -110,10 +110,10 @@ def seal_with_the_pages(patch: Patch) -> None:
     """The record is posted behind the pages without waiting for them to be DONE."""
     post = Push._post
 
-    def in_order_is_enough(push: Push) -> bool:
+    def in_order_is_enough(push: Push, quota: Quota) -> bool:
         flying, push._in_flight = push._in_flight, {}
         try:
-            return post(push)
+            return post(push, quota)
         finally:
             push._in_flight = flying | push._in_flight
 
@@ -362,6 +362,7 @@ SLIPS: Final[Mapping[str, Slip]] = {
         Slip(slips_workers.a_rank_revokes_alone, Law.APPLY_VERDICT, "revocation-ranks"),
         Slip(slips_workers.revoked_under_a_step, Law.APPLY_VERDICT, "revocation-steps"),
         Slip(slips_workers.any_exposure_will_do, Law.NO_FREE_UNDER_WRITE, "revocation"),
+        Slip(slips_workers.heard_last_is_newest, Law.SOURCE_PINNED, "revocation-strays"),
         Slip(slips_workers.the_slots_stay_behind, Law.SLOT_ZERO, "revocation"),
         Slip(slips_workers.moved_without_its_contents, Law.STALE_NEVER_SERVED, "revocation-steps"),
         Slip(slips_workers.connected_for_good, Law.RECONNECT, "revocation"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.pages.plan import HandoverPlan, TransferPlan
-from services.prefill.push import Push, Stage
+from services.prefill.push import Push, Quota, Stage
 from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.errors import Reason
@@ -94,15 +94,15 @@ def each_record_at_once(patch: Patch) -> None:
     """The receiver's ranks get records that differ, written from one place without waiting in between."""
     post = Push._post
 
-    def without_waiting(push: Push) -> bool:
+    def without_waiting(push: Push, quota: Quota) -> bool:
         flying = push._in_flight
         if len(flying) == 1 and push._records:
             push._in_flight = {}
             try:
-                return post(push)
+                return post(push, quota)
             finally:
                 push._in_flight = flying | push._in_flight
-        return post(push)
+        return post(push, quota)
 
     patch.setattr(Push, "_post", without_waiting)
 

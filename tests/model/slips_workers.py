@@ -105,6 +105,11 @@ def any_exposure_will_do(patch: Patch) -> None:
     patch.setattr(Ways, "granted", whichever_is_known)
 
 
+def heard_last_is_newest(patch: Patch) -> None:
+    """A connect is taken for news of the memory's present place, however long it was under way."""
+    patch.setattr(Way, "revoked_by", lambda way, exposure: way.exposure != exposure)
+
+
 def the_slots_stay_behind(patch: Patch) -> None:
     """The slot pool goes on with the memory as it was before it was moved."""
     patch.setattr(SlotPool, "moved", lambda pool, memory: None)

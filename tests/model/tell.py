@@ -63,6 +63,8 @@ def _lines(world: World, state: State, label: Label) -> list[str]:
             return [_message(world.scope, about[0]), "# … and it is under way once more"]
         case "lose":
             return [f"# lost: {_message(world.scope, about[0])}"]
+        case "stray":
+            return [f"# late: {_message(world.scope, about[0])}"]
         case "miss":
             return [f"# nobody answers: {_message(world.scope, about[0])}"]
         case "lag":

@@ -8,6 +8,7 @@ from services.rooms.errors import Reason
 from services.rooms.ids import RoomId
 from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
+from tests.model.flights import exposed_before
 from tests.model.handover import cancel_here, not_connected
 from tests.model.leaving import died
 from tests.model.registry import (
@@ -185,6 +186,13 @@ def _repeats(world: World, state: State) -> Steps:
         yield ("repeat", message), partial(deliver, world, state, message, repeat=True)
 
 
+def _strays(world: World, state: State) -> Steps:
+    present = world.standings(state, DECODE)[0].exposure
+    if present is not None and PREFILL in awake(state):
+        message = (PREFILL, "connect", state.peers[DECODE], exposed_before(present), None)
+        yield ("stray", message), partial(connect, world, state, message, repeat=True)
+
+
 def _failures(world: World, state: State) -> Steps:
     for side in alive(state):
         for rank, standing in enumerate(world.standings(state, side)):
@@ -267,5 +275,6 @@ _OF: dict[str, Callable[[World, State], Steps]] = {
     "drains": _drains,
     "forgets": _forgets,
     "lags": _lags,
+    "strays": _strays,
     "misconnects": _misconnects,
 }

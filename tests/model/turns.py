@@ -162,7 +162,10 @@ def connect(
     the rank that cannot reach the receiver's memory."""
     _, _, receiver, exposure, _ = message
     do = world.casts[PREFILL].do
-    deeds = [("connect", receiver, exposure, rank != unreached) for rank in range(len(state.senders))]
+    reached = world.reached(state)
+    deeds = [
+        ("connect", receiver, exposure, reached, rank != unreached) for rank in range(len(state.senders))
+    ]
     after = [do(rank, deed) for rank, deed in zip(state.senders, deeds, strict=True)]
     following, (answer,) = taken(world, with_ranks(state, PREFILL, [rank for rank, _ in after]), PREFILL)
     for rank, (_, problem) in enumerate(after):
@@ -185,7 +188,7 @@ def _command(world: World, state: State, side: int, deed: str, about: list[Any])
     if deed == "open" and side == DECODE and ways:
         told = (*told, state.way is Way.CONNECTED and about[1] == state.peers[PREFILL])
     elif deed == "grant":
-        told = told[:-1]
+        told = (*told[:-1], world.reached(state))
     do = world.casts[side].do
     after = [do(rank, told) for rank in state.ranks(side)]
     answers = [answer for _, answer in after]

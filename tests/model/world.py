@@ -155,6 +155,10 @@ class World:
             if flight.peer in there.reached_by:
                 check_target(flight, there)
 
+    def reached(self, state: State) -> frozenset[Incarnation]:
+        """Exposures by which memory can be written."""
+        return frozenset(peer for standing in self.standings(state, DECODE) for peer in standing.reached_by)
+
     def served_last(self, state: State) -> bool:
         """The last room has been admitted, and its client is being answered."""
         at = self.casts[DECODE].standings[state.receivers[0]].at(RoomId(len(state.rooms)))

@@ -43,8 +43,11 @@ class Handover:
     senders: list[KvLayout]
     receivers: list[KvLayout]
     first: int
+    end: int
+    """Of the room."""
     cuts: list[int]
-    """Positions, ascending: the first is where the prefix ends or behind it, the last the room's end."""
+    """Positions, ascending, whole pages of the smaller size: the first is where the prefix ends or behind it,
+    the last the room's end or behind it."""
     sources: list[list[int]]
     """Each sender rank's page table, from position 0 on."""
     targets: list[list[int]]
@@ -68,8 +71,10 @@ def handovers(draw: st.DrawFn) -> Handover:
     receivers = ranks_of(replace(whole, page_tokens=target_tokens), shapes[1])
     end = draw(st.integers(1, 20))
     first = draw(st.integers(0, end // target_tokens)) * target_tokens
-    start = draw(st.just(first) | st.integers(first, end))
-    cuts = sorted([start, *draw(st.lists(st.integers(start, end), max_size=4)), end])
+    small = sizes[0]
+    stop = -(-end // small) * small
+    places = st.integers(first // small, stop // small).map(lambda place: place * small)
+    cuts = sorted([draw(st.just(first) | places), *draw(st.lists(places, max_size=4)), stop])
 
     def table(pages: int) -> list[int]:
         return draw(st.permutations(range(pages + 2)))[:pages]
@@ -78,6 +83,7 @@ def handovers(draw: st.DrawFn) -> Handover:
         senders,
         receivers,
         first,
+        end,
         cuts,
         [table(-(-end // source_tokens)) for _ in senders],
         [table(-(-(end - first) // target_tokens)) for _ in receivers],
@@ -102,7 +108,7 @@ def filled(layout: KvLayout, table: Sequence[int], first: int, positions: range,
 def test_every_byte_reaches_its_place_in_every_receiver_rank_once_and_nothing_else_is_written(
     handover: Handover,
 ) -> None:
-    first, (start, *_), end = handover.first, handover.cuts, handover.cuts[-1]
+    first, (start, *_), end = handover.first, handover.cuts, handover.end
     plan = plan_hand_over(handover.senders, handover.receivers)
     sources = [
         filled(layout, table, 0, range(end), NOISE)
@@ -217,18 +223,45 @@ def test_runs_break_where_either_side_does() -> None:
     ]
 
 
-def test_a_part_of_a_page_goes_strip_by_strip() -> None:
-    between = planned(LAYOUT, Topology(), Topology()).between(0, 0)
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_a_part_of_a_larger_page_goes_strip_by_strip(size: int) -> None:
+    """Of pages of one size nothing is a part."""
+    between = plan_hand_over([LAYOUT], [replace(LAYOUT, page_tokens=size)]).between(0, 0)
+    runs = between.runs([0, 1], [2] * 4, 0, 16, 32)
     strips = 2 * len(LAYOUT.layers) * len(LAYOUT.kv_heads)
-    vector = LAYOUT.token_bytes // strips
-    assert between.runs([0, 1], [2], 16, 20, 23) == [
-        PageRun(
-            LAYOUT.page_bytes + (strip * 16 + 4) * vector,
-            2 * LAYOUT.page_bytes + (strip * 16 + 4) * vector,
-            3 * vector,
-        )
-        for strip in range(strips)
-    ]
+    assert len(runs) == {8: 2 * strips, 16: 1, 32: strips}[size]
+    assert sum(run.length for run in runs) == LAYOUT.page_bytes
+
+
+@pytest.mark.parametrize(("start", "stop"), [(16, 23), (20, 32), (20, 23)])
+def test_what_is_no_whole_page_on_either_side_is_a_bug_here(start: int, stop: int) -> None:
+    between = planned(LAYOUT, Topology(), Topology()).between(0, 0)
+    with pytest.raises(ValueError, match=f"positions {start} to {stop} are no whole pages of 16"):
+        between.runs([0, 1], [2, 3], 0, start, stop)
+
+
+# ---- how much is planned at once
+
+
+@given(handovers(), st.integers(1, 4_000), st.integers(1, 40))
+def test_a_stretch_makes_no_more_bytes_and_runs_than_it_may_or_is_one_piece(
+    handover: Handover, length: int, count: int
+) -> None:
+    """However the pages lie."""
+    plan = plan_hand_over(handover.senders, handover.receivers)
+    source, target = handover.senders[0].page_tokens, handover.receivers[0].page_tokens
+    for sender, receiver in product(range(len(handover.senders)), range(len(handover.receivers))):
+        between = plan.between(sender, receiver)
+        if between.empty:
+            continue
+        stop = between.stretch(length, count)
+        assert stop > 0
+        assert stop % min(source, target) == 0
+        scattered = range(0, 4 * stop, 2), range(1, 6 * stop, 3)
+        runs = between.runs(*scattered, 0, 0, stop)
+        if stop > min(source, target):
+            assert sum(run.length for run in runs) <= length
+            assert len(runs) <= count
 
 
 # ---- tables that do not reach
@@ -237,9 +270,9 @@ def test_a_part_of_a_page_goes_strip_by_strip() -> None:
 @pytest.mark.parametrize(
     ("source", "target", "text"),
     [
-        ([1, 2], [3, 4, 5], "33 positions to send, 2 pages of 16"),
-        ([1, 2, 3], [4], "33 positions to fill, 1 pages from position 0 on"),
-        ([], [], "33 positions to send, 0 pages of 16"),
+        ([1, 2], [3, 4, 5], "48 positions to send, 2 pages of 16"),
+        ([1, 2, 3], [4], "48 positions to fill, 1 pages from position 0 on"),
+        ([], [], "48 positions to send, 0 pages of 16"),
     ],
 )
 def test_no_truncation_a_table_that_does_not_reach_is_an_error(
@@ -247,7 +280,7 @@ def test_no_truncation_a_table_that_does_not_reach_is_an_error(
 ) -> None:
     between = planned(LAYOUT, Topology(), Topology()).between(0, 0)
     with pytest.raises(Truncated, match=text):
-        between.runs(source, target, 0, 0, 33)
+        between.runs(source, target, 0, 0, 48)
 
 
 @pytest.mark.parametrize(("first", "start"), [(8, 16), (-16, 0), (32, 16)])

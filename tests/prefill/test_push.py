@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.pages.plan import plan_hand_over
+from services.pages.plan import TransferPlan, plan_hand_over
 from services.pages.record import SLOT_BYTES, MetadataRecord
-from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
+from services.pages.runs import PageRun
+from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Quota, Stage
 from services.prefill.ways import Target, Way
 from services.rooms.evidence import Granted
 from services.rooms.ids import Generation, Incarnation
@@ -121,6 +122,47 @@ def test_no_more_windows_are_under_way_than_may_and_none_is_larger() -> None:
     assert at.push.written
 
 
+def test_what_a_window_carries_is_found_when_it_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is ready at once, as where a long prompt was cached."""
+    planned: list[tuple[int, int]] = []
+    runs = TransferPlan.runs
+
+    def noted(
+        plan: TransferPlan, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
+    ) -> list[PageRun]:
+        planned.append((start, stop))
+        return runs(plan, source, target, first, start, stop)
+
+    monkeypatch.setattr(TransferPlan, "runs", noted)
+    at = bench(FaultPlan(hold_share=1.0, hold_steps=30))
+    at.push.ready(TOKENS, complete=True)
+    assert planned == []
+    at.push.advance(at.counted.append)
+    assert planned == [(0, 4), (4, 8)], "as many windows as may be under way"
+    assert at.push.under_way
+    assert not at.push.written
+    at.write()
+    assert planned == [(0, 4), (4, 8), (8, 12), (12, 16)]
+
+
+def test_no_more_leaves_in_a_turn_than_all_rooms_together_may_send() -> None:
+    at, quota = bench(), Quota(2)
+    at.push.ready(TOKENS, complete=True)
+    assert at.push.advance(at.counted.append, quota)
+    assert quota.windows == 0
+    assert not at.push.written
+    assert [region for region, _, _ in at.transfer.posted] == ["kv"] * 2
+    while at.transfer.pending(DECODE):
+        at.push.advance(at.counted.append, quota)
+    assert len(at.transfer.posted) == 2
+    assert at.push.under_way, "what waits for its turn does, too"
+    at.write()
+    at.conclude()
+    for _ in range(50):
+        at.push.advance(at.counted.append, quota)
+    assert at.push.stage is Stage.SEALED, "records and seals cost next to nothing"
+
+
 def test_neighbouring_pages_leave_as_one_run_and_nothing_leaves_before_it_is_ready() -> None:
     at = bench(window_bytes=8 * PAGE)
     at.push.ready(toy.PAGE_TOKENS)
@@ -178,6 +220,7 @@ def test_a_drained_push_posts_nothing_more_and_waits_for_what_it_posted() -> Non
         laps += 1
         assert laps < 500
     assert laps > 10, "the write was held"
+    assert not at.push.advance(at.counted.append)
     assert len(at.transfer.posted) == WINDOWS_IN_FLIGHT_MAX < TOKENS // toy.PAGE_TOKENS
     assert not at.push.under_way
 

@@ -8,10 +8,11 @@ from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.pages.topology import Topology
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
 from services.rooms.evidence import Granted
-from services.rooms.ids import Generation
+from services.rooms.ids import Generation, Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
-from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, Ranks
+from services.transfer.interface import PutId, Run
+from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks
 
 ROOM, GENERATION, SLOT = 9, 5, 2
 PAIRS = {
@@ -114,6 +115,36 @@ def test_pages_of_another_size_are_filled_just_so(
 ) -> None:
     room = Room(Topology(2), Topology(pipeline=2), tokens=tokens, prefix=prefix, page_tokens=page_tokens)
     room.write(3, 9, 11)
+    assert all(room.landed())
+
+
+@pytest.mark.parametrize("page_tokens", [(2, 4), (8, 4), (4, 4)], ids=str)
+def test_a_window_has_a_bounded_number_of_runs_however_short_they_are(
+    page_tokens: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    put = RankMemory.put
+
+    def noted(transfer: RankMemory, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
+        counts.append(len(runs))
+        return put(transfer, peer, region, runs)
+
+    monkeypatch.setattr(RankMemory, "put", noted)
+    monkeypatch.setattr("services.prefill.push.RUNS_MAX", 13)
+    room = Room(Topology(), Topology(2), tokens=22, page_tokens=page_tokens, window_bytes=1 << 20)
+    room.write()
+    assert all(room.landed())
+    assert max(counts) <= 13
+
+
+def test_every_target_gets_its_part_of_what_is_planned_together() -> None:
+    """One after the other; what is ready meanwhile comes behind it."""
+    room = Room(Topology(), Topology(4), plan=FaultPlan(delay_steps_max=9), window_bytes=96)
+    push = room.pushes[0]
+    for stop in (4, 8, 12):
+        push.ready(stop)
+        push.advance(lambda _: None)
+    room.write()
     assert all(room.landed())
 
 

@@ -18,6 +18,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
 from services.wire.errors import NotConnected
 from services.wire.mailbox import Mailbox
+from services.wire.worker_pages import STEP_MS
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, DECODE, PAGES, PrefillBench, Receiver
 from tests.wire.servers import until
@@ -51,6 +52,15 @@ async def slow() -> AsyncIterator[Pair]:
     made = Pair(FaultPlan(hold_share=1.0, hold_steps=100))
     yield made
     made.bench.close()
+
+
+async def computing(bench: PrefillBench) -> None:
+    """Turns, until a step runs."""
+    for _ in range(20):
+        if not bench.stepper.free:
+            return
+        await bench.turn()
+    raise AssertionError("no step was started")
 
 
 async def settle(bench: PrefillBench) -> None:
@@ -376,6 +386,55 @@ async def test_a_failed_step_fails_its_rooms_and_the_next_one_serves(pair: Pair)
     await bench.grant(2, GRANTED)
     await settle(bench)
     assert await again.outcome() == ""
+    bench.assert_empty()
+
+
+async def test_a_sequence_without_a_token_fails_its_room_alone(pair: Pair) -> None:
+    bench = pair.bench
+    asked = [toy.request(room, PROMPT) for room in ("1", "2")]
+    bench.engine.broken.add(toy.mark(asked[0]))
+    callers = [await bench.run(each) for each in asked]
+    for room in (1, 2):
+        await bench.grant(room, GRANTED)
+    await settle(bench)
+    assert [await caller.outcome() for caller in callers] == ["engine_failed", ""]
+    bench.assert_empty()
+
+
+async def test_a_step_that_takes_longer_than_a_deadline_is_progress_for_all_who_wait_for_it(
+    pair: Pair,
+) -> None:
+    """Where a chunk takes minutes, each prompt would fail, and each retry."""
+    bench = pair.bench
+    bench.engine.hold()
+    callers = [await bench.run(toy.request(room, PROMPT)) for room in ("1", "2")]
+    for room in (1, 2):
+        await bench.grant(room, GRANTED)
+    await computing(bench)
+    for _ in range(5):
+        bench.clock.advance(DEADLINE_MS - 1)
+        await bench.turn()
+    bench.engine.go()
+    await settle(bench)
+    assert [await caller.outcome() for caller in callers] == ["", ""]
+    bench.assert_empty()
+
+
+async def test_deadline_everywhere_a_step_that_hangs_is_no_progress(pair: Pair) -> None:
+    bench = pair.bench
+    bench.engine.hold()
+    caller = await bench.run(toy.request("1", PROMPT))
+    await bench.grant(1, GRANTED)
+    await computing(bench)
+    bench.clock.advance(STEP_MS)
+    await bench.turn()
+    bench.clock.advance(DEADLINE_MS)
+    for _ in range(3):
+        await bench.turn()
+    assert "outcome" in caller.heard
+    bench.engine.go()
+    await settle(bench)
+    assert await caller.outcome() == "deadline"
     bench.assert_empty()
 
 

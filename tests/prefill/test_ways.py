@@ -88,7 +88,7 @@ async def test_what_the_old_exposure_granted_never_reaches_the_new_one(pair: Pai
         assert pair.fabric.puts_under_way > 0
     await connect(pair.bench, connect_request(pair.anew))
     await settle(pair.bench)
-    assert await caller.outcome() == "transfer_failed"
+    assert await caller.outcome() == "memory_revoked"
     assert bytes(pair.anew.kv.view) == bytes(pair.anew.kv.length)
     assert bytes(pair.anew.slots.view) == bytes(pair.anew.slots.length)
     pair.bench.assert_empty()

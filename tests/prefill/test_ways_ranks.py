@@ -74,7 +74,7 @@ def test_a_connection_that_one_rank_broke_leaves_the_others_as_they_were() -> No
     assert known(at, 0) == [0]
     with pytest.raises(NotConnected, match="connect first"):
         at.ways[0].granted(RECEIVER, RECEIVER_RANKS)
-    at.ways[0].forget(RECEIVER)
+    at.ways[0].forget(RECEIVER, gone=False)
     assert known(at, 0) == []
 
 
@@ -114,8 +114,8 @@ def test_connecting_and_forgetting_again_and_again_leaves_nothing_in_the_transfe
         exposed_anew(at)
         at.connect()
         for each in at.ways:
-            each.forget(RECEIVER)
-            each.forget(RECEIVER)
+            each.forget(RECEIVER, gone=False)
+            each.forget(RECEIVER, gone=False)
     for transfer in at.senders:
         assert transfer._ledger._links == {}
 

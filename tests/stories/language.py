@@ -19,6 +19,7 @@ stage says to them.
     cancel decode room=7 reason=…            every rank is told to end the room
     close room=7 / quiet room=7              decode asks the sender to be quiet / notes that it is
     revoke                                   decode's memory is taken back from all who know it
+    reconnect room=7                         the sender hears where it is now, and where room 7's is no more
     finish room=7                            the sequence has ended
     turn decode now=10                       see, vote, agree, act
     show decode                              what every rank holds
@@ -137,6 +138,13 @@ class Play:
             for room in filter(in_quarantine, roster):
                 room.note(Fenced(Proof.REVOKED))
         return []
+
+    def do_reconnect(self, side: str, words: Words) -> list[str]:
+        cause = Cause(Reason.MEMORY_REVOKED, "as the story tells")
+        return [
+            *self._note("prefill", words, Failed(cause)),
+            *self._note("prefill", words, Fenced(Proof.REVOKED)),
+        ]
 
     def do_finish(self, side: str, words: Words) -> list[str]:
         return self._note("decode", words, Finished())

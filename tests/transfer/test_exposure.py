@@ -109,6 +109,17 @@ def test_revoking_keeps_every_byte_and_exposes_it_anew(receiver: Receiver) -> No
             transfer.endpoint()
 
 
+def test_ids_grow_whatever_is_drawn(receiver: Receiver) -> None:
+    """Who hears of two exposures knows the newer one by its id."""
+    receiver.ids = iter([0xE005, 0xE004, 0xE100])
+    told = []
+    for _ in range(3):
+        receiver.exposure.revoke()
+        told.append(receiver.exposure.id)
+    assert told == [0xE005, 0xE006, 0xE100]
+    assert receiver.exposure.endpoint().incarnation == 0xE100
+
+
 def test_a_put_under_way_ends_and_changes_nothing(bench: Bench, receiver: Receiver) -> None:
     node, old = sender(bench, receiver), receiver.exposure.id
     before = receiver.fill(2)

@@ -1,0 +1,158 @@
+"""What becomes of rooms whose receiver took its memory back, when nothing tells how their writes ended?"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Phase
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import FaultPlan
+from services.transfer.interface import Endpoint, TransferError
+from services.wire.baton.v1 import group_pb2
+from services.wire.errors import NotConnected
+from tests.prefill import toy
+from tests.prefill.bench import DECODE, PrefillBench, Receiver, connect_request
+from tests.prefill.test_group import Group
+
+PROMPT = tuple(range(100, 110))
+GRANTED = (9, 2, 3)
+OLDER, NEWER = Incarnation(DECODE - 1), Incarnation(DECODE + 1)
+NEVER = 10**9
+"""Steps: a write that is held so long is seen to end by nobody."""
+
+
+class Pair:
+    """Room 1 is being written to one exposure of the decode worker's memory."""
+
+    def __init__(self) -> None:
+        self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=NEVER))
+        self.receiver = Receiver(self.fabric)
+        self.bench = PrefillBench(self.fabric)
+        self.bench.connect(self.receiver)
+
+    async def write(self) -> None:
+        self.caller = await self.bench.run(toy.request("1", PROMPT))
+        await self.bench.grant(1, GRANTED)
+        await self.bench.turns(3)
+        await self.bench.step_end()
+        await self.bench.turns(2)
+        assert self.fabric.puts_under_way > 0
+
+    async def expose(self, exposure: Incarnation, *, reachable: bool = True) -> Receiver:
+        """The decode worker says where its memory is."""
+        receiver = Receiver(self.fabric, exposure)
+        if not reachable:
+            receiver.transfer.close()
+        await self.bench.enter(group_pb2.Command(connect=connect_request(receiver)))
+        return receiver
+
+    async def settle(self) -> None:
+        for _ in range(50):
+            if not self.bench.stepper.free:
+                await self.bench.step_end()
+            await self.bench.turn()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    made = Pair()
+    await made.write()
+    yield made
+    made.bench.close()
+
+
+async def test_room_ends_memory_that_was_taken_back_is_proof_enough(pair: Pair) -> None:
+    """The room had failed before, and whoever closes it is answered."""
+    await pair.bench.cancel(1)
+    closed = pair.bench.closing(1)
+    await pair.settle()
+    assert pair.bench.work.roster.get(RoomId(1)).phase is Phase.FAILED
+    assert not closed.done()
+    await pair.expose(NEWER)
+    await pair.settle()
+    await closed
+    assert await pair.caller.outcome() == "cancelled"
+    assert pair.fabric.puts_under_way > 0, "nobody has seen them end"
+    pair.bench.assert_empty()
+
+
+async def test_a_room_that_still_runs_ends_at_once_and_says_why(pair: Pair) -> None:
+    await pair.expose(NEWER)
+    await pair.settle()
+    assert await pair.caller.outcome() == "memory_revoked"
+    assert "decode worker decode-0 took its memory back" in pair.caller.replies[-1].outcome.cause.text
+    pair.bench.assert_empty()
+
+
+async def test_it_is_true_whether_or_not_the_memory_can_be_reached_where_it_is_now(pair: Pair) -> None:
+    with pytest.raises(NotConnected):
+        await pair.expose(NEWER, reachable=False)
+    await pair.settle()
+    assert await pair.caller.outcome() == "memory_revoked"
+    pair.bench.assert_empty()
+
+
+async def test_source_pinned_a_connect_that_comes_late_proves_nothing(pair: Pair) -> None:
+    """It names another exposure: the one before. What is written to the present one may still land."""
+    await pair.expose(OLDER)
+    await pair.bench.cancel(1)
+    await pair.settle()
+    sender = pair.bench.work.roster.get(RoomId(1))
+    assert (sender.phase, sender.proof) == (Phase.FAILED, None)
+    assert pair.bench.transfer.pending(DECODE) > 0
+    await pair.expose(NEWER)
+    await pair.settle()
+    pair.bench.assert_empty()
+
+
+async def test_another_receivers_exposures_say_nothing_of_this_ones(pair: Pair) -> None:
+    wire = connect_request(Receiver(pair.fabric, NEWER))
+    wire.receiver = NEWER
+    await pair.bench.enter(group_pb2.Command(connect=wire))
+    await pair.settle()
+    assert pair.bench.work.roster.get(RoomId(1)).cause is None
+
+
+async def test_rooms_without_a_destination_wait_for_one_in_the_new_place(pair: Pair) -> None:
+    caller = await pair.bench.run(toy.request("2", PROMPT))
+    await pair.expose(NEWER)
+    await pair.settle()
+    assert caller.heard == ["accepted"]
+    assert pair.bench.work.roster.get(RoomId(2)).phase is Phase.BOOTSTRAPPING
+    await pair.bench.cancel(2)
+    await pair.settle()
+    pair.bench.assert_empty()
+
+
+@pytest.mark.parametrize("unreached", [None, 0, 1])
+async def test_every_rank_has_the_proof_whichever_reaches_the_new_place(
+    unreached: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group()
+    await group.connect()
+    told = await group.run()
+    await group.grant()
+    for receiver in group.receivers:
+        group.fabric.stall(receiver.endpoint.incarnation)
+    for _ in range(10):
+        await group.turn()
+        await group.steps()
+    for bench, receiver in zip(group.ranks, group.receivers, strict=True):
+        assert bench.transfer.pending(receiver.endpoint.incarnation) > 0
+    group.receivers = [Receiver(group.fabric, Incarnation(each)) for each in (23, 1_023)]
+    if unreached is not None:
+        cut_off(group.ranks[unreached], monkeypatch)
+    (problem,) = await group.ask(group_pb2.Command(connect=group.request()))
+    assert isinstance(problem, NotConnected) == (unreached is not None)
+    await group.settle()
+    assert await told == "memory_revoked"
+    for each in group.ranks:
+        each.close()
+
+
+def cut_off(bench: PrefillBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(peer: Endpoint) -> None:
+        raise TransferError(f"{peer.agent} cannot be reached")
+
+    monkeypatch.setattr(bench.transfer, "connect", connect)
