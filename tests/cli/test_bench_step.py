@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.pages.layout import DTYPE_BYTES
 from tests.cli.typed import bench
 from tests.engine import tiny
 
@@ -23,8 +24,10 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
     assert (told["device"], told["graphs"]) == ("cpu", 0)
     assert set(told["median_ms"]) == set(told["least_ms"]) >= {"step", limit}
     if phase == "decode":
-        shape = tiny.SHAPE
-        token_bytes = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+        shape, number_bytes = tiny.SHAPE, DTYPE_BYTES[told["dtype"]]
+        token_bytes = (
+            number_bytes * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+        )
         assert told["read_bytes"] == told["weight_bytes"] + 3 * 41 * token_bytes
     else:
         assert told["gflop"] > 0

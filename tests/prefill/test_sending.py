@@ -167,9 +167,13 @@ async def test_what_the_pages_of_a_room_took_is_counted_once_they_are_written(sl
     while not job.sender.written:
         await slow.bench.turn()
     assert slow.bench.gauge(BUSY) == pytest.approx(0.05)
+    while not slow.fabric.puts_under_way:
+        await slow.bench.turn()
+    await slow.bench.turn()
     slow.bench.clock.advance(70)
     await settle(slow.bench)
-    assert slow.bench.gauge(BUSY) == pytest.approx(0.05), "the record and the seal are no pages"
+    assert slow.bench.gauge(BUSY) == pytest.approx(0.05)
+    assert job.overlap.spent_us == 50_000, "the record and the seal are no pages"
     assert slow.bench.gauge("baton_kv_transfer_seconds_count") == 1
 
 
