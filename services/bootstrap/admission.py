@@ -183,10 +183,8 @@ class Admission:
             while True:
                 try:
                     return await self._open_in_turn(asked)
-                except TooLarge:
-                    raise
-                except NoSuchWorker:
-                    if self._ending or not await self._worker_news(until_s):
+                except NoSuchWorker as error:
+                    if isinstance(error, TooLarge) or self._ending or not await self._worker_news(until_s):
                         raise
         finally:
             self.retrying.discard(retry.room)

@@ -244,11 +244,10 @@ class Peers:
                 stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
                 await stub.Close(request, timeout=CLOSE_CALL_S)
             except grpc.aio.AioRpcError as error:
-                cause = str(remote_error(error))
-                if not told and loop.time() - since > CLOSE_WARNING_S:
-                    told = True
-                    log.warning("close not answered", room=room, worker=peer.name, cause=cause)
-                log.debug("close not answered yet", room=room, worker=peer.name, cause=cause)
+                overdue = not told and loop.time() - since > CLOSE_WARNING_S
+                told |= overdue
+                tell = log.warning if overdue else log.debug
+                tell("close not answered", room=room, worker=peer.name, cause=str(remote_error(error)))
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, CLOSE_PAUSE_MAX_S)
             else:

@@ -37,10 +37,15 @@ class TransferPlan:
         """This sender rank has nothing for that receiver rank."""
         return not self.strips
 
+    @property
+    def piece_tokens(self) -> int:
+        """Of the smaller page, which the larger one holds some of."""
+        return min(self.source_page_tokens, self.target_page_tokens)
+
     def stretch(self, length: int, count: int) -> int:
         """Most positions that make at most `length` bytes and `count` runs, and a piece at least: as many as
         the smaller page has. Not of an empty plan."""
-        small = min(self.source_page_tokens, self.target_page_tokens)
+        small = self.piece_tokens
         piece = len(self.strips) * self.vector_bytes * small
         return small * max(1, min(length // piece, count // len(self.blocks)))
 
@@ -52,7 +57,7 @@ class TransferPlan:
         `source`: the sender's page table from position 0 on. `target`: the receiver's pages, from position
         `first` on. Raises Truncated when a table does not reach.
         """
-        small = min(self.source_page_tokens, self.target_page_tokens)
+        small = self.piece_tokens
         if first % self.target_page_tokens or not 0 <= first <= start:
             raise ValueError(f"positions {start} on, into pages of {self.target_page_tokens} from {first} on")
         if start % small or stop % small:
@@ -88,7 +93,7 @@ class TransferPlan:
         a page of this side has `each`."""
         if each == 1:
             return [page * page_bytes for page in table[begin:end]]
-        small = min(self.source_page_tokens, self.target_page_tokens)
+        small = self.piece_tokens
         piece = small * self.vector_bytes
         return [table[place // each] * page_bytes + place % each * piece for place in range(begin, end)]
 

@@ -41,7 +41,6 @@ class Entered(NamedTuple):
 class _Known:
     way: Way
     users: int = 0
-    distrusted: bool = False
 
 
 class PrefixTree:
@@ -138,22 +137,19 @@ class PrefixTree:
             raise OutOfPages(f"{count} cached pages to give up, {len(self._idle)} are not in use")
         given_up = [self._idle.popitem(last=False)[0] for _ in range(count)]
         for page in given_up:
-            known = self._pages.pop(page)
-            if not known.distrusted:
-                self._unlink(page, known.way)
+            self._unlink(page, self._pages.pop(page).way)
         return tuple(given_up)
 
     def distrust(self, page: int) -> None:
         """It does not hold what it should, or a page below it does not: from now on neither is found, and
         their space is given up in its turn."""
-        known = self._pages[page]
-        if not known.distrusted:
-            known.distrusted = True
-            self._unlink(page, known.way)
+        self._unlink(page, self._pages[page].way)
 
     def _unlink(self, page: int, way: Way) -> None:
-        del self._below[way]
-        self.digest ^= _sign(page, way)
+        """It is not found any more, if it was: another page may be, by the same tokens."""
+        if self._below.get(way) == page:
+            del self._below[way]
+            self.digest ^= _sign(page, way)
 
     def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """The tokens of each whole page."""

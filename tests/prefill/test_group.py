@@ -95,6 +95,18 @@ class Group:
         )
         assert await self.ask(group_pb2.Command(grant=grant)) == [None]
 
+    async def writing(self) -> "asyncio.Future[str]":
+        """Room 1, computed, and nothing of it has been seen to end. What comes of it."""
+        await self.connect()
+        told = await self.run()
+        await self.grant()
+        for receiver in self.receivers:
+            self.fabric.stall(receiver.endpoint.incarnation)
+        for _ in range(10):
+            await self.turn()
+            await self.steps()
+        return told
+
     def jobs(self) -> list[Job]:
         return [each.work._jobs[RoomId(1)] for each in self.ranks]
 

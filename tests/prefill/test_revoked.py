@@ -8,12 +8,11 @@ from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
-from services.transfer.interface import Endpoint, TransferError
 from services.wire.baton.v1 import group_pb2
 from services.wire.errors import NotConnected
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PrefillBench, Receiver, connect_request
-from tests.prefill.test_group import Group
+from tests.prefill.test_group import Group, refuses
 
 PROMPT = tuple(range(100, 110))
 GRANTED = (9, 2, 3)
@@ -130,29 +129,15 @@ async def test_every_rank_has_the_proof_whichever_reaches_the_new_place(
     unreached: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = Group()
-    await group.connect()
-    told = await group.run()
-    await group.grant()
-    for receiver in group.receivers:
-        group.fabric.stall(receiver.endpoint.incarnation)
-    for _ in range(10):
-        await group.turn()
-        await group.steps()
+    told = await group.writing()
     for bench, receiver in zip(group.ranks, group.receivers, strict=True):
         assert bench.transfer.pending(receiver.endpoint.incarnation) > 0
     group.receivers = [Receiver(group.fabric, Incarnation(each)) for each in (23, 1_023)]
     if unreached is not None:
-        cut_off(group.ranks[unreached], monkeypatch)
+        refuses(group.ranks[unreached], monkeypatch)
     (problem,) = await group.ask(group_pb2.Command(connect=group.request()))
     assert isinstance(problem, NotConnected) == (unreached is not None)
     await group.settle()
     assert await told == "memory_revoked"
     for each in group.ranks:
         each.close()
-
-
-def cut_off(bench: PrefillBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(peer: Endpoint) -> None:
-        raise TransferError(f"{peer.agent} cannot be reached")
-
-    monkeypatch.setattr(bench.transfer, "connect", connect)

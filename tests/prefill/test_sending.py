@@ -189,14 +189,7 @@ async def test_what_the_pages_of_a_room_that_failed_took_is_counted_too(slow: Pa
 
 async def test_every_rank_counts_what_its_pages_took() -> None:
     group = Group()
-    await group.connect()
-    told = await group.run()
-    await group.grant()
-    for receiver in group.receivers:
-        group.fabric.stall(receiver.endpoint.incarnation)
-    for _ in range(10):
-        await group.turn()
-        await group.steps()
+    told = await group.writing()
     for each in group.ranks:
         each.clock.advance(50)
     for receiver in group.receivers:

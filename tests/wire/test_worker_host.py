@@ -119,20 +119,25 @@ async def leading(
             await host.close()
 
 
-async def test_the_leader_of_a_broken_group_tells_the_bootstrap_then_its_streams_why_and_ends(
-    ended_with: list[StartupError],
-) -> None:
-    async with leading() as leader, channel_to(f"127.0.0.1:{leader.host.port}") as channel:
+async def last_word(leader: Leader) -> Cause | None:
+    """What an open stream is told when the turns end."""
+    async with channel_to(f"127.0.0.1:{leader.host.port}") as channel, asyncio.timeout(PATIENCE_S):
         call = inference_pb2_grpc.PrefillServiceStub(channel).RunRoom(inference_pb2.RunRoomRequest())
         replies = aiter(call)
         assert (await anext(replies)).HasField("accepted")
         leader.broke.set()
-        async with asyncio.timeout(PATIENCE_S):
-            outcome = (await anext(replies)).outcome
-            with pytest.raises(Ended):
-                await leader.serving
+        return outcome_from_wire((await anext(replies)).outcome)
+
+
+async def test_the_leader_of_a_broken_group_tells_the_bootstrap_then_its_streams_why_and_ends(
+    ended_with: list[StartupError],
+) -> None:
+    async with leading() as leader:
+        cause = await last_word(leader)
+        with pytest.raises(Ended):
+            await asyncio.wait_for(leader.serving, PATIENCE_S)
     text = f"prefill worker prefill-0: {WHY}"
-    assert outcome_from_wire(outcome) == Cause(Reason.GROUP_BROKEN, text)
+    assert cause == Cause(Reason.GROUP_BROKEN, text)
     [seen] = leader.said
     assert seen[-2:] == ["drain", f"prefill-0: {WHY}"]
     [error] = ended_with
@@ -143,18 +148,12 @@ async def test_the_leader_of_a_broken_group_tells_the_bootstrap_then_its_streams
 async def test_a_worker_whose_turns_end_by_anything_else_tells_its_streams_why(
     ended_with: list[StartupError],
 ) -> None:
-    ended_by = RuntimeError
-    async with leading(ended_by=ended_by) as leader, channel_to(f"127.0.0.1:{leader.host.port}") as channel:
-        call = inference_pb2_grpc.PrefillServiceStub(channel).RunRoom(inference_pb2.RunRoomRequest())
-        replies = aiter(call)
-        assert (await anext(replies)).HasField("accepted")
-        leader.broke.set()
-        async with asyncio.timeout(PATIENCE_S):
-            outcome = (await anext(replies)).outcome
-            with pytest.raises(ended_by, match=WHY[:20]):
-                await leader.serving
+    async with leading(ended_by=RuntimeError) as leader:
+        cause = await last_word(leader)
+        with pytest.raises(RuntimeError, match=WHY[:20]):
+            await asyncio.wait_for(leader.serving, PATIENCE_S)
     text = f"prefill worker prefill-0 ends: {WHY}"
-    assert outcome_from_wire(outcome) == Cause(Reason.PREFILL_LOST, text)
+    assert cause == Cause(Reason.PREFILL_LOST, text)
     assert not ended_with
 
 
