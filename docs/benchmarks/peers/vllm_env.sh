@@ -2,7 +2,8 @@
 #
 # PEER_VENV   where install.sh put it
 # MODEL_DIR   a directory with config.json, tokenizer and safetensors
-: "${PEER_VENV:?where install.sh put vLLM}" "${MODEL_DIR:?a model directory}"
+# DTYPE       bfloat16 or float32
+: "${PEER_VENV:?where install.sh put vLLM}" "${MODEL_DIR:?a model directory}" "${DTYPE:?bfloat16 or float32}"
 export PATH="$PEER_VENV/bin:$PATH"
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
@@ -16,7 +17,7 @@ IOMP=$(ls "$PEER_VENV"/lib/libiomp5.so 2>/dev/null || true)
 PRELOAD=$(printf '%s\n' "$TCMALLOC" "$IOMP" | sed '/^$/d' | paste -sd:)
 [ -n "$TCMALLOC" ] || echo "vllm_env: no libtcmalloc_minimal.so.4: vLLM will run without it" >&2
 
-COMMON=(--served-model-name model --dtype "${DTYPE:-bfloat16}" --host 127.0.0.1 --max-model-len 2048
+COMMON=(--served-model-name model --dtype "$DTYPE" --host 127.0.0.1 --max-model-len 2048
   --max-num-seqs 16 --no-enable-prefix-caching --disable-log-stats --disable-uvicorn-access-log)
 
 # serve_on CORES PORT ARGUMENT…: one server, kept to its cores

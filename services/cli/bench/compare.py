@@ -58,7 +58,8 @@ def compare(
         environ = {**os.environ, "PATH": os.pathsep.join((here, os.environ.get("PATH", os.defpath)))}
         if comparison.model:
             environ["MODEL_DIR"] = str(prepare(resolve(comparison.model), say))
-        specs = [filled(each, environ) for each in comparison.systems]
+        specs = tuple(filled(each, environ) for each in comparison.systems)
+        comparison = comparison.model_copy(update={"systems": specs})
         workload_of(comparison.load)
         facts = machine()
         log_folder = logs or Path(tempfile.mkdtemp(prefix="baton-compare-"))

@@ -149,6 +149,7 @@ def filled(spec: SystemSpec, environ: Mapping[str, str]) -> SystemSpec:
     ready = tuple(map(fill, spec.ready)) or (f"{fill(spec.url)}/health",)
     return spec.model_copy(
         update={
+            "about": fill(spec.about),
             "url": fill(spec.url),
             "start": tuple(map(fill, spec.start)),
             "ready": ready,
