@@ -4,6 +4,7 @@ from typing import Final
 
 import torch
 
+from services.engine.team import Team
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
 
@@ -42,9 +43,9 @@ def find_device(device: str, rank: int = 0) -> torch.device:
     return torch.device("cuda", number)
 
 
-def find_dtype(dtype: str, device: torch.device) -> str:
-    """`dtype`; auto is bfloat16 where `device` has instructions for it. Where it has none, a prompt takes
-    several times as long in bfloat16 as in float32."""
+def find_dtype(dtype: str, device: torch.device, team: Team) -> str:
+    """`dtype`, the same on all ranks; auto is bfloat16 where every rank's `device` has instructions for it.
+    Where it has none, a prompt takes several times as long in bfloat16 as in float32."""
     if dtype != AUTO:
         return dtype
     if device.type == "cuda":
@@ -52,7 +53,8 @@ def find_dtype(dtype: str, device: torch.device) -> str:
     else:
         told = torch.cpu.get_capabilities()
         multiplies = any(told.get(name) for name in BFLOAT16_OF_CPUS)
-    if multiplies:
+    if team.least(multiplies):
         return "bfloat16"
-    log.info("float32 is chosen: there are no instructions for bfloat16", device=str(device))
+    where = f"{device} of another rank" if multiplies else str(device)
+    log.info("float32 is chosen: there are no instructions for bfloat16", device=where)
     return "float32"

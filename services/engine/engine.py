@@ -13,6 +13,7 @@ from services.engine.attention import PagedStep
 from services.engine.checksum import PageSummer
 from services.engine.compiled import CompiledSteps
 from services.engine.compiler import kernel
+from services.engine.device import find_device, find_dtype
 from services.engine.graphs import RecordedSteps, recorded_steps
 from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
@@ -199,11 +200,12 @@ def load_engine(
     team = alone() if team is None else team
     if (team.topology, team.rank) != (topology or Topology(), rank):
         raise ValueError(f"rank {rank} of {topology} with a team of rank {team.rank} of {team.topology}")
+    dtype = find_dtype(dtype, find_device(device, team.rank), team)
     model = load_model(directory, dtype, device, team, load_format)
     geometry = model.geometry
     whole = KvLayout(
         model=model.facts.fingerprint,
-        dtype=model.dtype,
+        dtype=dtype,
         page_tokens=page_tokens,
         layers=tuple(range(geometry.layers)),
         kv_heads=tuple(range(geometry.kv_heads)),

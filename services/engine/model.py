@@ -21,7 +21,7 @@ from services.engine.attention import NAME, Attend, PagedStep, attending
 from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
 from services.engine.compiler import builds
 from services.engine.decoder import Decoder
-from services.engine.device import find_device, find_dtype
+from services.engine.device import find_device
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.memory import available_bytes
 from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
@@ -179,8 +179,8 @@ def load_model(
     team: Team | None = None,
     load_format: LoadFormat = LoadFormat.AUTO,
 ) -> Model:
-    """Load the model in `directory`, or the share of it that `team`'s rank has, straight in `dtype` ("auto",
-    "bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). `load_format`: whether with its own
+    """Load the model in `directory`, or the share of it that `team`'s rank has, straight in `dtype`
+    ("bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). `load_format`: whether with its own
     weights. Says nothing to the team.
 
     Raises ModelNotFound, ModelUnreadable, UnsupportedModel, CannotSplit, DeviceNotFound or StartupError.
@@ -188,27 +188,26 @@ def load_model(
     dummy = load_format is LoadFormat.DUMMY
     facts = read_model(directory, dummy=dummy)
     place = find_device(device, 0 if team is None else team.rank)
-    chosen = find_dtype(dtype, place)
     library_logging.disable_progress_bar()
     config = _configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config)
     if team is not None and team.topology.ranks > 1:
         share = share_of(facts.name, config, team)
-        module = _load_share(directory, facts.name, config, share, chosen, place, dummy=dummy)
-        return Model(module, facts, chosen, place, share)
+        module = _load_share(directory, facts.name, config, share, dtype, place, dummy=dummy)
+        return Model(module, facts, dtype, place, share)
     if not dummy:
         # The files' own numbers have 1 to 4 bytes: what they take in memory is judged by the least it can be.
-        least = sum(path.stat().st_size for path in weight_files(directory)) * DTYPES[chosen].itemsize // 4
+        least = sum(path.stat().st_size for path in weight_files(directory)) * DTYPES[dtype].itemsize // 4
         _check_memory(directory, place, least)
 
     def load() -> Any:
         if dummy:
-            return _load_dummies(directory, facts.name, config, chosen, place)
-        return _load(directory, facts.name, config, DTYPES[chosen]).to(place).eval().requires_grad_(False)
+            return _load_dummies(directory, facts.name, config, dtype, place)
+        return _load(directory, facts.name, config, DTYPES[dtype]).to(place).eval().requires_grad_(False)
 
     module = load()
     _check_logits(facts.name, module)
-    return Model(module, facts, chosen, place, load=load)
+    return Model(module, facts, dtype, place, load=load)
 
 
 def _configuration(directory: Path, name: str) -> Any:

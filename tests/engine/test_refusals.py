@@ -17,7 +17,7 @@ from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
 from services.engine.model import load_model
 from services.engine.share import CannotSplit
 from services.engine.supported import UnsupportedModel, refuse_by_configuration
-from services.engine.team import Mute
+from services.engine.team import Mute, alone
 from services.pages.topology import Topology
 from services.runtime.model_facts import ModelUnreadable, weight_files
 from tests.engine import tiny
@@ -178,8 +178,13 @@ def test_bfloat16_is_chosen_where_the_cpu_has_instructions_for_it(
     monkeypatch: pytest.MonkeyPatch, llama: Path, told: dict[str, object], dtype: str
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
-    assert load_model(llama, "auto", "cpu").dtype == dtype
-    assert load_model(llama, "bfloat16", "cpu").dtype == "bfloat16"
+    assert engine_in(llama, "auto") == dtype
+    assert engine_in(llama, "bfloat16") == "bfloat16"
+
+
+def engine_in(directory: Path, dtype: str) -> str:
+    engine = load_engine(directory, dtype=dtype, device="cpu", kv_cache_memory=1 << 20)
+    return engine.layout.dtype
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,18 @@ def test_bfloat16_is_chosen_where_the_gpu_has_instructions_for_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert find_dtype("auto", torch.device("cuda", 0)) == dtype
+    assert find_dtype("auto", torch.device("cuda", 0), alone()) == dtype
+
+
+def test_ranks_on_unlike_hosts_compute_in_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BesideAnOlderCpu(Mute):
+        def least(self, number: int) -> int:
+            return min(number, 0)
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    team = BesideAnOlderCpu(Topology(2), 0)
+    assert find_dtype("auto", torch.device("cpu"), team) == "float32"
+    assert find_dtype("bfloat16", torch.device("cpu"), team) == "bfloat16"
 
 
 def test_memory_for_less_than_a_page(llama: Path) -> None:
