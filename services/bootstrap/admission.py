@@ -8,7 +8,6 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final
 
 from services.bootstrap.metrics import BootstrapMetrics, Refused
@@ -22,6 +21,8 @@ from services.rooms.registry import Event, Registry, RoomEntry, Worker
 from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock
 
+LOOKED_AT_MAX: Final = 64
+"""How many that wait for other workers may be before one that there is space for."""
 QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
 TOO_LATE: Final = Cause(Reason.CANCELLED, "its time in the queue was over as it was opened")
 
@@ -39,7 +40,9 @@ class Retry:
     avoid: frozenset[Incarnation]
     """Workers that get the request only if there are no others."""
     wait_s: float
-    """How long a side without a ready worker is hoped to get one."""
+    """How long a side without a worker for it is hoped to get one."""
+    fits: bool = True
+    """The workers that it had could hold what is asked for now."""
 
 
 @dataclass(slots=True)
@@ -50,10 +53,6 @@ class _Asked:
     prompt: Sequence[int]
     """Until it is hashed, which is done once."""
     trace: TraceContext | None
-
-    @property
-    def avoid(self) -> frozenset[Incarnation]:
-        return frozenset() if self.retry is None else self.retry.avoid
 
 
 @dataclass(slots=True, eq=False)
@@ -145,20 +144,10 @@ class Admission:
         self.wake()
 
     def wake(self) -> None:
-        """A worker may have become ready, or have got space, or be gone: open rooms for those who wait,
-        oldest first, until one does not fit: what waits for another worker than the one that it avoids holds
-        up nobody who does not mind that one."""
+        """A worker may have become ready, or have got space, or be gone: open rooms for those who wait."""
         self._news.set()
         self._news.clear()
-        left: deque[_Waiting] = deque()
-        held_up: set[frozenset[Incarnation]] = set()
-        for each in self._queue:
-            if each.asked.avoid in held_up:
-                left.append(each)
-            elif not each.opened.done() and not self._serve(each):
-                held_up.add(each.asked.avoid)
-                left.append(each)
-        self._queue = left
+        self._serve_queue()
 
     def close(self, why: Cause) -> None:
         """Open no room any more. Whoever waits for one is told why."""
@@ -184,10 +173,26 @@ class Admission:
                 try:
                     return await self._open_in_turn(asked)
                 except NoSuchWorker as error:
-                    if isinstance(error, TooLarge) or self._ending or not await self._worker_news(until_s):
+                    hopeless = isinstance(error, TooLarge) and not retry.fits
+                    if hopeless or self._ending or not await self._worker_news(until_s):
                         raise
         finally:
             self.retrying.discard(retry.room)
+
+    def _serve_queue(self) -> None:
+        """Open rooms for those who wait and fit, oldest first: who waits for some workers holds up nobody who
+        fits others."""
+        looked_at: list[_Waiting] = []
+        try:
+            while self._queue and len(looked_at) < LOOKED_AT_MAX:
+                first = self._queue.popleft()
+                if first.opened.done() or self._serve(first):
+                    continue
+                looked_at.append(first)
+                if self._registry.all_full:
+                    break
+        finally:
+            self._queue.extendleft(reversed(looked_at))
 
     def _serve(self, waiting: _Waiting) -> bool:
         """Open its room, or tell it why there will be none. False when it has to wait on."""
@@ -203,10 +208,10 @@ class Admission:
         return True
 
     async def _open_in_turn(self, asked: _Asked) -> RoomEntry:
-        """At once, if nobody is before it who waits for the same and there is space; else when it is its
-        turn."""
+        """At once, if there is space, which those before it did not fit; else when it is its turn."""
+        self._serve_queue()
         before = len(self._queue) if asked.retry is None else self._retries()
-        if all(each.asked.avoid != asked.avoid for each in islice(self._queue, before)):
+        if before < LOOKED_AT_MAX:
             try:
                 return self._open(asked)
             except NoCapacity:
@@ -253,7 +258,7 @@ class Admission:
         retry = asked.retry
         if asked.prompt and self._registry.has_choice:
             asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt)), ()
-        pair = self._registry.place(asked.need, asked.avoid)
+        pair = self._registry.place(asked.need, frozenset() if retry is None else retry.avoid)
         entry = self._registry.open_room(
             asked.request_id,
             pair,

@@ -19,6 +19,7 @@ from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFa
 from services.rooms.errors import NoSuchWorker
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.registry import RoomEntry
 from services.rooms.request import Request
 from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry
@@ -98,7 +99,9 @@ class RequestStream:
             raise failure
         self._avoid |= {failed.worker(side).incarnation for side in guilty(cause.reason, self._room.teller)}
         request = replace(self._request, output=tuple(self._output))
-        retry = Retry(failed.id, cause.reason, frozenset(self._avoid), self._bounds.wait_s)
+        need = Need(request.prefill_tokens, request.tokens_max)
+        fits = all(need.on(side) <= failed.worker(side).tokens_max for side in Side)
+        retry = Retry(failed.id, cause.reason, frozenset(self._avoid), self._bounds.wait_s, fits)
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admission.admit(
@@ -139,8 +142,13 @@ class RoomBackend:
         self._bounds = bounds
 
     def limits(self) -> Limits:
-        most = self._rooms.registry.tokens_max
-        return Limits(self._context_tokens, most(Side.PREFILL), most(Side.DECODE))
+        registry = self._rooms.registry
+        return Limits(
+            self._context_tokens,
+            registry.tokens_max(Side.PREFILL),
+            registry.tokens_max(Side.DECODE),
+            registry.tokens_max_now(Side.DECODE),
+        )
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
         since_ms = self._rooms.clock.now_ms()

@@ -60,7 +60,7 @@ class Canary:
         registry = self._rooms.registry
         workers = [w for w in registry.workers() if w.state in _USABLE]
         self._tries = Counter({w.facts.incarnation: self._tries[w.facts.incarnation] for w in workers})
-        free = [worker for worker in workers if not registry.has_canary(worker)]
+        free = [worker for worker in workers if not worker.canaries]
         pairs = [
             (joining, partner)
             for joining in free

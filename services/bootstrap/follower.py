@@ -29,7 +29,7 @@ from services.wire.conversions import (
     request_to_wire,
     token_from_wire,
 )
-from services.wire.errors import RemoteError, WrongIncarnation
+from services.wire.errors import Draining, RemoteError, WrongIncarnation
 
 SIBLING_FAILED: Final = "a prompt of the same request failed"
 LINGER_S: Final = 10.0
@@ -269,6 +269,8 @@ class RoomStream:
             return Cause(LOST[side], f"{side.value} worker {facts.name} is another process now: {remote}")
         if not remote.unreachable:
             self._holding.discard(side)
+            if remote.kind == Draining.__name__:
+                self._rooms.registry.suspect(facts.incarnation)
             return Cause(Reason.REFUSED, f"{side.value} worker {facts.name}: {remote}")
         if remote.code is grpc.StatusCode.OK:
             return Cause(LOST[side], f"{side.value} worker {facts.name} ended without an outcome")

@@ -101,7 +101,8 @@ class Rooms:
 
     def follow(self, room: RoomId, on_end: Callable[[Cause], None]) -> None:
         """Call `on_end` when the room is failed from outside its own streams: at once if it was, between its
-        opening and this."""
+        opening and this. Both workers are about to be asked for it."""
+        self.registry.taken(room, Side)
         cause = self.registry.get(room).cause
         if cause is None:
             self._on_end[room] = on_end
@@ -157,7 +158,7 @@ class Rooms:
             for incarnation in self.registry.expired(now_ms):
                 self.lose(incarnation, "its lease ran out", proof=None)
             for entry in self.registry.unended(now_ms):
-                self.fail(entry.id, Cause(Reason.DEADLINE, "nobody ended the room in time"))
+                self.fail(entry.id, Cause(Reason.DEADLINE, _why_unended(entry)))
             for entry in self.registry.overdue(now_ms):
                 sides = ", ".join(sorted(side.value for side in entry.waiting_for))
                 self.timelines.tell(entry.id, "filed", f"not reported retired by {sides}")
@@ -179,3 +180,8 @@ class Rooms:
         await self.calls.finish()
         while self.links.rooms():  # noqa: ASYNC110 - once, while the process ends
             await asyncio.sleep(LOOK_S)
+
+
+def _why_unended(entry: RoomEntry) -> str:
+    sides = " and ".join(sorted(side.value for side in entry.waits_for_opener))
+    return f"its opener never brought it to {sides}" if sides else "nobody ended the room in time"

@@ -208,6 +208,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             return
         # Who says it is known: a line cannot be put into another's mouth.
         name = entry.worker(sides[0]).name if sides else CALLER
+        self._rooms.registry.taken(room, sides)
         source = f"{name}/{rank}" if rank else name
         for report in reports:
             if report.HasField("event"):

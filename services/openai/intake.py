@@ -139,6 +139,8 @@ def _max_tokens(asked: Asked, param: str, prompt_tokens: int, limits: Limits) ->
     """How many output tokens may come. Raises ApiError if the prompt or that many tokens do not fit."""
     room = _room(param, prompt_tokens, limits)
     if asked.max_tokens is None:
+        if limits.sequence_tokens_now:
+            room = min(room, max(_behind(prompt_tokens, limits.sequence_tokens_now), 1))
         return room if asked.default_tokens is None else min(room, asked.default_tokens)
     if asked.max_tokens > room:
         raise too_long(
@@ -165,8 +167,8 @@ def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
             param,
             f"'{param}' has {prompt_tokens} tokens; the prefill workers' caches hold {limits.prompt_tokens}.",
         )
-    if limits.sequence_tokens:  # the last token's KV is never needed
-        room = min(room, limits.sequence_tokens - prompt_tokens + 1)
+    if limits.sequence_tokens:
+        room = min(room, _behind(prompt_tokens, limits.sequence_tokens))
         if room < 1:
             raise too_long(
                 param,
@@ -174,6 +176,11 @@ def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
                 f"{limits.sequence_tokens}.",
             )
     return room
+
+
+def _behind(prompt_tokens: int, sequence_tokens: int) -> int:
+    """Output tokens that a cache of so many positions holds: the last one's KV is never needed."""
+    return sequence_tokens - prompt_tokens + 1
 
 
 def _not_a_token(param: str, id_: int, vocabulary: int) -> ApiError:

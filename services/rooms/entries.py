@@ -58,6 +58,8 @@ class Worker:
     proven: bool = False
     """A canary hand-over has passed through it."""
     rooms: set[RoomId] = field(default_factory=set)
+    canaries: set[RoomId] = field(default_factory=set)
+    """Those of them that no client asked for."""
     tokens: int = 0
     """KV positions that its open rooms may come to take there."""
     sent: Sent = field(init=False)
@@ -70,6 +72,21 @@ class Worker:
     def load(self) -> float:
         """The share of its cache that is spoken for."""
         return self.tokens / self.facts.tokens_max
+
+    @property
+    def is_serving(self) -> bool:
+        """It gets rooms, or may again as soon as it renews its lease."""
+        return self.state is WorkerState.READY or (self.state is WorkerState.SUSPECT and self.proven)
+
+    @property
+    def places_taken(self) -> int:
+        """Rooms of clients that it holds."""
+        return len(self.rooms) - len(self.canaries)
+
+    @property
+    def has_place(self) -> bool:
+        """For one more client's room, now."""
+        return self.state is WorkerState.READY and self.places_taken < self.facts.rooms_max
 
 
 class RoomPhase(Enum):
@@ -117,8 +134,15 @@ class RoomEntry:
     cause: Cause | None = None
     waiting_for: set[Side] = field(default_factory=lambda: set(Side))
     """Sides that have not reported the room retired."""
+    untaken: set[Side] = field(default_factory=lambda: set(Side))
+    """Sides that, as far as is known here, its opener has not asked for it yet."""
     events: list[Event] = field(default_factory=list)
     events_dropped: int = 0
+
+    @property
+    def waits_for_opener(self) -> set[Side]:
+        """Sides that hold it open, and that nobody brought it to."""
+        return self.untaken & self.waiting_for
 
     def worker(self, side: Side) -> WorkerFacts:
         return self.prefill if side is Side.PREFILL else self.decode

@@ -47,23 +47,33 @@ def place(
     return _best(_without(prefill, avoid), need), _best(_without(decode, avoid), need)
 
 
+def all_full(workers: Iterable[Worker]) -> bool:
+    """Some side has no place for any request."""
+    return {worker.facts.side for worker in workers if worker.has_place} != set(Side)
+
+
+def largest(workers: Iterable[Worker], side: Side) -> int:
+    """KV positions that a request may take on a side, of these workers; 0 without any."""
+    return max((worker.facts.tokens_max for worker in workers if worker.facts.side is side), default=0)
+
+
 def _able(workers: Iterable[Worker], side: Side, tokens: int) -> list[Worker]:
-    """Workers of a side that could ever hold so many tokens, at least one."""
+    """Workers of a side that could hold so many tokens, at least one: those that are ready, or, where none
+    is, those that may be again at once."""
     role = [worker for worker in workers if worker.facts.side is side]
-    ready = [worker for worker in role if worker.state is WorkerState.READY]
-    able = [worker for worker in ready if worker.facts.tokens_max >= tokens]
+    large = [worker for worker in role if worker.facts.tokens_max >= tokens]
+    if role and not large:
+        raise TooLarge(
+            f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest(role, side)}"
+        )
+    able = [worker for worker in large if worker.state is WorkerState.READY]
+    able = able or [worker for worker in large if worker.is_serving]
     if able:
         return able
-    largest = max((worker.facts.tokens_max for worker in role), default=tokens)
-    if largest < tokens:
-        raise TooLarge(f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest}")
-    suspects = [worker for worker in role if worker.state is WorkerState.SUSPECT]
-    if any(worker.facts.tokens_max >= tokens for worker in suspects):
-        raise NoCapacity(f"a stream to every {side.value} worker broke: waiting for one to renew its lease")
+    ready = largest([worker for worker in role if worker.state is WorkerState.READY], side)
     if ready:
-        largest = max(worker.facts.tokens_max for worker in ready)
         raise NoSuchWorker(
-            f"no {side.value} worker that is ready can hold {tokens} tokens: the largest holds {largest}"
+            f"no {side.value} worker that is ready can hold {tokens} tokens: the largest holds {ready}"
         )
     raise NoSuchWorker(f"no {side.value} worker is ready")
 
@@ -76,9 +86,11 @@ def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]
 def _best(able: list[Worker], need: Need) -> Worker:
     """Of those with a free place that are not overloaded, the one that was sent most of the prompt; of those
     the one with the smallest share of its cache spoken for."""
-    free = [worker for worker in able if len(worker.rooms) < worker.facts.rooms_max]
+    free = [worker for worker in able if worker.has_place]
     if not free:
         side = able[0].facts.side.value
+        if able[0].state is WorkerState.SUSPECT:
+            raise NoCapacity(f"a stream to every {side} worker broke: waiting for one to renew its lease")
         raise NoCapacity(f"every {side} worker holds as many rooms as it may")
     most = min(worker.load for worker in free) + OVERLOADED
     near = [worker for worker in free if worker.load <= most]

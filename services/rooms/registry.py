@@ -7,7 +7,7 @@ carries placement.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
@@ -21,7 +21,7 @@ from services.rooms.errors import (
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.index import RoomIndex
 from services.rooms.phases import Side
-from services.rooms.placement import Need, place
+from services.rooms.placement import Need, all_full, largest, place
 
 __all__ = ["Event", "Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
 
@@ -32,9 +32,10 @@ CLOSING_MS = 60_000
 OPEN_MS_MAX = 4 * 3_600_000
 """How long a room may be open. Above every phase's deadline on the workers: it ends rooms whose opener
 is gone (`room-ends`)."""
+UNTAKEN_MS = 60_000
+"""How long a room waits for its opener to bring it to both workers."""
 UNTOLD_MS = 10_000
 """How long a room that both workers gave back waits for its opener to say how it ended."""
-SERVING = frozenset({WorkerState.READY, WorkerState.SUSPECT})
 CANARIES_KEPT = 64
 """Canaries' rooms are kept apart: a worker that never gets ready makes one a second."""
 
@@ -165,12 +166,20 @@ class Registry:
         """The best pair (`services.rooms.placement`). Raises NoSuchWorker and NoCapacity."""
         return place(self._workers.values(), need, avoid)
 
+    @property
+    def all_full(self) -> bool:
+        """No request of any client would get a room."""
+        return all_full(self._workers.values())
+
     def tokens_max(self, side: Side) -> int:
-        """KV positions that a request may take on a side: of the workers that get rooms now or may again at
-        once, or, where there are none, of those that are there; 0 without any."""
-        role = [worker for worker in self._workers.values() if worker.facts.side is side]
-        serving = [worker for worker in role if worker.state in SERVING]
-        return max((worker.facts.tokens_max for worker in serving or role), default=0)
+        """KV positions that a request may ever take on a side, of the workers that are there; 0 without
+        any."""
+        return largest(self._workers.values(), side)
+
+    def tokens_max_now(self, side: Side) -> int:
+        """The same of workers that get rooms now or may again at once, if there are any."""
+        serving = [worker for worker in self._workers.values() if worker.is_serving]
+        return largest(serving, side) or self.tokens_max(side)
 
     @property
     def has_choice(self) -> bool:
@@ -206,6 +215,8 @@ class Registry:
         self.index.opened(entry)
         for worker in pair:
             worker.rooms.add(room)
+            if canary:
+                worker.canaries.add(room)
             worker.tokens += entry.tokens_on(worker.facts.side)
             worker.sent.add(need.blocks)
         return entry
@@ -219,10 +230,6 @@ class Registry:
     def find(self, request_id: str) -> list[RoomEntry]:
         """Rooms of one request id, exactly, newest first: those of its retries, and a client may reuse it."""
         return list(self.index.named(request_id))
-
-    def has_canary(self, worker: Worker) -> bool:
-        """Does it hold a canary's room?"""
-        return any(self._open[room].canary for room in worker.rooms)
 
     def rooms(self) -> Iterator[RoomEntry]:
         """Newest first: the open ones, then the kept ones."""
@@ -278,9 +285,15 @@ class Registry:
         self._unload(entry, side)
         self._file_if_retired(entry)
 
+    def taken(self, room: RoomId, sides: Iterable[Side]) -> None:
+        """Its opener brought it to these sides. Unknown rooms are ignored."""
+        entry = self._open.get(room)
+        if entry is not None:
+            entry.untaken.difference_update(sides)
+
     def unended(self, now_ms: int) -> list[RoomEntry]:
-        """Rooms whose opener is gone: open for OPEN_MS_MAX, or given back by both workers UNTOLD_MS ago.
-        `end` them, and cancel them on their workers."""
+        """Rooms whose opener is gone: not brought to both workers in UNTAKEN_MS, open for OPEN_MS_MAX, or
+        given back by both workers UNTOLD_MS ago. `end` them, and cancel them on their workers."""
         late = []
         for entry in self._open.values():
             if entry.phase is RoomPhase.CLOSING:
@@ -288,7 +301,8 @@ class Registry:
             if not entry.waiting_for and entry.untold_ms is None:
                 entry.untold_ms = now_ms
             untold = entry.untold_ms is not None and now_ms >= entry.untold_ms + UNTOLD_MS
-            if untold or now_ms >= entry.opened_ms + OPEN_MS_MAX:
+            open_max_ms = UNTAKEN_MS if entry.waits_for_opener else OPEN_MS_MAX
+            if untold or now_ms >= entry.opened_ms + open_max_ms:
                 late.append(entry)
         return late
 
@@ -319,6 +333,7 @@ class Registry:
         worker = self._workers.get(entry.worker(side).incarnation)
         if worker is not None and entry.id in worker.rooms:
             worker.rooms.discard(entry.id)
+            worker.canaries.discard(entry.id)
             worker.tokens -= entry.tokens_on(side)
 
     def _file_if_retired(self, entry: RoomEntry) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -162,12 +162,16 @@ class WorkerHost:
         except Exception as error:
             for helper in helpers:
                 helper.cancel()
-            if isinstance(error, role.broken):
-                await self._end_group(role, lease, error)
             name = f"{self._settings.role} worker {self._settings.name}"
-            lost = Reason(f"{self._settings.role}_lost")
+            if isinstance(error, role.broken):
+                self._lost = f"{self._settings.name}: {error}"
+                log.error("the group broke", cause=self._lost)  # noqa: TRY400
+                await self._break_off(role, lease, Cause(Reason.GROUP_BROKEN, f"{name}: {error}"))
+                end_now(GroupLost(self._lost))
+            self._lost = f"{self._settings.name} ends: {error}"
             log.error("the worker ends", cause=f"{type(error).__name__}: {error}")  # noqa: TRY400
-            await self._break_off(role, error, Cause(lost, f"{name} ends: {error}"))
+            lost = Reason(f"{self._settings.role}_lost")
+            await self._break_off(role, lease, Cause(lost, f"{name} ends: {error}"))
             raise
         finally:
             for task in (turns, stopping, *helpers):
@@ -181,23 +185,15 @@ class WorkerHost:
         await self.channels.close()
         await self._pages.stop()
 
-    async def _end_group(self, role: Role, lease: LeaseKeeper, error: Exception) -> NoReturn:
-        """End the process, after a word to the bootstrap, so that no room comes here any more, and then to
-        everyone who waits for one."""
-        self._lost = f"{self._settings.name}: {error}"
-        log.error("the group broke", cause=self._lost)
+    async def _break_off(self, role: Role, lease: LeaseKeeper, cause: Cause) -> None:
+        """A word to the bootstrap, so that no room comes here any more, and then to everyone who waits for
+        one: why none ends well."""
         await self.server.set_serving(serving=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain()
-        cause = Cause(Reason.GROUP_BROKEN, f"{self._settings.role} worker {self._lost}")
-        await self._break_off(role, error, cause)
-        end_now(GroupLost(self._lost))
-
-    async def _break_off(self, role: Role, error: Exception, cause: Cause) -> None:
-        """Tell everyone who waits for a room why none ends well any more."""
         role.break_off(cause)
-        self.mailbox.fail(Draining(f"this worker ends: {error}"))
+        self.mailbox.fail(Draining(cause.text))
         self._spans.cut_off(cause)
         await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
 

@@ -72,6 +72,7 @@ class Worker:
     choose: Callable[[Request], Sequence[Step]] | None = None
     """The script for what is asked, instead."""
     address: str = ""
+    tokens_max: int = 1_000
     rooms_max: int = 2
     pid: int = 0
     late_s: float = 0.0
@@ -95,7 +96,7 @@ class Worker:
             self.address,
             "model",
             (("dtype", "float32"),),
-            tokens_max=1_000,
+            tokens_max=self.tokens_max,
             rooms_max=self.rooms_max,
             pid=self.pid,
         )

@@ -1,14 +1,16 @@
 """Who gets the next place, who is told to come back later, and what does nobody keep?"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
 from services.bootstrap.admission import QueueFull, Retry
 from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge
 from services.rooms.ids import Incarnation, RoomId
-from services.rooms.registry import RoomEntry, RoomPhase
+from services.rooms.phases import Side
+from services.rooms.placement import Need
+from services.rooms.registry import UNTAKEN_MS, RoomEntry, RoomPhase, Worker
 from services.runtime.party import Party
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.wire.servers import until
@@ -56,9 +58,8 @@ async def test_nobody_overtakes_the_queue(at: House) -> None:
     at.registry.side_retired(RoomId(1), at.prefill.side)  # space, and nobody was woken yet
     at.registry.side_retired(RoomId(1), at.decode.side)
     second = late(at, "b")
-    await until(lambda: at.admission.queued() == 2)
-    at.rooms.renew(at.prefill.incarnation)
     assert (await first).request_id == "a"
+    assert [name for name, _ in at.admission.waiting()] == ["b"]
     second.cancel()
 
 
@@ -125,10 +126,68 @@ async def test_a_prompt_is_hashed_once_however_often_it_is_looked_at(
 
 
 async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:
-    retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
+    retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0, fits=False)
     with pytest.raises(TooLarge, match="no prefill worker can hold"):
         await asyncio.wait_for(at.admission.admit("a", 10**9, 10**9, retry), 20)
     assert at.admission.queued() == 0
+
+
+async def test_what_the_worker_that_is_gone_could_hold_is_hoped_for(at: House) -> None:
+    small = DecodeWorker("decode-small", at.decode.side, Incarnation(23), address=at.decode.address)
+    small.tokens_max = 100
+    at.join(small)
+    at.rooms.exited("decode-0", 222)
+    retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
+    waiting = asyncio.ensure_future(at.admission.admit("a", 3, 500, retry))
+    await until(lambda: at.admission.queued() == 1)
+    at.decode.incarnation = Incarnation(24)
+    at.join(at.decode)
+    assert (await waiting).decode.name == "decode-0"
+
+
+async def test_no_starvation_what_waits_for_a_large_worker_leaves_the_small_one_to_others(at: House) -> None:
+    small = DecodeWorker(
+        "decode-small", at.decode.side, Incarnation(23), rooms_max=9, address=at.decode.address
+    )
+    small.tokens_max = 100
+    at.join(small)
+    more = PrefillWorker(
+        "prefill-1", at.prefill.side, Incarnation(12), rooms_max=99, address=at.prefill.address
+    )
+    at.join(more)
+    for number in range(at.decode.rooms_max):
+        await at.admission.admit(f"large-{number}", 3, 500)
+    large = [asyncio.ensure_future(at.admission.admit(f"late-{number}", 3, 500)) for number in range(2)]
+    await until(lambda: at.admission.queued() == 2)
+    assert (await at.admission.admit("small", 3, 5)).decode.name == "decode-small"
+    at.rooms.answered(RoomId(1))
+    at.retired(1)
+    assert (await large[0]).decode.name == "decode-0"
+    large[1].cancel()
+
+
+async def test_a_place_that_is_free_costs_no_look_at_all_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with house(max_queue=300) as at:
+        await fill(at)
+        waiting = [late(at, str(number)) for number in range(200)]
+        await until(lambda: at.admission.queued() == 200)
+        looks: list[Need] = []
+        place = at.registry.place
+
+        def counted(need: Need, avoid: Collection[Incarnation] = ()) -> tuple[Worker, Worker]:
+            looks.append(need)
+            return place(need, avoid)
+
+        monkeypatch.setattr(at.registry, "place", counted)
+        at.rooms.answered(RoomId(1))
+        at.retired(1)
+        assert (await waiting[0]).request_id == "0"
+        assert len(looks) <= 4, "one room, one look that fails, at each of the two sides that report"
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_past_its_bound_the_queue_takes_nobody(at: House) -> None:
@@ -200,6 +259,7 @@ async def test_who_waits_for_a_role_that_is_gone_is_told_so(at: House) -> None:
 async def test_time_ends_leases_rooms_that_nobody_reports_and_queues_that_nobody_woke(at: House) -> None:
     await fill(at)
     at.rooms.answered(RoomId(1))
+    at.rooms.follow(RoomId(2), lambda _: None)
     waiting = late(at, "a")
     await until(lambda: at.admission.queued() == 1)
     keeper = asyncio.ensure_future(at.rooms.keep_time())
@@ -217,6 +277,25 @@ async def test_time_ends_leases_rooms_that_nobody_reports_and_queues_that_nobody
     causes = {at.entry(room).cause for room in (2, 3)}
     assert {cause.reason.value for cause in causes if cause} == {"prefill_lost"}
     assert all("its lease ran out" in cause.text for cause in causes if cause)
+    keeper.cancel()
+
+
+async def test_a_room_that_its_opener_forgets_gives_its_places_back(at: House) -> None:
+    for number in (1, 2):
+        await at.admission.admit(f"{number}", 3, 5)
+    at.registry.taken(RoomId(2), {Side.DECODE})
+    at.prefill.absent = at.decode.absent = {1, 2}
+    keeper = asyncio.ensure_future(at.rooms.keep_time())
+    at.clock.advance(UNTAKEN_MS)
+    for worker in (at.prefill, at.decode):
+        at.rooms.renew(worker.incarnation)
+    await until(lambda: at.registry.open_count() == 0)
+    causes = [at.entry(room).cause for room in (1, 2)]
+    text = "its opener never brought it to"
+    assert causes == [
+        Cause(Reason.DEADLINE, f"{text} {which}") for which in ("decode and prefill", "prefill")
+    ]
+    assert all(worker.tokens == 0 for worker in at.registry.workers())
     keeper.cancel()
 
 

@@ -353,6 +353,19 @@ async def test_a_worker_that_broke_a_stream_is_tried_again_once_it_has_renewed()
         assert await reading == ([7, 8, 9], "length")
 
 
+async def test_a_worker_that_says_it_ends_gets_no_rooms_while_it_does() -> None:
+    """It ends its rooms by outcomes, and then refuses others: the request must not spend its rooms on that."""
+    async with house(rooms_max=3, places=4) as at:
+        at.prefill.scripts, at.prefill.script = [prefills(), [accepted(P)]], prefills()
+        lost = [accepted(D), tokens(0, [7]), ended(D, Cause(Reason.DECODE_LOST, "decode-0 ends: a bug"))]
+        at.decode.scripts, at.decode.script = [lost, [Draining("decode-0 ends: a bug")]], decodes()
+        reading = asyncio.ensure_future(read(await at.backend.generate(asked())))
+        await until(lambda: at.admission.queued() == 1)
+        assert at.decode.called == [1, 2]
+        at.rooms.renew(at.decode.incarnation)
+        assert await reading == ([7, 8, 9], "length")
+
+
 async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one() -> None:
     """It says so at once, again and again: the request must not spend its rooms on that."""
     async with house(rooms_max=3) as at:
@@ -370,10 +383,9 @@ async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one
         assert cause.reason is Reason.PREFILL_LOST
 
 
-@pytest.mark.parametrize("error", [RosterFull("all places are taken"), Draining("this worker is draining")])
-async def test_a_refusal_is_retried_like_any_other_failure(error: Exception) -> None:
+async def test_a_refusal_is_retried_like_any_other_failure() -> None:
     async with house(rooms_max=2) as at:
-        at.prefill.scripts = [[error], prefills()]
+        at.prefill.scripts = [[RosterFull("all places are taken")], prefills()]
         at.decode.scripts, at.decode.script = [[accepted(D)]], decodes()
         assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "length")
 

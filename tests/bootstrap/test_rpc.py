@@ -11,6 +11,7 @@ from services.bootstrap import rpc
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import outcome_to_wire
@@ -100,6 +101,7 @@ async def test_a_line_is_put_down_under_the_name_of_whoever_sent_it(client: Clie
     await client.call(client.rooms.ReportRooms, request)
     await client.report(0, rooms_pb2.RoomReport(room=room, event=event))
     entry = client.at.entry(room)
+    assert entry.waits_for_opener == {Side.PREFILL}, "decode has heard of it"
     assert [each.source for each in entry.events] == ["bootstrap", "decode-0", "decode-0/3", "caller"]
     assert len(entry.waiting_for) == 2, "that a room was given back is the leader's word"
 

@@ -1,6 +1,7 @@
 """Does the bootstrap know its workers, place rooms fairly, and keep every room until it is over?"""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -25,6 +26,7 @@ from services.rooms.registry import (
     DEPARTED_MAX,
     EVENTS_PER_ROOM_MAX,
     OPEN_MS_MAX,
+    UNTAKEN_MS,
     UNTOLD_MS,
     Registry,
 )
@@ -265,6 +267,32 @@ def test_a_suspect_gets_no_rooms_until_it_renews_and_is_worth_waiting_for(stack:
         pair(stack)
 
 
+def test_a_missing_side_is_told_even_while_the_other_is_suspect(stack: Registry) -> None:
+    stack.suspect(P1.incarnation)
+    stack.drain(D1.incarnation)
+    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+        pair(stack)
+
+
+def test_a_suspect_that_was_never_proven_is_not_worth_waiting_for(stack: Registry) -> None:
+    stack.drain(D1.incarnation)
+    stack.register(D2, 0)
+    stack.suspect(D2.incarnation)
+    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+        pair(stack)
+
+
+def test_a_canary_takes_no_place_that_a_client_is_given() -> None:
+    stack = registry_of(replace(P1, rooms_max=1), replace(D1, rooms_max=1))
+    canary = stack.open_room("canary", pair(stack), Need(1, 2), 0, canary=True)
+    entry = opened(stack)
+    with pytest.raises(NoCapacity, match="holds as many rooms as it may"):
+        pair(stack)
+    over(stack, entry)
+    over(stack, canary)
+    assert [(worker.rooms, worker.canaries) for worker in stack.workers()] == [(set(), set())] * 2
+
+
 def test_an_unproven_suspect_is_to_be_proven_first(stack: Registry) -> None:
     stack.register(D2, 0)
     stack.suspect(D2.incarnation)
@@ -316,17 +344,26 @@ def test_what_a_worker_that_is_not_ready_could_hold_may_be_hoped_for(state: Work
 def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> None:
     stack = registry_of(P1, replace(D1, tokens_max=100))
     stack.register(replace(D2, tokens_max=200), 0)
-    assert stack.tokens_max(Side.DECODE) == 100, "the larger one gets none yet"
-    stack.proven(D2.incarnation)
-    assert stack.tokens_max(Side.DECODE) == 200
+    both = partial(holding, stack)
+    assert both() == (200, 100), "the larger one gets none yet"
     stack.suspect(D2.incarnation)
-    assert stack.tokens_max(Side.DECODE) == 200, "it will again in a moment"
+    assert both() == (200, 100), "nor when it renews"
+    stack.renew(D2.incarnation, 0)
+    stack.proven(D2.incarnation)
+    assert both() == (200, 200)
+    stack.suspect(D2.incarnation)
+    assert both() == (200, 200), "it will again in a moment"
     stack.drain(D2.incarnation)
-    assert stack.tokens_max(Side.DECODE) == 100
+    assert both() == (200, 100)
     stack.leave(D1.incarnation, None)
-    assert stack.tokens_max(Side.DECODE) == 200, "better than nothing to go by"
+    assert both() == (200, 200), "better than nothing to go by"
     stack.leave(D2.incarnation, None)
-    assert stack.tokens_max(Side.DECODE) == 0
+    assert both() == (0, 0)
+
+
+def holding(stack: Registry) -> tuple[int, int]:
+    """What a request may take in decode, ever and now."""
+    return stack.tokens_max(Side.DECODE), stack.tokens_max_now(Side.DECODE)
 
 
 def test_a_request_is_charged_to_each_side_with_what_it_takes_there(stack: Registry) -> None:
@@ -532,6 +569,19 @@ def test_room_ends_a_room_that_nobody_ends_comes_to_light(stack: Registry) -> No
     stack.end(entry.id, Cause(Reason.DEADLINE, "nobody ended it"), 200)
     assert stack.unended(10**12) == []
     assert stack.open_count() == 0
+
+
+@pytest.mark.parametrize("asked", [(), (Side.PREFILL,), (Side.DECODE,)])
+def test_room_ends_a_room_that_its_opener_brings_nowhere_ends_soon(
+    stack: Registry, asked: tuple[Side, ...]
+) -> None:
+    entry = opened(stack, now_ms=100)
+    stack.taken(entry.id, asked)
+    assert stack.unended(100 + UNTAKEN_MS - 1) == []
+    assert stack.unended(100 + UNTAKEN_MS) == [entry]
+    stack.taken(entry.id, Side)
+    assert stack.unended(100 + UNTAKEN_MS) == []
+    assert stack.unended(100 + OPEN_MS_MAX) == [entry]
 
 
 def test_room_ends_a_room_that_both_workers_gave_back_waits_for_its_opener_and_no_longer(

@@ -154,6 +154,8 @@ async def test_a_worker_whose_turns_end_by_anything_else_tells_its_streams_why(
             await asyncio.wait_for(leader.serving, PATIENCE_S)
     text = f"prefill worker prefill-0 ends: {WHY}"
     assert cause == Cause(Reason.PREFILL_LOST, text)
+    [seen] = leader.said
+    assert seen[-2:] == ["drain", f"prefill-0 ends: {WHY}"]
     assert not ended_with
 
 

@@ -95,7 +95,7 @@ def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
         "topology": facts.topology,
         "ranks": ranks_of(facts),
         "lease_left_ms": max(worker.lease_until_ms - now_ms, 0),
-        "rooms": len(worker.rooms),
+        "rooms": worker.places_taken,
         "rooms_max": facts.rooms_max,
         "tokens": worker.tokens,
         "tokens_max": facts.tokens_max,

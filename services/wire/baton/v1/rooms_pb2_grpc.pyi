@@ -35,7 +35,8 @@ class RoomServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RoomServiceAsyncStub: ...
     OpenRoom: _grpc.UnaryUnaryMultiCallable[_rooms_pb2.OpenRoomRequest, _rooms_pb2.OpenRoomReply]
     """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
-    both workers itself (inference.proto) and ends the room with CancelRoom or by reporting its outcome.
+    both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
+    fails. It ends the room with CancelRoom or by reporting its outcome.
     """
     WatchRoom: _grpc.UnaryStreamMultiCallable[_rooms_pb2.WatchRoomRequest, _rooms_pb2.RoomEvent]
     """The room's timeline so far, then each new event, until it is retired."""
@@ -53,7 +54,8 @@ class RoomServiceAsyncStub(RoomServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenRoom: _aio.UnaryUnaryMultiCallable[_rooms_pb2.OpenRoomRequest, _rooms_pb2.OpenRoomReply]  # type: ignore[assignment]
     """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
-    both workers itself (inference.proto) and ends the room with CancelRoom or by reporting its outcome.
+    both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
+    fails. It ends the room with CancelRoom or by reporting its outcome.
     """
     WatchRoom: _aio.UnaryStreamMultiCallable[_rooms_pb2.WatchRoomRequest, _rooms_pb2.RoomEvent]  # type: ignore[assignment]
     """The room's timeline so far, then each new event, until it is retired."""
@@ -74,7 +76,8 @@ class RoomServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_rooms_pb2.OpenRoomReply, _abc.Awaitable[_rooms_pb2.OpenRoomReply]]:
         """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
-        both workers itself (inference.proto) and ends the room with CancelRoom or by reporting its outcome.
+        both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
+        fails. It ends the room with CancelRoom or by reporting its outcome.
         """
 
     @_abc_1.abstractmethod
