@@ -199,8 +199,10 @@ class DecodeWork:
             case Effect.ADMIT:
                 self._admit(job)
             case Effect.STOP:
+                self._distrust(room)
                 self._answers.end_early(job)
             case Effect.FENCE:
+                self._distrust(room)
                 self._fail(job)
             case Effect.RELEASE:
                 self._retire(job)
@@ -260,6 +262,12 @@ class DecodeWork:
         self._reporter.note(job.receiver.id, "admitted")
         self._answers.emit(job, Token(record.first_token, record.first_logprob, record.alternatives))
 
+    def _distrust(self, room: Room) -> None:
+        """A page that it shared may be why its step failed: nobody else is to begin with that, least of all
+        the request's next room, which comes before this one is released."""
+        if room.ended_for is Reason.ENGINE_FAILED:
+            self._holdings.distrust(room.id)
+
     def _fail(self, job: Job) -> None:
         receiver = job.receiver
         self._answers.end_early(job)
@@ -280,8 +288,7 @@ class DecodeWork:
         if job.finished and not receiver.stopping:
             # Of one that was stopped, the ranks need not have seen the same steps end.
             self._holdings.keep(receiver.id, job.computed)
-        # A page that it shared may be why: nobody else is to begin with that.
-        self._holdings.give_back(receiver.id, spoiled=receiver.ended_for is Reason.ENGINE_FAILED)
+        self._holdings.give_back(receiver.id)
         self.roster.retire(receiver.id, self._clock.now_ms())
         del self._jobs[receiver.id]
         self._metrics.worker.room_retired(receiver)

@@ -117,10 +117,13 @@ class KeptGroup:
         cache.read(layer, pages, there.unflatten(2, (len(pages), -1)).flatten(3).permute(2, 1, 0, 3))
 
     def _vacate(self, slot: int) -> None:
+        left = self._stops[slot]
         sequence, stop = self.sequences.pop(), self._stops.pop()
         last = len(self.sequences)
         if slot < last:
             self._block[:, :, slot, :, :stop] = self._block[:, :, last, :, :stop]
+            # As in `add`: what one leaves behind may be no numbers, by which its step failed.
+            self._block[:, :, slot, :, stop:left] = 0
             self.sequences[slot], self._stops[slot] = sequence, stop
 
 

@@ -118,6 +118,17 @@ class Holdings:
         holding.shared = len(entered.way)
         return holding
 
+    def distrust(self, room: int) -> None:
+        """What the room shares may not hold what it should: nobody begins with it from now on; who has, goes
+        on. The same on all ranks, and before `quarantine`, by which it shares nothing any more."""
+        holding = self._held.get(room)
+        if holding is None:
+            return
+        if holding.standing is Standing.QUARANTINED:
+            raise IllegalPageMove(f"room {room}: what it shared is not known any more")
+        if holding.shared:
+            self.prefixes.distrust(holding.pages[0])
+
     def quarantine(self, room: int) -> bool:
         """The room failed. What was exposed waits for a proof, the rest is free at once.
 
@@ -136,16 +147,14 @@ class Holdings:
         holding.standing = Standing.QUARANTINED
         return True
 
-    def give_back(self, room: int, *, spoiled: bool = False) -> bool:
+    def give_back(self, room: int) -> bool:
         """Return everything (`exits-release-all`). The caller holds the proof that no write can land.
-        `spoiled`: what the room shared is to be begun with by nobody any more. Idempotent."""
+        Idempotent."""
         holding = self._held.get(room)
         if holding is None:
             return False
         if holding.standing is Standing.EXPOSED:
             raise IllegalPageMove(f"room {room}: exposed memory must be committed or quarantined first")
-        if spoiled and holding.shared:
-            self.prefixes.distrust(holding.pages[0])
         self._unpin(holding)
         self.pages.release(holding.pages)
         self.slots.release(holding.slot)

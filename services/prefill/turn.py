@@ -210,8 +210,10 @@ class PrefillWork:
                 job.reply(inference_pb2.RunRoomReply(outcome=outcome_to_wire(None)))
                 job.sender.note(Finished())
             case Effect.STOP:
+                self._distrust(room)
                 self._reporter.note(room.id, "stopped", "after its outcome was reported")
             case Effect.FENCE:
+                self._distrust(room)
                 self._fail(job)
             case Effect.RELEASE:
                 self._retire(job)
@@ -257,6 +259,12 @@ class PrefillWork:
             self._sending.conclude(job)
             self._sending.see(job, beside=not self._computing.free)
 
+    def _distrust(self, room: Room) -> None:
+        """A page that it shared may be why its step failed: nobody else is to begin with that, least of all
+        the request's next room, which comes before this one is released."""
+        if room.ended_for is Reason.ENGINE_FAILED:
+            self._holdings.distrust(room.id)
+
     def _fail(self, job: Job) -> None:
         cause = job.sender.cause
         if cause is None:
@@ -269,8 +277,7 @@ class PrefillWork:
     def _retire(self, job: Job) -> None:
         """The one way out of every table that knows the room (`one-retire`)."""
         sender = job.sender
-        # A page that it shared may be why: nobody else is to begin with that.
-        self._holdings.give_back(sender.id, spoiled=sender.ended_for is Reason.ENGINE_FAILED)
+        self._holdings.give_back(sender.id)
         self.roster.retire(sender.id, self._clock.now_ms())
         del self._jobs[sender.id]
         for closed in job.closers:

@@ -3,7 +3,8 @@
 signal              first: the shutdown event is set, the service drains;  second: exit at once
 returns             exit code 0, or the number it returned
 StartupError        one line on stderr, its exit code, no traceback
-GroupLost, EngineStuck    the same, at once: no thread is waited for
+GroupLost, EngineStuck    the same, at once: no thread is waited for; raised while something else was ending
+                    the process, that one is told as it would have been, and has its code
 StopAsked           exit code 0, at once as well
 anything else       a bug: the traceback, exit code 1
 a crash of a library    where each thread was, on stderr
@@ -14,18 +15,21 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, TypeVar
 
 import uvloop
 
-from services.runtime.errors import EngineStuck, GroupLost, StartupError
+from services.runtime.errors import EXIT_FAILED, EngineStuck, GroupLost, StartupError
 from services.runtime.logging import Log
 
 log = Log(__name__)
 
 TOLD: Final = "baton: error: "
 """How the one line begins."""
+BESIDES: Final = "baton: as it ended: "
+"""And another one behind it, which is not why."""
 
 Main = Callable[[asyncio.Event], Awaitable[int | None]]
 Outcome = TypeVar("Outcome")
@@ -61,12 +65,11 @@ def run(main: Main) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(with_signals()) or 0
-    except StartupError as error:
-        return tell(error)
-    except BaseExceptionGroup as group:
-        if group.split(StartupError)[1] is not None:
+    except (StartupError, BaseExceptionGroup) as error:
+        expected = _expected(error)
+        if expected is None:
             raise
-        return tell(_first(group))
+        return tell(expected)
 
 
 async def unless_stopped(shutdown: asyncio.Event, starting: Awaitable[Outcome]) -> Outcome:
@@ -85,13 +88,24 @@ async def unless_stopped(shutdown: asyncio.Event, starting: Awaitable[Outcome]) 
 
 def tell(error: StartupError) -> int:
     """Write the error's one line to stderr. Returns the exit code."""
-    print(f"{TOLD}{' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
+    _say(TOLD, error)
     return error.exit_code
 
 
 def end_now(error: StartupError) -> NoReturn:
-    """End the process with the error's line and code, whatever its threads are doing."""
-    _leave(tell(error))
+    """End the process with the error's line and code, whatever its threads are doing. Where it was raised
+    while another one, which is not its cause, was on its way out, that one's words come first, with its code.
+    """
+    before = None if error.__suppress_context__ else error.__context__
+    if before is None or isinstance(before, StopAsked | asyncio.CancelledError):
+        _leave(tell(error))
+    code = _tell_any(before)
+    _say(BESIDES, error)
+    _leave(code)
+
+
+def _say(begin: str, error: StartupError) -> None:
+    print(f"{begin}{' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _leave(code: int) -> NoReturn:
@@ -100,13 +114,20 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> StartupError:
-    first = group.exceptions[0]
-    if isinstance(first, BaseExceptionGroup):
-        return _first(first)
-    if not isinstance(first, StartupError):
-        raise first
-    return first
+def _tell_any(error: BaseException) -> int:
+    """As `tell`; of a bug the traceback."""
+    expected = _expected(error)
+    if expected is not None:
+        return tell(expected)
+    traceback.print_exception(error)
+    return EXIT_FAILED
+
+
+def _expected(error: BaseException) -> StartupError | None:
+    """The error itself, or the first of a group of such; None where there is a bug in it."""
+    while isinstance(error, BaseExceptionGroup) and error.split(StartupError)[1] is None:
+        error = error.exceptions[0]
+    return error if isinstance(error, StartupError) else None
 
 
 def _stop(number: signal.Signals, shutdown: asyncio.Event) -> None:

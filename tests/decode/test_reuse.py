@@ -119,6 +119,25 @@ async def test_what_a_failed_step_was_computed_from_is_not_held_any_more(bench: 
     assert await serve(bench, 4001, PROMPT) == 8
 
 
+async def test_it_is_asked_for_anew_while_the_room_that_failed_is_in_quarantine() -> None:
+    async with decoding(reuse=True, checksum=KvChecksum.PAGES) as bench:
+        await serve(bench, 1, PROMPT)
+        asked = toy.request("1001", PROMPT, max_tokens=3)
+        caller = await bench.stream(asked)
+        assert (await bench.granted(1001)).prefix_tokens == 8
+        bench.engine.fail_next = ValueError("no")
+        bench.land(asked)
+        await bench.turns_until(lambda: bench.pages(PageState.QUARANTINED) == 1)
+        assert await caller.outcome() == "engine_failed"
+        await bench.stream(toy.request("2001", PROMPT, max_tokens=3))
+        assert (await bench.granted(2001)).prefix_tokens == 0
+        assert bench.pages(PageState.QUARANTINED) == 1
+        await bench.cancel(2001)
+        bench.sender.quiet.set()
+        await bench.settle()
+        bench.assert_empty()
+
+
 async def test_the_oldest_prefix_is_given_up_for_a_room_that_needs_the_space(bench: DecodeBench) -> None:
     await serve(bench, 1, PROMPT)
     long = tuple(range(300, 300 + (PAGES - 1) * toy.PAGE_TOKENS))

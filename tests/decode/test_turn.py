@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.decode import peers
 from services.decode.rest import HEARTBEAT_S
 from services.pages.pool import PageState
 from services.parallel.turns import Lap
@@ -208,6 +209,23 @@ async def test_exposed_pages_stay_in_quarantine_until_the_sender_is_quiet(bench:
     assert bench.pages(PageState.QUARANTINED) == 2, "time is no proof"
     bench.sender.quiet.set()
     await bench.settle()
+    bench.assert_empty()
+
+
+async def test_who_keeps_a_rooms_memory_is_told_once(
+    bench: DecodeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peers, "CLOSE_WARNING_S", 0.0)
+    caller = await started(bench)
+    await bench.cancel(1)
+    await bench.turns_until(lambda: len(bench.sender.closes) >= 3)
+    told = [vars(each) for each in caplog.records if each.message == "close not answered"]
+    assert [each["levelname"] for each in told] == ["WARNING"]
+    assert told[0]["baton_fields"]["worker"] == "prefill-0"
+    assert "not quiet yet" in told[0]["baton_fields"]["cause"]
+    bench.sender.quiet.set()
+    await bench.settle()
+    assert await caller.outcome() == "cancelled"
     bench.assert_empty()
 
 

@@ -12,6 +12,8 @@ from services.engine import kept
 from services.engine.engine import Engine, Row
 from services.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, Kept, KeptGroup
 from services.engine.kv_cache import PagedKvCache
+from services.engine.sampler import NotANumber
+from services.rooms.request import Token
 from tests.engine.conftest import BATCH_MEMORY, MakeEngine
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import Tenant, Worker
@@ -201,6 +203,23 @@ def test_what_a_mask_hides_is_a_number_whatever_the_memory_held(
     prompts = random_prompts((20, 90, 33))
     worker, tenants = decoding(engine, prompts)
     assert worker.run(tenants, 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts, TOKENS)
+
+
+def test_a_sequence_that_takes_a_slot_does_not_see_the_numbers_that_failed_there(
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
+) -> None:
+    prompts = random_prompts((40, 10))
+    engine = tiny_engine(ARCHITECTURE)
+    worker, tenants = decoding(engine, prompts)
+    broken, sound = tenants
+    engine.cache.tensor[broken.pages[0]] = float("nan")
+    rows = [Row(each.sequence, each.computed, each.computed + 1, each.pages, True) for each in tenants]
+    failed, drawn = engine.step(rows)
+    assert isinstance(failed, NotANumber)
+    assert isinstance(drawn, Token)
+    sound.computed += 1
+    sound.sequence.output.append(drawn.id)
+    assert worker.run([sound], 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts[1:], TOKENS)
 
 
 def test_sequences_that_share_pages_and_one_that_takes_over_a_place_are_told_apart(

@@ -167,13 +167,25 @@ def test_a_failed_rooms_shared_pages_are_there_for_others_at_once() -> None:
     assert at_idle(holdings)
 
 
-def test_a_spoiled_rooms_shared_pages_are_begun_with_by_nobody() -> None:
+def test_pages_of_a_room_that_is_not_trusted_are_begun_with_by_nobody_while_it_still_uses_them() -> None:
     holdings = holdings_with(shared=2)
-    holdings.give_back(7, spoiled=True)
-    assert at_idle(holdings)
+    holdings.distrust(7)
     assert holdings.take(8, 4, TOKENS).shared == 0
-    holdings.give_back(8, spoiled=True)
+    holdings.distrust(8)
+    holdings.give_back(7)
+    holdings.give_back(8)
+    holdings.distrust(8)
     assert at_idle(holdings)
+
+
+def test_what_a_room_shared_is_not_to_be_trusted_less_once_nobody_knows_what_it_was() -> None:
+    holdings = holdings_with(shared=2)
+    holdings.expose(7, 1)
+    holdings.distrust(7)
+    holdings.quarantine(7)
+    assert holdings.take(8, 4, TOKENS).shared == 0
+    with pytest.raises(IllegalPageMove, match="room 7: what it shared is not known any more"):
+        holdings.distrust(7)
 
 
 def test_cached_pages_are_given_up_where_space_is_needed_and_those_in_use_are_not() -> None:
@@ -228,6 +240,8 @@ class Rooms(RuleBasedStateMachine):
         """Of the rooms that hold pages."""
         self.contents: dict[int, tuple[int, ...]] = {}
         """By page: what lies there, and all that it was computed from."""
+        self.distrusted: set[int] = set()
+        """Pages that are known, and that nobody is to begin with."""
 
     def fill(self, room: int) -> None:
         """The room's own pages hold its tokens."""
@@ -248,6 +262,8 @@ class Rooms(RuleBasedStateMachine):
                 self.holdings.take(room, pages, tokens)
             return
         holding = self.holdings.take(room, pages, tokens)
+        assert self.distrusted.isdisjoint(holding.pages[: holding.shared])
+        self.distrusted = {page for page in self.distrusted if page in self.holdings.prefixes}
         self.tokens[room] = tokens
         assert len(holding.pages) == pages
         for place, page in enumerate(holding.pages[: holding.shared]):
@@ -288,6 +304,17 @@ class Rooms(RuleBasedStateMachine):
             self.holdings.commit(room)
             self.fill(room)
             del self.writable[room]
+
+    @rule(room=st.integers(1, ROOMS))
+    def distrust(self, room: int) -> None:
+        if room in self.holdings and self.holdings.get(room).standing is Standing.QUARANTINED:
+            with pytest.raises(IllegalPageMove):
+                self.holdings.distrust(room)
+            return
+        self.holdings.distrust(room)
+        if room in self.holdings:
+            holding = self.holdings.get(room)
+            self.distrusted |= set(holding.pages[: holding.shared])
 
     @rule(room=st.integers(1, ROOMS))
     def fail(self, room: int) -> None:

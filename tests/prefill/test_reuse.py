@@ -6,9 +6,12 @@ import pytest
 
 from services.pages.pool import PageState
 from services.rooms.errors import PeerFault
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase
+from services.transfer.faults import FaultPlan
 from tests.prefill import toy
 from tests.prefill.bench import PAGES
-from tests.prefill.test_turn import Pair, settle
+from tests.prefill.test_turn import Pair, computing, settle
 
 PROMPT = tuple(range(100, 110))
 """Two whole pages of four, and half of one."""
@@ -18,6 +21,14 @@ LONGER = (*PROMPT[:8], 7, 8, 9)
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
     made = Pair(reuse=True)
+    yield made
+    made.bench.close()
+
+
+@pytest.fixture
+async def slow() -> AsyncIterator[Pair]:
+    """Every write is held for long."""
+    made = Pair(FaultPlan(hold_share=1.0, hold_steps=100), reuse=True)
     yield made
     made.bench.close()
 
@@ -105,6 +116,37 @@ async def test_what_a_failed_room_computed_is_not_kept_and_what_it_used_stays(pa
     pair.bench.assert_empty()
     census = pair.bench.holdings.pages.census()
     assert (census[PageState.CACHED], census[PageState.FREE]) == (2, PAGES - 2)
+
+
+async def test_what_a_failed_step_was_computed_from_is_not_begun_with_while_its_room_still_writes(
+    slow: Pair,
+) -> None:
+    """The retry comes when the failure was reported, which is before the writes have ended."""
+    bench = slow.bench
+    await hand_over(slow, 1, PROMPT, (9, 2, 3))
+    caller = await bench.run(toy.request("1001", LONGER))
+    bench.engine.broken = {1}
+    bench.engine.hold()
+    await bench.grant(1001, (4, 5, 6))
+    await computing(bench)
+    await bench.turn()
+    bench.engine.go()
+    await bench.step_end()
+    await bench.turn()
+    assert bench.work.roster.get(RoomId(1001)).phase is Phase.FAILED
+    assert slow.fabric.puts_under_way > 0
+    assert await caller.outcome() == "engine_failed"
+    bench.engine.broken = set()
+    retried = await bench.run(toy.request("2001", LONGER))
+    await bench.grant(2001, (7, 8, 10), slot=1)
+    await computing(bench)
+    assert RoomId(1001) in bench.work.roster, "its writes have not ended"
+    assert bench.holdings.get(RoomId(2001)).shared == 0
+    await settle(bench)
+    assert await retried.outcome() == ""
+    assert retried.replies[1].first_token.cached_tokens == 0
+    assert bench.engine.foreign == []
+    bench.assert_empty()
 
 
 async def test_the_oldest_prefix_is_given_up_for_a_prompt_that_needs_the_space(pair: Pair) -> None:

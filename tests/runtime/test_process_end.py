@@ -115,6 +115,73 @@ def test_a_startup_error_in_a_task_group_is_the_same_line(capsys: pytest.Capture
     assert capsys.readouterr().err == "baton: error: port 1 is taken\n"
 
 
+ENDS = """
+import sys, threading
+from services.runtime.errors import *
+from services.runtime.serve import StopAsked, run
+stuck = threading.Thread(target=threading.Event().wait)
+async def main(shutdown):
+    try:
+        stuck.start()
+        {}
+    finally:
+        raise EngineStuck("a step has not ended")
+sys.exit(run(main))
+"""
+STUCK = "baton: error: a step has not ended\n"
+STUCK_BESIDES = "baton: as it ended: a step has not ended\n"
+
+
+def ended(by: str) -> tuple[int, str]:
+    """Exit code and stderr of a process with a thread that does not end, where `by` is followed by a step
+    that is found stuck."""
+    process = subprocess.run(
+        [sys.executable, "-c", ENDS.format(by)], capture_output=True, text=True, timeout=30, check=False
+    )
+    return process.returncode, process.stderr
+
+
+@pytest.mark.parametrize("by", ["return 0", "raise StopAsked"])
+def test_a_step_that_is_stuck_at_the_end_is_one_line_at_once(by: str) -> None:
+    assert ended(by) == (1, STUCK)
+
+
+@pytest.mark.parametrize("bug", ["ZeroDivisionError", "ExceptionGroup('two', [ZeroDivisionError()])"])
+def test_a_bug_is_not_hidden_by_a_step_that_is_stuck_as_it_ends_the_process(bug: str) -> None:
+    code, told = ended(f"raise {bug}")
+    assert code == 1
+    assert "Traceback (most recent call last)" in told
+    assert "ZeroDivisionError\n" in told
+    assert told.endswith(STUCK_BESIDES)
+    assert "EngineStuck" not in told
+
+
+@pytest.mark.parametrize("group", ["{}", "ExceptionGroup('one', [{}])"])
+def test_a_startup_error_has_its_line_and_code_though_a_step_is_stuck_as_well(group: str) -> None:
+    refused = group.format("SettingsError('port 1 is taken')")
+    assert ended(f"raise {refused}") == (2, f"baton: error: port 1 is taken\n{STUCK_BESIDES}")
+
+
+CAUSED = """
+import sys
+from services.runtime.errors import GroupLost
+from services.runtime.serve import run
+async def main(shutdown):
+    try:
+        raise ConnectionError("reset")
+    except ConnectionError as error:
+        raise GroupLost("rank 1: gone") from error
+sys.exit(run(main))
+"""
+
+
+def test_what_a_lost_group_was_caused_by_is_in_its_own_words() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", CAUSED], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (process.returncode, process.stderr) == (3, "baton: error: rank 1: gone\n")
+
+
 def test_a_bug_beside_a_startup_error_is_not_hidden() -> None:
     async def broken(_: asyncio.Event) -> None:
         raise BaseExceptionGroup("both", [StartupError("port"), ZeroDivisionError()])
