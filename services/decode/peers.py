@@ -1,10 +1,11 @@
 """How does a decode worker talk to the prefill workers it receives from?
 
-Three calls: connect (once per incarnation), grant (where a room may write), close (until it is proven
-quiet). Each runs as a task of its own, so that no turn waits; what they learn enters the next turn as a
-command. A grant may come before its room does, which is opened on both workers at once: it is made again. A
+Three calls: connect (once per incarnation and exposure), grant (where a room may write), close (until it is
+proven quiet). Each runs as a task of its own, so that no turn waits; what they learn enters the next turn as
+a command. A grant may come before its room does, which is opened on both workers at once: it is made again. A
 close is repeated until it is answered or the peer is known to be gone: only the answer is
-proof, a deadline that passes is not.
+proof, a deadline that passes is not. When our memory is exposed anew, every sender that knew of it is told at
+once: that it was taken back is the proof for a sender that saw no end of its writes.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from services.transfer.interface import Endpoint
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import UNARY_S, Channels
 from services.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
-from services.wire.errors import NotConnected, RemoteError, WrongIncarnation, remote_error
+from services.wire.errors import NotConnected, NotQuiet, RemoteError, WrongIncarnation, remote_error
 from services.wire.mailbox import Mailbox
 
 log = Log(__name__)
@@ -45,12 +46,13 @@ CLOSE_WARNING_S: Final = 3.0
 
 
 _Call = Awaitable[inference_pb2.GrantReply]
+_Problem = RemoteError | Malformed | LayoutMismatch
 
 
 @dataclass(frozen=True, slots=True)
 class _Connecting:
     rooms: list[RoomId]
-    """Which wait for it."""
+    """Which wait for it, if any."""
     task: asyncio.Task[None]
 
 
@@ -75,7 +77,12 @@ class Peers:
         self._layouts = tuple(layouts)
         self._connect_timeout_s = connect_timeout_s
         self._checksum = checksum
+        self.shut_out = False
+        """A sender that a room is for does not connect to this exposure of our memory any more: it has not
+        seen the end of what it wrote by a way that broke."""
         self._connected: set[Incarnation] = set()
+        self._knowing: dict[Incarnation, rooms_pb2.Peer] = {}
+        """Who was connected to this exposure or an older one, until it is gone."""
         self._addresses: dict[Incarnation, str] = {}
         """Of every peer that was called, until it is gone."""
         self._connecting: dict[Incarnation, _Connecting] = {}
@@ -94,7 +101,7 @@ class Peers:
             self._connecting[incarnation].rooms.append(room)
             return False
         self._addresses[incarnation] = peer.address
-        self._connecting[incarnation] = _Connecting([room], self._spawn(self._connect(peer)))
+        self._start_connecting(peer, [room])
         return False
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
@@ -122,6 +129,7 @@ class Peers:
         if connecting is not None:
             connecting.task.cancel()
         self._connected.discard(peer)
+        self._knowing.pop(peer, None)
         address = self._addresses.pop(peer, None)
         if address is not None and address not in self._addresses.values():
             self._spawn(self._channels.drop(address))
@@ -131,9 +139,14 @@ class Peers:
         way still holds (`reconnect`)."""
         self._connected.discard(peer)
 
-    def doubt_all(self) -> None:
-        """Our memory is exposed anew: nobody knows it."""
+    def exposed_anew(self) -> None:
+        """Our memory is exposed anew, and every rank has told where: nobody knows it, and whoever knew the
+        older exposure is to hear of this one, whether or not a room is for it (`room-ends`)."""
         self._connected.clear()
+        self.shut_out = False
+        for incarnation, peer in self._knowing.items():
+            if incarnation not in self._connecting:
+                self._start_connecting(peer, [])
 
     @property
     def closing(self) -> int:
@@ -145,6 +158,10 @@ class Peers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _start_connecting(self, peer: rooms_pb2.Peer, rooms: list[RoomId]) -> None:
+        task = self._spawn(self._connect(peer))
+        self._connecting[Incarnation(peer.incarnation)] = _Connecting(rooms, task)
+
     async def _connect(self, peer: rooms_pb2.Peer) -> None:
         incarnation = Incarnation(peer.incarnation)
         problem = await self._try_connect(peer)
@@ -153,52 +170,67 @@ class Peers:
             return  # it departed meanwhile
         if problem is None:
             self._connected.add(incarnation)
+            self._knowing[incarnation] = peer
             self._mailbox.put(group_pb2.Command(connected=incarnation))
             log.info("connected", worker=peer.name)
             return
-        log.warning("not connected", worker=peer.name, cause=problem)
+        log.warning("not connected", worker=peer.name, cause=str(problem))
+        self.shut_out |= _shuts_out(problem) and bool(connecting.rooms)
         text = f"decode cannot connect to prefill worker {peer.name}: {problem}"
         for room in connecting.rooms:
             self._cancel(room, Cause(Reason.CONNECT_FAILED, text))
 
-    async def _try_connect(self, peer: rooms_pb2.Peer) -> str | None:
+    async def _try_connect(self, peer: rooms_pb2.Peer) -> _Problem | None:
+        """To our memory where it is in the end. Each exposure of it is given as long; past that, the peer's
+        last answer counts."""
         loop = asyncio.get_running_loop()
-        ends = loop.time() + self._connect_timeout_s
+        exposure, ends = 0, 0.0
+        said: _Problem | None = None
         while True:
-            left_s = max(ends - loop.time(), CONNECT_PAUSE_S)
             endpoints = self._endpoints()
-            request = inference_pb2.ConnectRequest(
-                incarnation=peer.incarnation,
-                endpoints=endpoints,
-                layouts=[layout_to_wire(each) for each in self._layouts],
-                schema=SCHEMA_HASH,
-                receiver=self._incarnation,
-                kv_checksum=self._checksum.value,
-            )
-            try:
-                stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
-                reply = await stub.Connect(request, timeout=left_s)
-                plan_hand_over([layout_from_wire(each) for each in reply.layouts], self._layouts)
-            except grpc.aio.AioRpcError as error:
-                remote = remote_error(error)
-                # A way that broke is made anew once nothing is under way on it: that passes.
-                if remote.kind != NotConnected.__name__ or loop.time() + CONNECT_PAUSE_S >= ends:
-                    return str(remote)
-            except (Malformed, LayoutMismatch) as error:
-                return str(error)
-            else:
-                if endpoints[0].incarnation == self._endpoints()[0].incarnation:
-                    return None
+            if endpoints[0].incarnation != exposure:
+                exposure, ends, said = endpoints[0].incarnation, loop.time() + self._connect_timeout_s, None
+            problem = await self._ask(peer, endpoints, max(ends - loop.time(), CONNECT_PAUSE_S))
+            if exposure == self._endpoints()[0].incarnation:
+                over = loop.time() + CONNECT_PAUSE_S >= ends
+                if over and isinstance(problem, RemoteError) and problem.unreachable:
+                    return said or problem
+                if problem is None or over or not _may_pass(problem):
+                    return problem
+                said = problem
             await asyncio.sleep(CONNECT_PAUSE_S)
+
+    async def _ask(
+        self, peer: rooms_pb2.Peer, endpoints: Sequence[inference_pb2.Endpoint], timeout_s: float
+    ) -> _Problem | None:
+        request = inference_pb2.ConnectRequest(
+            incarnation=peer.incarnation,
+            endpoints=endpoints,
+            layouts=[layout_to_wire(each) for each in self._layouts],
+            schema=SCHEMA_HASH,
+            receiver=self._incarnation,
+            kv_checksum=self._checksum.value,
+        )
+        try:
+            stub = inference_pb2_grpc.HandoverServiceStub(self._way(peer))
+            reply = await stub.Connect(request, timeout=timeout_s)
+            plan_hand_over([layout_from_wire(each) for each in reply.layouts], self._layouts)
+        except grpc.aio.AioRpcError as error:
+            return remote_error(error)
+        except (Malformed, LayoutMismatch) as error:
+            return error
+        return None
 
     async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest, call: _Call) -> None:
         remote = await self._offer(peer, request, call)
         if remote is not None and remote.kind == NotConnected.__name__:
             # The sender's way here broke, or leads to where our memory was: make it anew (`reconnect`).
-            if await self._try_connect(peer) is None:
+            problem = await self._try_connect(peer)
+            if problem is None:
                 remote = await self._offer(peer, request, self._call(peer, request))
             else:
                 self._connected.discard(Incarnation(peer.incarnation))
+                self.shut_out |= _shuts_out(problem)
         self._granting.discard(RoomId(request.room))
         if remote is None:
             return
@@ -287,9 +319,19 @@ class FollowerPeers(Peers):
 
     def doubt(self, peer: Incarnation) -> None: ...
 
-    def doubt_all(self) -> None: ...
+    def exposed_anew(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+
+def _may_pass(problem: _Problem) -> bool:
+    """A way that broke is made anew once nothing is under way on it."""
+    kinds = (NotConnected.__name__, NotQuiet.__name__)
+    return isinstance(problem, RemoteError) and problem.kind in kinds
+
+
+def _shuts_out(problem: _Problem) -> bool:
+    return isinstance(problem, RemoteError) and problem.kind == NotQuiet.__name__
 
 
 async def _answer(call: _Call) -> RemoteError | None:

@@ -1,7 +1,8 @@
 """When is exposed memory taken back from its senders, and how?
 
-The last resort against a sender that neither answers nor dies. The leader asks for it when a proof is overdue
-(`services.rooms.quarantine`), its command reaches every rank, and it is done in the first turn in which every
+The last resort against a sender that neither answers nor dies, and for one that never sees the end of what it
+wrote. The leader asks for it when a proof is overdue (`services.rooms.quarantine`) or a sender is shut out
+(`services.decode.peers`), its command reaches every rank, and it is done in the first turn in which every
 rank's engine is free: all of the memory moves.
 """
 
@@ -45,15 +46,15 @@ class Revocation:
 
     def due(self, rooms: Iterable[Receiver], now_ms: int) -> bool:
         """Whether the leader is to ask for it now; said once."""
-        if self._asked or not revocation_due(rooms, now_ms, len(self._holdings.pages)):
+        if self._asked:
             return False
-        self._asked = True
-        return True
+        self._asked = self._peers.shut_out or revocation_due(rooms, now_ms, len(self._holdings.pages))
+        return self._asked
 
     def agree(self, rooms: Iterable[Receiver]) -> None:
         """Every room whose memory is exposed ends: all of it is about to go."""
         self.agreed = True
-        cause = Cause(Reason.MEMORY_REVOKED, "decode: its memory was taken back from another, silent sender")
+        cause = Cause(Reason.MEMORY_REVOKED, "decode: its memory was taken back from another sender")
         for room in rooms:
             if room.phase is Phase.TRANSFERRING:
                 room.note(Failed(cause))
@@ -64,9 +65,8 @@ class Revocation:
         try:
             self._exposure.revoke()
         except (CannotMove, TransferError) as error:
-            raise MemoryKept(f"exposed memory cannot be taken back from silent senders: {error}") from error
+            raise MemoryKept(f"exposed memory cannot be taken back from senders: {error}") from error
         self._holdings.slots.moved(self._slots.view)
-        self._peers.doubt_all()
         for room in rooms:
             if in_quarantine(room):
                 room.note(Fenced(Proof.REVOKED))

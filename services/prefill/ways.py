@@ -14,10 +14,10 @@ from services.pages.record import SCHEMA_HASH
 from services.rooms.errors import WorkerRefused
 from services.rooms.ids import Incarnation
 from services.transfer.bounds import check_endpoint
-from services.transfer.interface import Endpoint, Region, Transfer, TransferError
+from services.transfer.interface import Endpoint, PutsUnended, Region, Transfer, TransferError
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import Malformed, checksum_from_wire, layout_from_wire
-from services.wire.errors import NotConnected
+from services.wire.errors import NotConnected, NotQuiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,12 @@ class Ways:
         return self._rank == 0
 
     def connect(self, wire: inference_pb2.ConnectRequest) -> None:
-        """Make a decode worker's memory known here. Where another exposure of it was known, that one is
+        """Make a decode worker's memory known here. Where an older exposure of it was known, that one is
         forgotten: writes to it fail.
 
         Raises WorkerRefused and LayoutMismatch by the differing field and Malformed, the same on every rank,
-        and NotConnected when its memory cannot be reached from this one (now)."""
+        and NotConnected when its memory cannot be reached from this one (now), or not by this exposure any
+        more; NotQuiet where it could be but for writes that have not ended."""
         if wire.schema != SCHEMA_HASH:
             raise WorkerRefused("schema", SCHEMA_HASH, wire.schema)
         theirs = checksum_from_wire(wire.kv_checksum)
@@ -96,6 +97,10 @@ class Ways:
         way = self._way(plan, layouts, endpoints)
         reached = {target.peer for target in way.targets}
         before = self._ways.get(receiver)
+        if before is not None and way.exposure < before.exposure:
+            raise NotConnected(
+                f"receiver {receiver:#x}: exposure {way.exposure:#x} is older than {before.exposure:#x}"
+            )
         known = {target.peer for target in before.targets} if before else set()
         if before is not None and before.endpoints != way.endpoints:
             self.forget(receiver, gone=before.revoked_by(way.exposure))
@@ -109,7 +114,8 @@ class Ways:
             except TransferError as error:
                 for peer in made:
                     self._transfer.disconnect(peer)
-                raise NotConnected(f"cannot reach the decode worker's memory: {error}") from error
+                kind = NotQuiet if isinstance(error, PutsUnended) else NotConnected
+                raise kind(f"cannot reach the decode worker's memory: {error}") from error
             if endpoint.incarnation not in known:
                 made.append(endpoint.incarnation)
         self._ways[receiver] = way

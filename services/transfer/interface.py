@@ -81,6 +81,10 @@ class UnknownPeer(TransferError):
     """No connection to that incarnation."""
 
 
+class PutsUnended(TransferError):
+    """The connection to that incarnation broke, and puts toward it have not been seen to end (yet)."""
+
+
 class OutOfRegion(TransferError):
     """A run reaches outside the source or the target region."""
 
@@ -100,7 +104,7 @@ class Transfer(Protocol):
 
         Raises TransferError if it cannot be reached, if the endpoint makes no sense, or if its agent
         name is still held by another incarnation: `disconnect` that one first. A connection that broke
-        is made anew once nothing is pending on it.
+        is made anew once nothing is pending on it; PutsUnended until then.
         """
 
     def connected(self, peer: Incarnation) -> bool:
@@ -140,7 +144,7 @@ class Transfer(Protocol):
         land, their source stays pinned, `poll` still tells their end, and `notices` watches for it too,
         so that `pending` falls to 0 without polling them. (The ends of the last ABANDONED_ENDS_MAX such
         puts are kept for `poll`.) `gone`: the peer, or its memory, is known to exist no more, so that a put
-        whose end the backend cannot tell has FAILED."""
+        whose end the backend cannot tell, now or later, has FAILED."""
 
     def close(self) -> None:
         """Release every handle, connection and registration. Idempotent. Puts still pending may yet

@@ -17,6 +17,7 @@ from services.transfer.interface import (
     Endpoint,
     PutId,
     PutState,
+    PutsUnended,
     Region,
     TransferError,
     UnknownPeer,
@@ -36,6 +37,8 @@ class Link:
     pending: int = 0
     leaving: bool = False
     broken: bool = False
+    gone: bool = False
+    """What it leads to exists no more, so that nothing can land there."""
 
 
 @dataclass(slots=True)
@@ -73,7 +76,7 @@ class Ledger(Generic[Write]):
             link.leaving = False
             return False
         if link.pending:
-            raise TransferError(
+            raise PutsUnended(
                 f"the connection to {peer.agent} broke, and {link.pending} puts have not ended yet"
             )
         self._drop(link)
@@ -97,6 +100,11 @@ class Ledger(Generic[Write]):
         link = self._links.get(peer)
         if link is not None:
             link.broken = True
+
+    def unproven(self, peer: Incarnation) -> PutState:
+        """How a put toward `peer` stands whose end the backend cannot tell."""
+        link = self._links.get(peer)
+        return PutState.FAILED if link is not None and link.gone else PutState.PENDING
 
     def post(self, peer: Incarnation, write: Write) -> PutId:
         self._posted += 1
@@ -134,10 +142,6 @@ class Ledger(Generic[Write]):
         leaving = {peer for peer, link in self._links.items() if link.leaving}
         return [(put, write) for put, write in self._writes.items() if put.peer in leaving] if leaving else []
 
-    def toward(self, peer: Incarnation) -> list[Write]:
-        """Of puts under way."""
-        return [write for put, write in self._writes.items() if put.peer == peer]
-
     def known(self) -> list[Endpoint]:
         """Every peer whose connection the backend still holds."""
         return [link.endpoint for link in self._links.values()]
@@ -149,10 +153,11 @@ class Ledger(Generic[Write]):
         link = self._links.get(peer)
         return 0 if link is None else link.pending
 
-    def leave(self, peer: Incarnation) -> None:
+    def leave(self, peer: Incarnation, *, gone: bool = False) -> None:
         link = self._links.get(peer)
         if link is None:
             return
+        link.gone |= gone
         link.leaving = True
         if link.pending == 0:
             self._drop(link)

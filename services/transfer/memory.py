@@ -110,8 +110,8 @@ class MemoryTransfer:
                 self._ledger.end_abandoned(put, write.state)
         return self._inbox.take()
 
-    def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:  # noqa: ARG002 every end is told
-        self._ledger.leave(peer)
+    def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
+        self._ledger.leave(peer, gone=gone)  # which changes nothing else: every end is told here
 
     def close(self) -> None:
         if self._closed:

@@ -59,7 +59,8 @@ worker goes while something is still queued to a peer that died. (One round was 
 class _Write:
     handle: Any
     fate: PutState | None = None
-    """Known without asking the library. PENDING: it went wrong in a way that proves nothing."""
+    """Known without asking the library. PENDING: it went wrong in a way that proves nothing, and the ledger
+    says what follows from that."""
 
 
 class NixlTransfer:
@@ -168,24 +169,28 @@ class NixlTransfer:
         return state
 
     def _state(self, put: PutId, write: _Write) -> PutState:
-        if write.fate is not None:
-            return write.fate
-        if self._agent is None:
-            return PutState.PENDING
+        if write.fate is None and self._agent is not None:
+            self._check(self._agent, put.peer, write)
+        if write.fate is PutState.PENDING:
+            return self._ledger.unproven(put.peer)
+        return write.fate or PutState.PENDING
+
+    def _check(self, agent: Any, peer: Incarnation, write: _Write) -> None:
         try:
-            status = self._agent.check_xfer_state(write.handle)
+            status = agent.check_xfer_state(write.handle)
         except self._nixl.ends:
-            self._ledger.broke(put.peer)
-            return PutState.FAILED
+            self._ledger.broke(peer)
+            write.fate = PutState.FAILED
         except self._nixl.errors as error:
-            self._unproven(put.peer, write, error)
-            return PutState.PENDING
-        return PutState.DONE if status == "DONE" else PutState.PENDING
+            self._unproven(peer, write, error)
+        else:
+            write.fate = PutState.DONE if status == "DONE" else None
 
     def _unproven(self, peer: Incarnation, write: _Write, error: Exception) -> None:
         write.fate = PutState.PENDING
         self._ledger.broke(peer)
-        log.error("a write went wrong in a way that does not prove its end", peer=peer, cause=str(error))
+        if self._ledger.unproven(peer) is PutState.PENDING:
+            log.error("a write went wrong in a way that does not prove its end", peer=peer, cause=str(error))
 
     def pending(self, peer: Incarnation) -> int:
         return self._ledger.pending(peer)
@@ -216,11 +221,7 @@ class NixlTransfer:
         return self._inbox.take()
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
-        if gone:
-            for write in self._ledger.toward(peer):
-                if write.fate is PutState.PENDING:
-                    write.fate = PutState.FAILED
-        self._ledger.leave(peer)
+        self._ledger.leave(peer, gone=gone)
 
     def close(self) -> None:
         if self._agent is None:

@@ -44,6 +44,10 @@ class NotConnected(Refusal):
     """The caller has not connected to this incarnation."""
 
 
+class NotQuiet(NotConnected):
+    """Nor will it be, for as long as writes to this incarnation by a way that broke are not seen to end."""
+
+
 class NotAdmitted(Refusal):
     """The caller's certificate is good, but not for this."""
 
@@ -62,6 +66,7 @@ STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (WorkerRefused, grpc.StatusCode.FAILED_PRECONDITION),
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (WrongIncarnation, grpc.StatusCode.FAILED_PRECONDITION),
+    (NotQuiet, grpc.StatusCode.FAILED_PRECONDITION),
     (NotConnected, grpc.StatusCode.FAILED_PRECONDITION),
     (NotAdmitted, grpc.StatusCode.PERMISSION_DENIED),
     (Malformed, grpc.StatusCode.INVALID_ARGUMENT),

@@ -354,7 +354,7 @@ async def test_a_worker_that_broke_a_stream_is_tried_again_once_it_has_renewed()
 
 
 async def test_a_worker_that_says_it_ends_gets_no_rooms_while_it_does() -> None:
-    """It ends its rooms by outcomes, and then refuses others: the request must not spend its rooms on that."""
+    """It ends its rooms by outcomes, then refuses others: the request must not spend its rooms on that."""
     async with house(rooms_max=3, places=4) as at:
         at.prefill.scripts, at.prefill.script = [prefills(), [accepted(P)]], prefills()
         lost = [accepted(D), tokens(0, [7]), ended(D, Cause(Reason.DECODE_LOST, "decode-0 ends: a bug"))]

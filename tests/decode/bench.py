@@ -38,7 +38,7 @@ from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
-from services.wire.errors import NotConnected, errors_as_status
+from services.wire.errors import NotConnected, NotQuiet, errors_as_status
 from services.wire.mailbox import Mailbox
 from tests.prefill import toy
 from tests.prefill.bench import (
@@ -61,6 +61,8 @@ class Sender(inference_pb2_grpc.HandoverServiceServicer):
     """The prefill worker: what it was told, and what it answers."""
 
     refuse_connect: Exception | None = None
+    shut: int = 0
+    """The exposure to which it has a way that broke, and never sees the end of its writes on it."""
     refuse_grants: list[Exception] = field(default_factory=list)
     """One a call, then none."""
     connects: list[inference_pb2.ConnectRequest] = field(default_factory=list)
@@ -76,6 +78,8 @@ class Sender(inference_pb2_grpc.HandoverServiceServicer):
             await self.may_connect.wait()
             if self.refuse_connect is not None:
                 raise self.refuse_connect
+            if request.endpoints[0].incarnation == self.shut:
+                raise NotQuiet("the connection broke, and 1 puts have not ended yet")
         return inference_pb2.ConnectReply(layouts=[layout_to_wire(toy.LAYOUT)])
 
     async def Grant(self, request: Any, context: Any) -> inference_pb2.GrantReply:  # noqa: N802
@@ -248,8 +252,9 @@ class DecodeBench:
         await asyncio.wait([running], timeout=0.5)
 
     async def settle(self) -> None:
-        """Turns, steps awaited, until every room has retired."""
-        await self.turns_until(lambda: not len(self.work.roster))
+        """Turns, steps awaited, until every room has retired, and whoever is told of our memory has heard."""
+        peers: Any = self.peers
+        await self.turns_until(lambda: not len(self.work.roster) and not peers._connecting)
 
     # ---- what is left
 

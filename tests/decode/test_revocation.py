@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,12 @@ from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.transfer.interface import Region, Run
 from services.transfer.memory import MemoryTransfer
-from tests.decode.bench import DecodeBench, decoding
+from services.wire.baton.v1 import group_pb2
+from services.wire.errors import NotConnected, WrongIncarnation
+from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.prefill import toy
-from tests.prefill.bench import DEADLINE_MS
+from tests.prefill.bench import DEADLINE_MS, PREFILL
+from tests.wire.servers import until
 
 PROMPT = tuple(range(200, 206))
 LATE = b"\xee" * toy.LAYOUT.page_bytes
@@ -197,3 +201,121 @@ async def test_memory_that_cannot_be_moved_ends_the_worker_in_so_many_words(
     bench.clock.advance(DEADLINE_MS)
     with pytest.raises(MemoryKept, match=r"cannot be taken back .* cuda:0 memory stays where it is"):
         await bench.turns(3)
+
+
+def told(bench: DecodeBench) -> list[int]:
+    """Which exposure each connect named."""
+    return [each.endpoints[0].incarnation for each in bench.sender.connects]
+
+
+async def test_room_ends_a_sender_hears_that_memory_was_taken_back_though_no_room_is_for_it(
+    bench: DecodeBench,
+) -> None:
+    """It may have failed to see the end of what it wrote: that is its only proof."""
+    old = bench.exposure.id
+    await abandoned(bench, 1)
+    bench.clock.advance(DEADLINE_MS)
+    await bench.settle()
+    assert not bench.sender.quiet.is_set()
+    assert told(bench) == [old, bench.exposure.id]
+    bench.assert_empty()
+    caller = await bench.stream(asked(2))
+    await bench.granted(2)
+    assert len(bench.sender.connects) == 2, "it is connected"
+    bench.land(asked(2))
+    await bench.settle()
+    assert await caller.outcome() == ""
+
+
+async def test_a_sender_that_refuses_to_hear_of_it_is_asked_anew_by_the_next_room(bench: DecodeBench) -> None:
+    await abandoned(bench, 1)
+    bench.sender.refuse_connect = WrongIncarnation("another process")
+    bench.clock.advance(DEADLINE_MS)
+    await bench.settle()
+    assert len(bench.sender.connects) == 2
+    assert bench.gauge("baton_kv_revocations_total") == 1
+    bench.assert_empty()
+    bench.sender.refuse_connect = None
+    caller = await bench.stream(asked(2))
+    await bench.granted(2)
+    bench.land(asked(2))
+    await bench.settle()
+    assert await caller.outcome() == ""
+
+
+async def test_a_sender_that_is_gone_is_not_told(bench: DecodeBench) -> None:
+    await abandoned(bench, 1)
+    await bench.enter(group_pb2.Command(departed=PREFILL))
+    bench.mailbox.put(group_pb2.Command(revoke=True))
+    await bench.turns_until(lambda: bench.gauge("baton_kv_revocations_total") == 1)
+    await until(lambda: not bench.peers._tasks)
+    assert len(bench.sender.connects) == 1
+    bench.assert_empty()
+
+
+def shut_out(bench: DecodeBench) -> None:
+    """The sender's way to the present exposure broke, and of a seal that landed it never sees the end."""
+    bench.sender.shut = bench.exposure.id
+    bench.sender.quiet.set()
+    peers: Any = bench.peers
+    peers._connect_timeout_s = 0.2
+
+
+async def served(bench: DecodeBench, room: int) -> Caller:
+    caller = await bench.stream(asked(room))
+    await bench.granted(room)
+    bench.land(asked(room))
+    await bench.settle()
+    return caller
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_reconnect_memory_is_taken_back_from_a_sender_that_sees_no_end_of_what_it_wrote(
+    bench: DecodeBench, known: bool
+) -> None:
+    """Nothing is in quarantine, since all that it wrote was seen here: without this no room would ever be
+    served again. `known`: the next room takes the way for whole, and is refused at its grant."""
+    assert await (await served(bench, 1)).outcome() == ""
+    old = bench.exposure.id
+    shut_out(bench)
+    if known:
+        bench.sender.refuse_grants = [NotConnected("connect first"), NotConnected("connect first")]
+    else:
+        bench.peers.doubt(PREFILL)
+    callers = [await bench.stream(asked(room)) for room in (2, 3)]
+    await bench.turns_until(lambda: bench.exposure.id != old)
+    await bench.settle()
+    ended = {await each.outcome() for each in callers}
+    assert ended <= ({"refused", "memory_revoked"} if known else {"connect_failed"})
+    assert await (await served(bench, 4)).outcome() == ""
+    assert bench.sender.grants[4].exposure == bench.exposure.id
+    assert bench.gauge("baton_kv_revocations_total") == 1, "once, not once a room"
+    bench.assert_empty()
+
+
+async def test_what_a_sender_said_last_counts_when_it_is_late_to_say_it_again(bench: DecodeBench) -> None:
+    assert await (await served(bench, 1)).outcome() == ""
+    old = bench.exposure.id
+    shut_out(bench)
+    bench.peers.doubt(PREFILL)
+    caller = await bench.stream(asked(2))
+    await until(lambda: len(bench.sender.connects) > 2)
+    bench.sender.may_connect.clear()
+    await bench.turns_until(lambda: bench.exposure.id != old)
+    assert await caller.outcome() == "connect_failed"
+    bench.sender.may_connect.set()
+    assert await (await served(bench, 3)).outcome() == ""
+
+
+async def test_no_memory_is_taken_back_for_a_sender_that_becomes_quiet_in_time(bench: DecodeBench) -> None:
+    assert await (await served(bench, 1)).outcome() == ""
+    bench.sender.shut = bench.exposure.id
+    bench.peers.doubt(PREFILL)
+    caller = await bench.stream(asked(2))
+    await until(lambda: len(bench.sender.connects) > 2)
+    bench.sender.shut = 0
+    await bench.granted(2)
+    bench.land(asked(2))
+    await bench.settle()
+    assert await caller.outcome() == ""
+    assert bench.gauge("baton_kv_revocations_total") == 0

@@ -12,7 +12,7 @@ from typing import Final
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.prefill.push import KV
 from services.rooms.ids import Generation, Incarnation, RoomId
-from services.transfer.interface import Endpoint, PutId, PutState, Run, TransferError
+from services.transfer.interface import Endpoint, PutId, PutState, PutsUnended, Run, TransferError
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
 from tests.model.shapes import STRIP, content, layouts, strips
@@ -135,7 +135,7 @@ class Airspace:
             raise TransferError("there is nobody")
         if peer in self.broken:
             if peer in self.whereto():
-                raise TransferError("the connection broke, and puts on it have not ended yet")
+                raise PutsUnended("the connection broke, and puts on it have not ended yet")
             self.broken.remove(peer)
         self.up.add(peer)
 

@@ -47,9 +47,8 @@ def connected(world: World, state: State, message: Message, answer: str) -> Stat
     _, _, receiver, exposure, then = message
     if receiver != state.peers[DECODE]:
         return state
-    if answer:  # a way that broke is made anew once nothing is under way on it
-        return state._replace(mail=state.mail | {message})
-    if exposure != world.standings(state, DECODE)[0].exposure:
+    if answer or exposure != world.standings(state, DECODE)[0].exposure:
+        # A way that broke is made anew once nothing is under way on it, and always where our memory is.
         return ask_to_connect(world, state, then)
     if then is not None:
         return state._replace(mail=state.mail | {then})
@@ -62,6 +61,13 @@ def doubted(world: World, state: State) -> State:
     if world.scope.ways and state.way is Way.CONNECTED:
         return state._replace(way=Way.UNKNOWN)
     return state
+
+
+def exposed_anew(world: World, state: State) -> State:
+    """Who knew where our memory was is told where it is now, whether or not a room waits for it."""
+    if not world.scope.ways or state.way is Way.CONNECTING:
+        return state  # it is asked on, where our memory is by then
+    return ask_to_connect(world, state._replace(way=Way.CONNECTING), None)
 
 
 def not_connected(world: World, state: State, message: Message) -> State:

@@ -49,7 +49,7 @@ class Budget:
     have told of it."""
     strays: int = 0
     """A connect arrives that nobody waits for any more: it tells where the memory was before it was taken
-    back the last time."""
+    back the last time, and is refused where that is known."""
     misconnects: int = 0
     """One prefill rank cannot reach the receiver's memory (yet)."""
 

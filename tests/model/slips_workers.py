@@ -129,7 +129,7 @@ def moved_without_its_contents(patch: Patch) -> None:
 def connected_for_good(patch: Patch) -> None:
     """Who was connected once is taken for connected, and a refused grant for the end of it."""
     patch.setattr(handover, "doubted", lambda world, state: state)
-    patch.setattr(turns, "doubted", lambda world, state: state)
+    patch.setattr(turns, "exposed_anew", lambda world, state: state)
     patch.setattr(
         turns,
         "refused",

@@ -111,7 +111,7 @@ def is_missed(world: World, state: State, message: Message) -> bool:
 
 def misses(world: World, state: State, message: Message) -> State:
     """Whoever waits for an answer to a message gives up. It may have arrived, or arrive still: an open whose
-    caller is gone is not obeyed, and a connect that comes late tells nothing new."""
+    caller is gone is not obeyed, and a connect that comes late tells nothing new (`strays`)."""
     _, deed, room, *_ = message
     match deed:
         case "open":

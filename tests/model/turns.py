@@ -12,7 +12,7 @@ from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase
 from tests.model.decode_rank import Done
 from tests.model.flights import leaders
-from tests.model.handover import asked, connected, doubted, grant, opened, refused, wants_close
+from tests.model.handover import asked, connected, exposed_anew, grant, opened, refused, wants_close
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
 from tests.model.registry import CALLED_OFF, RUNNING, answered, gave_back, over
@@ -69,7 +69,7 @@ def _did(
         if effect is Effect.RELEASE:
             following = gave_back(world, following, room, side)
     if side == DECODE and _moved(world, state, following):
-        following = doubted(world, following)
+        following = exposed_anew(world, following)
     return left(world, following, side) if world.standing(side, ranks[0]).left else following
 
 

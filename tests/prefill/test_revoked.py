@@ -24,8 +24,8 @@ NEVER = 10**9
 class Pair:
     """Room 1 is being written to one exposure of the decode worker's memory."""
 
-    def __init__(self) -> None:
-        self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=NEVER))
+    def __init__(self, hold_steps: int = NEVER) -> None:
+        self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=hold_steps))
         self.receiver = Receiver(self.fabric)
         self.bench = PrefillBench(self.fabric)
         self.bench.connect(self.receiver)
@@ -94,7 +94,8 @@ async def test_it_is_true_whether_or_not_the_memory_can_be_reached_where_it_is_n
 
 async def test_source_pinned_a_connect_that_comes_late_proves_nothing(pair: Pair) -> None:
     """It names another exposure: the one before. What is written to the present one may still land."""
-    await pair.expose(OLDER)
+    with pytest.raises(NotConnected, match=f"exposure {OLDER:#x} is older than {DECODE:#x}"):
+        await pair.expose(OLDER)
     await pair.bench.cancel(1)
     await pair.settle()
     sender = pair.bench.work.roster.get(RoomId(1))
@@ -103,6 +104,24 @@ async def test_source_pinned_a_connect_that_comes_late_proves_nothing(pair: Pair
     await pair.expose(NEWER)
     await pair.settle()
     pair.bench.assert_empty()
+
+
+async def test_incarnation_a_connect_that_comes_late_takes_no_way_from_a_newer_exposure() -> None:
+    """The room that is written by it, and the next one, go on as if it had not come."""
+    pair = Pair(hold_steps=100)
+    await pair.write()
+    with pytest.raises(NotConnected):
+        await pair.expose(OLDER)
+    for _ in range(20):
+        await pair.settle()
+    assert await pair.caller.outcome() == ""
+    assert pair.receiver.record(0, 1, 5) is not None
+    await pair.bench.run(toy.request("2", PROMPT))
+    await pair.bench.grant(2, GRANTED)
+    for _ in range(20):
+        await pair.settle()
+    pair.bench.assert_empty()
+    pair.bench.close()
 
 
 async def test_another_receivers_exposures_say_nothing_of_this_ones(pair: Pair) -> None:

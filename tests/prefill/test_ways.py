@@ -10,7 +10,7 @@ from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
-from services.wire.errors import NotConnected
+from services.wire.errors import NotConnected, NotQuiet
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PrefillBench, Receiver, connect_request
 
@@ -132,6 +132,22 @@ async def test_memory_that_cannot_be_reached_leaves_no_way(pair: Pair) -> None:
             await pair.bench.grant(1, GRANTED, exposure=exposure)
     await pair.bench.cancel(1)
     await settle(pair.bench)
+
+
+async def test_a_way_that_broke_says_whether_it_is_waited_for_writes(pair: Pair) -> None:
+    """By a kind of its own, so that the receiver can tell what it may do about it."""
+    await pair.bench.run(toy.request("1", PROMPT))
+    await pair.bench.grant(1, GRANTED)
+    await pair.bench.turns(3)
+    await pair.bench.step_end()
+    await pair.bench.turns(2)
+    assert pair.bench.transfer.pending(DECODE) > 0
+    pair.bench.transfer._ledger.broke(DECODE)
+    with pytest.raises(NotQuiet, match=r"broke, and \d+ puts have not ended yet"):
+        await connect(pair.bench, connect_request(pair.receiver))
+    await settle(pair.bench)
+    assert pair.bench.transfer.pending(DECODE) == 0
+    await connect(pair.bench, connect_request(pair.receiver))
 
 
 async def test_nonsense_takes_no_way_from_anyone(pair: Pair) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.transfer.interface import PutState, Run, TransferError
+from services.transfer.interface import PutState, PutsUnended, Run
 from tests.transfer.bench import Bench, Node
 from tests.transfer.conftest import over_nixl
 
@@ -19,8 +19,8 @@ def bench() -> Iterator[Bench]:
     bench.close()
 
 
-def go_wrong(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is posted from now on."""
+def go_wrong(node: Node, monkeypatch: pytest.MonkeyPatch, call: str = "transfer") -> None:
+    """Whatever is posted from now on, or `call`ed otherwise."""
     transfer: Any = node.transfer
     library = transfer._nixl
     error = next(each for each in library.errors if each not in (*library.ends, *library.refusals))
@@ -28,7 +28,7 @@ def go_wrong(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def raising(*_: object) -> str:
         raise error("the backend is out of order")
 
-    monkeypatch.setattr(transfer._agent, "transfer", raising)
+    monkeypatch.setattr(transfer._agent, call, raising)
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -43,7 +43,7 @@ def test_it_is_pending_until_its_peer_is_known_to_be_gone(
         assert sender.transfer.poll(put) is PutState.PENDING
         sender.take()
     assert not sender.transfer.connected(peer)
-    with pytest.raises(TransferError, match="1 puts have not ended yet"):
+    with pytest.raises(PutsUnended, match="1 puts have not ended yet"):
         sender.transfer.connect(receiver.transfer.endpoint())
     sender.transfer.disconnect(peer, gone=gone)
     sender.take()
@@ -61,3 +61,21 @@ def test_what_does_end_is_still_told_of_a_peer_that_is_gone(bench: Bench) -> Non
     sender.transfer.disconnect(receiver.incarnation, gone=True)
     assert bench.finish(sender, put) is PutState.DONE
     assert sender.transfer.pending(receiver.incarnation) == 0
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_goes_wrong_after_its_peer_was_known_to_be_gone_has_failed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """Its target is torn down while it is under way: nobody will say once more that it is gone."""
+    sender, receiver = bench.pair()
+    peer = receiver.incarnation
+    put = sender.transfer.put(peer, "kv", RUNS)
+    transfer: Any = sender.transfer
+    transfer._ledger.write(put).fate = None  # a copy on one host has ended by now; over a network it has not
+    sender.transfer.disconnect(peer, gone=gone)
+    go_wrong(sender, monkeypatch, "check_xfer_state")
+    sender.take()
+    assert sender.transfer.pending(peer) == (0 if gone else 1)
+    assert sender.transfer.poll(put) is (PutState.FAILED if gone else PutState.PENDING)
+    assert (peer in transfer._ledger._links) == (not gone), "handle, link and remote agent are let go"

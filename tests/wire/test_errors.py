@@ -31,6 +31,7 @@ EXPECTED: list[tuple[Exception, grpc.StatusCode, str]] = [
     (LayoutMismatch("layers", 1, 2), Code.FAILED_PRECONDITION, "layers"),
     (errors.WrongIncarnation("x"), Code.FAILED_PRECONDITION, ""),
     (errors.NotConnected("x"), Code.FAILED_PRECONDITION, ""),
+    (errors.NotQuiet("x"), Code.FAILED_PRECONDITION, ""),
     (errors.NotAdmitted("x"), Code.PERMISSION_DENIED, ""),
     (conversions.Malformed("x"), Code.INVALID_ARGUMENT, ""),
     (rooms_errors.StaleGeneration("x"), Code.INVALID_ARGUMENT, ""),

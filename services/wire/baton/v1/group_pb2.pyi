@@ -39,7 +39,7 @@ class Command(_message.Message):
     connected: _builtins.int
     """Of a decode worker: it is connected to that incarnation."""
     revoke: _builtins.bool
-    """Of a decode worker: the memory of the rooms in quarantine is to be taken back from their senders."""
+    """Of a decode worker: its exposed memory is to be taken back from its senders."""
     drain: _builtins.bool
     """No more rooms: those that there are end, then every rank leaves."""
     @_builtins.property
