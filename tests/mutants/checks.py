@@ -14,7 +14,8 @@ from tests.mutants.mutant import ROOT, Check
 
 STORIES: Final = ROOT / "tests" / "stories"
 NAMED: Final = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
-QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", "--timeout=10")
+QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", "--timeout=30")
+"""The time-out is above the tests' own patience: where it strikes within grpc the process may crash."""
 TAIL_CHARS: Final = 4000
 ROOMS: Final = 100
 """Of a run of the simulation."""
