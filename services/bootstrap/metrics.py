@@ -136,7 +136,7 @@ class RegistryCollector(Collector):
                 w for w in self._registry.workers() if (w.facts.side, w.state) == (side, WorkerState.READY)
             ]
             taken = sum(worker.places_taken for worker in ready)
-            free = sum(max(worker.facts.rooms_max - worker.places_taken, 0) for worker in ready)
+            free = sum(worker.facts.rooms_max - worker.places_taken for worker in ready)
             places.add_metric([side.value, "taken"], taken)
             places.add_metric([side.value, "free"], free)
         yield places

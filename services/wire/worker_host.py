@@ -162,16 +162,14 @@ class WorkerHost:
         except Exception as error:
             for helper in helpers:
                 helper.cancel()
-            name = f"{self._settings.role} worker {self._settings.name}"
             if isinstance(error, role.broken):
                 self._lost = f"{self._settings.name}: {error}"
                 log.error("the group broke", cause=self._lost)  # noqa: TRY400
-                await self._break_off(role, lease, Cause(Reason.GROUP_BROKEN, f"{name}: {error}"))
+                await self._break_off(role, lease, Reason.GROUP_BROKEN)
                 end_now(GroupLost(self._lost))
             self._lost = f"{self._settings.name} ends: {error}"
             log.error("the worker ends", cause=f"{type(error).__name__}: {error}")  # noqa: TRY400
-            lost = Reason(f"{self._settings.role}_lost")
-            await self._break_off(role, lease, Cause(lost, f"{name} ends: {error}"))
+            await self._break_off(role, lease, Reason(f"{self._settings.role}_lost"))
             raise
         finally:
             for task in (turns, stopping, *helpers):
@@ -185,9 +183,10 @@ class WorkerHost:
         await self.channels.close()
         await self._pages.stop()
 
-    async def _break_off(self, role: Role, lease: LeaseKeeper, cause: Cause) -> None:
+    async def _break_off(self, role: Role, lease: LeaseKeeper, reason: Reason) -> None:
         """A word to the bootstrap, so that no room comes here any more, and then to everyone who waits for
         one: why none ends well."""
+        cause = Cause(reason, f"{self._settings.role} worker {self._lost}")
         await self.server.set_serving(serving=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):

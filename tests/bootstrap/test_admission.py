@@ -32,6 +32,13 @@ def late(at: House, name: str) -> "asyncio.Task[RoomEntry]":
     return asyncio.ensure_future(at.admission.admit(name, 3, 5))
 
 
+def small_beside(at: House) -> DecodeWorker:
+    """A decode worker that cannot hold what the other one can."""
+    return DecodeWorker(
+        "decode-small", at.decode.side, Incarnation(23), tokens_max=100, address=at.decode.address
+    )
+
+
 async def test_those_who_wait_get_places_in_the_order_in_which_they_came(at: House) -> None:
     await fill(at)
     waiting = [late(at, "a"), late(at, "b")]
@@ -133,9 +140,7 @@ async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:
 
 
 async def test_what_the_worker_that_is_gone_could_hold_is_hoped_for(at: House) -> None:
-    small = DecodeWorker("decode-small", at.decode.side, Incarnation(23), address=at.decode.address)
-    small.tokens_max = 100
-    at.join(small)
+    at.join(small_beside(at))
     at.rooms.exited("decode-0", 222)
     retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
     waiting = asyncio.ensure_future(at.admission.admit("a", 3, 500, retry))
@@ -146,11 +151,7 @@ async def test_what_the_worker_that_is_gone_could_hold_is_hoped_for(at: House) -
 
 
 async def test_no_starvation_what_waits_for_a_large_worker_leaves_the_small_one_to_others(at: House) -> None:
-    small = DecodeWorker(
-        "decode-small", at.decode.side, Incarnation(23), rooms_max=9, address=at.decode.address
-    )
-    small.tokens_max = 100
-    at.join(small)
+    at.join(small_beside(at))
     more = PrefillWorker(
         "prefill-1", at.prefill.side, Incarnation(12), rooms_max=99, address=at.prefill.address
     )

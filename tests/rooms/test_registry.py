@@ -1,7 +1,6 @@
 """Does the bootstrap know its workers, place rooms fairly, and keep every room until it is over?"""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -344,21 +343,20 @@ def test_what_a_worker_that_is_not_ready_could_hold_may_be_hoped_for(state: Work
 def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> None:
     stack = registry_of(P1, replace(D1, tokens_max=100))
     stack.register(replace(D2, tokens_max=200), 0)
-    both = partial(holding, stack)
-    assert both() == (200, 100), "the larger one gets none yet"
+    assert holding(stack) == (200, 100), "the larger one gets none yet"
     stack.suspect(D2.incarnation)
-    assert both() == (200, 100), "nor when it renews"
+    assert holding(stack) == (200, 100), "nor when it renews"
     stack.renew(D2.incarnation, 0)
     stack.proven(D2.incarnation)
-    assert both() == (200, 200)
+    assert holding(stack) == (200, 200)
     stack.suspect(D2.incarnation)
-    assert both() == (200, 200), "it will again in a moment"
+    assert holding(stack) == (200, 200), "it will again in a moment"
     stack.drain(D2.incarnation)
-    assert both() == (200, 100)
+    assert holding(stack) == (200, 100)
     stack.leave(D1.incarnation, None)
-    assert both() == (200, 200), "better than nothing to go by"
+    assert holding(stack) == (200, 200), "better than nothing to go by"
     stack.leave(D2.incarnation, None)
-    assert both() == (0, 0)
+    assert holding(stack) == (0, 0)
 
 
 def holding(stack: Registry) -> tuple[int, int]:

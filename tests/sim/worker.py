@@ -176,9 +176,9 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain()
-        text = f"{self.side.value} worker {self.name}: {error}"
-        self.work.break_off(Cause(Reason.GROUP_BROKEN, text))
-        self.leader.mailbox.fail(Draining(f"this worker ends: {error}"))
+        cause = Cause(Reason.GROUP_BROKEN, f"{self.side.value} worker {self.name}: {error}")
+        self.work.break_off(cause)
+        self.leader.mailbox.fail(Draining(cause.text))
         await self._server.stop(LAST_REPLIES_S)
 
     def _left(self, turns: "asyncio.Task[None]") -> None:
