@@ -152,21 +152,25 @@ class Rooms:
     # ---- time
 
     async def keep_time(self) -> None:
-        """Expire leases and overdue rooms, and look at the queue again, until cancelled."""
+        """Take a `look` now and then, until cancelled."""
         while True:
-            now_ms = self.clock.now_ms()
-            for incarnation in self.registry.expired(now_ms):
-                self.lose(incarnation, "its lease ran out", proof=None)
-            for entry in self.registry.unended(now_ms):
-                self.fail(entry.id, Cause(Reason.DEADLINE, _why_unended(entry)))
-            for entry in self.registry.overdue(now_ms):
-                sides = ", ".join(sorted(side.value for side in entry.waiting_for))
-                self.timelines.tell(entry.id, "filed", f"not reported retired by {sides}")
-                self.registry.abandon(entry.id)
-                self.timelines.wake(entry.id)
-            self.admission.wake()
-            self.calls.drop_channels()
+            self.look()
             await asyncio.sleep(TICK_S)
+
+    def look(self) -> None:
+        """Expire leases and overdue rooms, and have the queue looked at again."""
+        now_ms = self.clock.now_ms()
+        for incarnation in self.registry.expired(now_ms):
+            self.lose(incarnation, "its lease ran out", proof=None)
+        for entry in self.registry.unended(now_ms):
+            self.fail(entry.id, Cause(Reason.DEADLINE, _why_unended(entry)))
+        for entry in self.registry.overdue(now_ms):
+            sides = ", ".join(sorted(side.value for side in entry.waiting_for))
+            self.timelines.tell(entry.id, "filed", f"not reported retired by {sides}")
+            self.registry.abandon(entry.id)
+            self.timelines.wake(entry.id)
+        self.admission.wake()
+        self.calls.drop_channels()
 
     def end_all(self, cause: Cause) -> None:
         """The process ends before all that was promised is kept (`drain-keeps-promises`): whoever is served,

@@ -49,6 +49,8 @@ class Registry:
         self.model = model
         self._next_room = first_room
         self.lease_ms = lease_ms
+        self._listened_ms: int | None = None
+        """When it was last asked who is `expired`."""
         self._kept = kept
         self._failed_kept = failed_kept
         self._workers: dict[Incarnation, Worker] = {}
@@ -153,7 +155,15 @@ class Registry:
         return [each for each, facts in known.items() if pid and (facts.name, facts.pid) == (name, pid)]
 
     def expired(self, now_ms: int) -> list[Incarnation]:
-        """Workers whose lease has run out: `leave` them."""
+        """Workers whose lease has run out: `leave` them. To be asked often: a lease ends by silence while
+        somebody listened, so of the time since the last call at most a third of it, in which it would have
+        been renewed once, is counted. What a paused machine or a busy bootstrap did not hear, it forgives."""
+        since_ms = now_ms if self._listened_ms is None else self._listened_ms
+        unheard_ms = now_ms - since_ms - self.lease_ms // 3
+        if unheard_ms > 0:
+            for worker in self._workers.values():
+                worker.lease_until_ms = min(worker.lease_until_ms + unheard_ms, now_ms + self.lease_ms)
+        self._listened_ms = now_ms
         return [each for each, worker in self._workers.items() if worker.lease_until_ms <= now_ms]
 
     def departed(self) -> list[Incarnation]:

@@ -17,6 +17,7 @@ import pytest
 from tests.process.stack import Stack, running_stack
 
 ANSWER_S = 60.0
+LEASE_MS = 3_000
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def breakable(demo_model_dir: Path) -> Iterator[Stack]:
     """One pair, and nobody waits long for a worker to come back."""
     with running_stack(
         str(demo_model_dir),
-        bootstrap={"retry_wait_ms": "200", "lease_ms": "3000"},
+        bootstrap={"retry_wait_ms": "200", "lease_ms": str(LEASE_MS)},
         dtype="float32",
         kv_cache_memory="256MiB",
     ) as stack:
@@ -155,6 +156,27 @@ def test_a_stopped_decode_worker_loses_its_lease_and_comes_back(breakable: Stack
     decode.process.send_signal(signal.SIGCONT)
     breakable.wait_ready()
     assert complete(breakable).status_code == 200
+    breakable.wait_idle(start)
+
+
+def test_a_stack_that_stood_still_as_a_whole_loses_nothing(breakable: Stack) -> None:
+    """A machine that was paused, or had no time for Baton: no worker was silent while somebody listened."""
+    start = breakable.idle_gauges()
+    processes = [service.process for service in breakable.services.values()]
+
+    def pause(count: int) -> None:
+        if count == 5:
+            for process in processes:
+                process.send_signal(signal.SIGSTOP)
+            time.sleep(2 * LEASE_MS / 1000)
+            for process in processes:
+                process.send_signal(signal.SIGCONT)
+
+    before = {name: service.total("baton_workers_lost_total") for name, service in breakable.services.items()}
+    events = events_until_end(breakable, pause, max_tokens=200)
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    after = {name: service.total("baton_workers_lost_total") for name, service in breakable.services.items()}
+    assert after == before
     breakable.wait_idle(start)
 
 

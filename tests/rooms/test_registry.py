@@ -163,7 +163,23 @@ def test_a_lease_ends_by_silence(stack: Registry) -> None:
     stack.renew(P1.incarnation, 500)
     assert stack.expired(LEASE_MS - 1) == []
     assert stack.expired(LEASE_MS) == [D1.incarnation]
+    assert stack.expired(LEASE_MS + LEASE_MS // 3) == [D1.incarnation]
     assert stack.expired(LEASE_MS + 500) == [P1.incarnation, D1.incarnation]
+
+
+def test_silence_counts_only_while_somebody_listens(stack: Registry) -> None:
+    """Of a bootstrap that stood still for ten leases each worker is charged a third of one."""
+    stack.expired(0)
+    stack.expired(LEASE_MS // 2)
+    stood_until = LEASE_MS // 2 + 10 * LEASE_MS
+    stack.renew(P1.incarnation, stood_until)
+    assert stack.expired(stood_until) == []
+    left = {worker.facts.name: worker.lease_until_ms - stood_until for worker in stack.workers()}
+    charged = LEASE_MS // 3 + LEASE_MS // 3
+    assert left == {P1.name: LEASE_MS, D1.name: LEASE_MS - charged}
+    heard = stood_until + LEASE_MS // 3
+    assert stack.expired(heard) == []
+    assert stack.expired(heard + LEASE_MS // 3) == [D1.incarnation]
 
 
 def test_a_worker_that_left_must_register_again(stack: Registry) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.process.stack import Stack, running_stack
 
@@ -31,7 +31,7 @@ def stack(demo_model_dir: Path) -> Iterator[Stack]:
         str(demo_model_dir),
         prefill=[{"tp": "1", "pp": "2", "chunk_tokens": "64"}],
         decode=[{}, {}],
-        bootstrap={"retry_wait_ms": "100", "lease_ms": "3000"},
+        bootstrap={"retry_wait_ms": "100", "lease_ms": "6000"},
         dtype="float32",
         kv_cache_memory="128MiB",
     ) as running:
@@ -42,6 +42,7 @@ def stack(demo_model_dir: Path) -> Iterator[Stack]:
 def browser() -> Iterator[Browser]:
     program = shutil.which("chromium")
     assert program is not None, "these tests drive a real browser: install Debian's package chromium"
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=program, args=list(FLAGS))
         yield started

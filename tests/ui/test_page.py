@@ -16,7 +16,6 @@ from tests.process.stack import Stack
 from tests.ui.conftest import ANSWER_S, Seen, Streaming
 
 SHOTS = Path(__file__).parents[2] / "docs" / "screenshots"
-LATER = 60_000
 
 
 @dataclass
@@ -84,12 +83,10 @@ def test_a_live_request_is_seen_streaming_with_its_timeline(
         assert client.begun.wait(ANSWER_S), client.error
         page.goto(f"{stack.url}/ui")
         row = page.locator("tr", has_text="live-1")
-        expect(row.locator(".pill")).to_have_text("streaming", timeout=LATER)
+        expect(row.locator(".pill")).to_have_text("streaming")
         expect(page.locator(".worker")).to_have_count(3)
-        expect(page.locator(".worker.decode .queues").filter(has_text="1 running")).to_have_count(
-            1, timeout=LATER
-        )
-        expect(page.locator(".pages-committed").first).to_be_attached(timeout=LATER)
+        expect(page.locator(".worker.decode .queues").filter(has_text="1 running")).to_have_count(1)
+        expect(page.locator(".pages-committed").first).to_be_attached()
         seen.fits()
         shoot(page, "live")
         row.click()
@@ -98,12 +95,12 @@ def test_a_live_request_is_seen_streaming_with_its_timeline(
             expect(page.locator(".lane-name").filter(has_text=lane).first).to_be_attached()
         expect(page.locator("svg .bar.stream").first).to_be_attached()
         before = page.locator(".facts dd").nth(1).text_content()
-        expect(page.locator(".facts dd").nth(1)).not_to_have_text(str(before), timeout=LATER)
+        expect(page.locator(".facts dd").nth(1)).not_to_have_text(str(before))
         expect(page.locator("#status")).to_have_text("live")
     finally:
         client.hang_up()
-    expect(page.locator("h1 .pill")).to_have_text("client gone", timeout=LATER)
-    expect(page.locator("#status")).to_have_text("complete", timeout=LATER)
+    expect(page.locator("h1 .pill")).to_have_text("client gone")
+    expect(page.locator("#status")).to_have_text("complete")
 
 
 def test_each_ranks_evidence_and_the_workers_moves_are_in_the_picture(
@@ -111,7 +108,7 @@ def test_each_ranks_evidence_and_the_workers_moves_are_in_the_picture(
 ) -> None:
     page = seen.page
     page.goto(f"{stack.url}/ui#/request/{answered}")
-    expect(page.locator("#status")).to_have_text("complete", timeout=LATER)
+    expect(page.locator("#status")).to_have_text("complete")
     expect(page.locator(".headline")).to_contain_text("24 tokens passed on")
     assert page.locator(".lane-name").all_text_contents()[:4] == [
         "client",
@@ -223,7 +220,7 @@ def test_the_picture_of_a_broken_stack_names_who_is_gone_and_what_failed(
 ) -> None:
     page = seen.page
     page.goto(f"{stack.url}/ui")
-    expect(page.locator(".lost li")).to_have_count(2, timeout=LATER)
+    expect(page.locator(".lost li")).to_have_count(2)
     for name in ("decode-0", "decode-1"):
         expect(page.locator(".lost li").filter(has_text=name)).to_contain_text("its lease ran out")
     expect(page.locator(".figure", has_text="Decode ready").locator(".bad-text")).to_have_text("0 of 0")
