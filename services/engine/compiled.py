@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from services.engine.anatomy import Anatomy, LayerParts, Norm
+from services.engine.compiler import Kernel
 from services.engine.kv_cache import PagedKvCache
 from services.engine.linears import joined
 from services.engine.rows import Row
@@ -28,14 +29,14 @@ STRIP: Final = 32
 HEAD_STRIPS: Final = 8
 ROWS: Final = 8
 """That it multiplies at once, at most."""
-BLOCK: Final = 32
-"""Outs that it computes together."""
+HALF: Final = 16
+"""Gates that it computes together, at most."""
 SIDE: Final = 4
 """Tokens of a page that it scores at once."""
 ROWS_A_LOOK: Final = 1024
 """Of a weight: it is looked at without a copy of it."""
 
-KernelFor: TypeAlias = abc.Callable[[torch.dtype, torch.dtype], Any]
+KernelFor: TypeAlias = abc.Callable[[torch.dtype, torch.dtype], Kernel]
 """The compiled function for numbers and weights of these dtypes. Raises NotCompiled."""
 
 _Pointer: Final = ctypes.c_void_p
@@ -88,7 +89,7 @@ def check(anatomy: Anatomy, head_dim: int, page_tokens: int) -> torch.dtype:
     for what, size, of in (
         ("hidden size", hidden, STRIP),
         ("head", head_dim, STRIP),
-        ("feed-forward width", width, BLOCK // 2),
+        ("feed-forward width", width, HALF),
         ("page", page_tokens, SIDE),
     ):
         if size % of:
@@ -117,10 +118,13 @@ def narrow(linears: abc.Iterable[nn.Linear]) -> bool:
 class CompiledModel:
     """A whole model as the kernel knows it. Takes its weights: `anatomy` is empty afterwards."""
 
-    def __init__(self, anatomy: Anatomy, head_dim: int, kernel: Any, weights: torch.dtype) -> None:
-        """Of an anatomy that `check` lets pass. `weights`: as the kernel reads them, which loses nothing."""
+    def __init__(self, anatomy: Anatomy, head_dim: int, kernel: Kernel) -> None:
+        """Of an anatomy that `check` lets pass, whose weights the kernel's hold without loss."""
         self.numbers = anatomy.head.weight.dtype
-        self._weights = weights
+        """Of its keys and values."""
+        self.products = kernel.products
+        self._weights = kernel.weights
+        self._block = kernel.block
         self.weight_bytes = 0
         """What a step reads of them."""
         first = anatomy.layers[0]
@@ -132,7 +136,7 @@ class CompiledModel:
         self.rotary: Any = anatomy.rotary
         self.vocabulary = anatomy.head.out_features
         self.threads = torch.get_num_threads()
-        self._kernel = kernel
+        self._kernel = kernel.step
         self._held: list[torch.Tensor] = []
         """What `_layers` and `_model` point to."""
         self._layers = (_Layer * len(anatomy.layers))()
@@ -175,8 +179,9 @@ class CompiledModel:
         of each block the first half is the first part's."""
         weight, bias = joined(parts)
         if paired:
-            weight, bias = _paired(weight), None if bias is None else _paired(bias[:, None])
-        blocks = _in_blocks(weight.to(self._weights))
+            bias = None if bias is None else _paired(bias[:, None], self._block)
+            weight = _paired(weight, self._block)
+        blocks = _in_blocks(weight.to(self._weights), self._block)
         self.weight_bytes += blocks.nbytes
         return self._hold(blocks), None if bias is None else self._hold(bias.float())
 
@@ -199,10 +204,10 @@ class CompiledSteps:
         if cache.tensor.dtype is not model.numbers:
             raise ValueError(f"a cache of {cache.tensor.dtype} for a model in {model.numbers}")
         self._parts = (
-            (model.hidden, model.numbers),
+            (model.hidden, model.products),
             ((model.heads + 2 * model.kv_heads) * model.head_dim, torch.float32),
-            (model.heads * model.head_dim, model.numbers),
-            (model.width, model.numbers),
+            (model.heads * model.head_dim, model.products),
+            (model.width, model.products),
         )
         """Columns of what a step computes of each token on its way."""
 
@@ -234,7 +239,7 @@ class CompiledSteps:
         longest, several = _reach(rows), _reach(row for row in rows if row.stop - row.start > 1)
         parts = [x.new_empty(fed, columns, dtype=dtype) for columns, dtype in self._parts]
         scores = x.new_empty(self._model.threads, self._scored, longest)
-        laid = x.new_empty(2, self._of_token * several, dtype=self._model.numbers)
+        laid = x.new_empty(2, self._of_token * several, dtype=self._model.products)
         logits = x.new_empty(wanted, self._model.vocabulary)
         step = _Step(
             *(count, fed, wanted, size, longest, self._cache.address),
@@ -250,19 +255,19 @@ def _reach(rows: abc.Iterable[Row]) -> int:
     return -(-max((row.stop for row in rows), default=0) // STRIP) * STRIP
 
 
-def _paired(weight: torch.Tensor) -> torch.Tensor:
-    halves = weight.view(2, -1, BLOCK // 2, weight.shape[1])
+def _paired(weight: torch.Tensor, block: int) -> torch.Tensor:
+    halves = weight.view(2, -1, block // 2, weight.shape[1])
     return halves.transpose(0, 1).reshape(weight.shape)
 
 
-def _in_blocks(weight: torch.Tensor) -> torch.Tensor:
-    """[outs, depth] as [blocks, depth / pair, BLOCK, pair], the last block filled up with zeros. A pair fills
+def _in_blocks(weight: torch.Tensor, block: int) -> torch.Tensor:
+    """[outs, depth] as [blocks, depth / pair, block, pair], the last block filled up with zeros. A pair fills
     four bytes."""
     outs, depth = weight.shape
     pair = 4 // weight.itemsize
-    if outs % BLOCK:
-        weight = torch.cat((weight, weight.new_zeros(-outs % BLOCK, depth)))
-    return weight.view(-1, BLOCK, depth // pair, pair).transpose(1, 2).contiguous()
+    if outs % block:
+        weight = torch.cat((weight, weight.new_zeros(-outs % block, depth)))
+    return weight.view(-1, block, depth // pair, pair).transpose(1, 2).contiguous()
 
 
 def _at(tensor: torch.Tensor) -> int:

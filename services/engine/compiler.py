@@ -47,7 +47,9 @@ class Build:
     """One way to compile it."""
 
     numbers: torch.dtype
-    """Of keys, values and what products multiply."""
+    """Of the model: keys and values are kept in them."""
+    products: torch.dtype
+    """What is multiplied."""
     weights: torch.dtype
     needs: tuple[str, ...]
     """What the CPU has to know, by torch's names."""
@@ -55,8 +57,13 @@ class Build:
     @property
     def flags(self) -> tuple[str, ...]:
         instructions = (f"-m{each.replace('_', '').replace('fma3', 'fma')}" for each in self.needs)
-        bits = f"-DNUMBER={8 * self.numbers.itemsize}", f"-DWEIGHT={8 * self.weights.itemsize}"
-        return (*FLAGS, *bits, *instructions)
+        sizes = {"NUMBER": self.products, "KEPT": self.numbers, "WEIGHT": self.weights}
+        return (*FLAGS, *(f"-D{name}={8 * of.itemsize}" for name, of in sizes.items()), *instructions)
+
+    @property
+    def block(self) -> int:
+        """Outs of a weight that lie side by side: two vectors in float32."""
+        return 32 if set(AVX512) <= set(self.needs) else 16
 
     @property
     def name(self) -> str:
@@ -66,10 +73,14 @@ class Build:
 
 
 BUILDS: Final = (
-    Build(torch.bfloat16, torch.bfloat16, (*AVX512, "avx512_bf16")),
+    Build(torch.bfloat16, torch.bfloat16, torch.bfloat16, (*AVX512, "avx512_bf16")),
     *(
-        Build(torch.float32, weights, instructions)
-        for weights in (torch.bfloat16, torch.float32)
+        Build(numbers, torch.float32, weights, instructions)
+        for numbers, weights in (
+            (torch.bfloat16, torch.bfloat16),
+            (torch.float32, torch.bfloat16),
+            (torch.float32, torch.float32),
+        )
         for instructions in (AVX512, AVX2)
     ),
 )
@@ -87,15 +98,25 @@ def builds(numbers: torch.dtype) -> list[Build]:
     return known
 
 
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A build's function, and what it is given."""
+
+    step: Any
+    products: torch.dtype
+    weights: torch.dtype
+    block: int
+
+
 @cache
-def kernel(numbers: torch.dtype, weights: torch.dtype) -> Any:
+def kernel(numbers: torch.dtype, weights: torch.dtype) -> Kernel:
     """The compiled function, loaded once in a process, by the best build that can be had. Raises NotCompiled
     with why the best one cannot."""
     failed: list[NotCompiled] = []
     for build in builds(numbers):
         if build.weights is weights:
             try:
-                return found(build)
+                return Kernel(found(build), build.products, weights, build.block)
             except NotCompiled as error:
                 failed.append(error)
     raise (*failed, NotCompiled(f"there is no kernel of {numbers} over weights of {weights}"))[0]

@@ -45,7 +45,8 @@ def find_device(device: str, rank: int = 0) -> torch.device:
 
 def find_dtype(dtype: str, device: torch.device, team: Team) -> str:
     """`dtype`, the same on all ranks; auto is bfloat16 where every rank's `device` has instructions for it.
-    Where it has none, a prompt takes several times as long in bfloat16 as in float32."""
+    Where it has none, and steps are not compiled, a prompt takes several times as long in bfloat16 as in
+    float32."""
     if dtype != AUTO:
         return dtype
     if device.type == "cuda":

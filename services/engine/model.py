@@ -127,7 +127,7 @@ class Model:
             if kernel_for is None:
                 self._decoder = Decoder(anatomy, self.geometry.head_dim)
             else:
-                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel, weights)
+                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel)
 
     def compiled_steps(self, cache: PagedKvCache) -> CompiledSteps | None:
         """Over this cache, where the model was taken apart for a kernel."""

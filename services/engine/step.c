@@ -1,12 +1,13 @@
 /* How is a step of a whole model computed? Called by compiled.py.
 
-   Compiled for NUMBER bits of keys, values and what products multiply (16: bfloat16, by AVX-512), and for WEIGHT bits of
-   weights. Weights lie in blocks of outs, [outs / BLOCK][in][BLOCK]; where they have 16 bits two are side by side,
-   [outs / BLOCK][in / 2][BLOCK][2]. What is summed is summed in float32, in an order that does not depend on how many
-   rows or threads there are. */
+   Compiled for NUMBER bits of what products multiply (16: bfloat16, by AVX-512), KEPT bits of keys and values in the
+   cache, and WEIGHT bits of weights. Weights lie in blocks of outs, [outs / BLOCK][in][BLOCK]; where they have 16 bits
+   two are side by side, [outs / BLOCK][in / 2][BLOCK][2]. What is summed is summed in float32, in an order that does
+   not depend on how many rows or threads there are. */
 
-#if NUMBER != 16 && NUMBER != 32 || WEIGHT != 16 && WEIGHT != 32 || WEIGHT > NUMBER
-#error "no such NUMBER or WEIGHT"
+#define IS_SIZE(bits) (bits == 16 || bits == 32)
+#if !IS_SIZE(NUMBER) || !IS_SIZE(KEPT) || !IS_SIZE(WEIGHT) || WEIGHT > NUMBER || KEPT > NUMBER
+#error "no such NUMBER, KEPT or WEIGHT"
 #endif
 #if NUMBER == 16
 #include <immintrin.h>
@@ -21,6 +22,12 @@ enum { PAIR = 2 };                  /* numbers that are multiplied at once: four
 #else
 typedef float number;
 enum { PAIR = 1 };
+#endif
+
+#if KEPT == 16
+typedef uint16_t kept;
+#else
+typedef float kept;
 #endif
 
 #if WEIGHT == 16
@@ -52,7 +59,7 @@ struct step {
     int64_t rows, tokens, wanted;   /* sequences, what all of them feed, whose logits are asked for */
     int64_t page_tokens;            /* a multiple of SIDE */
     int64_t longest;                /* scores of a query: positions, up to a multiple of STRIP */
-    number *cache;                  /* [page][kv head][layer][K, V][token][head_dim] */
+    kept *cache;                    /* [page][kv head][layer][K, V][token][head_dim] */
     const int64_t *positions;       /* [tokens], row by row */
     const int64_t *row_of;          /* [tokens] */
     const int64_t *begins;          /* [rows + 1]: tokens of each row */
@@ -72,31 +79,31 @@ struct step {
     int64_t laid;                   /* as `longest`, of rows of several tokens alone */
 };
 
-/* A vector has LANES numbers in float32. Up to ROWS rows are multiplied with a block of outs at once: FEW with all of
-   it, more with PARTS vectors of it at a time, so that all sums stay in registers. */
+/* A vector has LANES numbers in float32. Up to ROWS rows are multiplied with a block at once: their sums stay in
+   registers. */
 #if defined __AVX512F__
-#define LANES 16                    /* a block is two vectors, for any number of rows */
+#define LANES 16
 #define ROWS 8
-enum { FEW = 8, PARTS = 2 };
 #else
 #define LANES 8
-#define ROWS 6
-enum { FEW = 2, PARTS = 2 };
+#define ROWS 5
 #endif
 
 enum {
-    BLOCK = 32, HALF = BLOCK / 2,   /* outs of a weight */
+    BLOCK = 2 * LANES, HALF = BLOCK / 2,    /* outs of a weight */
     STRIP = 32,                     /* rows and heads have a multiple of so many numbers */
     HEAD_STRIPS = 8,                /* that a head has at most */
     SIDE = 4,                       /* tokens that are scored at once, queries that are answered at once */
-    MANY = 6, AHEAD = 8192,         /* from so many rows on, weights are asked for so many bytes ahead */
+    MANY = ROWS < 6 ? 4 : 6, AHEAD = 8192,         /* from so many rows on, weights are asked for so many bytes ahead */
 };
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uints __attribute__((vector_size(4 * LANES)));
 typedef vec vec_at __attribute__((aligned(4), may_alias));
 typedef ints ints_at __attribute__((aligned(4), may_alias));
 
+#define UNROLLED _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vec load(const float *at) { return *(const vec_at *)at; }
@@ -110,6 +117,12 @@ INLINE vec pick(ints which, vec one, vec other) { return (vec)((which & (ints)on
 INLINE int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
 INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+/* Of so many rows, in as few tiles as possible: how many the first one takes. */
+INLINE int64_t even_share(int64_t rows) {
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;
+    return (rows + tiles - 1) / tiles;
+}
 
 INLINE float total(vec x) {
     float parts[LANES];
@@ -151,6 +164,15 @@ INLINE void put(number *to, const float *from) {
 #endif
 }
 
+/* BLOCK numbers from float32. */
+INLINE void put_block(number *to, const float *from) {
+#if NUMBER == 16
+    put(to, from);
+#else
+    for (int at = 0; at < BLOCK; at += LANES) store(to + at, load(from + at));
+#endif
+}
+
 /* HALF numbers from float32. */
 INLINE void put_half(number *to, const float *from) {
 #if NUMBER == 16
@@ -159,6 +181,43 @@ INLINE void put_half(number *to, const float *from) {
     for (int at = 0; at < HALF; at += LANES) store(to + at, load(from + at));
 #endif
 }
+
+#if KEPT == NUMBER
+INLINE void keep(kept *to, const float *from) { put(to, from); }
+
+INLINE void take(number *to, const kept *from, const int count) { memcpy(to, from, count * sizeof *to); }
+#else
+typedef uint16_t shorts __attribute__((vector_size(2 * LANES)));
+typedef shorts shorts_at __attribute__((aligned(2), may_alias));
+
+/* STRIP numbers from float32, to the nearest, of two the even one; a NaN stays one. */
+INLINE void keep(kept *to, const float *from) {
+    for (int at = 0; at < STRIP; at += LANES) {
+        const vec x = load(from + at);
+        const ints bits = (ints)x, nearest = bits + 0x7fff + (bits >> 16 & 1);
+        const vec told = pick(x == x, (vec)nearest, (vec)(bits | 0x400000));
+        *(shorts_at *)(to + at) = __builtin_convertvector((uints)told >> 16, shorts);
+    }
+}
+
+INLINE void take(number *to, const kept *from, const int count) {
+    for (int at = 0; at < count; at++) {
+        const uint32_t bits = (uint32_t)from[at] << 16;
+        memcpy(to + at, &bits, sizeof bits);
+    }
+}
+#endif
+
+#if NUMBER == 32
+/* LANES keys or values. */
+INLINE vec load_kept(const kept *at) {
+#if KEPT == 16
+    return (vec)(__builtin_convertvector(*(const shorts_at *)at, uints) << 16);
+#else
+    return load(at);
+#endif
+}
+#endif
 
 /* What a tile has multiplied: BLOCK outs of each row. */
 typedef float tile_sums[ROWS][BLOCK];
@@ -195,26 +254,29 @@ INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64
    pair of bfloat16, which are the upper halves of numbers. */
 INLINE void words_tile_of(const void *blocks, const int pair, const float *a, int64_t stride, int64_t depth,
                           const int rows, const int fetch, tile_sums to) {
-    const int parts = rows <= FEW ? BLOCK / LANES : PARTS;
-    for (int begin = 0; begin < BLOCK; begin += parts * LANES) {
-        vec sum[ROWS][BLOCK / LANES];
-        for (int row = 0; row < rows; row++)
-            for (int part = 0; part < parts; part++) sum[row][part] = all(0);
-        for (int64_t at = 0; at < depth; at += pair) {
-            const int32_t *here = (const int32_t *)blocks + at / pair * BLOCK + begin;
-            for (int word = 0; fetch && word < parts * LANES; word += 16)
-                __builtin_prefetch((const char *)(here + word) + AHEAD, 0, 2);
-            ints words[BLOCK / LANES];
-            for (int part = 0; part < parts; part++) words[part] = *(const ints_at *)(here + part * LANES);
-            for (int each = 0; each < pair; each++)
-                for (int row = 0; row < rows; row++)
-                    for (int part = 0; part < parts; part++) {
-                        const ints upper = each + 1 < pair ? words[part] << 16 : words[part] & ~0xffff;
-                        sum[row][part] += (vec)(pair == 1 ? words[part] : upper) * a[row * stride + at + each];
-                    }
+    const int32_t *here = blocks;
+    vec sum[ROWS][2];
+    UNROLLED for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = all(0);
+    for (int64_t at = 0; at < depth; at += pair, here += BLOCK) {
+        for (int word = 0; fetch && word < BLOCK; word += 16)
+            __builtin_prefetch((const char *)(here + word) + AHEAD, 0, 2);
+        UNROLLED for (int each = 0; each < pair; each++) {
+            const ints low = *(const ints_at *)here, high = *(const ints_at *)(here + LANES);
+            const vec one = (vec)(pair == 1 ? low : each ? low & ~0xffff : low << 16);
+            const vec two = (vec)(pair == 1 ? high : each ? high & ~0xffff : high << 16);
+            UNROLLED for (int row = 0; row < rows; row++) {
+                vec own = all(a[row * stride + at + each]);
+                __asm__("" : "+v"(own));    /* read once, for both */
+                sum[row][0] += one * own;
+                sum[row][1] += two * own;
+            }
+            /* What was read is read again: the sums leave no register to keep it in. */
+            __asm__ volatile("" ::: "memory");
         }
-        for (int row = 0; row < rows; row++)
-            for (int part = 0; part < parts; part++) store(to[row] + begin + part * LANES, sum[row][part]);
+    }
+    UNROLLED for (int row = 0; row < rows; row++) {
+        store(to[row], sum[row][0]);
+        store(to[row] + LANES, sum[row][1]);
     }
 }
 
@@ -233,6 +295,8 @@ INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride,
 
 #if ROWS == 8
 #define MORE_ROWS(of)                                                                                                 \
+    case 6: of(blocks, a, stride, depth, 6, 0, to); break;                                                            \
+    case -6: of(blocks, a, stride, depth, 6, 1, to); break;                                                           \
     case 7: of(blocks, a, stride, depth, 7, 0, to); break;                                                            \
     case -7: of(blocks, a, stride, depth, 7, 1, to); break;                                                           \
     case 8: of(blocks, a, stride, depth, 8, 0, to); break;                                                            \
@@ -247,8 +311,8 @@ INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride,
     case 3: of(blocks, a, stride, depth, 3, 0, to); break;                                                            \
     case 4: of(blocks, a, stride, depth, 4, 0, to); break;                                                            \
     case 5: of(blocks, a, stride, depth, 5, 0, to); break;                                                            \
-    case 6: of(blocks, a, stride, depth, 6, 0, to); break;                                                            \
-    case -6: of(blocks, a, stride, depth, 6, 1, to); break;                                                           \
+    case -4: of(blocks, a, stride, depth, 4, 1, to); break;                                                           \
+    case -5: of(blocks, a, stride, depth, 5, 1, to); break;                                                           \
     MORE_ROWS(of)                                                                                                     \
     default: __builtin_trap();                                                                                        \
     }
@@ -283,8 +347,8 @@ static void multiply(const factor *weight, const float *bias, const number *a, i
 #pragma omp for schedule(static)
     for (int64_t first = 0; first < outs; first += BLOCK) {
         const int64_t there = least(BLOCK, outs - first);
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            const int64_t here = least(ROWS, rows - row);
+        for (int64_t row = 0, here; row < rows; row += here) {
+            here = even_share(rows - row);
             tile_sums sums;
             weight_tile(weight + first * depth, a + row * depth, depth, here, row == 0, sums);
             for (int64_t each = 0; each < here; each++) {
@@ -301,8 +365,8 @@ static void gate(const factor *weight, const float *bias, const number *a, int64
                  number *to) {
 #pragma omp for schedule(static)
     for (int64_t first = 0; first < width; first += HALF) {
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            const int64_t here = least(ROWS, rows - row);
+        for (int64_t row = 0, here; row < rows; row += here) {
+            here = even_share(rows - row);
             tile_sums sums;
             weight_tile(weight + 2 * first * depth, a + row * depth, depth, here, row == 0, sums);
             for (int64_t each = 0; each < here; each++) {
@@ -340,7 +404,7 @@ static void norm(const float *x, const float *weight, float epsilon, int64_t wid
 
 /* A head's query or key: its norm, if there is one, then its rotation. */
 static void rotate(float *x, const float *weight, float epsilon, const float *cosine, const float *sine,
-                   int64_t width, number *to) {
+                   int64_t width) {
     const int64_t half = width / 2;
     if (weight) {
         const float scale = root_mean(x, width, epsilon);
@@ -351,7 +415,6 @@ static void rotate(float *x, const float *weight, float epsilon, const float *co
         x[at] = one * cosine[at] - other * sine[at];
         x[at + half] = other * cosine[at + half] + one * sine[at + half];
     }
-    for (int64_t at = 0; at < width; at += STRIP) put(to + at, x + at);
 }
 
 struct scoring {
@@ -372,7 +435,7 @@ INLINE __m128 sums(__m512 a, __m512 b, __m512 c, __m512 d) {
 }
 
 /* Of each query and the keys of SIDE tokens, the last of which may be one and the same: to[query][token]. */
-INLINE void score_some(const struct scoring *s, const number *const *key, const int parts, float *to) {
+INLINE void score_some(const struct scoring *s, const kept *const *key, const int parts, float *to) {
     __m512bh part_of[SIDE][HEAD_STRIPS];
     for (int each = 0; each < SIDE; each++)
         for (int part = 0; part < parts; part++) part_of[each][part] = bf16s(key[each] + part * STRIP);
@@ -391,34 +454,34 @@ INLINE void score_some(const struct scoring *s, const number *const *key, const 
 #else
 
 /* The same in float32. */
-INLINE void score_some(const struct scoring *s, const float *const *key, const int parts, float *to) {
+INLINE void score_some(const struct scoring *s, const kept *const *key, const int parts, float *to) {
     for (int64_t query = 0; query < s->queries; query++) {
         const float *own = s->query + query * s->head_dim;
         vec sum[SIDE];
         for (int each = 0; each < SIDE; each++) sum[each] = all(0);
         for (int at = 0; at < parts * STRIP; at += LANES)
-            for (int each = 0; each < SIDE; each++) sum[each] += load(key[each] + at) * load(own + at);
+            for (int each = 0; each < SIDE; each++) sum[each] += load_kept(key[each] + at) * load(own + at);
         for (int each = 0; each < SIDE; each++) to[query * s->longest + each] = total(sum[each]) * s->scaling;
     }
 }
 #endif
 
 /* Of the `tokens` keys of a page. Behind the last of them, up to a multiple of SIDE, is nothing yet. */
-INLINE void score_of(const struct scoring *s, const number *keys, int64_t tokens, const int parts, float *to) {
+INLINE void score_of(const struct scoring *s, const kept *keys, int64_t tokens, const int parts, float *to) {
     int64_t token = 0;
     for (; token + SIDE <= tokens; token += SIDE) {
-        const number *at = keys + token * s->head_dim;
-        const number *const key[SIDE] = {at, at + s->head_dim, at + 2 * s->head_dim, at + 3 * s->head_dim};
+        const kept *at = keys + token * s->head_dim;
+        const kept *const key[SIDE] = {at, at + s->head_dim, at + 2 * s->head_dim, at + 3 * s->head_dim};
         score_some(s, key, parts, to + token);
     }
     if (token < tokens) {
-        const number *key[SIDE];
+        const kept *key[SIDE];
         for (int each = 0; each < SIDE; each++) key[each] = keys + least(token + each, tokens - 1) * s->head_dim;
         score_some(s, key, parts, to + token);
     }
 }
 
-static void score(const struct scoring *s, const number *keys, int64_t tokens, float *to) {
+static void score(const struct scoring *s, const kept *keys, int64_t tokens, float *to) {
     switch (s->head_dim) {
     case 2 * STRIP: score_of(s, keys, tokens, 2, to); break;
     case 4 * STRIP: score_of(s, keys, tokens, 4, to); break;
@@ -448,7 +511,7 @@ static float soften(float *scores, int64_t count, int64_t end) {
 }
 
 struct weighing {
-    const number *values;           /* of page 0 */
+    const kept *values;             /* of page 0 */
     const int64_t *table;
     int64_t page_stride, page_tokens, count, head_dim;
     const float *scores;            /* the weights */
@@ -465,11 +528,11 @@ INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries,
     for (int query = 0; query < queries; query++)
         for (int part = 0; part < parts; part++) low[query][part] = high[query][part] = _mm512_setzero_ps();
     for (int64_t page = 0; page * w->page_tokens < w->count; page++) {
-        const number *values = w->values + w->table[page] * w->page_stride + begin;
+        const kept *values = w->values + w->table[page] * w->page_stride + begin;
         const int64_t first = page * w->page_tokens, tokens = least(w->page_tokens, w->count - first);
         for (int64_t token = 0; token < tokens; token += 2) {
             /* Behind the last one, which is its own pair, the weight is 0. */
-            const number *one = values + token * w->head_dim, *two = values + least(token + 1, tokens - 1) * w->head_dim;
+            const kept *one = values + token * w->head_dim, *two = values + least(token + 1, tokens - 1) * w->head_dim;
             __m512bh below[2], above[2];
             for (int part = 0; part < parts; part++) {
                 const __m512i a = _mm512_loadu_si512(one + part * STRIP), b = _mm512_loadu_si512(two + part * STRIP);
@@ -507,10 +570,11 @@ INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries,
         vec sum[SIDE][2];
         for (int query = 0; query < queries; query++) sum[query][0] = sum[query][1] = all(0);
         for (int64_t page = 0; page * w->page_tokens < w->count; page++) {
-            const float *values = w->values + w->table[page] * w->page_stride + begin + from;
+            const kept *values = w->values + w->table[page] * w->page_stride + begin + from;
             const int64_t first = page * w->page_tokens, tokens = least(w->page_tokens, w->count - first);
             for (int64_t token = 0; token < tokens; token++) {
-                const vec low = load(values + token * w->head_dim), high = load(values + token * w->head_dim + LANES);
+                const kept *value = values + token * w->head_dim;
+                const vec low = load_kept(value), high = load_kept(value + LANES);
                 for (int query = 0; query < queries; query++) {
                     const float weight = w->scores[query * w->longest + first + token];
                     sum[query][0] += low * weight;
@@ -551,16 +615,22 @@ static void enter(const struct model *m, int64_t index, const struct step *s, in
     const int64_t of_one = s->page_tokens * head_dim, page = s->table[s->tables[row] + position / s->page_tokens];
     const float *cosine = s->cosine + token * head_dim, *sine = s->sine + token * head_dim;
     float *qkv = s->qkv + token * (m->heads + 2 * m->kv_heads) * head_dim;
-    const float *value = qkv + (m->heads + m->kv_heads + head) * head_dim;
-    number *place = s->cache + ((page * m->kv_heads + head) * m->layers + index) * 2 * of_one +
+    float *key = qkv + (m->heads + head) * head_dim;
+    const float *value = key + m->kv_heads * head_dim;
+    kept *place = s->cache + ((page * m->kv_heads + head) * m->layers + index) * 2 * of_one +
                   position % s->page_tokens * head_dim;
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
 
-    rotate(qkv + (m->heads + head) * head_dim, layer->key_norm, layer->key_norm_epsilon, cosine, sine, head_dim, place);
-    for (int64_t at = 0; at < head_dim; at += STRIP) put(place + of_one + at, value + at);
-    for (int64_t query = 0; query < group; query++)
-        rotate(qkv + (head * group + query) * head_dim, layer->query_norm, layer->query_norm_epsilon, cosine, sine,
-               head_dim, seen + query * head_dim);
+    rotate(key, layer->key_norm, layer->key_norm_epsilon, cosine, sine, head_dim);
+    for (int64_t at = 0; at < head_dim; at += STRIP) {
+        keep(place + at, key + at);
+        keep(place + of_one + at, value + at);
+    }
+    for (int64_t each = 0; each < group; each++) {
+        float *query = qkv + (head * group + each) * head_dim;
+        rotate(query, layer->query_norm, layer->query_norm_epsilon, cosine, sine, head_dim);
+        for (int64_t at = 0; at < head_dim; at += STRIP) put(seen + each * head_dim + at, query + at);
+    }
 }
 
 /* The queries of a row's only token that share a key head look at all before it, in the pages. */
@@ -569,7 +639,7 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     const int64_t count = s->positions[token] + 1;
     const int64_t of_one = s->page_tokens * head_dim, stride = m->kv_heads * m->layers * 2 * of_one;
     const int64_t *table = s->table + s->tables[row];
-    const number *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
+    const kept *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
 
     const struct scoring asked = {group, head_dim, s->longest, seen, m->layer[index].scaling};
@@ -598,11 +668,11 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
    values, transposed, which are [head_dim][laid]. */
 static void lay(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, int64_t first,
                 int64_t count) {
-    static const number nothing[HEAD_STRIPS * STRIP];
+    static const kept nothing[HEAD_STRIPS * STRIP];
     const int64_t head_dim = m->head_dim, of_one = s->page_tokens * head_dim;
     number *keys = s->keys + (head * s->laid + first) * head_dim;
     for (int64_t token = 0; token < BLOCK; token += PAIR) {
-        const number *key[PAIR], *value[PAIR];
+        const kept *key[PAIR], *value[PAIR];
         for (int each = 0; each < PAIR; each++) {
             const int64_t position = first + token + each;
             key[each] = value[each] = nothing;
@@ -613,12 +683,12 @@ static void lay(const struct model *m, int64_t index, const struct step *s, int6
                 value[each] = key[each] + of_one;
             }
             for (int64_t at = 0; at < head_dim; at += PAIR)
-                memcpy(keys + at * BLOCK + (token + each) * PAIR, key[each] + at, PAIR * sizeof *keys);
+                take(keys + at * BLOCK + (token + each) * PAIR, key[each] + at, PAIR);
         }
         for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
             number *to = s->values + (head * head_dim + begin) * s->laid + (first + token) * BLOCK;
             for (int64_t at = 0; at < BLOCK; at++)
-                for (int each = 0; each < PAIR; each++) to[PAIR * at + each] = value[each][begin + at];
+                for (int each = 0; each < PAIR; each++) take(to + PAIR * at + each, value[each] + begin + at, 1);
         }
     }
 }
@@ -647,7 +717,7 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
             const float share = 1.0f / of_row[token];
             for (int part = 0; part < BLOCK; part += LANES)
                 store(sums[token] + part, load(sums[token] + part) * share);
-            put(seen + token * stride + begin, sums[token]);
+            put_block(seen + token * stride + begin, sums[token]);
         }
     }
 }
