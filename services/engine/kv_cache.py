@@ -5,7 +5,7 @@ One tensor, laid out as `services/pages/layout.py` says. Who owns which page is 
 
 import torch
 
-from services.engine.memory import available_bytes
+from services.engine.memory import shortage
 from services.pages.layout import KvLayout
 from services.runtime.errors import StartupError
 from services.runtime.host_memory import CannotMove, HostMemory
@@ -115,12 +115,12 @@ class PagedKvCache:
 
 
 def _check_available(length: int, beside: int, device: torch.device, layout: KvLayout) -> None:
-    free = available_bytes(device)
-    if free is not None and length + beside > free:
+    short = shortage(device, length + beside)
+    if short is not None:
         also = f" and {beside} beside it (--batch-memory)" if beside else ""
         raise NotEnoughMemory(
-            f"--kv-cache-memory asks for {length} bytes on {device}{also}, but {free} are available there "
-            f"(room for {free // layout.token_bytes} tokens)"
+            f"--kv-cache-memory asks for {length} bytes on {device}{also}, but {short} "
+            f"(room for {short.size // layout.token_bytes} tokens)"
         )
 
 

@@ -23,7 +23,7 @@ from services.engine.compiler import builds
 from services.engine.decoder import Decoder
 from services.engine.device import find_device
 from services.engine.kv_cache import DTYPES, PagedKvCache
-from services.engine.memory import available_bytes
+from services.engine.memory import shortage
 from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
 from services.engine.share import Share, share_of
 from services.engine.split import cut_stages, cut_weights
@@ -306,11 +306,9 @@ def _check_logits(name: str, module: Any) -> None:
 
 def _check_memory(directory: Path, device: torch.device, least: int) -> None:
     """Raise StartupError if the weights, which take `least` bytes at least, cannot fit."""
-    free = available_bytes(device)
-    if free is not None and least > free:
-        raise StartupError(
-            f"the model {directory} takes at least {least} bytes on {device}, and {free} are available there"
-        )
+    short = shortage(device, least)
+    if short is not None:
+        raise StartupError(f"the model {directory} takes at least {least} bytes on {device}, and {short}")
 
 
 def _first_line(error: Exception) -> str:

@@ -156,8 +156,9 @@ class Registry:
 
     def expired(self, now_ms: int) -> list[Incarnation]:
         """Workers whose lease has run out: `leave` them. To be asked often: a lease ends by silence while
-        somebody listened, so of the time since the last call at most a third of it, in which it would have
-        been renewed once, is counted. What a paused machine or a busy bootstrap did not hear, it forgives."""
+        somebody listened, so of the time since the last call at most a third of a lease, in which it would
+        have been renewed once, is counted. What a paused machine or a busy bootstrap did not hear is
+        forgiven."""
         since_ms = now_ms if self._listened_ms is None else self._listened_ms
         unheard_ms = now_ms - since_ms - self.lease_ms // 3
         if unheard_ms > 0:
