@@ -9,9 +9,7 @@
 #if !IS_SIZE(NUMBER) || !IS_SIZE(KEPT) || !IS_SIZE(WEIGHT) || WEIGHT > NUMBER || KEPT > NUMBER
 #error "no such NUMBER, KEPT or WEIGHT"
 #endif
-#if NUMBER == 16
 #include <immintrin.h>
-#endif
 #include <omp.h>
 #include <stdint.h>
 #include <string.h>
@@ -94,7 +92,10 @@ enum {
     STRIP = 32,                     /* rows and heads have a multiple of so many numbers */
     HEAD_STRIPS = 8,                /* that a head has at most */
     SIDE = 4,                       /* tokens that are scored at once, queries that are answered at once */
-    MANY = ROWS < 6 ? 4 : 6, AHEAD = 8192,         /* from so many rows on, weights are asked for so many bytes ahead */
+    ASKED = 3,                      /* queries that are scored at once in float32 */
+    MANY = ROWS == 8 ? 6 : 4,       /* from so many rows on, one tile asks for weights, */
+    AHEAD = 8192,                   /* so many bytes ahead; */
+    ASKING = 4,                     /* of several, up to so many ask for the next block */
 };
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -155,35 +156,19 @@ INLINE void store_bf16s(number *at, __m512 low, __m512 high) {
 }
 #endif
 
-/* STRIP numbers from float32. */
-INLINE void put(number *to, const float *from) {
+/* `count` numbers, a multiple of LANES, from float32. */
+INLINE void put(number *to, const float *from, const int count) {
 #if NUMBER == 16
-    store_bf16s(to, load(from), load(from + LANES));
+    int at = 0;
+    for (; at + 2 * LANES <= count; at += 2 * LANES) store_bf16s(to + at, load(from + at), load(from + at + LANES));
+    if (at < count) _mm256_storeu_si256((__m256i *)(to + at), (__m256i)_mm512_cvtneps_pbh(load(from + at)));
 #else
-    for (int at = 0; at < STRIP; at += LANES) store(to + at, load(from + at));
-#endif
-}
-
-/* BLOCK numbers from float32. */
-INLINE void put_block(number *to, const float *from) {
-#if NUMBER == 16
-    put(to, from);
-#else
-    for (int at = 0; at < BLOCK; at += LANES) store(to + at, load(from + at));
-#endif
-}
-
-/* HALF numbers from float32. */
-INLINE void put_half(number *to, const float *from) {
-#if NUMBER == 16
-    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(load(from)));
-#else
-    for (int at = 0; at < HALF; at += LANES) store(to + at, load(from + at));
+    for (int at = 0; at < count; at += LANES) store(to + at, load(from + at));
 #endif
 }
 
 #if KEPT == NUMBER
-INLINE void keep(kept *to, const float *from) { put(to, from); }
+INLINE void keep(kept *to, const float *from) { put(to, from, STRIP); }
 
 INLINE void take(number *to, const kept *from, const int count) { memcpy(to, from, count * sizeof *to); }
 #else
@@ -194,7 +179,7 @@ typedef shorts shorts_at __attribute__((aligned(2), may_alias));
 INLINE void keep(kept *to, const float *from) {
     for (int at = 0; at < STRIP; at += LANES) {
         const vec x = load(from + at);
-        const ints bits = (ints)x, nearest = bits + 0x7fff + (bits >> 16 & 1);
+        const uints bits = (uints)x, nearest = bits + 0x7fff + (bits >> 16 & 1);
         const vec told = pick(x == x, (vec)nearest, (vec)(bits | 0x400000));
         *(shorts_at *)(to + at) = __builtin_convertvector((uints)told >> 16, shorts);
     }
@@ -212,12 +197,21 @@ INLINE void take(number *to, const kept *from, const int count) {
 /* LANES keys or values. */
 INLINE vec load_kept(const kept *at) {
 #if KEPT == 16
-    return (vec)(__builtin_convertvector(*(const shorts_at *)at, uints) << 16);
+#if LANES == 16
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at)), 16);
+#else
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)), 16);
+#endif
 #else
     return load(at);
 #endif
 }
 #endif
+
+/* With step `count` of a tile, the next `pace` bytes of what is to be multiplied then. */
+INLINE void ask(const char *next, int64_t count, const int pace) {
+    for (int at = 0; at < pace; at += 64) __builtin_prefetch(next + count * pace + at, 0, 2);
+}
 
 /* What a tile has multiplied: BLOCK outs of each row. */
 typedef float tile_sums[ROWS][BLOCK];
@@ -228,15 +222,12 @@ INLINE __m512bh bf16s(const number *at) { return (__m512bh)_mm512_loadu_si512(at
 
 /* BLOCK outs of `blocks`, [depth / 2][BLOCK][2], times `rows` rows of `a`, `stride` apart. */
 INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64_t depth, const int rows,
-                    const int fetch, tile_sums to) {
+                    const char *next, const int pace, tile_sums to) {
     __m512 sum[ROWS][2];            /* in registers, which `to` could not be */
     for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = _mm512_setzero_ps();
     for (int64_t at = 0; at < depth; at += 2) {
         const number *here = blocks + at * BLOCK;
-        if (fetch) {
-            __builtin_prefetch((const char *)here + AHEAD, 0, 2);
-            __builtin_prefetch((const char *)here + AHEAD + 64, 0, 2);
-        }
+        ask(next, at / 2, pace);
         const __m512bh low = bf16s(here), high = bf16s(here + 2 * LANES);
         for (int row = 0; row < rows; row++) {
             const __m512bh own = (__m512bh)_mm512_set1_epi32(*(const int32_t *)(a + row * stride + at));
@@ -253,13 +244,12 @@ INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64
 /* BLOCK outs of `blocks` times `rows` rows of `a`, `stride` apart. Each word of [depth / pair][BLOCK] is a number, or a
    pair of bfloat16, which are the upper halves of numbers. */
 INLINE void words_tile_of(const void *blocks, const int pair, const float *a, int64_t stride, int64_t depth,
-                          const int rows, const int fetch, tile_sums to) {
+                          const int rows, const char *next, const int pace, tile_sums to) {
     const int32_t *here = blocks;
     vec sum[ROWS][2];
     UNROLLED for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = all(0);
     for (int64_t at = 0; at < depth; at += pair, here += BLOCK) {
-        for (int word = 0; fetch && word < BLOCK; word += 16)
-            __builtin_prefetch((const char *)(here + word) + AHEAD, 0, 2);
+        ask(next, at / pair, pace);
         UNROLLED for (int each = 0; each < pair; each++) {
             const ints low = *(const ints_at *)here, high = *(const ints_at *)(here + LANES);
             const vec one = (vec)(pair == 1 ? low : each ? low & ~0xffff : low << 16);
@@ -281,51 +271,48 @@ INLINE void words_tile_of(const void *blocks, const int pair, const float *a, in
 }
 
 INLINE void tile_of(const float *blocks, const float *a, int64_t stride, int64_t depth, const int rows,
-                    const int fetch, tile_sums to) {
-    words_tile_of(blocks, 1, a, stride, depth, rows, fetch, to);
+                    const char *next, const int pace, tile_sums to) {
+    words_tile_of(blocks, 1, a, stride, depth, rows, next, pace, to);
 }
 
 #if WEIGHT == 16
 INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride, int64_t depth, const int rows,
-                           const int fetch, tile_sums to) {
-    words_tile_of(blocks, 2, a, stride, depth, rows, fetch, to);
+                           const char *next, const int pace, tile_sums to) {
+    words_tile_of(blocks, 2, a, stride, depth, rows, next, pace, to);
 }
 #endif
 #endif
 
+#define SO_MANY(of, count)                                                                                            \
+    case count: of(blocks, a, stride, depth, count, next, 0, to); break;                                              \
+    case -(count): of(blocks, a, stride, depth, count, next, pace, to); break;
 #if ROWS == 8
-#define MORE_ROWS(of)                                                                                                 \
-    case 6: of(blocks, a, stride, depth, 6, 0, to); break;                                                            \
-    case -6: of(blocks, a, stride, depth, 6, 1, to); break;                                                           \
-    case 7: of(blocks, a, stride, depth, 7, 0, to); break;                                                            \
-    case -7: of(blocks, a, stride, depth, 7, 1, to); break;                                                           \
-    case 8: of(blocks, a, stride, depth, 8, 0, to); break;                                                            \
-    case -8: of(blocks, a, stride, depth, 8, 1, to); break;
+#define MORE_ROWS(of) SO_MANY(of, 6) SO_MANY(of, 7) SO_MANY(of, 8)
 #else
 #define MORE_ROWS(of)
 #endif
 #define OF_ROWS(of)                                                                                                   \
-    switch (fresh && rows >= MANY ? -rows : rows) {                                                                   \
-    case 1: of(blocks, a, stride, depth, 1, 0, to); break;                                                            \
-    case 2: of(blocks, a, stride, depth, 2, 0, to); break;                                                            \
-    case 3: of(blocks, a, stride, depth, 3, 0, to); break;                                                            \
-    case 4: of(blocks, a, stride, depth, 4, 0, to); break;                                                            \
-    case 5: of(blocks, a, stride, depth, 5, 0, to); break;                                                            \
-    case -4: of(blocks, a, stride, depth, 4, 1, to); break;                                                           \
-    case -5: of(blocks, a, stride, depth, 5, 1, to); break;                                                           \
+    switch (next ? -rows : rows) {                                                                                    \
+    SO_MANY(of, 1) SO_MANY(of, 2) SO_MANY(of, 3) SO_MANY(of, 4) SO_MANY(of, 5)                                        \
     MORE_ROWS(of)                                                                                                     \
     default: __builtin_trap();                                                                                        \
     }
 
 /* Of numbers, laid out like weights. */
 static void tile(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows, tile_sums to) {
-    const int fresh = 0;
+    const char *const next = NULL;
+    const int pace = 0;
     OF_ROWS(tile_of)
 }
 
-/* `fresh`: the weight comes from memory. So many rows keep the core from reading far enough ahead by itself. */
-static void weight_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int fresh, tile_sums to) {
-    const int64_t stride = depth;
+/* Of weights, which come from memory: tile `place` of `tiles`. So many rows keep the core from reading far enough
+   ahead by itself, and several tiles, which go over the same block, from reading at all: each asks for its share. */
+static void weight_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
+                        int64_t tiles, tile_sums to) {
+    const int64_t stride = depth, askers = least(tiles, ASKING), bytes = depth * BLOCK * (int64_t)sizeof *blocks;
+    const int64_t ahead = tiles > 1 ? bytes + place * bytes / askers : AHEAD;
+    const int asks = tiles > 1 ? place < askers : rows >= MANY, pace = 4 * BLOCK / (int)askers;
+    const char *const next = asks ? (const char *)blocks + ahead : NULL;
 #if NUMBER == WEIGHT
     OF_ROWS(tile_of)
 #else
@@ -347,10 +334,11 @@ static void multiply(const factor *weight, const float *bias, const number *a, i
 #pragma omp for schedule(static)
     for (int64_t first = 0; first < outs; first += BLOCK) {
         const int64_t there = least(BLOCK, outs - first);
-        for (int64_t row = 0, here; row < rows; row += here) {
+        const int64_t tiles = (rows + ROWS - 1) / ROWS;
+        for (int64_t row = 0, place = 0, here; row < rows; row += here) {
             here = even_share(rows - row);
             tile_sums sums;
-            weight_tile(weight + first * depth, a + row * depth, depth, here, row == 0, sums);
+            weight_tile(weight + first * depth, a + row * depth, depth, here, place++, tiles, sums);
             for (int64_t each = 0; each < here; each++) {
                 float *at = to + (row + each) * outs + first;
                 if (there == BLOCK) set_or_add(sums[each], bias ? bias + first : bias, BLOCK, add, at);
@@ -365,10 +353,11 @@ static void gate(const factor *weight, const float *bias, const number *a, int64
                  number *to) {
 #pragma omp for schedule(static)
     for (int64_t first = 0; first < width; first += HALF) {
-        for (int64_t row = 0, here; row < rows; row += here) {
+        const int64_t tiles = (rows + ROWS - 1) / ROWS;
+        for (int64_t row = 0, place = 0, here; row < rows; row += here) {
             here = even_share(rows - row);
             tile_sums sums;
-            weight_tile(weight + 2 * first * depth, a + row * depth, depth, here, row == 0, sums);
+            weight_tile(weight + 2 * first * depth, a + row * depth, depth, here, place++, tiles, sums);
             for (int64_t each = 0; each < here; each++) {
                 float out[HALF];
                 for (int at = 0; at < HALF; at += LANES) {
@@ -379,7 +368,7 @@ static void gate(const factor *weight, const float *bias, const number *a, int64
                     }
                     store(out + at, one / (1 + exponential(-one)) * other);
                 }
-                put_half(to + (row + each) * width + first, out);
+                put(to + (row + each) * width + first, out, HALF);
             }
         }
     }
@@ -398,7 +387,7 @@ static void norm(const float *x, const float *weight, float epsilon, int64_t wid
         float out[STRIP];
         for (int part = 0; part < STRIP; part += LANES)
             store(out + part, load(x + at + part) * scale * load(weight + at + part));
-        put(to + at, out);
+        put(to + at, out, STRIP);
     }
 }
 
@@ -421,18 +410,28 @@ struct scoring {
     int64_t queries, head_dim, longest;
     const number *query;            /* [queries][head_dim] */
     float scaling;
+    const kept *next;               /* what to ask for meanwhile, NULL: nothing */
+    int64_t next_each;              /* with each SIDE keys, so many numbers of it */
 };
 
-#if NUMBER == 16
-
-/* The sums of four vectors. */
-INLINE __m128 sums(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+/* The sums of SIDE vectors. */
+INLINE __m128 sums(const vec *of) {
+#if LANES == 16
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(of[0], of[1]), _mm512_unpackhi_ps(of[0], of[1]));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(of[2], of[3]), _mm512_unpackhi_ps(of[2], of[3]));
     const __m512 abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+#else
+    const __m256 half = _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
+#endif
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
+
+INLINE void store_scores(float *to, const vec *of, float scaling) {
+    _mm_storeu_ps(to, _mm_mul_ps(sums(of), _mm_set1_ps(scaling)));
+}
+
+#if NUMBER == 16
 
 /* Of each query and the keys of SIDE tokens, the last of which may be one and the same: to[query][token]. */
 INLINE void score_some(const struct scoring *s, const kept *const *key, const int parts, float *to) {
@@ -440,28 +439,39 @@ INLINE void score_some(const struct scoring *s, const kept *const *key, const in
     for (int each = 0; each < SIDE; each++)
         for (int part = 0; part < parts; part++) part_of[each][part] = bf16s(key[each] + part * STRIP);
     for (int64_t query = 0; query < s->queries; query++) {
-        __m512 sum[SIDE];
-        for (int each = 0; each < SIDE; each++) sum[each] = _mm512_setzero_ps();
+        vec sum[SIDE] = {0};
         for (int part = 0; part < parts; part++) {
             const __m512bh own = bf16s(s->query + query * s->head_dim + part * STRIP);
             for (int each = 0; each < SIDE; each++) sum[each] = _mm512_dpbf16_ps(sum[each], part_of[each][part], own);
         }
-        const __m128 told = _mm_mul_ps(sums(sum[0], sum[1], sum[2], sum[3]), _mm_set1_ps(s->scaling));
-        _mm_storeu_ps(to + query * s->longest, told);
+        store_scores(to + query * s->longest, sum, s->scaling);
     }
 }
 
 #else
 
-/* The same in float32. */
+/* The same in float32, of `queries` queries at once. */
+INLINE void score_at_once(const struct scoring *s, const kept *const *key, const float *query, const int parts,
+                          const int queries, float *to) {
+    vec sum[ASKED][SIDE] = {0};
+    for (int at = 0; at < parts * STRIP; at += LANES)
+        UNROLLED for (int each = 0; each < SIDE; each++) {
+            const vec part = load_kept(key[each] + at);
+            UNROLLED for (int of = 0; of < queries; of++) sum[of][each] += part * load(query + of * s->head_dim + at);
+        }
+    for (int of = 0; of < queries; of++) store_scores(to + of * s->longest, sum[of], s->scaling);
+}
+
 INLINE void score_some(const struct scoring *s, const kept *const *key, const int parts, float *to) {
-    for (int64_t query = 0; query < s->queries; query++) {
+    for (int64_t query = 0, here; query < s->queries; query += here) {
+        here = least(ASKED, s->queries - query);
         const float *own = s->query + query * s->head_dim;
-        vec sum[SIDE];
-        for (int each = 0; each < SIDE; each++) sum[each] = all(0);
-        for (int at = 0; at < parts * STRIP; at += LANES)
-            for (int each = 0; each < SIDE; each++) sum[each] += load_kept(key[each] + at) * load(own + at);
-        for (int each = 0; each < SIDE; each++) to[query * s->longest + each] = total(sum[each]) * s->scaling;
+        float *there = to + query * s->longest;
+        switch (here) {
+        case 1: score_at_once(s, key, own, parts, 1, there); break;
+        case 2: score_at_once(s, key, own, parts, 2, there); break;
+        default: score_at_once(s, key, own, parts, ASKED, there);
+        }
     }
 }
 #endif
@@ -472,6 +482,8 @@ INLINE void score_of(const struct scoring *s, const kept *keys, int64_t tokens, 
     for (; token + SIDE <= tokens; token += SIDE) {
         const kept *at = keys + token * s->head_dim;
         const kept *const key[SIDE] = {at, at + s->head_dim, at + 2 * s->head_dim, at + 3 * s->head_dim};
+        for (int64_t there = 0; s->next && there < s->next_each; there += 64 / (int64_t)sizeof *keys)
+            __builtin_prefetch(s->next + token / SIDE * s->next_each + there, 0, 2);
         score_some(s, key, parts, to + token);
     }
     if (token < tokens) {
@@ -505,7 +517,7 @@ static float soften(float *scores, int64_t count, int64_t end) {
             sum += weight;
             store(out + part, weight);
         }
-        put((number *)scores + at, out);
+        put((number *)scores + at, out, STRIP);
     }
     return total(sum);
 }
@@ -566,26 +578,26 @@ INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries,
 
 /* The same in float32. */
 INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries, const int parts) {
-    for (int from = 0; from < parts * STRIP; from += 2 * LANES) {
-        vec sum[SIDE][2];
-        for (int query = 0; query < queries; query++) sum[query][0] = sum[query][1] = all(0);
+    const int most = LANES == 16 || queries < SIDE ? 4 : 2;     /* vectors of each query whose sums stay in registers */
+    const int vectors = most * LANES > parts * STRIP ? parts * STRIP / LANES : most;
+    for (int from = 0; from < parts * STRIP; from += vectors * LANES) {
+        vec sum[SIDE][4] = {0};
         for (int64_t page = 0; page * w->page_tokens < w->count; page++) {
             const kept *values = w->values + w->table[page] * w->page_stride + begin + from;
             const int64_t first = page * w->page_tokens, tokens = least(w->page_tokens, w->count - first);
             for (int64_t token = 0; token < tokens; token++) {
                 const kept *value = values + token * w->head_dim;
-                const vec low = load_kept(value), high = load_kept(value + LANES);
-                for (int query = 0; query < queries; query++) {
-                    const float weight = w->scores[query * w->longest + first + token];
-                    sum[query][0] += low * weight;
-                    sum[query][1] += high * weight;
+                UNROLLED for (int each = 0; each < vectors; each++) {
+                    const vec part = load_kept(value + each * LANES);
+                    UNROLLED for (int query = 0; query < queries; query++)
+                        sum[query][each] += part * w->scores[query * w->longest + first + token];
                 }
             }
         }
         for (int query = 0; query < queries; query++)
-            for (int part = 0; part < 2; part++)
-                store(w->to + query * w->head_dim + begin + from + part * LANES,
-                      sum[query][part] * (1.0f / w->sum[query]));
+            for (int each = 0; each < vectors; each++)
+                store(w->to + query * w->head_dim + begin + from + each * LANES,
+                      sum[query][each] * (1.0f / w->sum[query]));
     }
 }
 #endif
@@ -629,7 +641,7 @@ static void enter(const struct model *m, int64_t index, const struct step *s, in
     for (int64_t each = 0; each < group; each++) {
         float *query = qkv + (head * group + each) * head_dim;
         rotate(query, layer->query_norm, layer->query_norm_epsilon, cosine, sine, head_dim);
-        for (int64_t at = 0; at < head_dim; at += STRIP) put(seen + each * head_dim + at, query + at);
+        for (int64_t at = 0; at < head_dim; at += STRIP) put(seen + each * head_dim + at, query + at, STRIP);
     }
 }
 
@@ -642,13 +654,10 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     const kept *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
 
-    const struct scoring asked = {group, head_dim, s->longest, seen, m->layer[index].scaling};
+    struct scoring asked = {group, head_dim, s->longest, seen, m->layer[index].scaling, NULL, 2 * SIDE * head_dim};
     for (int64_t page = 0; page * s->page_tokens < count; page++) {
         const int64_t first = page * s->page_tokens, tokens = least(s->page_tokens, count - first);
-        if (first + s->page_tokens < count) {
-            const char *next = (const char *)(keys + table[page + 1] * stride);
-            for (int64_t at = 0; at < 2 * of_one * (int64_t)sizeof *keys; at += 64) __builtin_prefetch(next + at, 0, 2);
-        }
+        asked.next = first + s->page_tokens < count ? keys + table[page + 1] * stride : NULL;
         score(&asked, keys + table[page] * stride, tokens, scores + first);
     }
     for (int64_t query = 0; query < group; query += SIDE) {
@@ -717,7 +726,7 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
             const float share = 1.0f / of_row[token];
             for (int part = 0; part < BLOCK; part += LANES)
                 store(sums[token] + part, load(sums[token] + part) * share);
-            put_block(seen + token * stride + begin, sums[token]);
+            put(seen + token * stride + begin, sums[token], BLOCK);
         }
     }
 }

@@ -13,7 +13,7 @@ def stack(demo_model_dir: Path) -> Iterator[Stack]:
     """One prefill and one decode worker, fp32, chunks of 64 tokens so that prompts take several. 5 GB while
     it runs: one for a whole session would be there twice while files run side by side."""
     with running_stack(
-        str(demo_model_dir), prefill=[{"chunk_tokens": "64"}], dtype="float32", kv_cache_memory="512MiB"
+        str(demo_model_dir), prefill=[{"chunk_tokens": "64"}], dtype="float32", kv_cache_memory="192MiB"
     ) as running:
         yield running
 
@@ -29,5 +29,5 @@ def idle_stack(stack: Stack) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def stack_small(demo_model_dir: Path) -> Iterator[Stack]:
     """Caches that hold 5,824 tokens: less than the model's context."""
-    with running_stack(str(demo_model_dir), dtype="float32", kv_cache_memory="256MiB") as running:
+    with running_stack(str(demo_model_dir), dtype="float32", kv_cache_memory="128MiB") as running:
         yield running

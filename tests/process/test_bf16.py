@@ -23,7 +23,7 @@ BF16 = "bfloat16"
 async def test_the_first_difference_in_bfloat16_is_a_tie(demo_model_dir: Path) -> None:
     prompts = short_prompts(str(demo_model_dir))[::2]
     expected = reference_greedy(demo_model_dir, prompts, OUTPUT_TOKENS, BF16)
-    with running_stack(str(demo_model_dir), dtype=BF16, kv_cache_memory="512MiB") as stack:
+    with running_stack(str(demo_model_dir), dtype=BF16, kv_cache_memory="128MiB") as stack:
         outputs = await complete_all(stack.url, prompts, at_a_time=4)
     parted: dict[int, Divergence] = {}
     for index, (prompt, got, want) in enumerate(zip(prompts, outputs, expected, strict=True)):

@@ -22,7 +22,7 @@ def summing(demo_model_dir: Path) -> Iterator[Stack]:
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}],
         dtype="float32",
-        kv_cache_memory="512MiB",
+        kv_cache_memory="192MiB",
         kv_checksum="pages",
     ) as stack:
         yield stack

@@ -37,7 +37,7 @@ def pairs(demo_model_dir: Path) -> Iterator[Stack]:
         prefill=[{"chunk_tokens": "64"}] * 2,
         decode=[{}, {}],
         dtype="float32",
-        kv_cache_memory="256MiB",
+        kv_cache_memory="128MiB",
     ) as stack:
         yield stack
 

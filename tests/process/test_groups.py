@@ -179,7 +179,7 @@ async def test_greedy_output_of_the_demo_model_equals_the_reference_into_one_and
         decode=[{"tp": "1", **PATIENT}, {"tp": "3", **PATIENT}],
         bootstrap=STEADY,
         dtype="float32",
-        kv_cache_memory="256MiB",
+        kv_cache_memory="64MiB",
     ) as stack:
         await check_greedy(stack, demo_asked, rounds_min=2, rounds_max=10)
 

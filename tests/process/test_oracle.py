@@ -93,7 +93,7 @@ def chunked(request: pytest.FixtureRequest, demo_model_dir: Path) -> Iterator[St
         str(demo_model_dir),
         prefill=[{"chunk_tokens": str(request.param)}],
         dtype="float32",
-        kv_cache_memory="512MiB",
+        kv_cache_memory="192MiB",
     ) as stack:
         yield stack
 

@@ -100,7 +100,7 @@ def watched(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         str(demo_model_dir),
         bootstrap={"retry_wait_ms": "200"},
         dtype="float32",
-        kv_cache_memory="256MiB",
+        kv_cache_memory="128MiB",
     ) as stack:
         targets = {name: service.http for name, service in stack.services.items()}
         with watching(targets, tmp_path_factory.mktemp("prometheus")) as prometheus:

@@ -1,0 +1,92 @@
+/* What does a CPU with AVX-512 and its bfloat16 compute? Instead of the compiler's own header: what `step.c` calls, on
+   vectors that the compiler puts together from those the CPU has. What is not here does not compile.
+
+   Names, arguments and results are Intel's. But a denormal number is a number here, where instructions of bfloat16 take
+   it for 0. */
+
+#pragma once
+#include <stdint.h>
+
+#define VECTOR(bytes) __attribute__((vector_size(bytes), may_alias))
+#define EMULATED static inline __attribute__((always_inline))
+
+typedef float __m128 VECTOR(16), __m256 VECTOR(32), __m512 VECTOR(64);
+typedef int64_t __m256i VECTOR(32), __m512i VECTOR(64);
+typedef int16_t __m256bh VECTOR(32), __m512bh VECTOR(64);
+
+/* Other views of the same bits. */
+typedef uint16_t shorts_of_256 VECTOR(32), shorts_of_512 VECTOR(64);
+typedef int32_t ints_of_512 VECTOR(64);
+typedef uint32_t uints_of_512 VECTOR(64);
+
+typedef __m128 __m128_at __attribute__((aligned(1)));
+typedef __m256i __m256i_at __attribute__((aligned(1)));
+typedef __m512i __m512i_at __attribute__((aligned(1)));
+
+EMULATED __m512i _mm512_loadu_si512(const void *at) { return *(const __m512i_at *)at; }
+EMULATED __m256i _mm256_loadu_si256(const __m256i_at *at) { return *at; }
+EMULATED void _mm512_storeu_si512(void *at, __m512i a) { *(__m512i_at *)at = a; }
+EMULATED void _mm256_storeu_si256(__m256i_at *at, __m256i a) { *at = a; }
+EMULATED void _mm_storeu_ps(float *at, __m128 a) { *(__m128_at *)at = a; }
+
+EMULATED __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
+EMULATED __m512 _mm512_set1_ps(float a) { return a - (__m512){0}; }
+EMULATED __m128 _mm_set1_ps(float a) { return a - (__m128){0}; }
+EMULATED __m512i _mm512_set1_epi32(int a) { return (__m512i)(a - (ints_of_512){0}); }
+#define _mm512_setr_epi32(...) ((__m512i)(ints_of_512){__VA_ARGS__})
+
+EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
+EMULATED __m256 _mm256_add_ps(__m256 a, __m256 b) { return a + b; }
+EMULATED __m128 _mm_add_ps(__m128 a, __m128 b) { return a + b; }
+EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
+EMULATED __m128 _mm_mul_ps(__m128 a, __m128 b) { return a * b; }
+
+EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
+    return (__m512i)__builtin_convertvector((shorts_of_256)a, uints_of_512);
+}
+EMULATED __m512i _mm512_slli_epi32(__m512i a, const int bits) { return (__m512i)((uints_of_512)a << bits); }
+
+/* Of each pair the second product is added first. */
+EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
+    const ints_of_512 one = (ints_of_512)a, other = (ints_of_512)b;
+    sum += (__m512)(one & ~0xffff) * (__m512)(other & ~0xffff);
+    return sum + (__m512)(one << 16) * (__m512)(other << 16);
+}
+
+/* To the nearest, of two the even one; a NaN stays one, and is quiet. */
+EMULATED __m256bh _mm512_cvtneps_pbh(__m512 a) {
+    const uints_of_512 bits = (uints_of_512)a, is_number = (uints_of_512)(a == a);
+    const uints_of_512 nearest = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    return __builtin_convertvector(((nearest & is_number) | (quiet & ~is_number)) >> 16, __m256bh);
+}
+
+#define PART(type, a, index) ((union { __typeof__(a) all; type parts[sizeof(a) / sizeof(type)]; }){a}.parts[index])
+
+EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
+    return (union { __m256bh parts[2]; __m512bh all; }){{_mm512_cvtneps_pbh(low), _mm512_cvtneps_pbh(high)}}.all;
+}
+EMULATED __m256 _mm512_castps512_ps256(__m512 a) { return PART(__m256, a, 0); }
+EMULATED __m128 _mm256_castps256_ps128(__m256 a) { return PART(__m128, a, 0); }
+#define _mm512_extractf32x8_ps(a, index) PART(__m256, a, index)
+#define _mm256_extractf128_ps(a, index) PART(__m128, a, index)
+
+/* Lanes from elsewhere: but for the last, from the same 128 bits, which are four floats or eight shorts. */
+
+#define EACH(type, count, from) ({ type made; for (int at = 0; at < count; at++) made[at] = from; made; })
+#define BY_TURNS(a, b, of, second_half) (at % 2 ? b : a)[at / of * of + at % of / 2 + second_half * of / 2]
+
+EMULATED __m512 _mm512_unpacklo_ps(__m512 a, __m512 b) { return EACH(__m512, 16, BY_TURNS(a, b, 4, 0)); }
+EMULATED __m512 _mm512_unpackhi_ps(__m512 a, __m512 b) { return EACH(__m512, 16, BY_TURNS(a, b, 4, 1)); }
+EMULATED __m512i _mm512_unpacklo_epi16(__m512i a, __m512i b) {
+    return (__m512i)EACH(shorts_of_512, 32, BY_TURNS((shorts_of_512)a, (shorts_of_512)b, 8, 0));
+}
+EMULATED __m512i _mm512_unpackhi_epi16(__m512i a, __m512i b) {
+    return (__m512i)EACH(shorts_of_512, 32, BY_TURNS((shorts_of_512)a, (shorts_of_512)b, 8, 1));
+}
+EMULATED __m512 _mm512_shuffle_ps(__m512 a, __m512 b, const int which) {
+    return EACH(__m512, 16, (at % 4 < 2 ? a : b)[at / 4 * 4 + (which >> at % 4 * 2 & 3)]);
+}
+EMULATED __m512 _mm512_permutex2var_ps(__m512 a, __m512i which, __m512 b) {
+    const ints_of_512 place = (ints_of_512)which;
+    return EACH(__m512, 16, (place[at] & 16 ? b : a)[place[at] & 15]);
+}
