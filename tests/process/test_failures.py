@@ -27,7 +27,7 @@ def breakable(demo_model_dir: Path) -> Iterator[Stack]:
         str(demo_model_dir),
         bootstrap={"retry_wait_ms": "200", "lease_ms": str(LEASE_MS)},
         dtype="float32",
-        kv_cache_memory="128MiB",
+        kv_cache_memory="192MiB",
     ) as stack:
         yield stack
 
