@@ -46,12 +46,12 @@ class Calls:
                 self._spawn(self._cancel(facts, entry.id, cause))
 
     def drop_channels(self) -> None:
-        """Close the ways to addresses where no worker is any more and no open room has one."""
-        needed = {worker.facts.address for worker in self._registry.workers()}
-        for address in [each for each in self._channels.addresses() if each not in needed]:
-            open_rooms = self._registry.open_rooms()
-            if not any(address in (each.prefill.address, each.decode.address) for each in open_rooms):
-                self._spawn(self._channels.drop(address))
+        """Close the ways to workers that are gone and that no open room has."""
+        gone = self._channels.incarnations() - self._incarnations()
+        for entry in self._registry.open_rooms() if gone else ():
+            gone -= {entry.prefill.incarnation, entry.decode.incarnation}
+        for incarnation in gone:
+            self._spawn(self._channels.drop(incarnation))
 
     async def finish(self) -> None:
         """Wait for those that are under way."""
@@ -64,7 +64,7 @@ class Calls:
         request = inference_pb2.CancelRequest(
             room=room, incarnation=facts.incarnation, cause=cause_to_wire(cause)
         )
-        channel = self._channels.to(facts.address, Party.of(facts.side))
+        channel = self._channels.to(facts.address, Party.of(facts.side), facts.incarnation)
         stub = (
             inference_pb2_grpc.PrefillServiceStub(channel)
             if facts.side is Side.PREFILL

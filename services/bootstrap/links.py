@@ -118,7 +118,7 @@ class Link:
 
     async def _run(self) -> None:
         """One stream, from its first room to its end."""
-        channel = self._channels.to(self._facts.address, Party.of(self._facts.side))
+        channel = self._channels.to(self._facts.address, Party.of(self._facts.side), self._facts.incarnation)
         if self._facts.side is Side.PREFILL:
             call = inference_pb2_grpc.PrefillServiceStub(channel).RunRooms()
         else:

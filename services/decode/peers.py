@@ -10,7 +10,6 @@ once: that it was taken back is the proof for a sender that saw no end of its wr
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -49,15 +48,9 @@ _Call = Awaitable[inference_pb2.GrantReply]
 _Problem = RemoteError | Malformed | LayoutMismatch
 
 
-@dataclass(frozen=True, slots=True)
-class _Connecting:
-    rooms: list[RoomId]
-    """Which wait for it, if any."""
-    task: asyncio.Task[None]
-
-
 class Peers:
-    """Keyed by incarnation. The leader's; a departed peer is forgotten with everything about it."""
+    """Keyed by incarnation. The leader's; a departed peer is forgotten with everything about it. A channel is
+    open to who knows of our memory, and to others while they are called."""
 
     def __init__(
         self,
@@ -83,10 +76,10 @@ class Peers:
         self._connected: set[Incarnation] = set()
         self._knowing: dict[Incarnation, rooms_pb2.Peer] = {}
         """Who was connected to this exposure or an older one, until it is gone."""
-        self._addresses: dict[Incarnation, str] = {}
-        """Of every peer that was called, until it is gone."""
-        self._connecting: dict[Incarnation, _Connecting] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting: dict[Incarnation, list[RoomId]] = {}
+        """Which rooms wait for it, if any."""
+        self._calls: dict[asyncio.Task[None], Incarnation] = {}
+        self._drops: set[asyncio.Task[None]] = set()
         self._closing: dict[RoomId, asyncio.Task[None]] = {}
         self._granting: set[RoomId] = set()
         """Their grants are not answered, and still wanted."""
@@ -98,21 +91,20 @@ class Peers:
         if incarnation in self._connected:
             return True
         if incarnation in self._connecting:
-            self._connecting[incarnation].rooms.append(room)
+            self._connecting[incarnation].append(room)
             return False
-        self._addresses[incarnation] = peer.address
         self._start_connecting(peer, [room])
         return False
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
         """Send a destination, as soon as the turn is over. A refusal cancels the room."""
         self._granting.add(RoomId(request.room))
-        self._spawn(self._grant(peer, request, self._call(peer, request)))
+        self._spawn(peer, self._grant(peer, request, self._call(peer, request)))
 
     def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
         """Ask until it is proven that nothing more is written for (room, generation)."""
         self._granting.discard(room)
-        task = self._spawn(self._close(peer, room, generation))
+        task = self._spawn(peer, self._close(peer, room, generation))
         self._closing[room] = task
         task.add_done_callback(lambda _: self._closing.pop(room, None))
 
@@ -125,14 +117,12 @@ class Peers:
 
     def forget(self, peer: Incarnation) -> None:
         """Its process is gone: who waited for it was told by the same news."""
-        connecting = self._connecting.pop(peer, None)
-        if connecting is not None:
-            connecting.task.cancel()
+        for task in [task for task, called in self._calls.items() if called == peer]:
+            task.cancel()
+        self._connecting.pop(peer, None)
         self._connected.discard(peer)
         self._knowing.pop(peer, None)
-        address = self._addresses.pop(peer, None)
-        if address is not None and address not in self._addresses.values():
-            self._spawn(self._channels.drop(address))
+        self._drop_unneeded(peer)
 
     def doubt(self, peer: Incarnation) -> None:
         """A room with it went wrong on the way: the next one connects anew, which costs nothing where the
@@ -154,20 +144,19 @@ class Peers:
         return len(self._closing)
 
     async def stop(self) -> None:
-        for task in list(self._tasks):
+        for task in self._calls:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await asyncio.gather(*self._drops, return_exceptions=True)
 
     def _start_connecting(self, peer: rooms_pb2.Peer, rooms: list[RoomId]) -> None:
-        task = self._spawn(self._connect(peer))
-        self._connecting[Incarnation(peer.incarnation)] = _Connecting(rooms, task)
+        self._connecting[Incarnation(peer.incarnation)] = rooms
+        self._spawn(peer, self._connect(peer))
 
     async def _connect(self, peer: rooms_pb2.Peer) -> None:
         incarnation = Incarnation(peer.incarnation)
         problem = await self._try_connect(peer)
-        connecting = self._connecting.pop(incarnation, None)
-        if connecting is None:
-            return  # it departed meanwhile
+        rooms = self._connecting.pop(incarnation)
         if problem is None:
             self._connected.add(incarnation)
             self._knowing[incarnation] = peer
@@ -175,9 +164,9 @@ class Peers:
             log.info("connected", worker=peer.name)
             return
         log.warning("not connected", worker=peer.name, cause=str(problem))
-        self.shut_out |= _shuts_out(problem) and bool(connecting.rooms)
+        self.shut_out |= _shuts_out(problem) and bool(rooms)
         text = f"decode cannot connect to prefill worker {peer.name}: {problem}"
-        for room in connecting.rooms:
+        for room in rooms:
             self._cancel(room, Cause(Reason.CONNECT_FAILED, text))
 
     async def _try_connect(self, peer: rooms_pb2.Peer) -> _Problem | None:
@@ -287,17 +276,23 @@ class Peers:
                 return
 
     def _way(self, peer: rooms_pb2.Peer) -> grpc.aio.Channel:
-        return self._channels.to(peer.address, Party.PREFILL)
+        return self._channels.to(peer.address, Party.PREFILL, Incarnation(peer.incarnation))
 
     def _cancel(self, room: RoomId, cause: Cause) -> None:
         cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
         self._mailbox.put(group_pb2.Command(cancel=cancel))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, peer: rooms_pb2.Peer, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._calls[task] = Incarnation(peer.incarnation)
+        task.add_done_callback(lambda ended: self._drop_unneeded(self._calls.pop(ended)))
         return task
+
+    def _drop_unneeded(self, peer: Incarnation) -> None:
+        if peer not in self._knowing and peer not in self._calls.values():
+            task = asyncio.create_task(self._channels.drop(peer))
+            self._drops.add(task)
+            task.add_done_callback(self._drops.discard)
 
 
 class FollowerPeers(Peers):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -124,8 +125,20 @@ class Server:
         await self.grpc.stop(grace_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Whom a channel leads to."""
+
+    address: str
+    incarnation: Incarnation | None
+    """None: whoever is there."""
+
+
 class Channels:
-    """One channel per address, opened at first use, closed together or when its peer is gone.
+    """One channel per process that is called, opened at first use, closed together or when its peer is gone.
+
+    Another process at the same address is another peer: what calls to its predecessor have left, a back-off
+    above all, is not held against it.
 
     A channel shows the certificate that it was opened with. If there is another by now, and it has to
     connect anew, another channel takes its place.
@@ -139,8 +152,8 @@ class Channels:
         """`version`: of what `opener` shows."""
         self._opener = opener
         self._version = version
-        self._open: dict[str, grpc.aio.Channel] = {}
-        self._opened_with: dict[str, int] = {}
+        self._open: dict[_Way, grpc.aio.Channel] = {}
+        self._opened_with: dict[_Way, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @staticmethod
@@ -150,34 +163,42 @@ class Channels:
             return Channels()
         return Channels(partial(open_channel, identity=identity), identity.version)
 
-    def to(self, address: str, party: Party) -> grpc.aio.Channel:
+    def to(self, address: str, party: Party, incarnation: Incarnation | None = None) -> grpc.aio.Channel:
         """`party`: who is there, as long as anybody is."""
-        version = self._version()
-        if self._opened_with.get(address, version) != version and _unconnected(self._open[address]):
-            closing = asyncio.ensure_future(self._open.pop(address).close(LAST_CALLS_S))
+        way, version = _Way(address, incarnation), self._version()
+        if self._opened_with.get(way, version) != version and _unconnected(self._open[way]):
+            closing = asyncio.ensure_future(self._open.pop(way).close(LAST_CALLS_S))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-        if address not in self._open:
-            self._open[address] = self._opener(address, party)
-            self._opened_with[address] = version
-        return self._open[address]
+        if way not in self._open:
+            self._open[way] = self._opener(address, party)
+            self._opened_with[way] = version
+        return self._open[way]
 
-    def addresses(self) -> list[str]:
-        """Of the channels that are open."""
-        return list(self._open)
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
 
-    async def drop(self, address: str) -> None:
-        """Close a channel. Calls that are under way on it are cancelled."""
-        channel = self._open.pop(address, None)
-        self._opened_with.pop(address, None)
-        if channel is not None:
-            await channel.close()
+    def incarnations(self) -> set[Incarnation]:
+        """Of the processes to which one is open."""
+        return {way.incarnation for way in self._open if way.incarnation is not None}
+
+    async def drop(self, incarnation: Incarnation) -> None:
+        """Close the channel to a process. Calls that are under way on it are cancelled."""
+        for way in [each for each in self._open if each.incarnation == incarnation]:
+            await self._drop(way)
 
     async def close(self) -> None:
-        for address in list(self._open):
-            await self.drop(address)
+        for way in list(self._open):
+            await self._drop(way)
         for closing in self._closing:
             closing.cancel()
+
+    async def _drop(self, way: _Way) -> None:
+        channel = self._open.pop(way, None)
+        self._opened_with.pop(way, None)
+        if channel is not None:
+            await channel.close()
 
 
 def _unconnected(channel: grpc.aio.Channel) -> bool:

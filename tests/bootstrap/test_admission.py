@@ -302,17 +302,17 @@ async def test_a_room_that_its_opener_forgets_gives_its_places_back(at: House) -
     keeper.cancel()
 
 
-async def test_ways_to_addresses_where_nobody_is_are_closed(at: House) -> None:
-    at.channels.to(at.prefill.address, Party.PREFILL)
-    at.channels.to("127.0.0.1:2", Party.DECODE)
+async def test_ways_to_workers_that_are_gone_are_closed(at: House) -> None:
+    at.channels.to(at.prefill.address, Party.PREFILL, at.prefill.incarnation)
+    at.channels.to(at.prefill.address, Party.PREFILL, Incarnation(999))
     keeper = asyncio.ensure_future(at.rooms.keep_time())
-    await until(lambda: at.channels.addresses() == [at.prefill.address])
+    await until(lambda: at.channels.incarnations() == {at.prefill.incarnation})
     await at.admission.admit("a", 3, 5)
     at.rooms.lose(at.prefill.incarnation, "silent", proof=None)
     at.rooms.calls.drop_channels()
-    assert at.prefill.address in at.channels.addresses(), "an open room is still there"
+    assert at.prefill.incarnation in at.channels.incarnations(), "an open room has it still"
     at.retired(1)
-    await until(lambda: at.prefill.address not in at.channels.addresses())
+    await until(lambda: at.prefill.incarnation not in at.channels.incarnations())
     keeper.cancel()
 
 

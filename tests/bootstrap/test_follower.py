@@ -207,7 +207,7 @@ async def test_a_worker_that_is_gone_is_not_told_again_that_its_room_ended(
         await until(lambda: "cancel not taken" in caplog.text)
     at.decode.cancelled.set()
     at.rooms.exited(at.prefill.name, at.prefill.pid)
-    await at.channels.drop(at.prefill.address)
+    await at.channels.drop(at.prefill.incarnation)
     at.retired()
     await at.at_rest()
     assert not [each for each in caplog.records if each.levelname == "ERROR"]

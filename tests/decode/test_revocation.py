@@ -248,7 +248,7 @@ async def test_a_sender_that_is_gone_is_not_told(bench: DecodeBench) -> None:
     await bench.enter(group_pb2.Command(departed=PREFILL))
     bench.mailbox.put(group_pb2.Command(revoke=True))
     await bench.turns_until(lambda: bench.gauge("baton_kv_revocations_total") == 1)
-    await until(lambda: not bench.peers._tasks)
+    await until(lambda: not bench.peers._calls)
     assert len(bench.sender.connects) == 1
     bench.assert_empty()
 

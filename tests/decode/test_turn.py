@@ -255,7 +255,7 @@ async def test_a_departed_prefill_is_a_proof_and_ends_its_rooms(bench: DecodeBen
     await bench.settle()
     assert decoded.tokens == toy.answer(running), "its pages are its own since it was admitted"
     bench.assert_empty()
-    await until(lambda: bench.channels.addresses() == [])
+    await until(lambda: not bench.channels.incarnations())
 
 
 async def test_what_a_prefill_had_finished_when_it_departed_is_served(bench: DecodeBench) -> None:
@@ -422,6 +422,7 @@ async def test_a_peer_that_cannot_be_connected_fails_the_rooms_that_waited_for_i
     bench.sender.may_connect.set()
     await bench.settle()
     assert [await first.outcome(), await second.outcome()] == ["connect_failed"] * 2
+    await until(lambda: not bench.channels.incarnations())
     assert "this is 12" in first.replies[-1].outcome.cause.text
     assert len(bench.sender.connects) == 1, "asked once for both"
     bench.assert_empty()
@@ -443,10 +444,10 @@ async def test_a_peer_that_departs_while_it_is_being_connected_leaves_nothing_be
     assert await caller.outcome() == "prefill_lost"
     bench.sender.may_connect.set()
     await bench.settle()
-    await until(lambda: not bench.peers._tasks)
+    await until(lambda: not bench.peers._calls)
     bench.assert_empty()
     assert not bench.peers._connected
-    assert not bench.peers._addresses
+    assert not bench.channels.incarnations()
 
 
 async def test_a_sender_that_lost_its_way_here_is_connected_anew(bench: DecodeBench) -> None:
@@ -507,7 +508,7 @@ async def test_a_destination_is_told_no_more_once_its_room_has_ended(bench: Deco
     bench.sender.quiet.set()
     await bench.settle()
     assert await caller.outcome() == "refused"
-    await until(lambda: not bench.peers._tasks)
+    await until(lambda: not bench.peers._calls)
     bench.assert_empty()
 
 

@@ -147,7 +147,9 @@ def _worker(worker: Worker) -> list[str]:
         found += _gauges(name, rank.registry, ())
     if worker.peers is not None:
         found += _held(worker.name, "closes", worker.peers.closing)
-        found += _held(worker.name, "calls to peers", len(worker.peers._tasks))
+        found += _held(worker.name, "calls to peers", len(worker.peers._calls))
+        unneeded = worker._channels.incarnations() - set(worker.peers._knowing)
+        found += _held(worker.name, "channels that nobody needs", len(unneeded))
     found += _held(worker.name, "reports", len(worker.reporter._waiting))
     return found
 

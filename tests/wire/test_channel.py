@@ -1,16 +1,19 @@
-"""What does a channel let its peer send, before anybody takes it, and where can its peer listen?"""
+"""What may a peer send before anybody takes it, where can it listen, and which process has a channel?"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.rooms.ids import Incarnation
+from services.runtime.party import Party
 from services.runtime.setting_kinds import join_address
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
-from services.wire.channel import AHEAD_BYTES, Server
+from services.wire.channel import AHEAD_BYTES, Channels, Server
 from tests.wire.servers import PATIENCE_S, channel_to, has_ipv6, serving
 
 LINES = 4_000
@@ -89,3 +92,21 @@ async def test_a_server_binds_addresses_of_both_kinds(host: str) -> None:
         reply = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
     assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
     await server.stop(0)
+
+
+async def test_who_comes_to_the_address_of_a_dead_process_is_reached_at_once() -> None:
+    """gRPC waits before it connects again to where nobody was, and refuses what is called meanwhile."""
+    dead, next_one, channels = Incarnation(1), Incarnation(2), Channels()
+    request = health_pb2.HealthCheckRequest()
+    async with serving(lambda _: None) as address:
+        way = channels.to(address, Party.PREFILL, dead)
+        await health_pb2_grpc.HealthStub(way).Check(request, timeout=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        while way.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await health_pb2_grpc.HealthStub(way).Check(request, timeout=PATIENCE_S)
+    async with serving(lambda _: None, int(address.rpartition(":")[2])):
+        stub = health_pb2_grpc.HealthStub(channels.to(address, Party.PREFILL, next_one))
+        await stub.Check(request, timeout=PATIENCE_S)
+    assert channels.incarnations() == {dead, next_one}
+    await channels.close()
