@@ -30,7 +30,10 @@ from services.runtime.model_cache import cache_root
 SOURCE: Final = Path(__file__).with_name("step.c")
 FUNCTION: Final = "baton_step"
 COMPILERS: Final = ("gcc", "cc")
-FLAGS: Final = ("-std=gnu11", "-O3", "-fno-strict-aliasing", "-ffp-contract=fast", "-fopenmp", "-fPIC")
+FLAGS: Final = (
+    *("-std=gnu11", "-O3", "-fno-strict-aliasing", "-ffp-contract=fast", "-fopenmp", "-fPIC"),
+    "-falign-loops=64",  # a prompt's products are a tenth slower where a loop begins within a cache line
+)
 AVX2: Final = ("avx2", "fma3")
 AVX512: Final = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "fma3")
 MACHINE: Final = "x86_64"

@@ -29,7 +29,8 @@ def test_rooms_are_set_beside_bare_calls() -> None:
 
 @pytest.mark.timeout(BENCH_S + 20)
 def test_every_stage_of_a_request_has_its_time() -> None:
-    body = bench("handover", "--runs", "3", "--prompt-tokens", "1100", "--output-tokens", "3", "--json")
+    lengths = ("--prompt-tokens", "150", "--output-tokens", "3", "--flags", "--chunk-tokens 64")
+    body = bench("handover", "--runs", "3", *lengths, "--json")
     assert set(body["stages_ms"]) == set(STAGES)
     assert body["chunks"] == 3
     assert body["bytes"] > 0

@@ -103,6 +103,7 @@ SLIPS: Final = {
     "read as whole numbers": ("(uint32_t)from[at] << 16", "(uint32_t)from[at] << 15"),
 }
 """What is changed in the source."""
+NO_SLIP: Final = "none"
 KEPT_SLIPS: Final = {"kept as something else", "read as whole numbers"}
 ELSEWHERE: Final = {
     "in bfloat16": {
@@ -310,7 +311,7 @@ def told(*engines: Engine) -> list[tuple[torch.Tensor, torch.Tensor]]:
     [
         (build, slip)
         for build, others in ELSEWHERE.items()
-        for slip in SLIPS
+        for slip in (NO_SLIP, *SLIPS)
         if slip not in others and (known(BUILDS[build]) or slip in BY_AVX512)
     ],
     indirect=["build"],
@@ -318,21 +319,22 @@ def told(*engines: Engine) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_a_slip_in_the_source_is_seen(
     directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Build, slip: str
 ) -> None:
-    """By as much as the tests above let pass."""
+    """By as much as the tests above let pass; and the source as it is is not."""
     engine = load_for(build, directory, "three queries a head")
     rows = filled(engine)
     right, wrote = logits_of(engine, rows), entries(engine, rows)
-    source, (before, after) = compiler.SOURCE.read_text(), SLIPS[slip]
+    source, (before, after) = compiler.SOURCE.read_text(), SLIPS.get(slip, ("", ""))
     assert before in source
     slipped = tmp_path / compiler.SOURCE.name
     slipped.write_text(source.replace(before, after))
     monkeypatch.setattr(compiler, "SOURCE", slipped)
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-O1"))  # two thirds of the time to compile
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert engine.compiled is not None
     engine.compiled._model._kernel = found(build)
     gaps = gap(logits_of(engine, rows), right), gap(entries(engine, rows), wrote)
     bound = BOUND if build.numbers is torch.bfloat16 else EXACT
-    assert not max(gaps) <= bound
+    assert (max(gaps) <= bound) is (slip == NO_SLIP)
 
 
 @needs_kernel
