@@ -7,7 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 ARGS ?=
-# Test processes side by side, a file each: most tests wait for processes that they started.
+# Test processes side by side, a file or a folder each (tests/conftest.py).
 JOBS ?= 2
 
 install: $(STAMP) ## make .venv with everything that the other words need
@@ -44,9 +44,10 @@ programs: $(STAMP) ## get Debian's gcc, Prometheus and Chromium for the tests, w
 	case "$$missing" in *chromium*) DEBIAN_FRONTEND=noninteractive $$as apt-get -qq install -y --no-install-recommends chromium >/dev/null \
 	  || echo "programs: no chromium: the tests that need it will fail (sudo apt install chromium)" >&2;; esac
 
+# Hundreds of processes are started: they read the bytecode that the first one writes.
 test: $(STAMP) programs ## run the tests
 	@echo "test: pytest"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@echo "check: ruff"

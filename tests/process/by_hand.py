@@ -17,6 +17,7 @@ import grpc
 import httpx
 
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
+from tests.http import web
 from tests.process.hooked_rank import FOLDER
 from tests.process.hooks import Folder
 from tests.process.load import Answer
@@ -115,7 +116,7 @@ class Hand:
         self.stack.wait_ready(2)
 
     def answer(self, prompt: Sequence[int], tokens: int = OUTPUT_TOKENS, **more: Any) -> httpx.Response:
-        return httpx.post(
+        return web().post(
             f"{self.stack.url}/v1/completions", json=self._body(prompt, tokens) | more, timeout=ANSWER_S
         )
 
@@ -128,8 +129,8 @@ class Hand:
 
     def rooms(self, request_id: str) -> list[dict[str, Any]]:
         """A request's rooms with their timelines, oldest first."""
-        listed = httpx.get(f"{self.stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
-        return [httpx.get(f"{self.stack.url}/rooms/{each['id']}").json() for each in reversed(listed)]
+        listed = web().get(f"{self.stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
+        return [web().get(f"{self.stack.url}/rooms/{each['id']}").json() for each in reversed(listed)]
 
     def events(self, answer: Answer) -> list[str]:
         """Names of the lines in the timeline of a request's first room."""
@@ -161,7 +162,7 @@ class Hand:
         assert not thread.is_alive(), "no end of the answer\n" + self.stack.tails()
 
     def _body(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-        model = httpx.get(f"{self.stack.url}/v1/models").json()["data"][0]["id"]
+        model = web().get(f"{self.stack.url}/v1/models").json()["data"][0]["id"]
         return {
             "model": model,
             "prompt": list(prompt),

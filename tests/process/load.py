@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import httpx
 
+from tests.http import web
 from tests.oracle import reference_greedy
 from tests.process.stack import POLL_S, Stack
 
@@ -133,7 +134,7 @@ class Answer:
     def read(self, url: str, body: dict[str, Any]) -> None:
         headers = {"x-request-id": self.request_id}
         try:
-            with httpx.stream(
+            with web().stream(
                 "POST", f"{url}/v1/completions", json=body, headers=headers, timeout=ANSWER_S
             ) as reply:
                 for line in reply.iter_lines():

@@ -18,6 +18,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.runtime.listen import port_of, reserve_port
+from tests.http import web
 
 READY_S = 180.0
 IDLE_S = 30.0
@@ -66,7 +67,7 @@ class Service:
 
     def metrics(self) -> dict[Sample, float]:
         """Every sample of its /metrics, by name and labels."""
-        text = httpx.get(f"{self.http}/metrics", timeout=10).text
+        text = web().get(f"{self.http}/metrics", timeout=10).text
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(text)
@@ -107,7 +108,7 @@ FREE, CACHED = (("baton_kv_pages", (("state", state),)) for state in ("free", "c
 
 def gauges_of(http: str) -> dict[Sample, float]:
     """Cached pages are told as free ones: nobody uses them, and who needs space gets it."""
-    text = httpx.get(f"{http}/metrics", timeout=10).text
+    text = web().get(f"{http}/metrics", timeout=10).text
     gauges = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -168,7 +169,7 @@ class Stack:
         while time.monotonic() < deadline:
             self._check_alive()
             try:
-                reply = httpx.get(f"{self.url}/ready", timeout=5)
+                reply = web().get(f"{self.url}/ready", timeout=5)
                 answer = reply.text
                 listed = [each for each in reply.json()["workers"] if each["incarnation"] not in self._gone]
                 ready = sum(each["state"] == "ready" for each in listed)
@@ -209,7 +210,7 @@ class Stack:
 
     def _workers(self) -> list[dict[str, Any]]:
         """What the bootstrap lists."""
-        listed: list[dict[str, Any]] = httpx.get(f"{self.url}/ready", timeout=10).json()["workers"]
+        listed: list[dict[str, Any]] = web().get(f"{self.url}/ready", timeout=10).json()["workers"]
         return listed
 
     def _gauges(self) -> dict[str, dict[Sample, float]]:

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.http import web
 from tests.oracle import reference_greedy
 from tests.process.stack import Stack, running_stack
 from tests.process.test_oracle import OUTPUT_TOKENS, complete_all
@@ -36,8 +36,8 @@ async def test_greedy_output_equals_the_reference_with_pages_summed(
     start = summing.idle_gauges()
     assert await complete_all(summing.url, PROMPTS, at_a_time=4) == expected
     summing.wait_idle(start)
-    rooms = httpx.get(f"{summing.url}/rooms", timeout=10).json()["rooms"]
-    timeline = httpx.get(f"{summing.url}/rooms/{rooms[0]['id']}", timeout=10).json()["events"]
+    rooms = web().get(f"{summing.url}/rooms", timeout=10).json()["rooms"]
+    timeline = web().get(f"{summing.url}/rooms/{rooms[0]['id']}", timeout=10).json()["events"]
     [landed] = [each["detail"] for each in timeline if each["name"] == "landed"]
     assert landed.endswith("contents as computed")
     assert summing.services["decode-0"].total("baton_rooms_failed_total") == 0
@@ -52,7 +52,7 @@ def test_schema_agreed_a_worker_that_sums_no_pages_is_refused_by_name(summing: S
         while said not in odd.tail(200):
             assert time.monotonic() < deadline, odd.tail()
             time.sleep(0.1)
-        assert httpx.get(f"{summing.url}/ready", timeout=10).status_code == 200
+        assert web().get(f"{summing.url}/ready", timeout=10).status_code == 200
     finally:
         del summing.services["decode-odd"]
         odd.kill()

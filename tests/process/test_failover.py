@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.http import web
 from tests.oracle import reference_greedy
 from tests.process.stack import Stack, running_stack
 
@@ -57,7 +58,7 @@ class Streamed:
 
 
 def model_of(stack: Stack) -> str:
-    name: str = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    name: str = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     return name
 
 
@@ -74,7 +75,7 @@ def chat(stack: Stack, on_tokens: Callable[[str, int], None] = lambda *_: None, 
         "stream_options": {"include_usage": True},
         **more,
     }
-    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=ANSWER_S) as reply:
+    with web().stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=ANSWER_S) as reply:
         seen.request_id = reply.headers["x-request-id"]
         for line in reply.iter_lines():
             if line == "data: [DONE]":
@@ -97,7 +98,7 @@ def chat(stack: Stack, on_tokens: Callable[[str, int], None] = lambda *_: None, 
 
 def rooms_of(stack: Stack, request_id: str) -> list[dict[str, Any]]:
     """A request's rooms, oldest first."""
-    listed = httpx.get(f"{stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
+    listed = web().get(f"{stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
     return list(reversed(listed))
 
 
@@ -124,7 +125,7 @@ def test_a_decode_worker_killed_in_mid_stream_is_not_noticed(
     unbroken = chat(pairs, **more)
     if more["temperature"] == 0:
         chat_body = {"model": model_of(pairs), "messages": MESSAGES}
-        prompt = httpx.post(f"{pairs.url}/tokenize", json=chat_body).json()["tokens"]
+        prompt = web().post(f"{pairs.url}/tokenize", json=chat_body).json()["tokens"]
         assert [unbroken.ids] == reference_greedy(demo_model_dir, [prompt], OUTPUT_TOKENS, "float32")
     killer = Killer(pairs, "decode")
     broken = chat(pairs, killer, **more)
@@ -164,7 +165,7 @@ def test_a_prefill_worker_killed_while_it_computes_is_not_noticed(pairs: Stack, 
 
     def ask() -> None:
         url = f"{pairs.url}/v1/completions"
-        replies.append(httpx.post(url, json=body, headers=headers, timeout=ANSWER_S))
+        replies.append(web().post(url, json=body, headers=headers, timeout=ANSWER_S))
 
     workers = [pairs.services[name] for name in ("prefill-0", "prefill-1")]
     before = [each.total("baton_prefill_tokens_total") for each in workers]

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.http import web
 from tests.process.stack import Stack, running_stack
 
 ANSWER_S = 60.0
@@ -34,11 +35,11 @@ def breakable(demo_model_dir: Path) -> Iterator[Stack]:
 
 def complete(stack: Stack, prompt: str = "The capital of France is", **more: Any) -> httpx.Response:
     body = {"model": model_of(stack), "prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
-    return httpx.post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S)
+    return web().post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S)
 
 
 def model_of(stack: Stack) -> str:
-    name: str = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    name: str = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     return name
 
 
@@ -54,7 +55,7 @@ def events_until_end(stack: Stack, on_event: Any, **more: Any) -> list[dict[str,
         **more,
     }
     events: list[dict[str, Any]] = []
-    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S) as reply:
+    with web().stream("POST", f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S) as reply:
         for line in reply.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 events.append(json.loads(line[6:]))
@@ -102,7 +103,7 @@ def long_prompt_in_prefill(stack: Stack) -> Iterator[list[httpx.Response]]:
     replies: list[httpx.Response] = []
 
     def ask() -> None:
-        replies.append(httpx.post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S))
+        replies.append(web().post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S))
 
     asker = threading.Thread(target=ask)
     asker.start()
@@ -197,7 +198,7 @@ def test_a_worker_that_does_not_fit_is_refused_by_field_and_keeps_running(breaka
         while not any("page_tokens" in problem for problem in problems):
             assert odd.process.poll() is None, odd.tail()
             try:
-                problems = httpx.get(f"{odd.http}/ready", timeout=5).json().get("problems", [])
+                problems = web().get(f"{odd.http}/ready", timeout=5).json().get("problems", [])
             except httpx.TransportError:
                 problems = []
         assert complete(breakable).status_code == 200

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.cli.stand_ins import gone
+from tests.http import web
 from tests.models import VOCABULARY, eight_heads
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import Rank, Stack, running_stack
@@ -83,11 +83,11 @@ class Clients:
 
     def _ask(self, index: int) -> None:
         prompt, want = self.asked.prompts[index], list(self.asked.answers[index])
-        model = httpx.get(f"{self.stack.url}/v1/models").json()["data"][0]["id"]
+        model = web().get(f"{self.stack.url}/v1/models").json()["data"][0]["id"]
         body: dict[str, Any] = {"model": model, "prompt": list(prompt), "max_tokens": len(want)}
         body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
         while not self._leave.is_set():
-            reply = httpx.post(f"{self.stack.url}/v1/completions", json=body, timeout=ANSWER_S)
+            reply = web().post(f"{self.stack.url}/v1/completions", json=body, timeout=ANSWER_S)
             if reply.status_code == 503 and reply.json()["error"]["code"] == "no_worker":
                 time.sleep(0.1)  # it came while a side was away: refused at once, as it should be
                 continue
@@ -102,7 +102,7 @@ class Clients:
         """(reason, text) of every room of these requests that failed."""
         found = []
         for each in self.request_ids:
-            rooms = httpx.get(f"{self.stack.url}/rooms", params={"request_id": each}).json()["rooms"]
+            rooms = web().get(f"{self.stack.url}/rooms", params={"request_id": each}).json()["rooms"]
             found += [(room["cause"]["reason"], room["cause"]["text"]) for room in rooms if room["cause"]]
         return found
 
@@ -112,7 +112,7 @@ def wait_held(stack: Stack, side: str) -> None:
     waiting = {"open"} if side == "prefill" else {"open", "streaming"}
 
     def held() -> set[str]:
-        rooms = httpx.get(f"{stack.url}/rooms").json()["rooms"]
+        rooms = web().get(f"{stack.url}/rooms").json()["rooms"]
         return {each["id"] for each in rooms if each["phase"] in waiting}
 
     deadline = time.monotonic() + ANSWER_S

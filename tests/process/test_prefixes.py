@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.http import web
 from tests.oracle import reference_greedy
 from tests.process.stack import Stack, running_stack
 
@@ -36,7 +36,7 @@ def small(request: pytest.FixtureRequest, demo_model_dir: Path) -> Iterator[Stac
 
 def complete(stack: Stack, prompt: list[int]) -> tuple[list[int], int]:
     """The tokens drawn, and how many of the prompt's were cached."""
-    model = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     body = {
         "model": model,
         "prompt": prompt,
@@ -45,7 +45,7 @@ def complete(stack: Stack, prompt: list[int]) -> tuple[list[int], int]:
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=300)
+    reply = web().post(f"{stack.url}/v1/completions", json=body, timeout=300)
     assert reply.status_code == 200, reply.text
     usage = reply.json()["usage"]
     assert usage["prompt_tokens"] == len(prompt)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from tests.http import web
 from tests.process.stack import Service, Stack, running_stack
 
 ANSWER_S = 90.0
@@ -16,9 +17,9 @@ QUARANTINED = ("baton_kv_pages", (("state", "quarantined"),))
 
 
 def complete(stack: Stack, prompt: Any) -> httpx.Response:
-    model = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0}
-    return httpx.post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S)
+    return web().post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S)
 
 
 def text_of(reply: httpx.Response) -> str:

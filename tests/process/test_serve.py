@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import psutil
 
+from tests.http import web
 from tests.process.stack import READY_S, STOP_S, free_port
 
 
@@ -25,9 +25,9 @@ def _said(log: Path, words: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def _ask(url: str, tokens: int = 4) -> str:
-    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    model = web().get(f"{url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": tokens, "temperature": 0}
-    reply = httpx.post(f"{url}/v1/completions", json={**body, "ignore_eos": True}, timeout=60)
+    reply = web().post(f"{url}/v1/completions", json={**body, "ignore_eos": True}, timeout=60)
     assert reply.status_code == 200, reply.text
     text: str = reply.json()["choices"][0]["text"]
     return text
@@ -70,7 +70,7 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
         assert "Paris" in _ask(url)
         _said(log, f"decode-0 http://127.0.0.1:{metrics + 1}/metrics", process)
         for worker_port, role in ((metrics, "prefill"), (metrics + 1, "decode")):
-            assert f'role="{role}"' in httpx.get(f"http://127.0.0.1:{worker_port}/metrics").text
+            assert f'role="{role}"' in web().get(f"http://127.0.0.1:{worker_port}/metrics").text
 
         children = psutil.Process(process.pid).children(recursive=True)
         assert _open_to_others(children) == {port}, "whoever reaches another one may be a worker"
@@ -78,16 +78,16 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
         decode.kill()
         _said(log, "starting it again", process)
         deadline = time.monotonic() + READY_S
-        while httpx.get(f"{url}/ready").status_code == 200 and time.monotonic() < deadline:
+        while web().get(f"{url}/ready").status_code == 200 and time.monotonic() < deadline:
             time.sleep(0.02)  # the exit is still being reported
-        while httpx.get(f"{url}/ready").status_code != 200 and time.monotonic() < deadline:
+        while web().get(f"{url}/ready").status_code != 200 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert "Paris" in _ask(url)
 
         children = psutil.Process(process.pid).children(recursive=True)
         with ThreadPoolExecutor(4) as clients:
             asked = [clients.submit(_ask, url, tokens=32) for _ in range(4)]
-            while 'baton_rooms{phase="streaming"} 4' not in httpx.get(f"{url}/metrics").text:
+            while 'baton_rooms{phase="streaming"} 4' not in web().get(f"{url}/metrics").text:
                 assert not any(each.done() for each in asked), "they are all under way at once"
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_S) == 0, log.read_text()

@@ -15,6 +15,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from tests.http import web
 from tests.process.stack import STOP_S, Stack, running_stack
 
 CLIENTS: Final = 8
@@ -99,7 +100,7 @@ class Clients:
 @asynccontextmanager
 async def load(stack: Stack) -> AsyncIterator[Clients]:
     """Clients at work; afterwards every answer that began has ended as it should."""
-    model = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     clients = Clients(stack.url, model)
     asking = [asyncio.create_task(clients.ask(number)) for number in range(CLIENTS)]
     try:
@@ -142,7 +143,7 @@ def test_past_its_drain_time_a_bootstrap_tells_each_client_why_before_it_ends(pa
     bootstrap = pairs.start_bootstrap(drain_timeout_ms="1s")
     pairs.wait_ready(4)
     body = {
-        "model": httpx.get(f"{pairs.url}/v1/models").json()["data"][0]["id"],
+        "model": web().get(f"{pairs.url}/v1/models").json()["data"][0]["id"],
         "prompt": "Count: 1 2 3",
         "max_tokens": 1500,
         "ignore_eos": True,
@@ -150,7 +151,7 @@ def test_past_its_drain_time_a_bootstrap_tells_each_client_why_before_it_ends(pa
         "stream": True,
     }
     events: list[dict[str, Any]] = []
-    with httpx.stream("POST", f"{pairs.url}/v1/completions", json=body, timeout=ANSWER_S) as reply:
+    with web().stream("POST", f"{pairs.url}/v1/completions", json=body, timeout=ANSWER_S) as reply:
         for line in reply.iter_lines():
             if line.startswith("data: "):
                 events.append(json.loads(line[6:]))

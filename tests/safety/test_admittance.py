@@ -257,7 +257,7 @@ async def test_a_caller_that_has_to_connect_anew_shows_the_renewed_certificate(
             while channels.to(address, Party.BOOTSTRAP) is first:
                 assert await call(first, method, request) == "UNAVAILABLE"
         assert await call(channels.to(address, Party.BOOTSTRAP), method, request) == "OK"
-        assert channels.addresses() == [address]
+        assert len(channels) == 1
     await channels.close()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.http import web
 from tests.process.stack import READY_S, STOP_S, free_port
 
 
@@ -51,7 +52,7 @@ class Served:
 
     def rooms(self, request_id: str) -> list[dict[str, Any]]:
         """Of one request, newest first."""
-        reply = httpx.get(f"{self.url}/rooms", params={"request_id": request_id})
+        reply = web().get(f"{self.url}/rooms", params={"request_id": request_id})
         found: list[dict[str, Any]] = reply.json()["rooms"]
         return found
 
@@ -66,7 +67,7 @@ class Served:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.05)
-        self.model = httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+        self.model = web().get(f"{self.url}/v1/models").json()["data"][0]["id"]
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
+from tests.http import web
 from tests.process.stack import READY_S
 from tests.trace.collector import Collector, Seen, collecting
 from tests.trace.serving import Served, events_of, in_order, serving
@@ -61,7 +62,7 @@ def test_one_request_is_one_tree_with_the_right_parents_across_processes(
     served: Served, collector: Collector
 ) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    reply = httpx.post(
+    reply = web().post(
         f"{served.url}/v1/completions",
         json=served.body(f"The {MARKER} is", 8, ignore_eos=True),
         headers=headers("traced-1", trace),
@@ -125,7 +126,7 @@ def test_one_request_is_one_tree_with_the_right_parents_across_processes(
 
 
 def test_a_request_without_a_trace_gets_one_of_its_own(served: Served, collector: Collector) -> None:
-    reply = httpx.post(
+    reply = web().post(
         f"{served.url}/v1/completions",
         json=served.body("Once upon a time", 2),
         headers={"X-Request-Id": "own", "traceparent": "nonsense"},
@@ -141,7 +142,7 @@ def test_a_request_without_a_trace_gets_one_of_its_own(served: Served, collector
 def test_a_failed_request_has_the_cause_in_each_of_its_spans(served: Served, collector: Collector) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     error: dict[str, Any] = {}
-    with httpx.stream(
+    with web().stream(
         "POST",
         f"{served.url}/v1/completions",
         json=served.body("Count: 1 2 3", 1500, **STREAM),
@@ -189,7 +190,7 @@ def grpc_address(served: Served) -> str:
 def test_a_retried_request_shows_both_rooms(served: Served, collector: Collector) -> None:
     trace = "1bf7651916cd43dd8448eb211c80319c"
     finished = ""
-    with httpx.stream(
+    with web().stream(
         "POST",
         f"{served.url}/v1/completions",
         json=served.body("Count: 1 2 3", 30, **STREAM),
@@ -225,7 +226,7 @@ def test_a_retried_request_shows_both_rooms(served: Served, collector: Collector
 def test_secrets_unlogged_what_users_write_is_in_no_log_metric_timeline_or_span(
     served: Served, collector: Collector
 ) -> None:
-    reply = httpx.post(
+    reply = web().post(
         f"{served.url}/v1/chat/completions",
         json={
             "model": served.model,
@@ -240,8 +241,8 @@ def test_secrets_unlogged_what_users_write_is_in_no_log_metric_timeline_or_span(
     answer = reply.json()["choices"][0]["message"]["content"].strip()
     assert len(answer) > 30
     (listed,) = served.rooms("secret-1")
-    timeline = httpx.get(f"{served.url}/rooms/{listed['id']}").text
-    metrics = httpx.get(f"{served.url}/metrics").text
+    timeline = web().get(f"{served.url}/rooms/{listed['id']}").text
+    metrics = web().get(f"{served.url}/metrics").text
     collector.wait(listed["trace_id"], lambda spans: len(spans) == 4)
     said = "\n".join([served.log.read_text(), timeline, metrics, repr(collector.all())])
     assert "secret-1" in said, "it was looked for where the request is"
@@ -269,12 +270,12 @@ def test_without_its_collector_a_stack_serves_and_ends_as_ever(served: Served, c
 
     def ask() -> None:
         body = served.body("Once upon a time", 16, ignore_eos=True)
-        replies.append(httpx.post(f"{served.url}/v1/completions", json=body, timeout=ANSWER_S))
+        replies.append(web().post(f"{served.url}/v1/completions", json=body, timeout=ANSWER_S))
 
     asker = threading.Thread(target=ask)
     asker.start()
     rooms = f"{served.url}/metrics"
-    while 'baton_rooms{phase="streaming"} 1' not in httpx.get(rooms).text:
+    while 'baton_rooms{phase="streaming"} 1' not in web().get(rooms).text:
         assert asker.is_alive(), replies
     assert served.stop() == 0, served.log.read_text()
     asker.join(READY_S)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
+from tests.http import web
 from tests.process.stack import Stack, running_stack
 
 ANSWER_S = 120.0
@@ -98,7 +98,7 @@ class Streaming:
     def __init__(self, stack: Stack, request_id: str, tokens: int, words: int = 150) -> None:
         self._url = f"{stack.url}/v1/completions"
         self._body = {
-            "model": httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"],
+            "model": web().get(f"{stack.url}/v1/models").json()["data"][0]["id"],
             "prompt": " ".join(f"{request_id} {place}" for place in range(words // 4)),
             "max_tokens": tokens,
             "temperature": 0,
@@ -123,7 +123,7 @@ class Streaming:
 
     def _read(self) -> None:
         headers = {"X-Request-Id": self.request_id}
-        with httpx.stream("POST", self._url, json=self._body, headers=headers, timeout=ANSWER_S) as reply:
+        with web().stream("POST", self._url, json=self._body, headers=headers, timeout=ANSWER_S) as reply:
             for line in reply.iter_lines():
                 if reply.is_error:
                     self.error += line

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.cli.typed import baton
+from tests.http import web
 from tests.process.stack import POLL_S, READY_S, Stack
 
 KEY = "a-key-of-an-operator"
@@ -32,7 +33,7 @@ def keyed(demo_model_dir: Path, tmp_path: Path) -> Iterator[Stack]:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=5).is_success
+        return web().get(f"{url}/health", timeout=5).is_success
     except httpx.TransportError:
         return False
 
@@ -41,7 +42,7 @@ def test_the_page_and_the_commands_show_nothing_without_a_key_and_all_with_it(
     browser: Browser, keyed: Stack
 ) -> None:
     for path in ("ui", "ui/app.js", "live", "workers", "requests", "requests/x"):
-        assert httpx.get(f"{keyed.url}/{path}", timeout=10).status_code == 401, path
+        assert web().get(f"{keyed.url}/{path}", timeout=10).status_code == 401, path
     context = browser.new_context(http_credentials={"username": "me", "password": KEY})
     try:
         page = context.new_page()

@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.http import web
 from tests.process.stack import Stack
 from tests.ui.conftest import ANSWER_S, Seen, Streaming
 
@@ -64,7 +64,7 @@ def struck(stack: Stack) -> Struck:
     for name in ("struck-once", "struck-last"):
         client = Streaming(stack, name, tokens=60)
         assert client.begun.wait(ANSWER_S), client.error
-        room = httpx.get(f"{stack.url}/rooms", params={"request_id": name}).json()["rooms"][0]
+        room = web().get(f"{stack.url}/rooms", params={"request_id": name}).json()["rooms"][0]
         stack.services[room["decode"]].kill()
         client.join()
         found.append(client.error)
@@ -167,7 +167,7 @@ def test_a_request_is_found_by_its_id_the_answers_or_the_rooms(
     seen: Seen, stack: Stack, answered: str
 ) -> None:
     page = seen.page
-    room = httpx.get(f"{stack.url}/rooms", params={"request_id": answered}).json()["rooms"][0]["id"]
+    room = web().get(f"{stack.url}/rooms", params={"request_id": answered}).json()["rooms"][0]["id"]
     page.goto(f"{stack.url}/ui")
     for asked in (answered, f"cmpl-{answered}", room):
         page.locator("#q").fill(asked)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 import yaml
 
+from tests.http import web
 from tests.process.stack import POLL_S, free_port
 
 RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus"
@@ -42,7 +43,7 @@ class Prometheus:
     started_s: float
 
     def ask(self, path: str, **given: Any) -> Any:
-        reply = httpx.get(f"{self.url}/api/v1/{path}", params=given, timeout=30)
+        reply = web().get(f"{self.url}/api/v1/{path}", params=given, timeout=30)
         body = reply.json()
         assert body["status"] == "success", (path, given, body)
         return body["data"]
@@ -122,6 +123,6 @@ def watching(targets: Mapping[str, str], folder: Path) -> Iterator[Prometheus]:
 def _answers(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
     assert process.poll() is None, log.read_text()
     try:
-        return httpx.get(url, timeout=5).status_code == 200
+        return web().get(url, timeout=5).status_code == 200
     except httpx.TransportError:
         return False

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from services.cli.metric_catalog import Exported, exported
+from tests.http import web
 from tests.process.stack import Stack, running_stack
 from tests.watch.prometheus import NAMESPACE, PATIENCE_S, Prometheus, promtool, watching
 
@@ -45,7 +46,7 @@ class Watched:
             "max_tokens": 12,
             **more,
         }
-        return httpx.post(f"{self.stack.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        return web().post(f"{self.stack.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
     def hang_up(self) -> None:
         """After the first piece of a long answer."""
@@ -56,11 +57,11 @@ class Watched:
             "ignore_eos": True,
             "stream": True,
         }
-        with httpx.stream("POST", f"{self.stack.url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+        with web().stream("POST", f"{self.stack.url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
             next(reply.iter_lines())
 
     def model(self) -> str:
-        name: str = httpx.get(f"{self.stack.url}/v1/models").json()["data"][0]["id"]
+        name: str = web().get(f"{self.stack.url}/v1/models").json()["data"][0]["id"]
         return name
 
     def load(self) -> None:
@@ -158,7 +159,7 @@ def _is(series: Mapping[str, str], name: str, labels: Mapping[str, str]) -> bool
 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_text_of_each_endpoint_is_what_prometheus_recommends(watched: Watched, role: str) -> None:
-    text = httpx.get(f"http://{watched.instance(role)}/metrics").text
+    text = web().get(f"http://{watched.instance(role)}/metrics").text
     assert "baton_build_info" in text
     result = promtool("check", "metrics", text=text)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -84,22 +84,24 @@ class System:
 
     def _wait_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        answer = "no answer"
-        for address in self.spec.ready:
-            while True:
-                if self._process is not None and self._process.poll() is not None:
-                    raise self._failed(f"ended with exit code {self._process.returncode}")
-                try:
-                    reply = httpx.get(address, timeout=ANSWER_S, trust_env=False)
-                    answer = f"HTTP {reply.status_code}"
-                    if reply.is_success:
-                        break
-                except httpx.TransportError as error:
-                    answer = str(error)
-                if time.monotonic() >= deadline:
-                    raise self._failed(f"not ready after {timeout_s:g} s ({address}: {answer})")
-                time.sleep(POLL_S)
+        with httpx.Client(timeout=ANSWER_S, trust_env=False) as http:
+            for address in self.spec.ready:
+                while (answer := _refusal(http, address)) is not None:
+                    if self._process is not None and self._process.poll() is not None:
+                        raise self._failed(f"ended with exit code {self._process.returncode}")
+                    if time.monotonic() >= deadline:
+                        raise self._failed(f"not ready after {timeout_s:g} s ({address}: {answer})")
+                    time.sleep(POLL_S)
 
     def _failed(self, what: str) -> SystemFailed:
         tail = self._log.read_bytes()[-TAIL_BYTES:].decode(errors="replace") if self._log.exists() else ""
         return SystemFailed(f"{self.spec.name}: {what}; its log, {self._log}, ends: {tail}")
+
+
+def _refusal(http: httpx.Client, address: str) -> str | None:
+    """What it answers, None if that is a success."""
+    try:
+        reply = http.get(address)
+    except httpx.TransportError as error:
+        return str(error)
+    return None if reply.is_success else f"HTTP {reply.status_code}"

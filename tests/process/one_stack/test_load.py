@@ -9,6 +9,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.http import web
 from tests.oracle import reference_greedy
 from tests.process.stack import Stack
 
@@ -89,7 +90,7 @@ def test_transferred_bytes_are_the_bytes_of_the_prompts_pages(
 ) -> None:
     """A page holds 16 tokens of all layers: whole pages travel, no more and no fewer."""
     prefill = idle_stack.services["prefill-0"]
-    model = httpx.get(f"{idle_stack.url}/v1/models").json()["data"][0]["id"]
+    model = web().get(f"{idle_stack.url}/v1/models").json()["data"][0]["id"]
     config = json.loads((demo_model_dir / "config.json").read_text())
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     token_bytes = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * 4
@@ -97,7 +98,7 @@ def test_transferred_bytes_are_the_bytes_of_the_prompts_pages(
     lengths = (1, 15, 16, 17, 100, 257)
     for length in lengths:
         body = _body(model, [1_000 + length] * length)  # of which no two begin alike
-        assert httpx.post(f"{idle_stack.url}/v1/completions", json=body, timeout=120).status_code == 200
+        assert web().post(f"{idle_stack.url}/v1/completions", json=body, timeout=120).status_code == 200
     pages = sum(-(-length // 16) for length in lengths)
     assert prefill.total("baton_kv_transfer_bytes_total") - before == pages * 16 * token_bytes
 

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import grpc
-import httpx
 import pytest
 from google.protobuf.message import Message
 
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, rooms_pb2_grpc, workers_pb2
 from services.wire.channel import REQUEST_BYTES_MAX
+from tests.http import web
 from tests.process.stack import Stack
 
 CALL_S: Final = 20.0
@@ -90,9 +90,9 @@ async def send(
 
 def answer(stack: Stack) -> str:
     """What the stack says to a client now."""
-    model = httpx.get(f"{stack.url}/v1/models", timeout=CALL_S).json()["data"][0]["id"]
+    model = web().get(f"{stack.url}/v1/models", timeout=CALL_S).json()["data"][0]["id"]
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    reply = web().post(f"{stack.url}/v1/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     text: str = reply.json()["choices"][0]["text"]
     return text

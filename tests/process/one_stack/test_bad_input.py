@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.http import web
 from tests.process.stack import Stack
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -36,18 +36,16 @@ CASES: dict[str, tuple[str, Any, int, str | None]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused_at_intake_by_the_field(stack_small: Stack, name: str) -> None:
+def test_refused_at_intake_by_the_field(idle_stack: Stack, name: str) -> None:
     path, body, status, param = CASES[name]
-    start = stack_small.idle_gauges()
-    rooms = httpx.get(f"{stack_small.url}/rooms").json()["rooms"]
-    model = httpx.get(f"{stack_small.url}/v1/models").json()["data"][0]["id"]
-    reply = httpx.post(f"{stack_small.url}{path}", json={"model": model, **body}, timeout=30)
+    rooms = web().get(f"{idle_stack.url}/rooms").json()["rooms"]
+    model = web().get(f"{idle_stack.url}/v1/models").json()["data"][0]["id"]
+    reply = web().post(f"{idle_stack.url}{path}", json={"model": model, **body}, timeout=30)
     error = reply.json()["error"]
     assert reply.status_code == status, reply.text
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param, error
-    assert httpx.get(f"{stack_small.url}/rooms").json()["rooms"] == rooms, "no room was opened"
-    stack_small.wait_idle(start)
+    assert web().get(f"{idle_stack.url}/rooms").json()["rooms"] == rooms, "no room was opened"
 
 
 @pytest.mark.parametrize(
@@ -60,10 +58,8 @@ def test_refused_at_intake_by_the_field(stack_small: Stack, name: str) -> None:
     ],
     ids=["malformed JSON", "bad UTF-8", "not an object", "a 10 MB body"],
 )
-def test_a_body_that_is_none_is_refused(stack_small: Stack, content: bytes, status: int) -> None:
-    start = stack_small.idle_gauges()
+def test_a_body_that_is_none_is_refused(idle_stack: Stack, content: bytes, status: int) -> None:
     headers = {"content-type": "application/json"}
-    reply = httpx.post(f"{stack_small.url}{CHAT}", content=content, headers=headers, timeout=30)
+    reply = web().post(f"{idle_stack.url}{CHAT}", content=content, headers=headers, timeout=30)
     assert reply.status_code == status, reply.text
     assert set(json.loads(reply.text)["error"]) == {"message", "type", "param", "code"}
-    stack_small.wait_idle(start)

@@ -1,9 +1,9 @@
 """What does the real `openai` client see of a real stack?"""
 
-import httpx
 import openai
 import pytest
 
+from tests.http import web
 from tests.process.stack import Stack
 
 QUESTION = "What is the capital of France?"
@@ -108,11 +108,11 @@ def test_a_prompt_over_the_context_is_refused_and_touches_no_gauge(
 
 def test_a_room_can_be_explained_by_its_request_id(idle_stack: Stack, model: str) -> None:
     body = {"model": model, "prompt": "Hello", "max_tokens": 3, "temperature": 0}
-    reply = httpx.post(
+    reply = web().post(
         f"{idle_stack.url}/v1/completions", json=body, headers={"X-Request-Id": "explain-me"}, timeout=60
     )
     assert reply.headers["X-Request-Id"] == "explain-me"
-    rooms = httpx.get(f"{idle_stack.url}/rooms", params={"request_id": "explain-me"}).json()["rooms"]
+    rooms = web().get(f"{idle_stack.url}/rooms", params={"request_id": "explain-me"}).json()["rooms"]
     assert len(rooms) == 1
     room = _retired(idle_stack, rooms[0]["id"])
     names = [event["name"] for event in room["events"]]
@@ -123,7 +123,7 @@ def test_a_room_can_be_explained_by_its_request_id(idle_stack: Stack, model: str
 
 def _retired(stack: Stack, room: str) -> dict[str, list[dict[str, str]]]:
     for _ in range(200):
-        body: dict[str, list[dict[str, str]]] = httpx.get(f"{stack.url}/rooms/{room}").json()
+        body: dict[str, list[dict[str, str]]] = web().get(f"{stack.url}/rooms/{room}").json()
         if body["phase"] == "retired":  # type: ignore[comparison-overlap]
             return body
     raise AssertionError(body)

@@ -1,0 +1,25 @@
+"""How do tests ask over HTTP?"""
+
+import os
+import ssl
+from functools import cache
+
+import httpx
+
+
+def web() -> httpx.Client:
+    """The one client of this process that trusts whom it is told to now.
+
+    Each of httpx's own functions makes another, which reads the certificates of all authorities: 50 ms of a
+    core, more than a whole poll may take. As with those, each request has a connection of its own.
+    """
+    return _client(os.environ.get("SSL_CERT_FILE"))
+
+
+@cache
+def _client(authorities: str | None) -> httpx.Client:
+    return httpx.Client(
+        trust_env=False,
+        verify=ssl.create_default_context(cafile=authorities) if authorities else True,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+    )
