@@ -106,12 +106,13 @@ def test_one_request_is_one_tree_with_the_right_parents_across_processes(
     assert room.end_ns <= http.end_ns
     assert max(prefill.start_ns, decode.start_ns) < room.end_ns
     assert in_order(room.names(), ["opened", "first token passed on", "answered"])
-    assert in_order(prefill.names(), ["accepted", "computing", "first token", "sealed", "retired"])
+    assert in_order(prefill.names(), ["accepted", "computing", "first token", "written", "sealed", "retired"])
     assert in_order(decode.names(), ["accepted", "granted", "admitted", "finished", "retired"])
-    # Both are asked at once: which of them accepts first is nobody's promise.
+    # Both are asked at once: which of them accepts first is nobody's promise. Nor is whether prefill sees the
+    # end of its seal before decode sees the seal; that its pages are written it sees before it seals.
     handed_over = [
         (prefill, "computing"),
-        (prefill, "sealed"),
+        (prefill, "written"),
         (decode, "admitted"),
         (room, "answered"),
     ]
