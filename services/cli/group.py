@@ -1,6 +1,6 @@
 """How do the ranks of one worker come up on this machine, end, and come back, as one?
 
-starting   a rank that ends is fatal: its words are this process's
+starting   until turns go on a rank that ends is fatal: its words are this process's
 running    a rank that ends takes the others with it: they get a moment to say why, then they are killed; when
            all are gone the bootstrap is told, and the group is started again, with back-off
 stopping   the leader is told, and all ranks leave when their rooms have ended
@@ -76,7 +76,7 @@ class Group:
         self._clock = clock
         self._command = command
         self._backoff = Backoff() if backoff is None else backoff
-        self._was_ready = False
+        self._had_started = False
 
     async def serve(self, shutdown: asyncio.Event) -> int:
         """Keep the group running until `shutdown`. Returns the exit code. Raises StartupError if it does not
@@ -92,12 +92,12 @@ class Group:
             while True:
                 started_ms = self._clock.now_ms()
                 ended = await self._run_once(ranks, pages, shutdown)
-                if ended.in_order or (shutdown.is_set() and not ended.ready):
+                if ended.in_order or (shutdown.is_set() and not ended.started):
                     return 0
                 if shutdown.is_set():
                     log.warning("the group did not leave in order", cause=ended.why)
                     return EXIT_FAILED
-                if not self._was_ready or self._settings.machines > 1:
+                if not self._had_started or self._settings.machines > 1:
                     raise death(ended)
                 wait_ms = self._backoff.next_ms(self._clock.now_ms() - started_ms)
                 words = ended.first.own_words()
@@ -130,11 +130,11 @@ class Group:
         children = [await self._start(each) for each in ranks]
         ends = {asyncio.create_task(child.wait()): child for child in children}
         stop = asyncio.create_task(shutdown.wait())
-        ready = asyncio.create_task(self._see_ready(pages))
+        started = asyncio.create_task(self._see_started(pages))
         codes: dict[Child, int] = {}
         await asyncio.wait({stop, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        # Who has become ready by now is asked to leave; whoever does so later was not asked.
-        came_up = ready.done()
+        # Who has started by now is asked to leave; whoever does so later was not asked.
+        came_up = started.done()
         left_s = LEAVING_S
         if shutdown.is_set():
             left_s = self._settings.drain_timeout_ms / 1000 + STOP_MARGIN_S if came_up else 0.0
@@ -147,9 +147,9 @@ class Group:
         await collect(ends, codes, None)
         ended = Ended(codes, frozenset(killed), came_up)
         stop.cancel()
-        ready.cancel()
-        self._was_ready |= ended.ready
-        if self._was_ready and not ended.in_order and self._settings.machines == 1:
+        started.cancel()
+        self._had_started |= ended.started
+        if self._had_started and not ended.in_order and self._settings.machines == 1:
             # All of them have exited: nothing of this incarnation is written any more.
             name, pid = self._settings.name, children[0].pid
             reason = await tell_exit(self._report_exit, name, pid, shutdown)
@@ -167,10 +167,11 @@ class Group:
 
         return await start_child(name, self._command(settings), self._environ, lambda _: True, say)
 
-    async def _see_ready(self, pages: int) -> None:
-        """Returns when the first rank here is ready."""
+    async def _see_started(self, pages: int) -> None:
+        """Returns when the first rank here has started. That it is ready it hears itself only with a renewal
+        of its lease, when rooms may long have come."""
         host = LOOPBACK if self._settings.host in WILDCARDS else self._settings.host
-        url = f"http://{join_address(host, pages)}/ready"
+        url = f"http://{join_address(host, pages)}/started"
         async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_S, trust_env=False) as http:
             while True:
                 with suppress(httpx.TransportError):

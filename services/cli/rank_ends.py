@@ -27,8 +27,8 @@ class Ended:
     codes: Mapping[Child, int]
     killed: frozenset[Child]
     """Those that did not end by themselves."""
-    ready: bool
-    """It had been ready: there was something to finish."""
+    started: bool
+    """Turns had gone on: there was something to finish."""
 
     @property
     def in_order(self) -> bool:
@@ -69,5 +69,5 @@ def death(ended: Ended) -> RankEnded:
     why, code = ended.first.own_words(), ended.codes[ended.first]
     if why is not None:
         return RankEnded(f"{ended.first.name}: {why}", code if code > 0 else EXIT_FAILED)
-    when = "" if ended.ready else " before the worker was ready"
+    when = "" if ended.started else " before the worker had started"
     return RankEnded(f"{ended.why}{when}", EXIT_FAILED)

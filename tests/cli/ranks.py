@@ -14,7 +14,7 @@ from services.runtime.clock import SystemClock
 from services.runtime.worker_settings import WorkerSettings
 from tests.cli.stand_ins import eventually
 
-# Writes `RANK up PID` and `RANK asked` into the journal. The leader answers /ready, and all leave, or lose
+# Writes `RANK up PID` and `RANK asked` into the journal. The leader answers /started, and all leave, or lose
 # their group, when a file says so.
 RANK = """
 import http.server, os, pathlib, signal, sys, threading, time
@@ -31,13 +31,13 @@ if behaviour == "refuses":
     sys.exit("baton: error: too little memory: lower --kv-cache-memory")
 if behaviour == "crashes":
     raise ZeroDivisionError("a bug at start")
-class Ready(http.server.BaseHTTPRequestHandler):
+class Pages(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if behaviour != "never ready" else 503)
+        self.send_response(200 if self.path == "/started" and behaviour != "never starts" else 503)
         self.end_headers()
     def log_message(self, *_): pass
 if port:
-    server = http.server.HTTPServer(("127.0.0.1", port), Ready)
+    server = http.server.HTTPServer(("127.0.0.1", port), Pages)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 print(f"2026-01-31T12:00:00.000Z INFO rank turning rank={rank}", flush=True)
 print("a native library greets", flush=True)
@@ -55,7 +55,7 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         self.behaviour: dict[int, str] = {}
-        """By rank: refuses, crashes, never ready, deaf (to SIGTERM); others just run."""
+        """By rank: refuses, crashes, never starts, deaf (to SIGTERM); others just run."""
         self.reported: list[tuple[str, int]] = []
         self.living_when_reported: list[list[int]] = []
         self._journal = folder / "journal"

@@ -29,7 +29,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
 
 
 class Running:
-    """A group of three that is kept, and has been seen ready."""
+    """A group of three that is kept, and has been seen to have started."""
 
     def __init__(self, ranks: Ranks, **flags: Any) -> None:
         self.shutdown = asyncio.Event()
@@ -45,8 +45,8 @@ class Running:
         return await self.ends()
 
 
-async def ready(ranks: Ranks, said: Callable[[], str]) -> None:
-    """The leader was seen to be ready: it is asked four times a second."""
+async def started(ranks: Ranks, said: Callable[[], str]) -> None:
+    """The leader was seen to have started: it is asked four times a second."""
     await ranks.up(3)
     await eventually(lambda: said().count("turning") >= 3)
     await asyncio.sleep(0.5)
@@ -66,7 +66,7 @@ def said(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_a_rank_that_refuses_to_start_ends_the_worker_with_its_words_and_code(ranks: Ranks) -> None:
-    ranks.behaviour |= {0: "never ready", 1: "refuses"}
+    ranks.behaviour |= {0: "never starts", 1: "refuses"}
     running = Running(ranks)
     with pytest.raises(StartupError, match=r"^rank 1: too little memory: lower --kv-cache-memory$") as ended:
         await running.ends()
@@ -76,12 +76,12 @@ async def test_a_rank_that_refuses_to_start_ends_the_worker_with_its_words_and_c
 
 
 async def test_the_rank_that_is_the_reason_is_told_and_not_those_that_lost_it(ranks: Ranks) -> None:
-    ranks.behaviour[0] = "never ready"
+    ranks.behaviour[0] = "never starts"
     running = Running(ranks)
     await ranks.up(3)
     ranks.lose("turn 0: rank 2 has gone")
     os.kill(ranks.latest(2), signal.SIGKILL)
-    with pytest.raises(StartupError, match=r"^rank 2 was killed by SIGKILL before the worker was ready$"):
+    with pytest.raises(StartupError, match=r"^rank 2 was killed by SIGKILL before the worker had started$"):
         await running.ends()
 
 
@@ -89,7 +89,7 @@ async def test_a_rank_that_crashes_at_start_shows_its_traceback(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     ranks.behaviour[0] = "crashes"
-    with pytest.raises(StartupError, match=r"^rank 0 ended with exit code 1 before the worker was ready$"):
+    with pytest.raises(StartupError, match=r"^rank 0 ended with exit code 1 before the worker had started$"):
         await Running(ranks).ends()
     assert "rank 0: ZeroDivisionError: a bug at start\n" in said()
 
@@ -98,7 +98,7 @@ async def test_a_killed_rank_takes_all_with_it_and_the_group_comes_back(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await ready(ranks, said)
+    await started(ranks, said)
     leader = ranks.latest(0)
     ranks.kill(1)
     await ranks.up(6)
@@ -114,7 +114,7 @@ async def test_a_stopped_rank_is_killed_when_the_others_have_given_it_up(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await ready(ranks, said)
+    await started(ranks, said)
     stopped = ranks.latest(2)
     os.kill(stopped, signal.SIGSTOP)
     ranks.lose("turn 7: rank 2 did not answer within 30 s")
@@ -130,7 +130,7 @@ async def test_a_group_that_does_not_come_back_waits_longer_each_time(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await ready(ranks, said)
+    await started(ranks, said)
     ranks.behaviour[2] = "refuses"
     ranks.kill(0)
     await eventually(lambda: said().count("starting it again") >= 2)
@@ -141,7 +141,7 @@ async def test_a_group_that_does_not_come_back_waits_longer_each_time(
 
 async def test_the_leader_alone_is_asked_to_stop_and_all_leave(ranks: Ranks, said: Callable[[], str]) -> None:
     running = Running(ranks)
-    await ready(ranks, said)
+    await started(ranks, said)
     assert await running.stop() == 0
     assert [line for line in ranks.journal if "asked" in line] == ["0 asked"]
     assert ranks.reported == []
@@ -153,15 +153,15 @@ async def test_a_group_that_does_not_leave_is_killed_and_said_so(
     monkeypatch.setattr("services.cli.group.STOP_MARGIN_S", 0.1)
     ranks.behaviour[0] = "deaf"
     running = Running(ranks, drain_timeout_ms=100)
-    await ready(ranks, said)
+    await started(ranks, said)
     assert await running.stop() == EXIT_FAILED
     assert all(gone(pid) for pid in ranks.pids)
     assert said().count("killing a rank that has not ended") == 3
     assert ranks.reported == [("decode-0", ranks.latest(0))]
 
 
-async def test_a_group_that_is_not_ready_has_nothing_to_finish(ranks: Ranks) -> None:
-    ranks.behaviour[0] = "never ready"
+async def test_a_group_that_has_not_started_has_nothing_to_finish(ranks: Ranks) -> None:
+    ranks.behaviour[0] = "never starts"
     running = Running(ranks)
     await ranks.up(3)
     assert await running.stop() == 0
@@ -172,7 +172,7 @@ async def test_a_group_whose_leader_was_told_by_another_ends_with_it(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await ready(ranks, said)
+    await started(ranks, said)
     os.kill(ranks.latest(0), signal.SIGTERM)
     assert await running.ends() == 0
 
@@ -181,7 +181,7 @@ async def test_log_lines_come_out_as_they_are_and_other_lines_by_rank(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await ready(ranks, said)
+    await started(ranks, said)
     await running.stop()
     lines = said().splitlines()
     for rank in range(3):
@@ -226,7 +226,7 @@ async def test_a_metrics_port_that_is_in_use_is_refused_before_a_rank_is_started
 PART: dict[str, Any] = {"tp": 4, "machines": 2, "rendezvous": "127.0.0.1:9"}
 
 
-async def part_ready(ranks: Ranks, said: Callable[[], str]) -> None:
+async def part_started(ranks: Ranks, said: Callable[[], str]) -> None:
     await ranks.up(2)
     await eventually(lambda: said().count("turning") >= 2)
     await asyncio.sleep(0.5)
@@ -236,7 +236,7 @@ async def test_a_machine_starts_its_own_ranks_and_leaves_with_them(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     running = Running(ranks, **PART, machine=1)
-    await part_ready(ranks, said)
+    await part_started(ranks, said)
     assert {2, 3} == ranks.started()
     assert await running.stop() == 0
 
@@ -246,7 +246,7 @@ async def test_a_part_that_loses_a_rank_ends_and_tells_nobody_that_the_worker_is
 ) -> None:
     """The ranks of other machines may still write."""
     running = Running(ranks, **PART, machine=0)
-    await part_ready(ranks, said)
+    await part_started(ranks, said)
     os.kill(ranks.latest(1), signal.SIGKILL)
     with pytest.raises(StartupError, match=r"^rank 1 was killed by SIGKILL$"):
         await running.ends()

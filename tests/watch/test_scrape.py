@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from threading import Event, Thread
@@ -172,7 +173,8 @@ def test_the_rules_are_loaded_and_can_be_evaluated(watched: Watched) -> None:
     watched.prometheus.until(lambda: _states(watched.prometheus) == {"ok"}, "every rule is evaluated")
     for rule in rules:
         if rule["type"] == "recording":
-            assert watched.prometheus.query(rule["name"]), rule["name"]
+            # A rate has a value once its second scrape is there.
+            watched.prometheus.until(partial(watched.prometheus.query, rule["name"]), rule["name"])
 
 
 def _states(prometheus: Prometheus) -> set[str]:
