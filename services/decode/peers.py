@@ -288,11 +288,18 @@ class Peers:
         task.add_done_callback(lambda ended: self._drop_unneeded(self._calls.pop(ended)))
         return task
 
+    def _needs(self, peer: Incarnation) -> bool:
+        return peer in self._knowing or peer in self._calls.values()
+
     def _drop_unneeded(self, peer: Incarnation) -> None:
-        if peer not in self._knowing and peer not in self._calls.values():
-            task = asyncio.create_task(self._channels.drop(peer))
+        if not self._needs(peer):
+            task = asyncio.create_task(self._drop(peer))
             self._drops.add(task)
             task.add_done_callback(self._drops.discard)
+
+    async def _drop(self, peer: Incarnation) -> None:
+        if not self._needs(peer):  # a call may have begun since
+            await self._channels.drop(peer)
 
 
 class FollowerPeers(Peers):

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -209,6 +211,32 @@ def test_a_system_that_ends_while_it_is_measured_is_told_with_its_log(tmp_path: 
     with pytest.raises(SystemFailed, match=r"(?s)a: ended with exit code 3.*ouch"):
         system.start()
     system.end()
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_system_that_ended_is_told_though_another_answers_at_its_address(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Answers) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        spec = {"name": "a", "url": url, "ready": [url], "start": ["sh", "-c", "read _ <$PIPE; exit 3"]}
+        comparison = Comparison.model_validate({"systems": [spec, {"name": "b", "url": url}]})
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        env = {**os.environ, "PIPE": str(pipe)}
+        system = System(filled(comparison.systems[0], {}), tmp_path / "log", tmp_path, env)
+        system.start()
+        pipe.write_text("now\n")
+        with pytest.raises(SystemFailed, match=r"^a: ended with exit code 3"):
+            system.go_on()
+        system.end()
+        other.shutdown()
 
 
 def test_ratios_are_of_medians_and_wishes_are_judged_by_them() -> None:

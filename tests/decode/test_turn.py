@@ -447,7 +447,7 @@ async def test_a_peer_that_departs_while_it_is_being_connected_leaves_nothing_be
     await until(lambda: not bench.peers._calls)
     bench.assert_empty()
     assert not bench.peers._connected
-    assert not bench.channels.incarnations()
+    await until(lambda: not bench.channels.incarnations())
 
 
 async def test_a_sender_that_lost_its_way_here_is_connected_anew(bench: DecodeBench) -> None:

@@ -56,50 +56,74 @@ class Load:
     wrong: list[str] = field(default_factory=list)
     served: dict[Pair, int] = field(default_factory=dict)
     """Whole answers by pair."""
+    compared: set[int] = field(default_factory=set)
+    """Prompts that were answered whole."""
     hung_up: int = 0
+    _undealt: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._undealt = self.rng.sample(range(len(self.asked.prompts)), len(self.asked.prompts))
 
     async def round(self) -> None:
         """`at_a_time` requests in flight, in an order of their own."""
         async with httpx.AsyncClient(base_url=self.stack.url, timeout=ANSWER_S) as client:
             model = (await client.get("/v1/models")).json()["data"][0]["id"]
-            which = [self.rng.randrange(len(self.asked.prompts)) for _ in range(self.at_a_time)]
+            leaving = [number % self.hang_up_each == 0 for number in range(self.at_a_time)]
             await asyncio.gather(
-                *(self._one(client, model, number, index) for number, index in enumerate(which))
+                *(
+                    self._leave(client, model, self.rng.randrange(len(self.asked.prompts)))
+                    if leaves
+                    else self._compare(client, model, self._deal())
+                    for leaves in leaving
+                )
             )
 
     async def rounds_until(self, pairs: set[Pair], rounds_min: int, rounds_max: int) -> None:
-        """Rounds until each of `pairs` has served whole requests; all answers right."""
+        """Rounds until each of `pairs` has served whole requests and every prompt was answered whole; all
+        answers right."""
         for number in range(rounds_max):
             await self.round()
             assert not self.wrong, "\n".join(self.wrong) + "\n" + self.stack.tails()
-            if number + 1 >= rounds_min and pairs <= self.served.keys():
+            all_compared = len(self.compared) == len(self.asked.prompts)
+            if number + 1 >= rounds_min and pairs <= self.served.keys() and all_compared:
                 return
-        raise AssertionError(f"after {rounds_max} rounds, {pairs - self.served.keys()} served no request")
+        raise AssertionError(
+            f"after {rounds_max} rounds, {pairs - self.served.keys()} served no request, and only prompts"
+            f" {sorted(self.compared)} were answered whole"
+        )
 
-    async def _one(self, client: httpx.AsyncClient, model: str, number: int, index: int) -> None:
-        body: dict[str, Any] = {
+    def _deal(self) -> int:
+        """A prompt: every one once, then any."""
+        if self._undealt:
+            return self._undealt.pop()
+        return self.rng.randrange(len(self.asked.prompts))
+
+    def _body(self, model: str, index: int) -> dict[str, Any]:
+        return {
             "model": model,
             "prompt": list(self.asked.prompts[index]),
             "temperature": 0,
             "return_token_ids": True,
         }
-        if number % self.hang_up_each == 0:
-            body |= {"max_tokens": LONG, "ignore_eos": True, "stream": True}
-            await self._hang_up(client, body, after=self.rng.choice((0, 1, 3, 8)))
-            return
+
+    async def _compare(self, client: httpx.AsyncClient, model: str, index: int) -> None:
         want = list(self.asked.answers[index])
-        reply = await client.post("/v1/completions", json=body | {"max_tokens": len(want)})
+        body = self._body(model, index) | {"max_tokens": len(want)}
+        reply = await client.post("/v1/completions", json=body)
         if reply.status_code != 200:
             self.wrong.append(f"prompt {index}: {reply.status_code} {reply.text}")
             return
         pair = await self._pair(client, reply.headers["x-request-id"])
         self.served[pair] = self.served.get(pair, 0) + 1
+        self.compared.add(index)
         ids = reply.json()["choices"][0]["token_ids"]
         if ids != want:
             self.wrong.append(f"{pair}: prompt {index} of {len(body['prompt'])}: {ids} expected {want}")
 
-    async def _hang_up(self, client: httpx.AsyncClient, body: dict[str, Any], after: int) -> None:
-        """Leave when so many pieces of the answer have come."""
+    async def _leave(self, client: httpx.AsyncClient, model: str, index: int) -> None:
+        """Hang up when a few pieces of the answer have come, or none."""
+        after = self.rng.choice((0, 1, 3, 8))
+        body = self._body(model, index) | {"max_tokens": LONG, "ignore_eos": True, "stream": True}
         self.hung_up += 1
         async with client.stream("POST", "/v1/completions", json=body) as reply:
             if reply.status_code != 200:

@@ -86,9 +86,12 @@ class System:
         deadline = time.monotonic() + timeout_s
         with httpx.Client(timeout=ANSWER_S, trust_env=False) as http:
             for address in self.spec.ready:
-                while (answer := _refusal(http, address)) is not None:
+                while True:
+                    # First: another process may answer at its address.
                     if self._process is not None and self._process.poll() is not None:
                         raise self._failed(f"ended with exit code {self._process.returncode}")
+                    if (answer := _refusal(http, address)) is None:
+                        break
                     if time.monotonic() >= deadline:
                         raise self._failed(f"not ready after {timeout_s:g} s ({address}: {answer})")
                     time.sleep(POLL_S)

@@ -1,10 +1,12 @@
 """What does the real `openai` client see of a real stack?"""
 
+import time
+
 import openai
 import pytest
 
 from tests.http import web
-from tests.process.stack import Stack
+from tests.process.stack import IDLE_S, POLL_S, Stack
 
 QUESTION = "What is the capital of France?"
 
@@ -122,8 +124,10 @@ def test_a_room_can_be_explained_by_its_request_id(idle_stack: Stack, model: str
 
 
 def _retired(stack: Stack, room: str) -> dict[str, list[dict[str, str]]]:
-    for _ in range(200):
+    ends = time.monotonic() + IDLE_S
+    while True:
         body: dict[str, list[dict[str, str]]] = web().get(f"{stack.url}/rooms/{room}").json()
         if body["phase"] == "retired":  # type: ignore[comparison-overlap]
             return body
-    raise AssertionError(body)
+        assert time.monotonic() < ends, body
+        time.sleep(POLL_S)
