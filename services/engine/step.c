@@ -115,6 +115,15 @@ INLINE vec all(float x) { return x - (vec){0}; }
 
 INLINE vec pick(ints which, vec one, vec other) { return (vec)((which & (ints)one) | (~which & (ints)other)); }
 
+/* The larger, or smaller; `other` where one of them is a NaN. */
+#if LANES == 16
+INLINE vec larger(vec one, vec other) { return _mm512_max_ps(one, other); }
+INLINE vec smaller(vec one, vec other) { return _mm512_min_ps(one, other); }
+#else
+INLINE vec larger(vec one, vec other) { return _mm256_max_ps(one, other); }
+INLINE vec smaller(vec one, vec other) { return _mm256_min_ps(one, other); }
+#endif
+
 INLINE int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
 INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
@@ -133,10 +142,19 @@ INLINE float total(vec x) {
     return parts[0];
 }
 
+INLINE float largest(vec x) {
+    float parts[LANES];
+    store(parts, x);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int lane = 0; lane < half; lane++)
+            parts[lane] = parts[lane + half] > parts[lane] ? parts[lane + half] : parts[lane];
+    return parts[0];
+}
+
 /* e^x; NaN of NaN, 0 of -infinity, and no more than e^88. */
 INLINE vec exponential(vec x) {
     const ints under = x < -87.0f;
-    x = pick(under, all(-87.0f), pick(x > 88.0f, all(88.0f), x));
+    x = larger(all(-87.0f), smaller(all(88.0f), x));
     const vec n = x * 1.44269504f + 12582912.0f - 12582912.0f;     /* the nearest whole number */
     const vec rest = x - n * 0.693359375f + n * 2.12194440e-4f;
     vec sum = all(1.0f / 720);
@@ -211,6 +229,16 @@ INLINE vec load_kept(const kept *at) {
 /* With step `count` of a tile, the next `pace` bytes of what is to be multiplied then. */
 INLINE void ask(const char *next, int64_t count, const int pace) {
     for (int at = 0; at < pace; at += 64) __builtin_prefetch(next + count * pace + at, 0, 2);
+}
+
+/* What is written soon. */
+INLINE void ask_for(const void *at, int64_t bytes) {
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch((const char *)at + byte, 1);
+}
+
+/* The same, `bytes` of each row, `stride` apart. */
+INLINE void ask_for_rows(const void *at, int64_t stride, int64_t rows, const int bytes) {
+    for (int64_t row = 0; row < rows; row++) ask_for((const char *)at + row * stride, bytes);
 }
 
 /* What a tile has multiplied: BLOCK outs of each row. */
@@ -338,6 +366,7 @@ static void multiply(const factor *weight, const float *bias, const number *a, i
         for (int64_t row = 0, place = 0, here; row < rows; row += here) {
             here = even_share(rows - row);
             tile_sums sums;
+            if (tiles > 1) ask_for_rows(to + row * outs + first, outs * sizeof *to, here, BLOCK * sizeof *to);
             weight_tile(weight + first * depth, a + row * depth, depth, here, place++, tiles, sums);
             for (int64_t each = 0; each < here; each++) {
                 float *at = to + (row + each) * outs + first;
@@ -357,6 +386,7 @@ static void gate(const factor *weight, const float *bias, const number *a, int64
         for (int64_t row = 0, place = 0, here; row < rows; row += here) {
             here = even_share(rows - row);
             tile_sums sums;
+            if (tiles > 1) ask_for_rows(to + row * width + first, width * sizeof *to, here, HALF * sizeof *to);
             weight_tile(weight + 2 * first * depth, a + row * depth, depth, here, place++, tiles, sums);
             for (int64_t each = 0; each < here; each++) {
                 float out[HALF];
@@ -397,12 +427,12 @@ static void rotate(float *x, const float *weight, float epsilon, const float *co
     const int64_t half = width / 2;
     if (weight) {
         const float scale = root_mean(x, width, epsilon);
-        for (int64_t at = 0; at < width; at++) x[at] = x[at] * scale * weight[at];
+        for (int64_t at = 0; at < width; at += LANES) store(x + at, load(x + at) * scale * load(weight + at));
     }
-    for (int64_t at = 0; at < half; at++) {
-        const float one = x[at], other = x[at + half];
-        x[at] = one * cosine[at] - other * sine[at];
-        x[at + half] = other * cosine[at + half] + one * sine[at + half];
+    for (int64_t at = 0; at < half; at += LANES) {
+        const vec one = load(x + at), other = load(x + at + half);
+        store(x + at, one * load(cosine + at) - other * load(sine + at));
+        store(x + at + half, other * load(cosine + at + half) + one * load(sine + at + half));
     }
 }
 
@@ -506,9 +536,8 @@ static void score(const struct scoring *s, const kept *keys, int64_t tokens, flo
 static float soften(float *scores, int64_t count, int64_t end) {
     for (int64_t at = count; at < end; at++) scores[at] = -__builtin_inff();
     vec most = load(scores);
-    for (int64_t at = LANES; at < end; at += LANES) most = pick(load(scores + at) > most, load(scores + at), most);
-    float top = most[0];
-    for (int lane = 1; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
+    for (int64_t at = LANES; at < end; at += LANES) most = larger(load(scores + at), most);
+    const float top = largest(most);
     vec sum = all(0);
     for (int64_t at = 0; at < end; at += STRIP) {
         float out[STRIP];
@@ -626,13 +655,19 @@ static void enter(const struct model *m, int64_t index, const struct step *s, in
     const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, position = s->positions[token];
     const int64_t of_one = s->page_tokens * head_dim, page = s->table[s->tables[row] + position / s->page_tokens];
     const float *cosine = s->cosine + token * head_dim, *sine = s->sine + token * head_dim;
-    float *qkv = s->qkv + token * (m->heads + 2 * m->kv_heads) * head_dim;
+    const int64_t of_token = (m->heads + 2 * m->kv_heads) * head_dim;
+    float *qkv = s->qkv + token * of_token;
     float *key = qkv + (m->heads + head) * head_dim;
     const float *value = key + m->kv_heads * head_dim;
     kept *place = s->cache + ((page * m->kv_heads + head) * m->layers + index) * 2 * of_one +
                   position % s->page_tokens * head_dim;
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
 
+    if (token + 1 < s->tokens) {
+        ask_for(qkv + of_token + head * group * head_dim, group * head_dim * (int64_t)sizeof *qkv);
+        ask_for(key + of_token, head_dim * (int64_t)sizeof *key);
+        ask_for(value + of_token, head_dim * (int64_t)sizeof *value);
+    }
     rotate(key, layer->key_norm, layer->key_norm_epsilon, cosine, sine, head_dim);
     for (int64_t at = 0; at < head_dim; at += STRIP) {
         keep(place + at, key + at);

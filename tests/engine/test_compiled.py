@@ -66,7 +66,7 @@ pages."""
 GREEDY: Final = Sampling(temperature=0.0)
 
 SLIPS: Final = {
-    "rotated the other way": ("one * cosine[at] - other * sine[at]", "one * cosine[at] + other * sine[at]"),
+    "rotated the other way": ("- other * load(sine + at)", "+ other * load(sine + at)"),
     "its own token is not seen": ("count = s->positions[token] + 1;", "count = s->positions[token] + !row;"),
     "tokens after it are seen": ("s->positions[first + token] + 1, end)", "count, end)"),
     "tokens before it are not seen": ("s->positions[first + token] + 1, end)", "token + 1, end)"),

@@ -41,6 +41,16 @@ EMULATED __m128 _mm_add_ps(__m128 a, __m128 b) { return a + b; }
 EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 EMULATED __m128 _mm_mul_ps(__m128 a, __m128 b) { return a * b; }
 
+/* The second where one of them is a NaN. */
+EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) {
+    const ints_of_512 first = a > b;
+    return (__m512)((first & (ints_of_512)a) | (~first & (ints_of_512)b));
+}
+EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) {
+    const ints_of_512 first = a < b;
+    return (__m512)((first & (ints_of_512)a) | (~first & (ints_of_512)b));
+}
+
 EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
     return (__m512i)__builtin_convertvector((shorts_of_256)a, uints_of_512);
 }
