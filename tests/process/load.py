@@ -19,6 +19,8 @@ ANSWER_S: Final = 300.0
 ROOMS_LISTED: Final = 1000
 LONG: Final = 200
 """Tokens that a request asks for which hangs up before they have come."""
+ROUNDS_MAX: Final = 60
+"""Prompts stick to workers that had them: every pair has served one after 3 to 17 rounds."""
 
 Pair = tuple[str, str]
 
@@ -68,34 +70,34 @@ class Load:
         """`at_a_time` requests in flight, in an order of their own."""
         async with httpx.AsyncClient(base_url=self.stack.url, timeout=ANSWER_S) as client:
             model = (await client.get("/v1/models")).json()["data"][0]["id"]
-            leaving = [number % self.hang_up_each == 0 for number in range(self.at_a_time)]
             await asyncio.gather(
                 *(
-                    self._leave(client, model, self.rng.randrange(len(self.asked.prompts)))
-                    if leaves
-                    else self._compare(client, model, self._deal())
-                    for leaves in leaving
+                    self._compare(client, model, self._deal())
+                    if number % self.hang_up_each
+                    else self._leave(client, model, self._any())
+                    for number in range(self.at_a_time)
                 )
             )
 
-    async def rounds_until(self, pairs: set[Pair], rounds_min: int, rounds_max: int) -> None:
+    async def rounds_until(self, pairs: set[Pair], rounds_min: int) -> None:
         """Rounds until each of `pairs` has served whole requests and every prompt was answered whole; all
         answers right."""
-        for number in range(rounds_max):
+        for number in range(ROUNDS_MAX):
             await self.round()
             assert not self.wrong, "\n".join(self.wrong) + "\n" + self.stack.tails()
             all_compared = len(self.compared) == len(self.asked.prompts)
             if number + 1 >= rounds_min and pairs <= self.served.keys() and all_compared:
                 return
         raise AssertionError(
-            f"after {rounds_max} rounds, {pairs - self.served.keys()} served no request, and only prompts"
+            f"after {ROUNDS_MAX} rounds, {pairs - self.served.keys()} served no request, and only prompts"
             f" {sorted(self.compared)} were answered whole"
         )
 
     def _deal(self) -> int:
         """A prompt: every one once, then any."""
-        if self._undealt:
-            return self._undealt.pop()
+        return self._undealt.pop() if self._undealt else self._any()
+
+    def _any(self) -> int:
         return self.rng.randrange(len(self.asked.prompts))
 
     def _body(self, model: str, index: int) -> dict[str, Any]:
