@@ -16,6 +16,19 @@ from tests.process.stack import Stack
 from tests.ui.conftest import ANSWER_S, Seen, Streaming
 
 SHOTS = Path(__file__).parents[2] / "docs" / "screenshots"
+# A request's headers come and its body does not, until who asked for it gives it up.
+SLOW_BODIES = """
+    const ask = window.fetch;
+    window.bodies = 0;
+    window.fetch = async (path, options) => {
+      const reply = await ask(path, options);
+      if (path.startsWith("requests/")) reply.json = () => new Promise((_, refuse) => {
+        window.bodies += 1;
+        options.signal.addEventListener("abort", () => refuse(options.signal.reason));
+      });
+      return reply;
+    };
+"""
 
 
 @dataclass
@@ -182,6 +195,21 @@ def test_a_request_is_found_by_its_id_the_answers_or_the_rooms(
     expect(page.locator("main")).to_contain_text("rooms are kept")
     assert all("404" in each for each in seen.complaints), "the browser says of itself that it got a 404"
     seen.complaints.clear()
+
+
+def test_a_reply_that_is_left_before_its_body_came_draws_nothing(
+    seen: Seen, stack: Stack, answered: str
+) -> None:
+    """The browser refuses such a body when the reader goes on: what comes of it is not a story."""
+    page = seen.page
+    page.add_init_script(SLOW_BODIES)
+    page.goto(f"{stack.url}/ui#/request/{answered}")
+    page.wait_for_function("window.bodies === 1")
+    page.evaluate("location.hash = '#/'")
+    expect(page.locator("#h-requests")).to_be_visible()
+    page.set_viewport_size({"width": 900, "height": 700})
+    expect(page.locator("#h-requests")).to_be_visible()
+    page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
 
 def test_a_request_that_lost_its_worker_is_one_story_over_both_rooms(

@@ -22,9 +22,9 @@ let timer = 0;
 
 async function ask(path, signal) {
   const reply = await fetch(path, { signal, headers: { Accept: "application/json" }, cache: "no-store" });
+  if (reply.ok) return reply.json();
   const body = await reply.json().catch(() => ({}));
-  if (!reply.ok) throw Object.assign(new Error(body.error?.message ?? `The bootstrap answered ${reply.status}.`), { status: reply.status });
-  return body;
+  throw Object.assign(new Error(body.error?.message ?? `The bootstrap answered ${reply.status}.`), { status: reply.status });
 }
 
 async function look() {
