@@ -27,8 +27,6 @@ from services.engine.rows import Row
 STRIP: Final = 32
 """Numbers that the kernel takes at once."""
 HEAD_STRIPS: Final = 8
-ROWS: Final = 8
-"""That it multiplies at once, at most."""
 HALF: Final = 16
 """Gates that it computes together, at most."""
 SIDE: Final = 4
@@ -125,6 +123,7 @@ class CompiledModel:
         self.products = kernel.products
         self._weights = kernel.weights
         self._block = kernel.block
+        self.rows = kernel.rows
         self.weight_bytes = 0
         """What a step reads of them."""
         first = anatomy.layers[0]
@@ -199,7 +198,7 @@ class CompiledSteps:
     def __init__(self, model: CompiledModel, cache: PagedKvCache) -> None:
         self._model = model
         self._cache = cache
-        self._scored = max(model.heads // model.kv_heads, ROWS)
+        self._scored = max(model.heads // model.kv_heads, model.rows)
         self._of_token = model.kv_heads * model.head_dim
         if cache.tensor.dtype is not model.numbers:
             raise ValueError(f"a cache of {cache.tensor.dtype} for a model in {model.numbers}")

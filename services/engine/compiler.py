@@ -25,7 +25,10 @@ from typing import Any, Final
 
 import torch
 
+from services.runtime.logging import Log
 from services.runtime.model_cache import cache_root
+
+log = Log(__name__)
 
 SOURCE: Final = Path(__file__).with_name("step.c")
 FUNCTION: Final = "baton_step"
@@ -36,9 +39,15 @@ FLAGS: Final = (
 )
 AVX2: Final = ("avx2", "fma3")
 AVX512: Final = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "fma3")
+AMX: Final = ("amx_tile", "amx_bf16")
 MACHINE: Final = "x86_64"
+OPTIONS: Final = {"fma3": "fma", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16"}
+"""The compiler's names, where they are others than torch's."""
 WRITABLE_BY_OTHERS: Final = 0o022
 DEADLINE_S: Final = 120.0
+ARCH_PRCTL: Final = 158
+ARCH_REQ_XCOMP_PERM: Final = 0x1023
+XTILEDATA: Final = 18
 
 
 class NotCompiled(Exception):
@@ -59,7 +68,7 @@ class Build:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        instructions = (f"-m{each.replace('_', '').replace('fma3', 'fma')}" for each in self.needs)
+        instructions = (f"-m{OPTIONS.get(each, each.replace('_', ''))}" for each in self.needs)
         sizes = {"NUMBER": self.products, "KEPT": self.numbers, "WEIGHT": self.weights}
         return (*FLAGS, *(f"-D{name}={8 * of.itemsize}" for name, of in sizes.items()), *instructions)
 
@@ -69,6 +78,11 @@ class Build:
         return 32 if set(AVX512) <= set(self.needs) else 16
 
     @property
+    def rows(self) -> int:
+        """That are multiplied at once, at most."""
+        return 32 if set(AMX) <= set(self.needs) else 8
+
+    @property
     def name(self) -> str:
         """Of its library."""
         made_of = SOURCE.read_bytes() + " ".join(self.flags).encode()
@@ -76,6 +90,7 @@ class Build:
 
 
 BUILDS: Final = (
+    Build(torch.bfloat16, torch.bfloat16, torch.bfloat16, (*AVX512, "avx512_bf16", *AMX)),
     Build(torch.bfloat16, torch.bfloat16, torch.bfloat16, (*AVX512, "avx512_bf16")),
     *(
         Build(numbers, torch.float32, weights, instructions)
@@ -93,8 +108,6 @@ BUILDS: Final = (
 def builds(numbers: torch.dtype) -> list[Build]:
     """Those that this CPU can run. Raises NotCompiled when there is none."""
     told = torch.cpu.get_capabilities()
-    if numbers is torch.bfloat16 and told.get("amx_bf16"):
-        raise NotCompiled("this CPU multiplies bfloat16 by AMX, which a library does")
     known = [each for each in BUILDS if each.numbers is numbers and all(map(told.get, each.needs))]
     if not known:
         raise NotCompiled(f"there is no kernel of {numbers} for this CPU")
@@ -109,6 +122,7 @@ class Kernel:
     products: torch.dtype
     weights: torch.dtype
     block: int
+    rows: int
 
 
 @cache
@@ -119,10 +133,24 @@ def kernel(numbers: torch.dtype, weights: torch.dtype) -> Kernel:
     for build in builds(numbers):
         if build.weights is weights:
             try:
-                return Kernel(found(build), build.products, weights, build.block)
+                _ask_for(build)
+                step = found(build)
             except NotCompiled as error:
                 failed.append(error)
+                continue
+            if failed:
+                log.info("steps are not compiled for all that this CPU knows", why=str(failed[0]))
+            return Kernel(step, build.products, weights, build.block, build.rows)
     raise (*failed, NotCompiled(f"there is no kernel of {numbers} over weights of {weights}"))[0]
+
+
+def _ask_for(build: Build) -> None:
+    """Of Linux, what a process has to ask for before it uses it: AMX's tiles. Raises NotCompiled."""
+    if not set(AMX) <= set(build.needs):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(*map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA))):
+        raise NotCompiled(f"no use of AMX is allowed: {os.strerror(ctypes.get_errno())}")
 
 
 def found(build: Build) -> Any:

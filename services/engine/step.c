@@ -1,9 +1,9 @@
 /* How is a step of a whole model computed? Called by compiled.py.
 
-   Compiled for NUMBER bits of what products multiply (16: bfloat16, by AVX-512), KEPT bits of keys and values in the
-   cache, and WEIGHT bits of weights. Weights lie in blocks of outs, [outs / BLOCK][in][BLOCK]; where they have 16 bits
-   two are side by side, [outs / BLOCK][in / 2][BLOCK][2]. What is summed is summed in float32, in an order that does
-   not depend on how many rows or threads there are. */
+   Compiled for NUMBER bits of what products multiply (16: bfloat16, by AVX-512, or by AMX where it is there), KEPT bits
+   of keys and values in the cache, and WEIGHT bits of weights. Weights lie in blocks of outs,
+   [outs / BLOCK][in][BLOCK]; where they have 16 bits two are side by side, [outs / BLOCK][in / 2][BLOCK][2]. What is
+   summed is summed in float32, in an order that does not depend on how many rows or threads there are. */
 
 #define IS_SIZE(bits) (bits == 16 || bits == 32)
 #if !IS_SIZE(NUMBER) || !IS_SIZE(KEPT) || !IS_SIZE(WEIGHT) || WEIGHT > NUMBER || KEPT > NUMBER
@@ -79,12 +79,19 @@ struct step {
 
 /* A vector has LANES numbers in float32. Up to ROWS rows are multiplied with a block at once: their sums stay in
    registers. */
-#if defined __AVX512F__
+#if defined __AMX_BF16__
+#define LANES 16
+#define ROWS 32
+#define DEPTH_OF_TILE 32                /* what a tile takes of the depth at once */
+#elif defined __AVX512F__
 #define LANES 16
 #define ROWS 8
 #else
 #define LANES 8
 #define ROWS 5
+#endif
+#ifndef DEPTH_OF_TILE
+#define DEPTH_OF_TILE PAIR
 #endif
 
 enum {
@@ -95,7 +102,9 @@ enum {
     ASKED = 3,                      /* queries that are scored at once in float32 */
     MANY = ROWS == 8 ? 6 : 4,       /* from so many rows on, one tile asks for weights, */
     AHEAD = 8192,                   /* so many bytes ahead; */
-    ASKING = 4,                     /* of several, up to so many ask for the next block */
+    ASKING = ROWS == 32 ? 32 : 4,   /* of several, up to so many ask for the next block */
+    ASKS_FOR_SUMS = ROWS < 32,      /* what a prompt's sums are written to is asked for */
+    NEAR = 1 << 20,                 /* bytes of rows that stay in the L2 cache while blocks go by */
 };
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -153,8 +162,13 @@ INLINE float largest(vec x) {
 
 /* e^x; NaN of NaN, 0 of -infinity, and no more than e^88. */
 INLINE vec exponential(vec x) {
+#if LANES == 16
+    const __mmask16 over = _mm512_cmp_ps_mask(x, all(-87.0f), _CMP_NLT_UQ);
+    x = smaller(all(88.0f), x);
+#else
     const ints under = x < -87.0f;
     x = larger(all(-87.0f), smaller(all(88.0f), x));
+#endif
     const vec n = x * 1.44269504f + 12582912.0f - 12582912.0f;     /* the nearest whole number */
     const vec rest = x - n * 0.693359375f + n * 2.12194440e-4f;
     vec sum = all(1.0f / 720);
@@ -164,11 +178,17 @@ INLINE vec exponential(vec x) {
     sum = sum * rest + 0.5f;
     sum = sum * rest + 1.0f;
     sum = sum * rest + 1.0f;
+#if LANES == 16
+    return _mm512_maskz_scalef_ps(over, sum, n);
+#else
     const ints power = (__builtin_convertvector(n, ints) + 127) << 23;
     return (vec)((ints)(sum * (vec)power) & ~under);
+#endif
 }
 
 #if NUMBER == 16
+INLINE __m512bh bf16s(const number *at) { return (__m512bh)_mm512_loadu_si512(at); }
+
 INLINE void store_bf16s(number *at, __m512 low, __m512 high) {
     _mm512_storeu_si512(at, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
@@ -242,15 +262,104 @@ INLINE void ask_for_rows(const void *at, int64_t stride, int64_t rows, const int
 }
 
 /* What a tile has multiplied: BLOCK outs of each row. */
-typedef float tile_sums[ROWS][BLOCK];
+typedef float tile_sums[ROWS][BLOCK] __attribute__((aligned(64)));
 
-#if NUMBER == 16
+/* What becomes of a row's BLOCK outs. */
+typedef void finisher(const void *of, int64_t row, const float *sums);
 
-INLINE __m512bh bf16s(const number *at) { return (__m512bh)_mm512_loadu_si512(at); }
+/* Rows whose sums are there: from `row` to `end`. */
+struct summed {
+    int64_t row, end;
+    const float (*sums)[BLOCK];
+};
+
+INLINE void finish_rows(struct summed *s, int64_t count, finisher finish, const void *of) {
+    for (; count && s->row < s->end; count--) finish(of, s->row++, *s->sums++);
+}
+
+#if defined __AMX_BF16__
+
+/* AMX's own tiles have up to SIDE_OF_TILE rows of 64 bytes: sums are 0 and 1, below them 2 and 3; rows of what is
+   multiplied 4, below it 5; one half of a block 6, the other one 7. */
+enum { SIDE_OF_TILE = 16 };
+
+/* What this thread's tiles are set for: rows. 0: nothing. */
+static _Thread_local int64_t set_for;
+
+static void set_tiles(int64_t rows) {
+    if (set_for == rows) return;
+    const int upper = (int)least(rows, SIDE_OF_TILE), lower = rows > SIDE_OF_TILE ? (int)rows - SIDE_OF_TILE : 1;
+    struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {.palette = 1};
+    const int rows_of[8] = {upper, upper, lower, lower, upper, lower, SIDE_OF_TILE, SIDE_OF_TILE};
+    for (int each = 0; each < 8; each++) {
+        config.bytes[each] = 64;
+        config.rows[each] = (uint8_t)rows_of[each];
+    }
+    __asm__ volatile("" : : "r"(&config) : "memory");       /* all of it is read */
+    _tile_loadconfig(&config);
+    set_for = rows;
+}
+
+/* DEPTH_OF_TILE more of the depth. */
+#define MULTIPLY_TILES(blocks, a, stride, rows)                                                                       \
+    do {                                                                                                              \
+        _tile_loadd(6, blocks, 2 * BLOCK * sizeof(number));                                                           \
+        _tile_loadd(7, (blocks) + BLOCK, 2 * BLOCK * sizeof(number));                                                 \
+        _tile_loadd(4, a, (stride) * sizeof(number));                                                                 \
+        _tile_dpbf16ps(0, 4, 6);                                                                                      \
+        _tile_dpbf16ps(1, 4, 7);                                                                                      \
+        if (rows > SIDE_OF_TILE) {                                                                                    \
+            _tile_loadd(5, (a) + SIDE_OF_TILE * (stride), (stride) * sizeof(number));                                 \
+            _tile_dpbf16ps(2, 5, 6);                                                                                  \
+            _tile_dpbf16ps(3, 5, 7);                                                                                  \
+        }                                                                                                             \
+    } while (0)
+
+/* BLOCK outs of `blocks`, [depth / 2][BLOCK][2], times `rows` rows of `a`, `stride` apart. Meanwhile, since vectors are
+   multiplied beside tiles, `before` is finished. */
+INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows,
+                    const char *next, const int pace, float *to, int64_t to_stride, struct summed *before,
+                    finisher finish, const void *of) {
+    const int64_t whole = depth / DEPTH_OF_TILE * DEPTH_OF_TILE, rest = depth - whole;
+    const int64_t at_once = 1 + (before->end - before->row) * DEPTH_OF_TILE / depth;
+    set_tiles(rows);
+    __asm__ volatile("" ::: "memory");      /* what tiles are loaded from is stored before */
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t at = 0; at < whole; at += DEPTH_OF_TILE) {
+        if (next) ask(next, at / DEPTH_OF_TILE, DEPTH_OF_TILE / 2 * pace);
+        MULTIPLY_TILES(blocks + at * BLOCK, a + at, stride, rows);
+        finish_rows(before, at_once, finish, of);
+    }
+    finish_rows(before, ROWS, finish, of);
+    if (rest) {                     /* and nothing behind it */
+        number last_blocks[DEPTH_OF_TILE * BLOCK] = {0}, last_a[ROWS * DEPTH_OF_TILE] = {0};
+        memcpy(last_blocks, blocks + whole * BLOCK, rest * BLOCK * sizeof *blocks);
+        for (int64_t row = 0; row < rows; row++)
+            memcpy(last_a + row * DEPTH_OF_TILE, a + row * stride + whole, rest * sizeof *a);
+        __asm__ volatile("" : : "r"(last_blocks), "r"(last_a) : "memory");      /* all of them is read */
+        MULTIPLY_TILES(last_blocks, last_a, DEPTH_OF_TILE, rows);
+    }
+    _tile_stored(0, to, to_stride * sizeof *to);
+    _tile_stored(1, to + LANES, to_stride * sizeof *to);
+    if (rows > SIDE_OF_TILE) {
+        _tile_stored(2, to + SIDE_OF_TILE * to_stride, to_stride * sizeof *to);
+        _tile_stored(3, to + SIDE_OF_TILE * to_stride + LANES, to_stride * sizeof *to);
+    }
+}
+
+INLINE void release_tiles(void) {
+    _tile_release();
+    set_for = 0;
+}
+
+#elif NUMBER == 16
 
 /* BLOCK outs of `blocks`, [depth / 2][BLOCK][2], times `rows` rows of `a`, `stride` apart. */
 INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64_t depth, const int rows,
-                    const char *next, const int pace, tile_sums to) {
+                    const char *next, const int pace, float *to, int64_t to_stride) {
     __m512 sum[ROWS][2];            /* in registers, which `to` could not be */
     for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = _mm512_setzero_ps();
     for (int64_t at = 0; at < depth; at += 2) {
@@ -264,7 +373,7 @@ INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64
         }
     }
     for (int row = 0; row < rows; row++)
-        for (int part = 0; part < 2; part++) store(to[row] + part * LANES, sum[row][part]);
+        for (int part = 0; part < 2; part++) store(to + row * to_stride + part * LANES, sum[row][part]);
 }
 
 #else
@@ -272,7 +381,7 @@ INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64
 /* BLOCK outs of `blocks` times `rows` rows of `a`, `stride` apart. Each word of [depth / pair][BLOCK] is a number, or a
    pair of bfloat16, which are the upper halves of numbers. */
 INLINE void words_tile_of(const void *blocks, const int pair, const float *a, int64_t stride, int64_t depth,
-                          const int rows, const char *next, const int pace, tile_sums to) {
+                          const int rows, const char *next, const int pace, float *to, int64_t to_stride) {
     const int32_t *here = blocks;
     vec sum[ROWS][2];
     UNROLLED for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = all(0);
@@ -293,27 +402,47 @@ INLINE void words_tile_of(const void *blocks, const int pair, const float *a, in
         }
     }
     UNROLLED for (int row = 0; row < rows; row++) {
-        store(to[row], sum[row][0]);
-        store(to[row] + LANES, sum[row][1]);
+        store(to + row * to_stride, sum[row][0]);
+        store(to + row * to_stride + LANES, sum[row][1]);
     }
 }
 
 INLINE void tile_of(const float *blocks, const float *a, int64_t stride, int64_t depth, const int rows,
-                    const char *next, const int pace, tile_sums to) {
-    words_tile_of(blocks, 1, a, stride, depth, rows, next, pace, to);
+                    const char *next, const int pace, float *to, int64_t to_stride) {
+    words_tile_of(blocks, 1, a, stride, depth, rows, next, pace, to, to_stride);
 }
 
 #if WEIGHT == 16
 INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride, int64_t depth, const int rows,
-                           const char *next, const int pace, tile_sums to) {
-    words_tile_of(blocks, 2, a, stride, depth, rows, next, pace, to);
+                           const char *next, const int pace, float *to, int64_t to_stride) {
+    words_tile_of(blocks, 2, a, stride, depth, rows, next, pace, to, to_stride);
 }
 #endif
 #endif
 
+#if defined __AMX_BF16__
+
+/* Of numbers, laid out like weights. */
+static void tile(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows, float *to,
+                 int64_t to_stride) {
+    struct summed nothing = {0};
+    tile_of(blocks, a, stride, depth, rows, NULL, 0, to, to_stride, &nothing, NULL, NULL);
+}
+
+/* Of weights, which come from memory: tile `place` of `tiles`, each of which asks for its share of the next block. */
+INLINE void weight_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
+                        int64_t tiles, tile_sums to, struct summed *before, finisher finish, const void *of) {
+    const int64_t askers = least(tiles, ASKING);
+    const int64_t ahead = tiles > 1 ? depth * BLOCK + place * depth * BLOCK / askers : AHEAD / (int64_t)sizeof *blocks;
+    const char *const next = place < askers ? (const char *)(blocks + ahead) : NULL;
+    tile_of(blocks, a, depth, depth, rows, next, 4 * BLOCK / (int)askers, *to, BLOCK, before, finish, of);
+}
+
+#else
+
 #define SO_MANY(of, count)                                                                                            \
-    case count: of(blocks, a, stride, depth, count, next, 0, to); break;                                              \
-    case -(count): of(blocks, a, stride, depth, count, next, pace, to); break;
+    case count: of(blocks, a, stride, depth, count, next, 0, to, to_stride); break;                                   \
+    case -(count): of(blocks, a, stride, depth, count, next, pace, to, to_stride); break;
 #if ROWS == 8
 #define MORE_ROWS(of) SO_MANY(of, 6) SO_MANY(of, 7) SO_MANY(of, 8)
 #else
@@ -326,8 +455,11 @@ INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride,
     default: __builtin_trap();                                                                                        \
     }
 
+INLINE void release_tiles(void) {}
+
 /* Of numbers, laid out like weights. */
-static void tile(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows, tile_sums to) {
+static void tile(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows, float *to,
+                 int64_t to_stride) {
     const char *const next = NULL;
     const int pace = 0;
     OF_ROWS(tile_of)
@@ -335,9 +467,10 @@ static void tile(const number *blocks, const number *a, int64_t stride, int64_t 
 
 /* Of weights, which come from memory: tile `place` of `tiles`. So many rows keep the core from reading far enough
    ahead by itself, and several tiles, which go over the same block, from reading at all: each asks for its share. */
-static void weight_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
-                        int64_t tiles, tile_sums to) {
-    const int64_t stride = depth, askers = least(tiles, ASKING), bytes = depth * BLOCK * (int64_t)sizeof *blocks;
+static void ask_and_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
+                         int64_t tiles, float *to) {
+    const int64_t stride = depth, to_stride = BLOCK, bytes = depth * BLOCK * (int64_t)sizeof *blocks;
+    const int64_t askers = least(tiles, ASKING);
     const int64_t ahead = tiles > 1 ? bytes + place * bytes / askers : AHEAD;
     const int asks = tiles > 1 ? place < askers : rows >= MANY, pace = 4 * BLOCK / (int)askers;
     const char *const next = asks ? (const char *)blocks + ahead : NULL;
@@ -348,60 +481,102 @@ static void weight_tile(const factor *blocks, const number *a, int64_t depth, in
 #endif
 }
 
-/* to [outs] = or += sums + bias */
-INLINE void set_or_add(const float *sums, const float *bias, int64_t outs, const int add, float *to) {
-    for (int64_t out = 0; out < outs; out++) {
-        const float told = bias ? sums[out] + bias[out] : sums[out];
-        to[out] = add ? to[out] + told : told;
+INLINE void weight_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
+                        int64_t tiles, tile_sums to, struct summed *before, finisher finish, const void *of) {
+    finish_rows(before, ROWS, finish, of);
+    ask_and_tile(blocks, a, depth, rows, place, tiles, *to);
+}
+#endif
+
+/* Rows [rows][depth] times a block. What their outs become lies in `to`, `bytes` of each row, `stride` apart. */
+INLINE void multiply_block(const factor *blocks, const number *a, int64_t depth, int64_t rows, const void *to,
+                           int64_t stride, const int bytes, finisher finish, const void *of) {
+    tile_sums sums;                 /* finished when the next ones are stored */
+    struct summed before = {0};
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;
+    for (int64_t row = 0, place = 0, here; row < rows; row += here, place++) {
+        here = even_share(rows - row);
+        if (ASKS_FOR_SUMS && tiles > 1) ask_for_rows((const char *)to + row * stride, stride, here, bytes);
+        weight_tile(blocks, a + row * depth, depth, here, place, tiles, sums, &before, finish, of);
+        before = (struct summed){row, row + here, sums};
+    }
+    finish_rows(&before, ROWS, finish, of);
+}
+
+/* Of rows that are as long, how many are multiplied by all of a weight before others are. */
+INLINE int64_t rows_at_once(int64_t rows, int64_t depth) {
+    const int64_t parts = (rows * depth * (int64_t)sizeof(number) + NEAR - 1) / NEAR;
+    return ROWS == 32 && rows ? up_to((rows + parts - 1) / parts, ROWS) : rows;
+}
+
+struct product {
+    const float *bias;              /* of the block, or NULL */
+    float *to;                      /* [rows][stride], from the block's first out on */
+    int64_t stride, outs;
+    int add;
+};
+
+/* to = or += sums + bias */
+INLINE void set_or_add(const void *of, int64_t row, const float *sums) {
+    const struct product *p = of;
+    float *to = p->to + row * p->stride;
+    for (int64_t out = 0; out < p->outs; out++) {
+        const float told = p->bias ? sums[out] + p->bias[out] : sums[out];
+        to[out] = p->add ? to[out] + told : told;
     }
 }
 
 /* to [rows][outs] = or += a [rows][depth] * weight + bias. By all threads. */
 static void multiply(const factor *weight, const float *bias, const number *a, int64_t depth, int64_t outs,
                      int64_t rows, float *to, const int add) {
+    const int64_t part = rows_at_once(rows, depth);
+    for (int64_t row = 0; row < rows; row += part)
 #pragma omp for schedule(static)
-    for (int64_t first = 0; first < outs; first += BLOCK) {
-        const int64_t there = least(BLOCK, outs - first);
-        const int64_t tiles = (rows + ROWS - 1) / ROWS;
-        for (int64_t row = 0, place = 0, here; row < rows; row += here) {
-            here = even_share(rows - row);
-            tile_sums sums;
-            if (tiles > 1) ask_for_rows(to + row * outs + first, outs * sizeof *to, here, BLOCK * sizeof *to);
-            weight_tile(weight + first * depth, a + row * depth, depth, here, place++, tiles, sums);
-            for (int64_t each = 0; each < here; each++) {
-                float *at = to + (row + each) * outs + first;
-                if (there == BLOCK) set_or_add(sums[each], bias ? bias + first : bias, BLOCK, add, at);
-                else set_or_add(sums[each], bias ? bias + first : bias, there, add, at);
+        for (int64_t first = 0; first < outs; first += BLOCK) {
+            struct product p = {bias ? bias + first : NULL, to + row * outs + first, outs, BLOCK, add};
+            const factor *blocks = weight + first * depth;
+            const int64_t here = least(part, rows - row), stride = outs * (int64_t)sizeof *to;
+            if (first + BLOCK <= outs)
+                multiply_block(blocks, a + row * depth, depth, here, p.to, stride, BLOCK * sizeof *to, set_or_add, &p);
+            else {
+                p.outs = outs - first;
+                multiply_block(blocks, a + row * depth, depth, here, p.to, stride, BLOCK * sizeof *to, set_or_add, &p);
             }
         }
-    }
 }
 
-/* to [rows][width] = silu(gate) * up: of each block the first half are gates, the second what they let through. */
+struct gating {
+    const float *bias;              /* of the block, or NULL */
+    number *to;                     /* [rows][width], from the block's first one on */
+    int64_t width;
+};
+
+/* to = silu(gate) * up: of each block the first half are gates, the second what they let through. */
+INLINE void let_through(const void *of, int64_t row, const float *sums) {
+    const struct gating *g = of;
+    float out[HALF];
+    for (int at = 0; at < HALF; at += LANES) {
+        vec one = load(sums + at), other = load(sums + HALF + at);
+        if (g->bias) {
+            one += load(g->bias + at);
+            other += load(g->bias + HALF + at);
+        }
+        store(out + at, one / (1 + exponential(-one)) * other);
+    }
+    put(g->to + row * g->width, out, HALF);
+}
+
+/* to [rows][width] = silu(gate) * up. By all threads. */
 static void gate(const factor *weight, const float *bias, const number *a, int64_t depth, int64_t width, int64_t rows,
                  number *to) {
+    const int64_t part = rows_at_once(rows, depth);
+    for (int64_t row = 0; row < rows; row += part)
 #pragma omp for schedule(static)
-    for (int64_t first = 0; first < width; first += HALF) {
-        const int64_t tiles = (rows + ROWS - 1) / ROWS;
-        for (int64_t row = 0, place = 0, here; row < rows; row += here) {
-            here = even_share(rows - row);
-            tile_sums sums;
-            if (tiles > 1) ask_for_rows(to + row * width + first, width * sizeof *to, here, HALF * sizeof *to);
-            weight_tile(weight + 2 * first * depth, a + row * depth, depth, here, place++, tiles, sums);
-            for (int64_t each = 0; each < here; each++) {
-                float out[HALF];
-                for (int at = 0; at < HALF; at += LANES) {
-                    vec one = load(sums[each] + at), other = load(sums[each] + HALF + at);
-                    if (bias) {
-                        one += load(bias + 2 * first + at);
-                        other += load(bias + 2 * first + HALF + at);
-                    }
-                    store(out + at, one / (1 + exponential(-one)) * other);
-                }
-                put(to + (row + each) * width + first, out, HALF);
-            }
+        for (int64_t first = 0; first < width; first += HALF) {
+            const struct gating g = {bias ? bias + 2 * first : NULL, to + row * width + first, width};
+            multiply_block(weight + 2 * first * depth, a + row * depth, depth, least(part, rows - row), g.to,
+                           width * (int64_t)sizeof *to, HALF * sizeof *to, let_through, &g);
         }
-    }
 }
 
 INLINE float root_mean(const float *x, int64_t width, float epsilon) {
@@ -439,7 +614,6 @@ static void rotate(float *x, const float *weight, float epsilon, const float *co
 struct scoring {
     int64_t queries, head_dim, longest;
     const number *query;            /* [queries][head_dim] */
-    float scaling;
     const kept *next;               /* what to ask for meanwhile, NULL: nothing */
     int64_t next_each;              /* with each SIDE keys, so many numbers of it */
 };
@@ -457,10 +631,6 @@ INLINE __m128 sums(const vec *of) {
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-INLINE void store_scores(float *to, const vec *of, float scaling) {
-    _mm_storeu_ps(to, _mm_mul_ps(sums(of), _mm_set1_ps(scaling)));
-}
-
 #if NUMBER == 16
 
 /* Of each query and the keys of SIDE tokens, the last of which may be one and the same: to[query][token]. */
@@ -474,7 +644,7 @@ INLINE void score_some(const struct scoring *s, const kept *const *key, const in
             const __m512bh own = bf16s(s->query + query * s->head_dim + part * STRIP);
             for (int each = 0; each < SIDE; each++) sum[each] = _mm512_dpbf16_ps(sum[each], part_of[each][part], own);
         }
-        store_scores(to + query * s->longest, sum, s->scaling);
+        _mm_storeu_ps(to + query * s->longest, sums(sum));
     }
 }
 
@@ -489,7 +659,7 @@ INLINE void score_at_once(const struct scoring *s, const kept *const *key, const
             const vec part = load_kept(key[each] + at);
             UNROLLED for (int of = 0; of < queries; of++) sum[of][each] += part * load(query + of * s->head_dim + at);
         }
-    for (int of = 0; of < queries; of++) store_scores(to + of * s->longest, sum[of], s->scaling);
+    for (int of = 0; of < queries; of++) _mm_storeu_ps(to + of * s->longest, sums(sum[of]));
 }
 
 INLINE void score_some(const struct scoring *s, const kept *const *key, const int parts, float *to) {
@@ -531,18 +701,18 @@ static void score(const struct scoring *s, const kept *keys, int64_t tokens, flo
     }
 }
 
-/* Scores to weights, not yet divided by their sum, which is returned: as numbers, from the same place on, and 0 from
-   `count` to `end`, a multiple of STRIP. */
-static float soften(float *scores, int64_t count, int64_t end) {
+/* Scores, which are scaled, to weights, not yet divided by their sum, which is returned: as numbers, from the same place
+   on, and 0 from `count` to `end`, a multiple of STRIP. */
+static float soften(float *scores, float scaling, int64_t count, int64_t end) {
     for (int64_t at = count; at < end; at++) scores[at] = -__builtin_inff();
     vec most = load(scores);
     for (int64_t at = LANES; at < end; at += LANES) most = larger(load(scores + at), most);
-    const float top = largest(most);
+    const float top = largest(most) * scaling;
     vec sum = all(0);
     for (int64_t at = 0; at < end; at += STRIP) {
         float out[STRIP];
         for (int part = 0; part < STRIP; part += LANES) {
-            const vec weight = exponential(load(scores + at + part) - top);
+            const vec weight = exponential(load(scores + at + part) * scaling - top);
             sum += weight;
             store(out + part, weight);
         }
@@ -688,8 +858,9 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     const int64_t *table = s->table + s->tables[row];
     const kept *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
+    const float scaling = m->layer[index].scaling;
 
-    struct scoring asked = {group, head_dim, s->longest, seen, m->layer[index].scaling, NULL, 2 * SIDE * head_dim};
+    struct scoring asked = {group, head_dim, s->longest, seen, NULL, 2 * SIDE * head_dim};
     for (int64_t page = 0; page * s->page_tokens < count; page++) {
         const int64_t first = page * s->page_tokens, tokens = least(s->page_tokens, count - first);
         asked.next = first + s->page_tokens < count ? keys + table[page + 1] * stride : NULL;
@@ -699,7 +870,7 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
         const int64_t here = least(SIDE, group - query);
         float sum[SIDE];
         for (int64_t each = 0; each < here; each++)
-            sum[each] = soften(scores + (query + each) * s->longest, count, up_to(count, STRIP));
+            sum[each] = soften(scores + (query + each) * s->longest, scaling, count, up_to(count, STRIP));
         const struct weighing w = {
             values, table, stride, s->page_tokens, count, head_dim, scores + query * s->longest, s->longest, sum,
             seen + query * head_dim,
@@ -742,21 +913,18 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
                         int64_t query, float *scores) {
     const int64_t head_dim = m->head_dim, stride = m->heads * head_dim, head = query / (m->heads / m->kv_heads);
     const int64_t count = s->positions[first + tokens - 1] + 1, end = up_to(count, STRIP);
+    const int64_t depth = up_to(count, DEPTH_OF_TILE);
     const number *keys = s->keys + head * s->laid * head_dim, *values = s->values + head * s->laid * head_dim;
     number *seen = s->seen + first * stride + query * head_dim;
     const float scaling = m->layer[index].scaling;
     tile_sums sums;
     float of_row[ROWS];
-    for (int64_t at = 0; at < count; at += BLOCK) {
-        tile(keys + at * head_dim, seen, stride, head_dim, tokens, sums);
-        for (int64_t token = 0; token < tokens; token++)
-            for (int part = 0; part < BLOCK; part += LANES)
-                store(scores + token * s->longest + at + part, load(sums[token] + part) * scaling);
-    }
+    for (int64_t at = 0; at < count; at += BLOCK)
+        tile(keys + at * head_dim, seen, stride, head_dim, tokens, scores + at, s->longest);
     for (int64_t token = 0; token < tokens; token++)
-        of_row[token] = soften(scores + token * s->longest, s->positions[first + token] + 1, end);
+        of_row[token] = soften(scores + token * s->longest, scaling, s->positions[first + token] + 1, end);
     for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
-        tile(values + begin * s->laid, (const number *)scores, PAIR * s->longest, up_to(count, PAIR), tokens, sums);
+        tile(values + begin * s->laid, (const number *)scores, PAIR * s->longest, depth, tokens, *sums, BLOCK);
         for (int64_t token = 0; token < tokens; token++) {
             const float share = 1.0f / of_row[token];
             for (int part = 0; part < BLOCK; part += LANES)
@@ -840,5 +1008,6 @@ void baton_step(const struct model *m, const struct step *s) {
         for (int64_t row = 0; row < rows; row++)
             norm(s->x + row * hidden, m->norm, m->norm_epsilon, hidden, s->normed + row * hidden);
         multiply(m->head, m->head_bias, s->normed, hidden, m->vocabulary, rows, s->logits, 0);
+        release_tiles();
     }
 }

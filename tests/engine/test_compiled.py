@@ -1,6 +1,6 @@
 """Does one compiled call compute what the library's definition says, whatever shares the step?
 
-AVX-512 is emulated where a CPU has AVX2 alone: `emulated/build.py` says how.
+AVX-512 and AMX are emulated where a CPU has AVX2 alone: `emulated/build.py` says how.
 """
 
 import logging
@@ -70,10 +70,17 @@ SLIPS: Final = {
     "its own token is not seen": ("count = s->positions[token] + 1;", "count = s->positions[token] + !row;"),
     "tokens after it are seen": ("s->positions[first + token] + 1, end)", "count, end)"),
     "tokens before it are not seen": ("s->positions[first + token] + 1, end)", "token + 1, end)"),
-    "not scaled": ("_mm_set1_ps(scaling)", "_mm_set1_ps(1)"),
+    "not scaled": ("scaling - top", "1 - top"),
     "the first query for all": ("load(query + of * s->head_dim + at)", "load(query + at)"),
     "the first values for all": ("w->page_stride + begin + from;", "w->page_stride + begin;"),
-    "a prompt is not scaled": ("scaling = m->layer[index].scaling", "scaling = 1"),
+    "a single token is not scaled": (
+        "soften(scores + (query + each) * s->longest, scaling,",
+        "soften(scores + (query + each) * s->longest, 1,",
+    ),
+    "a prompt is not scaled": (
+        "soften(scores + token * s->longest, scaling,",
+        "soften(scores + token * s->longest, 1,",
+    ),
     "one layer's pages for all": ("* m->layers + index) * 2", "* m->layers) * 2"),
     "what was is not added to": (
         "s->gated, m->width, hidden, rows, s->x, 1)",
@@ -98,20 +105,47 @@ SLIPS: Final = {
         "take(to + PAIR * at + each, value[PAIR - 1 - each]",
     ),
     "halves the other way round": ("low & ~0xffff : low << 16", "low << 16 : low & ~0xffff"),
-    "half of a block": ("store(to[row] + LANES, sum[row][1])", "store(to[row], sum[row][1])"),
+    "half of a block": (
+        "store(to + row * to_stride + LANES, sum[row][1])",
+        "store(to + row * to_stride, sum[row][1])",
+    ),
     "kept as something else": ("(uints)told >> 16", "(uints)told >> 15"),
     "read as whole numbers": ("(uint32_t)from[at] << 16", "(uint32_t)from[at] << 15"),
+    "the upper rows for the lower ones": ("(a) + SIDE_OF_TILE * (stride)", "(a)"),
+    "the lower rows' second half": ("_tile_dpbf16ps(3, 5, 7)", "_tile_dpbf16ps(3, 5, 6)"),
+    "the end of the depth is left out": ("if (rest) {", "if (0) {"),
+    "the end of the rows' depth is their beginning": ("a + row * stride + whole", "a + row * stride"),
+    "the lower sums over the upper ones": (
+        "_tile_stored(2, to + SIDE_OF_TILE * to_stride,",
+        "_tile_stored(2, to,",
+    ),
+    "tiles of other rows": ("if (set_for == rows) return;", "if (set_for) return;"),
+    "a part's rows are the first ones": (
+        "multiply_block(blocks, a + row * depth,",
+        "multiply_block(blocks, a,",
+    ),
 }
 """What is changed in the source."""
 NO_SLIP: Final = "none"
+IN_PARTS: Final = {NO_SLIP, "a part's rows are the first ones"}
+"""What is seen where rows are multiplied in parts, as those of long prompts are by AMX."""
+NEAR: Final = " NEAR = 1 << 20,"
+NEARER: Final = " NEAR = 1 << 12,"
+AMX_SLIPS: Final = {
+    *("the upper rows for the lower ones", "the lower rows' second half"),
+    *("the end of the depth is left out", "the end of the rows' depth is their beginning"),
+    *("the lower sums over the upper ones", "tiles of other rows", "a part's rows are the first ones"),
+}
 KEPT_SLIPS: Final = {"kept as something else", "read as whole numbers"}
+OF_BY_BFLOAT16: Final = {
+    *("the first query for all", "the first values for all"),
+    *("halves the other way round", "half of a block", *KEPT_SLIPS),
+}
 ELSEWHERE: Final = {
-    "in bfloat16": {
-        *("the first query for all", "the first values for all"),
-        *("halves the other way round", "half of a block", *KEPT_SLIPS),
-    },
-    "in bfloat16 by AVX2": {"tokens the other way round"},
-    "over bfloat16 by AVX2": {"tokens the other way round", *KEPT_SLIPS},
+    "in bfloat16 by AMX": OF_BY_BFLOAT16,
+    "in bfloat16": {*OF_BY_BFLOAT16, *AMX_SLIPS},
+    "in bfloat16 by AVX2": {"tokens the other way round", *AMX_SLIPS},
+    "over bfloat16 by AVX2": {"tokens the other way round", *KEPT_SLIPS, *AMX_SLIPS},
 }
 """Slips that are in no part of the source that is compiled so."""
 BY_AVX512: Final = ELSEWHERE["in bfloat16 by AVX2"] & ELSEWHERE["over bfloat16 by AVX2"]
@@ -119,6 +153,7 @@ BY_AVX512: Final = ELSEWHERE["in bfloat16 by AVX2"] & ELSEWHERE["over bfloat16 b
 ALL_BUILDS: Final = compiler.BUILDS
 CAPABILITIES: Final = torch.cpu.get_capabilities()
 NAMES: Final = (
+    "in bfloat16 by AMX",
     "in bfloat16",
     "in bfloat16 by products in float32",
     "in bfloat16 by AVX2",
@@ -152,7 +187,6 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """The only one there is."""
     made = runnable(BUILDS[request.param])
     monkeypatch.setattr(compiler, "BUILDS", (made,))
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**CAPABILITIES, "amx_bf16": False})
     compiler.kernel.cache_clear()
     yield made
     compiler.kernel.cache_clear()
@@ -312,7 +346,7 @@ def told(*engines: Engine) -> list[tuple[torch.Tensor, torch.Tensor]]:
         (build, slip)
         for build, others in ELSEWHERE.items()
         for slip in (NO_SLIP, *SLIPS)
-        if slip not in others and (known(BUILDS[build]) or slip in BY_AVX512)
+        if slip not in others and (known(BUILDS[build]) or slip in (NO_SLIP, *BY_AVX512))
     ],
     indirect=["build"],
 )
@@ -325,8 +359,9 @@ def test_a_slip_in_the_source_is_seen(
     right, wrote = logits_of(engine, rows), entries(engine, rows)
     source, (before, after) = compiler.SOURCE.read_text(), SLIPS.get(slip, ("", ""))
     assert before in source
+    assert NEAR in source
     slipped = tmp_path / compiler.SOURCE.name
-    slipped.write_text(source.replace(before, after))
+    slipped.write_text(source.replace(before, after).replace(NEAR, NEARER if slip in IN_PARTS else NEAR))
     monkeypatch.setattr(compiler, "SOURCE", slipped)
     monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-O1"))  # two thirds of the time to compile
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -356,6 +391,28 @@ def test_what_a_row_gets_does_not_depend_on_its_neighbours_nor_on_threads(
     several.cache.tensor.copy_(engine.cache.tensor)
     assert torch.equal(logits_of(several, rows), together)
     assert torch.equal(entries(several, rows), wrote)
+
+
+@needs_kernel
+def test_nothing_is_multiplied_that_nobody_wrote(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, build: Build
+) -> None:
+    """Whatever was in the memory that a step is given."""
+    engine = load_for(build, directory, "three queries a head")
+    new_empty = torch.Tensor.new_empty
+
+    def logits(stop: int, left: float) -> torch.Tensor:
+        def with_what_is_left(*of: Any, **named: Any) -> torch.Tensor:
+            return new_empty(*of, **named).fill_(left)
+
+        rows = filled(engine, ((0, stop),))
+        monkeypatch.setattr(torch.Tensor, "new_empty", with_what_is_left)
+        found = logits_of(engine, rows)
+        monkeypatch.undo()
+        return found
+
+    for stop in (1, 2, 15, 16, 17, 31, 32, 33, 48, 49, 100):
+        assert torch.equal(logits(stop, float("nan")), logits(stop, 0))
 
 
 @needs_kernel
@@ -559,7 +616,9 @@ def test_the_source_and_what_calls_it_know_the_same_sizes() -> None:
     lanes = re.findall(r"#define LANES (\d+)", source)
     assert {2 * int(each) for each in lanes} == {build.block for build in ALL_BUILDS}
     assert max(map(int, lanes)) == compiled_steps.HALF
-    assert max(map(int, re.findall(r"#define ROWS (\d+)", source))) == compiled_steps.ROWS
+    rows = {int(each) for each in re.findall(r"#define ROWS (\d+)", source)}
+    assert {build.rows for build in ALL_BUILDS} <= rows
+    assert max(rows) == max(build.rows for build in ALL_BUILDS)
 
 
 @needs_kernel
@@ -616,11 +675,10 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         ({}, torch.float32),
         ({"avx2": True}, torch.float32),
         ({"avx2": True}, torch.bfloat16),
-        ({**dict.fromkeys((*AVX512, "avx512_bf16"), True), "amx_bf16": True}, torch.bfloat16),
         (dict.fromkeys((*AVX512, "avx512_bf16"), True), torch.float16),
     ],
 )
-def test_there_is_none_for_other_cpus_nor_in_bfloat16_for_those_with_amx(
+def test_there_is_none_for_other_cpus(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, bool], numbers: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
@@ -644,6 +702,24 @@ def test_the_widest_instructions_of_a_cpu_are_used(
         BUILDS["in float32" if wide else "in float32 by AVX2"],
         BUILDS["in float32 by AVX2"],
     ]
+
+
+@needs_kernel
+def test_amx_is_used_where_linux_lets_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked here, whatever the CPU is said to know."""
+    caplog.set_level(logging.INFO)
+    amx, without = BUILDS["in bfloat16 by AMX"], BUILDS["in bfloat16"]
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(amx.needs, True))
+    monkeypatch.setattr(compiler, "found", lambda build: build)
+    compiler.kernel.cache_clear()
+    chosen = amx if known(amx) else without
+    assert compiler.kernel(torch.bfloat16, torch.bfloat16).step is chosen
+    assert compiler.kernel(torch.bfloat16, torch.bfloat16).rows == chosen.rows
+    said = [vars(record)["baton_fields"]["why"] for record in caplog.records]
+    assert [each.startswith("no use of AMX is allowed") for each in said] == [True] * (chosen is without)
+    compiler.kernel.cache_clear()
 
 
 @needs_kernel

@@ -1,4 +1,4 @@
-"""How is a build for AVX-512 tested on a CPU that has AVX2 alone?
+"""How is a build for AVX-512 or AMX tested on a CPU that has AVX2 alone?
 
 The same source is compiled in the same sizes, but for AVX2 and with `immintrin.h` from here, which says what
 each instruction computes. The compiler makes each vector of two.
@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from services.engine.compiler import AVX2, Build
+from services.engine.compiler import AMX, AVX2, Build
 
 HEADER: Final = Path(__file__).with_name("immintrin.h")
 FLAGS: Final = (
@@ -35,5 +35,16 @@ class Emulated(Build):
         return f"{sha256(HEADER.read_bytes()).hexdigest()[:16]}-{super().name}"
 
 
+class EmulatedAmx(Emulated):
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*super().flags, "-D__AMX_BF16__")
+
+    @property
+    def rows(self) -> int:
+        return 32
+
+
 def emulated(build: Build) -> Emulated:
-    return Emulated(build.numbers, build.products, build.weights, AVX2)
+    kind = EmulatedAmx if set(AMX) <= set(build.needs) else Emulated
+    return kind(build.numbers, build.products, build.weights, AVX2)

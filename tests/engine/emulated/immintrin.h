@@ -1,5 +1,5 @@
-/* What does a CPU with AVX-512 and its bfloat16 compute? Instead of the compiler's own header: what `step.c` calls, on
-   vectors that the compiler puts together from those the CPU has. What is not here does not compile.
+/* What does a CPU with AVX-512, its bfloat16 and AMX compute? Instead of the compiler's own header: what `step.c`
+   calls, on vectors that the compiler puts together from those the CPU has. What is not here does not compile.
 
    Names, arguments and results are Intel's. But a denormal number is a number here, where instructions of bfloat16 take
    it for 0. */
@@ -51,6 +51,26 @@ EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) {
     return (__m512)((first & (ints_of_512)a) | (~first & (ints_of_512)b));
 }
 
+typedef uint16_t __mmask16;
+
+/* Not less, or unordered. */
+enum { _CMP_NLT_UQ = 21 };
+EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, const int predicate) {
+    __mmask16 found = 0;
+    if (predicate != _CMP_NLT_UQ) __builtin_trap();
+    for (int at = 0; at < 16; at++) found |= (__mmask16)(!(a[at] < b[at]) << at);
+    return found;
+}
+
+/* a * 2^b, of b rounded down; 0 where the mask has none. */
+EMULATED __m512 _mm512_maskz_scalef_ps(__mmask16 mask, __m512 a, __m512 b) {
+    __m512 made = {0};
+    for (int at = 0; at < 16; at++)
+        if (mask >> at & 1)
+            made[at] = b[at] == b[at] ? __builtin_ldexpf(a[at], (int)__builtin_floorf(b[at])) : b[at];
+    return made;
+}
+
 EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
     return (__m512i)__builtin_convertvector((shorts_of_256)a, uints_of_512);
 }
@@ -99,4 +119,58 @@ EMULATED __m512 _mm512_shuffle_ps(__m512 a, __m512 b, const int which) {
 EMULATED __m512 _mm512_permutex2var_ps(__m512 a, __m512i which, __m512 b) {
     const ints_of_512 place = (ints_of_512)which;
     return EACH(__m512, 16, (place[at] & 16 ? b : a)[place[at] & 15]);
+}
+
+/* AMX: eight tiles of each thread, none of which is there before they are set. What a CPU refuses ends the process, or,
+   where tiles of such shapes do not multiply, gives no numbers. */
+
+struct tiles_of_amx { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; };
+static _Thread_local struct tiles_of_amx tiles_are;
+static _Thread_local float tiles[8][16][16];
+
+EMULATED void must(int so) { if (!so) __builtin_trap(); }
+
+EMULATED void _tile_loadconfig(const void *config) {
+    __builtin_memcpy(&tiles_are, config, sizeof tiles_are);
+    must(tiles_are.palette == 1 && !tiles_are.start);
+    for (int at = 0; at < 14; at++) must(!tiles_are.none[at]);
+    for (int at = 0; at < 16; at++)
+        must(at < 8 ? tiles_are.rows[at] <= 16 && tiles_are.bytes[at] <= 64 : !tiles_are.rows[at] && !tiles_are.bytes[at]);
+    __builtin_memset(tiles, 0, sizeof tiles);
+}
+EMULATED void _tile_release(void) { tiles_are = (struct tiles_of_amx){0}; }
+EMULATED void _tile_zero(int tile) {
+    must(tiles_are.rows[tile]);
+    __builtin_memset(tiles[tile], 0, sizeof tiles[tile]);
+}
+EMULATED void _tile_loadd(int tile, const void *at, int64_t stride) {
+    _tile_zero(tile);
+    for (int row = 0; row < tiles_are.rows[tile]; row++)
+        __builtin_memcpy(tiles[tile][row], (const char *)at + row * stride, tiles_are.bytes[tile]);
+}
+EMULATED void _tile_stored(int tile, void *at, int64_t stride) {
+    must(tiles_are.rows[tile]);
+    for (int row = 0; row < tiles_are.rows[tile]; row++)
+        __builtin_memcpy((char *)at + row * stride, tiles[tile][row], tiles_are.bytes[tile]);
+}
+
+/* Of all pairs the first products, and the second ones, and then both. */
+EMULATED void _tile_dpbf16ps(int sums, int a, int b) {
+    const struct tiles_of_amx *are = &tiles_are;
+    const int fit = sums != a && a != b && b != sums && are->rows[sums] && are->rows[b] &&
+                    are->rows[sums] == are->rows[a] && are->bytes[sums] == are->bytes[b] &&
+                    are->bytes[a] == 4 * are->rows[b];
+    for (int row = 0; row < are->rows[sums]; row++) {
+        __m512 first = {0}, second = {0};
+        for (int pair = 0; pair < are->bytes[a] / 4; pair++) {
+            ints_of_512 one, other;
+            __builtin_memcpy(&one, tiles[b][pair], sizeof one);
+            int32_t own;
+            __builtin_memcpy(&own, &tiles[a][row][pair], sizeof own);
+            other = own - (ints_of_512){0};
+            first += (__m512)(one << 16) * (__m512)(other << 16);
+            second += (__m512)(one & ~0xffff) * (__m512)(other & ~0xffff);
+        }
+        for (int at = 0; at < 16; at++) tiles[sums][row][at] += fit ? first[at] + second[at] : __builtin_nanf("");
+    }
 }
