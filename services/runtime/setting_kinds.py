@@ -15,6 +15,7 @@ SIZE_UNITS: Final = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+    "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40,
 }  # fmt: skip
 DURATION_UNITS_MS: Final = {"": 1, "MS": 1, "S": 1_000, "M": 60_000, "MIN": 60_000, "H": 3_600_000}
 QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
@@ -175,7 +176,8 @@ POSITIVE: Final = number(1)
 PORT: Final = Kind("PORT", "a port from 0 (any free one) to 65535", lambda text: _whole(text, 0, 65535))
 SIZE: Final = Kind(
     "SIZE",
-    "a positive number of bytes, with KB, MB, GB, KiB, MiB or GiB if wanted, such as 512MiB",
+    "a positive number of bytes, with KB, MB, GB, TB, KiB, MiB, GiB or TiB (also Ki, Mi, Gi, Ti) if wanted,"
+    " such as 512MiB",
     lambda text: _quantity(text, SIZE_UNITS),
     _show_size,
 )

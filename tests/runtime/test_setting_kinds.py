@@ -23,6 +23,10 @@ from services.runtime.setting_kinds import (
 READS: list[tuple[Kind[Any], str, object]] = [
     (SIZE, "512MiB", 512 * 2**20),
     (SIZE, "2GiB", 2 * 2**30),
+    (SIZE, "3Ki", 3 * 2**10),
+    (SIZE, "512Mi", 512 * 2**20),
+    (SIZE, "2Gi", 2 * 2**30),
+    (SIZE, "1Ti", 2**40),
     (SIZE, "1GB", 10**9),
     (SIZE, "1.5 kib", 1536),
     (SIZE, "4096", 4096),
@@ -47,7 +51,7 @@ READS: list[tuple[Kind[Any], str, object]] = [
 ]
 
 REFUSES: list[tuple[Kind[Any], str]] = [
-    (SIZE, ""), (SIZE, "0"), (SIZE, "-1GB"), (SIZE, "1 apple"), (SIZE, "GiB"), (SIZE, "1e9"),
+    (SIZE, ""), (SIZE, "0"), (SIZE, "-1GB"), (SIZE, "1 apple"), (SIZE, "GiB"), (SIZE, "1iB"), (SIZE, "1e9"),
     (SIZE, "99999999TB"),
     (DURATION_MS, "0s"), (DURATION_MS, "3 weeks"), (DURATION_MS, "-3s"), (DURATION_MS, "0.4ms"),
     (ADDRESS, "8100"), (ADDRESS, ":8100"), (ADDRESS, "host:"), (ADDRESS, "host:0"), (ADDRESS, "host:65536"),
