@@ -80,6 +80,8 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
         ({"image": {"worker": {"tag": "latest"}}}, "tag"),
         ({"prefill": {"pods": 2}}, "prefill.pods: 2 pods cannot share tp 1 × pp 1 ranks equally"),
         ({"decode": {"pp": 2}}, "decode.pp: only prefill has pipeline stages"),
+        ({"prefill": {"tp": 4, "gpu": {"count": 1}}}, "prefill.gpu.count: 1 for the 4 ranks of a pod"),
+        ({"decode": {"tp": 4, "pods": 2, "gpu": {"count": 4}}}, "decode.gpu.count: 4 for the 2 ranks of a pod"),
         ({"monitoring": {"runbookUrl": "two words"}}, "runbookUrl"),
         ({"service": {"port": 0}}, "port"),
         ({"disaggregatedSet": {"enabled": True}, "prefill": {"autoscaling": {"kind": "hpa"}}}, "choose one"),
