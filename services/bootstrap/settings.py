@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from services.runtime.api_keys import API_KEYS
 from services.runtime.errors import SettingsError
-from services.runtime.service_settings import ADVERTISE, ServiceSettings
+from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from services.runtime.setting_kinds import (
     DURATION_MS,
     FILE,
@@ -36,7 +36,7 @@ class BootstrapSettings(ServiceSettings):
     served_model_name: str = setting("", "Name that clients ask for (not given: the model's own name).", TEXT)
     http_port: int = setting(8000, "Port of the OpenAI HTTP API (0: any free one).", PORT)
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
-    grpc_host: str = setting("", "Address that --grpc-port is on (not given: --host).", ADVERTISE)
+    grpc_host: str = setting("", "Address that --grpc-port is on (not given: --host).", HOST_OR_NONE)
     max_queue: int = setting(1024, "Most requests waiting for a pair of workers; more get a 429.", POSITIVE)
     queue_timeout_ms: int = setting(60_000, "Longest wait of a request for a pair of workers.", DURATION_MS)
     request_timeout_ms: int = setting(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from services.runtime.model_files import LoadFormat
-from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching
+from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching, optional
 from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
 from services.runtime.tracing import ENDPOINT
@@ -12,7 +12,7 @@ LOG_LEVEL = choices("debug", "info", "warning", "error")
 LOG_FORMAT = choices("text", "json")
 LOAD_FORMAT = choices(*(each.value for each in LoadFormat))
 COLLECTOR = matching(f"({ENDPOINT})?", "URL", "http://host:port, or https:// for TLS")
-ADVERTISE = matching(r"[A-Za-z0-9._:%-]*", "HOST", "an address or host name without a port")
+HOST_OR_NONE = optional(HOST, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,6 @@ class ServiceSettings:
     """Common to bootstrap, prefill and decode."""
 
     host: str = setting("127.0.0.1", "Address to listen on.", HOST)
-    advertise: str = setting(
-        "", "Address under which other processes reach this one (not given: the listen address).", ADVERTISE
-    )
     load_format: str = setting(
         LoadFormat.AUTO.value,
         "Which weights, the same on every service: the model's (auto), or any numbers in their shapes (dummy)"
@@ -60,7 +57,6 @@ class ServiceSettings:
         return tls_files(self.tls_cert, self.tls_key, self.tls_ca)
 
     def __post_init__(self) -> None:
-        """Resolve the defaults that depend on other settings: a reader only ever sees real values."""
+        """Refuse what does not go together, and resolve the defaults that depend on other settings: a reader
+        only ever sees real values."""
         tls_files(self.tls_cert, self.tls_key, self.tls_ca)
-        if not self.advertise:
-            object.__setattr__(self, "advertise", self.host)

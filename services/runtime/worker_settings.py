@@ -9,7 +9,7 @@ from services.pages.topology import RANKS_MAX, Topology
 from services.rooms.ballot import PLACES_MAX
 from services.rooms.entries import CANARY_ROOMS
 from services.runtime.errors import SettingsError
-from services.runtime.service_settings import ServiceSettings
+from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from services.runtime.setting_kinds import (
     ADDRESS,
     CPUS,
@@ -44,6 +44,12 @@ class WorkerSettings(ServiceSettings):
     role: ClassVar[str]
 
     name: str = setting("", "Name of this worker, unique in the stack (not given: role-hostname).", NAME)
+    advertise: str = setting(
+        "",
+        "Address under which the bootstrap and the other side's workers reach this one (not given: the listen"
+        " address).",
+        HOST_OR_NONE,
+    )
     bootstrap: str = setting("127.0.0.1:8100", "The bootstrap's gRPC address.", ADDRESS)
     grpc_port: int = setting(0, "gRPC port to listen on (0: any free one).", PORT)
     metrics_port: int = setting(0, "Port of /metrics, /health and /ready (0: any free one).", PORT)
@@ -108,6 +114,8 @@ class WorkerSettings(ServiceSettings):
                 f"--advertise is needed with --host {self.host}: peers cannot connect to {self.host}"
             )
         super().__post_init__()
+        if not self.advertise:
+            object.__setattr__(self, "advertise", self.host)
         self._check_group()
         if not self.name:
             object.__setattr__(self, "name", f"{self.role}-{socket.gethostname()}")

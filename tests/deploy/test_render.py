@@ -27,9 +27,9 @@ PLAIN = ("demo", "secured")
 SAID_BY_THE_CHART = {
     "bootstrap": {"http_port", "grpc_port", "admin_host", "admin_port", "served_model_name", "http_tls_cert"}
     | {"http_tls_key", "api_key_file", "grpc_host"},
-    "worker": {"name", "bootstrap", "grpc_port", "metrics_port", "device", "tp", "pp", "rank", "world"}
-    | {"rendezvous", "meet_timeout_ms", "machines", "machine"},
-    "all": {"host", "advertise", "model", "drain_timeout_ms", "log_level", "log_format", "otlp_endpoint"}
+    "worker": {"name", "advertise", "bootstrap", "grpc_port", "metrics_port", "device"}
+    | {"tp", "pp", "rank", "world", "rendezvous", "meet_timeout_ms", "machines", "machine"},
+    "all": {"host", "model", "drain_timeout_ms", "log_level", "log_format", "otlp_endpoint"}
     | {"tls_cert", "tls_key", "tls_ca"},
 }
 """Settings that follow from other values: not free to be set again."""
@@ -81,7 +81,7 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
         ({"prefill": {"pods": 2}}, "prefill.pods: 2 pods cannot share tp 1 × pp 1 ranks equally"),
         ({"decode": {"pp": 2}}, "decode.pp: only prefill has pipeline stages"),
         ({"prefill": {"tp": 4, "gpu": {"count": 1}}}, "prefill.gpu.count: 1 for the 4 ranks of a pod"),
-        ({"decode": {"tp": 4, "pods": 2, "gpu": {"count": 4}}}, "decode.gpu.count: 4 for the 2 ranks of a pod"),
+        ({"decode": {"tp": 4, "pods": 2, "gpu": {"count": 4}}}, "decode.gpu.count: 4 for the 2 ranks"),
         ({"monitoring": {"runbookUrl": "two words"}}, "runbookUrl"),
         ({"service": {"port": 0}}, "port"),
         ({"disaggregatedSet": {"enabled": True}, "prefill": {"autoscaling": {"kind": "hpa"}}}, "choose one"),

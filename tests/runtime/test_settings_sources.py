@@ -142,6 +142,11 @@ def test_peers_are_told_the_listen_address_unless_another_is_given() -> None:
     assert load(PrefillSettings, {"host": "0.0.0.0", "advertise": "10.0.0.7"}, {}).advertise == "10.0.0.7"
 
 
+def test_the_bootstrap_takes_no_address_for_peers_since_workers_are_told_where_it_is() -> None:
+    with pytest.raises(SettingsError, match="--advertise is unknown"):
+        load(BootstrapSettings, {"advertise": "10.0.0.7"}, {})
+
+
 def test_workers_register_at_the_listen_address_unless_another_is_given() -> None:
     assert load(BootstrapSettings, {"host": "10.0.0.7"}, {}).grpc_host == "10.0.0.7"
     assert load(BootstrapSettings, {"host": "10.0.0.7", "grpc_host": "::1"}, {}).grpc_host == "::1"

@@ -124,7 +124,6 @@ initContainers:
 {{/* Flags that all services have: dict root, one, security. Secrets are files, never flags. */}}
 {{- define "baton.commonFlags" -}}
 - --host=0.0.0.0
-- --advertise=$(POD_IP)
 - --model={{ required "model.path must be said: a directory or a GGUF file below model.mountPath, or demo" .root.Values.model.path }}
 - --drain-timeout-ms={{ .one.drainSeconds }}s
 - --log-level={{ .root.Values.logging.level }}

@@ -25,6 +25,7 @@ be as many as the node's cores. */}}
 {{- define "baton.workerFlags" -}}
 - {{ .side }}
 - --name=$(POD_NAME)
+- --advertise=$(POD_IP)
 - --bootstrap={{ include "baton.fullname" .root }}-bootstrap-grpc:{{ .root.Values.ports.grpc }}
 - --grpc-port={{ .root.Values.ports.worker }}
 - --metrics-port={{ .root.Values.ports.metrics }}
