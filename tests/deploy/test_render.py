@@ -35,6 +35,10 @@ SAID_BY_THE_CHART = {
 """Settings that follow from other values: not free to be set again."""
 
 
+DECODE_BATCH = DecodeSettings().max_running
+"""What a decode worker takes into its batch if nothing is said, which the chart has to know."""
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_helm_finds_nothing_to_say(case: str) -> None:
     helm("lint", "--strict", str(CHART), "--values", values_file(case))
@@ -82,6 +86,18 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
         ({"decode": {"pp": 2}}, "decode.pp: only prefill has pipeline stages"),
         ({"prefill": {"tp": 4, "gpu": {"count": 1}}}, "prefill.gpu.count: 1 for the 4 ranks of a pod"),
         ({"decode": {"tp": 4, "pods": 2, "gpu": {"count": 4}}}, "decode.gpu.count: 4 for the 2 ranks"),
+        (
+            {"prefill": {"autoscaling": {"kind": "keda", "minReplicas": 5}}},
+            "prefill.autoscaling: minReplicas 5 is more than maxReplicas 4",
+        ),
+        (
+            {"decode": {"autoscaling": {"kind": "hpa"}, "settings": {"max-running": 48}}},
+            "decode.autoscaling.running: 48 is never passed by a batch of 48 places",
+        ),
+        (
+            {"decode": {"autoscaling": {"kind": "keda", "running": DECODE_BATCH}}},
+            f"decode.autoscaling.running: {DECODE_BATCH} is never passed by a batch of {DECODE_BATCH} places",
+        ),
         ({"monitoring": {"runbookUrl": "two words"}}, "runbookUrl"),
         ({"service": {"port": 0}}, "port"),
         ({"disaggregatedSet": {"enabled": True}, "prefill": {"autoscaling": {"kind": "hpa"}}}, "choose one"),
