@@ -16,6 +16,7 @@ from rich.console import Console
 from services.cli.chat_settings import DEFAULT_URL
 from services.cli.child import Child, describe_exit, start_child
 from services.cli.exits import ReportExit, reporter
+from services.cli.gpus import VISIBLE, find_gpus
 from services.cli.options import Flags
 from services.cli.prepare import PROGRESS
 from services.cli.quiet import LevelFilter
@@ -40,7 +41,7 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     """`baton serve`: returns the exit code. Raises StartupError."""
     settings = load_serve(flags, os.environ, also_known)
     grpc_port = _free_ports(settings)
-    plan = make_plan(settings, flags, os.environ, allowed_cpus(), grpc_port)
+    plan = make_plan(settings, flags, os.environ, allowed_cpus(), grpc_port, find_gpus(os.environ))
     environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     screen = Screen(Console(), SystemClock())
     return run(lambda shutdown: Stack(settings, plan, environ, screen).serve(shutdown))
@@ -205,7 +206,8 @@ def ready_lines(
 
 
 def _described(part: Part) -> str:
-    return f"{part.name} on cores {_flags(part)['--cpus']}"
+    gpus = f" and GPU {part.environ[VISIBLE]}" if VISIBLE in part.environ else ""
+    return f"{part.name} on cores {_flags(part)['--cpus']}{gpus}"
 
 
 def _metrics(part: Part) -> str:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from services.bootstrap.settings import BootstrapSettings
 from services.cli.cores import Cores, share_cores
+from services.cli.gpus import VISIBLE, Gpus, deal_gpus
 from services.cli.options import Flags
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
@@ -38,6 +39,8 @@ Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings)
 Worker = TypeVar("Worker", PrefillSettings, DecodeSettings)
 LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65_535
+ON_GPUS: Final = ("auto", "cuda")
+"""Values of `--device` that leave the choice of a GPU to us."""
 CHOSEN: Final = frozenset(
     {"advertise", "http_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
     | {"tp", "pp", "rank", "world", "rendezvous", "machines", "machine"}
@@ -122,7 +125,7 @@ class Part:
     name: str
     flags: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What no command line may show."""
+    """What no command line may show, and what it has no flag for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +185,15 @@ def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[s
 
 
 def make_plan(
-    serve: ServeSettings, flags: Flags, environ: Mapping[str, str], cores: Sequence[int], grpc_port: int
+    serve: ServeSettings,
+    flags: Flags,
+    environ: Mapping[str, str],
+    cores: Sequence[int],
+    grpc_port: int,
+    gpus: Gpus = (),
 ) -> Plan:
-    """Each part's command line. `grpc_port` is the real one, never 0. Raises SettingsError."""
+    """Each part's command line. `cores` and `gpus` are dealt out to the workers; `grpc_port` is the real one,
+    never 0. Raises SettingsError."""
     reachable = LOOPBACK if serve.host in WILDCARDS else serve.host
     address = join_address(reachable if serve.tls_dir else LOOPBACK, grpc_port)
     # Parts tell at least what went on before a failure; the screen shows what `--log-level` asks for.
@@ -204,26 +213,28 @@ def make_plan(
 
     def workers(
         cls: type[Worker], shares: Sequence[Cores], ports: Sequence[int], shape: Mapping[str, int]
-    ) -> list[Part]:
+    ) -> list[PrefillSettings | DecodeSettings]:
         given = (
             level | {name: str(ranks) for name, ranks in shape.items()} | _own_certificate(serve, cls.role)
         )
         one = max(shape.values()) == 1
         return [
-            _part(_load(cls, flags, environ, given | _decided(cls.role, index, cpus, port, address, one)))
+            _load(cls, flags, environ, given | _decided(cls.role, index, cpus, port, address, one))
             for index, (cpus, port) in enumerate(zip(shares, ports, strict=True))
         ]
 
     ports = serve.metrics_ports
     prefill_ports, decode_ports = ports[: serve.prefill], ports[serve.prefill :]
+    all_workers = [
+        *workers(
+            PrefillSettings, for_prefill, prefill_ports, {"tp": serve.prefill_tp, "pp": serve.prefill_pp}
+        ),
+        *workers(DecodeSettings, for_decode, decode_ports, {"tp": serve.decode_tp}),
+    ]
+    shares = deal_gpus(gpus, [each.topology.ranks for each in all_workers])
     return Plan(
         bootstrap=Part(bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap)), to_environ(bootstrap)),
-        workers=(
-            *workers(
-                PrefillSettings, for_prefill, prefill_ports, {"tp": serve.prefill_tp, "pp": serve.prefill_pp}
-            ),
-            *workers(DecodeSettings, for_decode, decode_ports, {"tp": serve.decode_tp}),
-        ),
+        workers=tuple(_part(each, share) for each, share in zip(all_workers, shares, strict=True)),
         bootstrap_address=address,
         url=f"{'http' if bootstrap.http_tls is None else 'https'}://{join_address(reachable, serve.port)}",
         model=bootstrap.model,
@@ -283,8 +294,10 @@ def _decided(
     }
 
 
-def _part(settings: PrefillSettings | DecodeSettings) -> Part:
-    return Part(settings.role, settings.name, tuple(to_flags(settings)))
+def _part(settings: PrefillSettings | DecodeSettings, gpus: Gpus) -> Part:
+    """It sees `gpus` alone and counts them from 0, unless it computes elsewhere or on one that was named."""
+    own = {VISIBLE: ",".join(gpus)} if gpus and settings.device in ON_GPUS else {}
+    return Part(settings.role, settings.name, tuple(to_flags(settings)), own)
 
 
 def _load(

@@ -3,6 +3,7 @@
 import pytest
 
 from services.bootstrap.settings import BootstrapSettings
+from services.cli.gpus import VISIBLE
 from services.cli.main import KNOWN
 from services.cli.serve import ready_lines
 from services.cli.serve_settings import NOT_TAKEN, Part, load_serve, make_plan, passed_on
@@ -53,6 +54,29 @@ def test_workers_of_several_ranks_are_launchers_with_cores_for_all_of_them() -> 
     for part, cpus in zip(plan.workers[1:], [(4, 5), (6, 7)], strict=True):
         decode = load(DecodeSettings, _named(part), {})
         assert (decode.tp, decode.launches, decode.cpus) == (2, True, cpus)
+
+
+def _visible(gpus: tuple[str, ...], **flags: str | None) -> list[str | None]:
+    """What each worker is told of its GPUs."""
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), 8123, gpus)
+    assert VISIBLE not in plan.bootstrap.environ
+    return [part.environ.get(VISIBLE) for part in plan.workers]
+
+
+def test_each_worker_has_gpus_of_its_own_as_many_as_its_ranks() -> None:
+    four = ("0", "1", "2", "3")
+    assert _visible(four) == ["0", "1"]
+    assert _visible(four, device="cuda", prefill_tp="2", decode="2") == ["0,1", "2", "3"]
+    assert _visible(("5", "GPU-8f"), prefill="2", decode="2") == ["5", "GPU-8f", "5", "GPU-8f"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_no_gpus_are_dealt_to_workers_that_compute_elsewhere_or_on_one_that_was_named(device: str) -> None:
+    assert _visible(("0", "1"), device=device) == [None, None]
+
+
+def test_without_gpus_nothing_is_said_of_them() -> None:
+    assert _visible((), device="cuda") == [None, None]
 
 
 @pytest.mark.parametrize(
