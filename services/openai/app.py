@@ -58,12 +58,8 @@ def create_app(
     generating = generate_routes(backend, model, prompts, metrics, settings, clock)
     direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}
     app = _application(metrics, direct, door or Door(), tracer)
-    app.include_router(generating)
-    app.include_router(model_routes(backend, model, version, created_s=clock.wall_ms() // 1000))
-    app.include_router(token_routes(backend, model, prompts, settings))
-    for router in routers:
-        app.include_router(router)
-    metrics.expect(route.path for route in app.routes if isinstance(route, APIRoute))
+    models = model_routes(backend, model, version, created_s=clock.wall_ms() // 1000)
+    _serve(app, (generating, models, token_routes(backend, model, prompts, settings), *routers))
     return app
 
 
@@ -71,10 +67,16 @@ def create_pages(api: FastAPI, routers: Sequence[APIRouter], door: Door | None =
     """What is served apart from `api`, on another port: with request ids and error shapes like its, and
     counted with it."""
     app = _application(api.state.metrics, {}, door or Door())
+    _serve(app, routers)
+    return app
+
+
+def _serve(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Serve their routes, each with its series from the start. The application itself does not list them:
+    it keeps the routers."""
     for router in routers:
         app.include_router(router)
-    api.state.metrics.expect(route.path for route in app.routes if isinstance(route, APIRoute))
-    return app
+        app.state.metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
 
 
 def _application(

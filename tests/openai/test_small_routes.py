@@ -141,7 +141,7 @@ async def test_a_client_gone_before_the_answer_is_counted_as_499(
                 await asyncio.sleep(0.001)
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
-            while requests(registry, CHAT, "499") is None:
+            while not requests(registry, CHAT, "499"):
                 await asyncio.sleep(0.001)
     assert requests(registry, CHAT, "499") == 1
 
