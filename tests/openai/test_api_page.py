@@ -1,0 +1,57 @@
+"""Does docs/api.md name every field and route that is served, taken without effect or refused?"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from services.openai.api_settings import ApiSettings
+from services.openai.app import create_app
+from services.openai.schemas import ChatRequest, CompletionRequest, Message, StreamOptions
+from services.openai.unsupported import HARMLESS, IGNORED
+from tests.openai import tiny
+from tests.openai.scripted import ScriptedBackend
+
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def _section(title: str) -> str:
+    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def _words(text: str) -> set[str]:
+    return {word for quoted in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", quoted)}
+
+
+def test_every_field_that_is_read_is_named() -> None:
+    fields = {
+        name
+        for shape in (ChatRequest, CompletionRequest, Message, StreamOptions)
+        for name in shape.model_fields
+    }
+    told = _section("Fields of both generating routes") + _section("Taken as in vLLM and SGLang")
+    assert fields - _words(told) == {"prompt", "role", "content"}
+
+
+def test_what_has_no_effect_and_what_is_refused_is_what_the_code_says() -> None:
+    assert _words(_section("Taken without effect")) - {"null"} == IGNORED
+    rows = re.findall(r"^\| (`.*?) \|", _section("Refused by name"), re.MULTILINE)
+    named = {word for row in rows if "any other" not in row and "roles" not in row for word in _words(row)}
+    assert named == set(HARMLESS)
+
+
+def test_every_route_is_named() -> None:
+    registry = CollectorRegistry()
+    create_app(ScriptedBackend(), tiny.model(), registry)
+    [counted] = [family for family in registry.collect() if family.name == "baton_http_requests"]
+    served = {sample.labels["route"].partition("/{")[0] for sample in counted.samples} - {"none"}
+    told = set(re.findall(r"/[\w/]+", _section("What is served")))
+    assert "/v1/chat/completions" in served, "its series is not there before the first request"
+    assert served <= told
+
+
+def test_its_times_are_the_settings() -> None:
+    settings = ApiSettings()
+    assert f"did not arrive within {settings.body_timeout_s:g} s" in PAGE
+    assert f"reads nothing\nfor {settings.stalled_client_s:g} s" in PAGE
