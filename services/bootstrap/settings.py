@@ -70,8 +70,8 @@ class BootstrapSettings(ServiceSettings):
     http_tls_key: str = setting("", "Private key (PEM) of --http-tls-cert.", TEXT)
     admin_port: int | None = setting(
         None,
-        "Port of /metrics, /rooms, /workers and /ui, apart from the API and without keys (not given: on the"
-        " API's port, with its keys).",
+        "Port of /metrics, /rooms, /requests, /workers, /live and /ui, apart from the API and without keys"
+        " (not given: on the API's port, with its keys).",
         ADMIN_PORT,
     )
     admin_host: str = setting(LOOPBACK, "Address that --admin-port is on.", HOST)

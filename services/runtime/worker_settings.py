@@ -52,7 +52,7 @@ class WorkerSettings(ServiceSettings):
     )
     bootstrap: str = setting("127.0.0.1:8100", "The bootstrap's gRPC address.", ADDRESS)
     grpc_port: int = setting(0, "gRPC port to listen on (0: any free one).", PORT)
-    metrics_port: int = setting(0, "Port of /metrics, /health and /ready (0: any free one).", PORT)
+    metrics_port: int = setting(0, "Port of /metrics, /started, /health and /ready (0: any free one).", PORT)
     model: str = setting("demo", "A model directory, a GGUF file, or the word demo.", TEXT)
     dtype: str = setting(
         "auto", "Number format of weights and KV (auto: bfloat16 if the device has it, else float32).", DTYPE
@@ -60,13 +60,21 @@ class WorkerSettings(ServiceSettings):
     device: str = setting("auto", "Where to compute (auto: CUDA if there is one).", DEVICE)
     compiled_steps: bool = setting(
         True,
-        "On an x86 CPU (in bfloat16 without AMX), compute a step by one call, compiled at the first start"
-        " where there is a C compiler.",
+        "On an x86 CPU (from AVX2 on), compute a step by one call, compiled at the first start where there is"
+        " a C compiler.",
         SWITCH,
     )
-    kv_cache_memory: int = setting(2**30, "Memory for KV pages; never exceeded.", SIZE)
+    kv_cache_memory: int = setting(
+        2**30,
+        "Memory for KV pages, of each rank; never exceeded. The default is small: give a GPU most of what the"
+        " weights leave of its memory.",
+        SIZE,
+    )
     page_tokens: int = setting(
-        16, "Tokens per KV page; of any two workers, one's a multiple of the other's.", number(1, 4096)
+        16,
+        "Tokens per KV page; of any two workers, one's a multiple of the other's. Compiled steps need a"
+        " multiple of 4.",
+        number(1, 4096),
     )
     prefix_cache: bool = setting(
         True, "Keep the pages of ended sequences while there is space, for those that begin alike.", SWITCH

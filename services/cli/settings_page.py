@@ -1,0 +1,81 @@
+"""How is every setting told to people? What docs/settings.md holds, made from the settings classes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from services.cli.serve_settings import SERVICES, ServeSettings, not_taken
+from services.runtime.setting_kinds import ADDRESS, CPUS, DURATION_MS, FILE, HOST, PORT, SIZE, TEXT, Kind
+from services.runtime.settings import Setting, settings_of
+
+HEAD: Final = """\
+# Settings
+
+Made from the settings classes; a test compares the two. Each is a flag and a variable: a flag wins over its
+variable, which wins over the default, and a misspelt name is an error, as is a value that is not allowed.
+`baton bootstrap --help`, and that of `prefill`, `decode` and `serve`, say the same. The Helm chart has them
+under `bootstrap.settings`, `prefill.settings` and `decode.settings`, but for those that follow from other
+values ([deploy.md](deploy.md)).
+"""
+
+LEGEND: Final[Mapping[str, Kind[Any]]] = {
+    "SIZE": SIZE,
+    "TIME": DURATION_MS,
+    "HOST": HOST,
+    "HOST:PORT": ADDRESS,
+    "PORT": PORT,
+    "CPUS": CPUS,
+    "FILE": FILE,
+    "TEXT": TEXT,
+}
+"""Values that are explained once."""
+
+TITLES: Final[Mapping[tuple[str, ...], str]] = {
+    ("bootstrap", "prefill", "decode"): "All services",
+    ("prefill", "decode"): "Workers: prefill and decode",
+    ("bootstrap",): "Bootstrap",
+    ("prefill",): "Prefill",
+    ("decode",): "Decode",
+}
+"""By who reads a setting."""
+
+SERVE: Final = """\
+It takes these, and hands those of the services above on to its parts, all but {rest}: these it chooses for
+each part, or leaves at their defaults.
+"""
+
+COLUMNS: Final = "| flag | variable | default | values | meaning |\n|---|---|---|---|---|"
+
+
+def settings_page() -> str:
+    """The page, as Markdown. Raises KeyError for a setting that a strange set of services reads."""
+    readers: dict[Setting, tuple[str, ...]] = {}
+    for cls in SERVICES:
+        for each in settings_of(cls):
+            readers[each] = (*readers.get(each, ()), cls.role)
+    found: dict[str, list[Setting]] = {title: [] for title in TITLES.values()}
+    for each, roles in readers.items():
+        found[TITLES[roles]].append(each)
+    rest = ", ".join(f"`{each.flag}`" for each in not_taken())
+    return "\n".join(
+        [
+            HEAD,
+            "".join(f"* `{name}`: {kind.allowed}\n" for name, kind in LEGEND.items()),
+            *(f"## {title}\n\n{_table(group)}\n" for title, group in found.items()),
+            f"## `baton serve`\n\n{SERVE.format(rest=rest)}\n{_table(settings_of(ServeSettings))}\n",
+        ]
+    )
+
+
+def _table(settings: Sequence[Setting]) -> str:
+    return "\n".join([COLUMNS, *map(_row, settings)])
+
+
+def _row(each: Setting) -> str:
+    cells = (
+        "" if each.secret else f"`{each.flag}`",
+        f"`{each.variable}`",
+        f"`{each.default_text}`" if each.default_text and not each.secret else "",
+        f"`{each.kind.metavar}`" if each.kind.metavar in LEGEND else each.kind.allowed,
+        each.help,
+    )
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
