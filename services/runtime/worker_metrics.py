@@ -69,7 +69,9 @@ class WorkerMetrics:
             registry=registry,
         )
         self._queried = Counter(
-            "baton_prefix_queried_tokens_total", "Tokens of rooms that began.", registry=registry
+            "baton_prefix_queried_tokens_total",
+            "Prompt tokens that were looked up in the prefix cache, of rooms that began.",
+            registry=registry,
         )
         self._failed = FailedRooms("Rooms that failed here, by reason.", registry)
         spent = Histogram(
@@ -83,7 +85,7 @@ class WorkerMetrics:
         self._unknown = _Total(
             Counter(
                 "baton_rooms_unknown_news_total",
-                "News about rooms not held here, dropped.",
+                "Messages about rooms that this worker does not hold, or not any more: dropped.",
                 registry=registry,
             )
         )
