@@ -71,6 +71,19 @@ def test_the_tensor_library_and_nixl_are_in_the_workers_images_alone() -> None:
     assert "'.[gguf,otel]'" in installs["build-worker-cuda"]
 
 
+@pytest.mark.parametrize("name", ["build-worker", "build-worker-cuda"])
+def test_a_change_of_the_source_downloads_nothing_large_again(name: str) -> None:
+    """A layer is built anew with all behind it: what is copied first is what changes least."""
+    _, stages = containerfile()
+    said = stages[name].said
+    source = said.index(("COPY", "services services"))
+    before = " ".join(text for word, text in said[:source] if word == "RUN")
+    for each in project()[""]:
+        if Requirement(each).name in WORKERS_ALONE:
+            assert f"'{each}'" in before
+    assert "-r deploy/bootstrap-requirements.txt" in before
+
+
 def test_what_an_image_is_made_of_is_sent_to_its_build_and_nothing_else() -> None:
     _, stages = containerfile()
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
