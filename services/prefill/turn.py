@@ -253,11 +253,12 @@ class PrefillWork:
         self._reporter.note(sender.id, "computing", detail)
 
     def _seal(self, job: Job) -> None:
-        """The pages of every rank are there: the elected one says so to each rank of the receiver."""
-        self._holdings.keep(job.sender.id, job.tokens)
+        """The pages of every rank are there: the elected one says so to each rank of the receiver, and what
+        is for later comes after that. No page is read any more: record and seal are the slot's."""
         if job.sender.elected:
             self._sending.conclude(job)
             self._sending.see(job, beside=not self._computing.free)
+        self._holdings.keep(job.sender.id, job.tokens)
 
     def _distrust(self, room: Room) -> None:
         """A page that it shared may be why its step failed: nobody else is to begin with that, least of all

@@ -1,14 +1,17 @@
 """Does a prefill worker compute and send only what is not there yet, and keep what it computed?"""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from services.pages.holdings import Holding, Holdings
 from services.pages.pool import PageState
 from services.rooms.errors import PeerFault
-from services.rooms.ids import RoomId
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.transfer.faults import FaultPlan
+from services.transfer.interface import PutId, Run
+from services.transfer.memory import MemoryTransfer
 from tests.prefill import toy
 from tests.prefill.bench import PAGES
 from tests.prefill.test_turn import Pair, computing, settle
@@ -71,6 +74,26 @@ async def test_the_last_token_is_computed_in_any_case(pair: Pair) -> None:
     assert await hand_over(pair, 1, PROMPT[:8], (1, 2)) == 0
     assert await hand_over(pair, 1001, PROMPT[:8], (3, 4)) == 4
     assert computed(pair) == 12
+
+
+async def test_the_receiver_is_told_before_the_pages_are_made_known_here(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    put, keep = MemoryTransfer.put, Holdings.keep
+
+    def posted(transfer: MemoryTransfer, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
+        order.append(region)
+        return put(transfer, peer, region, runs)
+
+    def kept(holdings: Holdings, room: int, tokens: Sequence[int]) -> Holding:
+        order.append("kept")
+        return keep(holdings, room, tokens)
+
+    monkeypatch.setattr(MemoryTransfer, "put", posted)
+    monkeypatch.setattr(Holdings, "keep", kept)
+    await hand_over(pair, 1, PROMPT, (9, 2, 3))
+    assert order.index("slots") < order.index("kept")
 
 
 async def test_what_the_receiver_holds_is_not_sent_though_the_sender_computes_it(pair: Pair) -> None:
