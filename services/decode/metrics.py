@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.rooms.phases import RECEIVER_MOVES
-from services.runtime.worker_metrics import WorkerMetrics
+from services.runtime.worker_metrics import Counts, WorkerMetrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -11,27 +11,28 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 class DecodeMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.worker = WorkerMetrics(RECEIVER_MOVES, registry)
-        self._prealloc = Gauge(
+        prealloc = Gauge(
             "baton_decode_prealloc_queue_requests", "Rooms without pages yet.", registry=registry
         )
-        self._transfer = Gauge(
+        transfer = Gauge(
             "baton_decode_transfer_queue_requests",
             "Rooms whose pages have not all landed.",
             registry=registry,
         )
-        self._waiting = Gauge(
+        waiting = Gauge(
             "baton_decode_waiting_requests", "Admitted rooms that do not fit the batch.", registry=registry
         )
-        self._running = Gauge(
-            "baton_decode_running_requests", "Sequences being continued.", registry=registry
-        )
+        running = Gauge("baton_decode_running_requests", "Sequences being continued.", registry=registry)
         batch = Gauge(
             "baton_decode_batch_places",
             "Sequences that one step may continue, by what is there.",
             ["state"],
             registry=registry,
         )
-        self._taken, self._free = batch.labels("taken"), batch.labels("free")
+        self._queues = Counts(
+            {"prealloc": prealloc, "transfer": transfer, "waiting": waiting, "running": running}
+            | {state: batch.labels(state) for state in ("taken", "free")}
+        )
         self._tokens = Counter("baton_decode_tokens_total", "Tokens drawn.", registry=registry)
         self._handover = Histogram(
             "baton_handover_seconds",
@@ -48,12 +49,8 @@ class DecodeMetrics:
 
     def record_queues(self, *, prealloc: int, transfer: int, waiting: int, running: int, most: int) -> None:
         """`most`: that may be running."""
-        self._prealloc.set(prealloc)
-        self._transfer.set(transfer)
-        self._waiting.set(waiting)
-        self._running.set(running)
-        self._taken.set(running)
-        self._free.set(most - running)
+        queues = {"prealloc": prealloc, "transfer": transfer, "waiting": waiting, "running": running}
+        self._queues.record(queues | {"taken": running, "free": most - running})
 
     def decoded(self, tokens: int) -> None:
         self._tokens.inc(tokens)

@@ -10,6 +10,7 @@ from services.parallel.interface import (
     INT64_MIN,
     BallotRefused,
 )
+from services.rooms.ballot import HEADER
 
 
 class BallotShape:
@@ -19,14 +20,14 @@ class BallotShape:
         self.words: int | None = None
 
     def check(self, ballot: Sequence[int]) -> None:
-        """Raises BallotRefused. The first ballot that passes fixes the length."""
+        """Raises BallotRefused. The first ballot that passes fixes the length. Numbers stand in the header
+        alone: what is behind it are votes, of which there are a few."""
         if not 1 <= len(ballot) <= BALLOT_WORDS_MAX:
             raise BallotRefused(f"a ballot of {len(ballot)} words; 1 to {BALLOT_WORDS_MAX} are possible")
         if self.words is not None and len(ballot) != self.words:
             raise BallotRefused(f"a ballot of {len(ballot)} words; the group's first had {self.words}")
-        for word in (min(ballot), max(ballot)):
+        for place, word in enumerate(ballot[:HEADER]):
             if not INT64_MIN <= word <= INT64_MAX:
-                place = list(ballot).index(word)
                 raise BallotRefused(f"word {place} of the ballot is {word}: not a signed 64-bit number")
         self.words = len(ballot)
 

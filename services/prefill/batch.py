@@ -40,6 +40,8 @@ class Part:
 def next_parts(jobs: Iterable[Job], budget_tokens: int) -> list[Part]:
     """Fill one step. `jobs`: rooms that may be computed, oldest first."""
     waiting = [job for job in jobs if not job.complete]
+    if not waiting:
+        return []
     left = [_for_this_step(job, budget_tokens) for job in waiting]
     takes = [0] * len(waiting)
 

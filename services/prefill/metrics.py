@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.rooms.phases import SENDER_MOVES
-from services.runtime.worker_metrics import WorkerMetrics
+from services.runtime.worker_metrics import Counts, WorkerMetrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -11,17 +11,18 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 class PrefillMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.worker = WorkerMetrics(SENDER_MOVES, registry)
-        self._bootstrap = Gauge(
+        bootstrap = Gauge(
             "baton_prefill_bootstrap_queue_requests", "Rooms without a destination yet.", registry=registry
         )
-        self._waiting = Gauge(
+        waiting = Gauge(
             "baton_prefill_waiting_queue_requests", "Rooms that are to be computed.", registry=registry
         )
-        self._inflight = Gauge(
+        inflight = Gauge(
             "baton_prefill_inflight_queue_requests",
             "Rooms that are computed and not yet all written.",
             registry=registry,
         )
+        self._queues = Counts({"bootstrap": bootstrap, "waiting": waiting, "inflight": inflight})
         self._tokens = Counter("baton_prefill_tokens_total", "Prompt tokens computed.", registry=registry)
         self._first_token = Histogram(
             "baton_prefill_first_token_seconds",
@@ -51,9 +52,7 @@ class PrefillMetrics:
         )
 
     def record_queues(self, *, bootstrap: int, waiting: int, inflight: int) -> None:
-        self._bootstrap.set(bootstrap)
-        self._waiting.set(waiting)
-        self._inflight.set(inflight)
+        self._queues.record({"bootstrap": bootstrap, "waiting": waiting, "inflight": inflight})
 
     def computed(self, tokens: int) -> None:
         self._tokens.inc(tokens)

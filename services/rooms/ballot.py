@@ -10,7 +10,7 @@ An ABORT carries its reason, so that ranks which saw nothing learn why in the sa
     a vote: 2 ADVANCE, 1 STAY, 0 ABORT for no known reason, -1 - i ABORT for the i-th `Reason`
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,15 +37,26 @@ class Ballot:
     """Of its ABORTs, by place."""
     connects: int = 0
     """How many of the turn's connections, from the first on, this rank could make."""
+    _words: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    """As encoded, once they were asked for."""
 
-    def encode(self) -> list[int]:
-        may = (int(self.may_compute), int(self.may_leave))
-        words = [self.turn, ~self.turn, self.digest, ~self.digest, *may, self.connects]
-        words += bytes(self.votes)  # plain integers, made without a call for each
-        for place, reason in self.reasons.items():
-            if self.votes[place] is Vote.ABORT:
+    def encode(self) -> Sequence[int]:
+        words = self._words
+        if not words:
+            may = (int(self.may_compute), int(self.may_leave))
+            words += [self.turn, ~self.turn, self.digest, ~self.digest, *may, self.connects]
+            words += bytes(self.votes)  # plain integers, made without a call for each
+            for place, reason in self._given():
                 words[HEADER + place] = -1 - _REASONS.index(reason)
         return words
+
+    def verdict(self) -> "Verdict":
+        """That of a group in which no other rank wishes for less."""
+        reasons = dict(self._given()) if self.reasons else {}
+        return Verdict(self.may_compute, self.may_leave, tuple(self.votes), reasons, self.connects)
+
+    def _given(self) -> Iterator[tuple[int, Reason]]:
+        return ((place, reason) for place, reason in self.reasons.items() if self.votes[place] is Vote.ABORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,8 @@ def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:
         raise RostersDiverged(
             f"turn {mine.turn}: ranks hold different rooms (digests {digest:#x} to {~digest_complement:#x})"
         )
+    if agreed == mine.encode():
+        return mine.verdict()  # as nearly always: one look at each place is saved
     words = agreed[HEADER:]
     reasons = {}
     if min(words, default=0) < 0:

@@ -19,14 +19,15 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _AGREEMENT_SECONDS = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
 
-Member = TypeVar("Member", Phase, PageState)
+Member = TypeVar("Member", Phase, PageState, str)
+State = TypeVar("State", Phase, PageState)
 
 
-class _Census(Generic[Member]):
-    """A gauge by the members of a closed set. What a turn does not change costs nothing here."""
+class Counts(Generic[Member]):
+    """A gauge for each member of a closed set. What a turn does not change costs nothing here."""
 
-    def __init__(self, gauge: Gauge, members: Iterable[Member]) -> None:
-        self._gauges: dict[Member, Gauge] = {each: gauge.labels(each.value) for each in members}
+    def __init__(self, gauges: Mapping[Member, Gauge]) -> None:
+        self._gauges: Mapping[Member, Gauge] = gauges
         self._told: Mapping[Member, int] = {}
 
     def record(self, census: Mapping[Member, int]) -> None:
@@ -36,6 +37,10 @@ class _Census(Generic[Member]):
             if census[member] != self._told.get(member):
                 gauge.set(census[member])
         self._told = census
+
+
+def _labelled(gauge: Gauge, members: Iterable[State]) -> Counts[State]:
+    return Counts({each: gauge.labels(each.value) for each in members})
 
 
 class _Total:
@@ -60,9 +65,9 @@ class WorkerMetrics:
         rooms = Gauge("baton_rooms", "Rooms held, by phase.", ["phase"], registry=registry)
         pages = Gauge("baton_kv_pages", "KV pages, by state.", ["state"], registry=registry)
         slots = Gauge("baton_metadata_slots", "Metadata slots, by state.", ["state"], registry=registry)
-        self._rooms = _Census(rooms, phases)
-        self._pages = _Census(pages, PageState)
-        self._slots = _Census(slots, [state for state in PageState if state is not PageState.CACHED])
+        self._rooms = _labelled(rooms, phases)
+        self._pages = _labelled(pages, PageState)
+        self._slots = _labelled(slots, [state for state in PageState if state is not PageState.CACHED])
         self._reused = Counter(
             "baton_prefix_reused_tokens_total",
             "Tokens whose KV was in the pages already when their room began.",

@@ -34,6 +34,7 @@ def test_the_verdict_is_the_minimum_and_the_same_on_every_rank(ranks: list[Ballo
     agreed = agree(*ranks)
     verdicts = [read_verdict(rank, agreed) for rank in ranks]
     assert all(verdict == verdicts[0] for verdict in verdicts)
+    assert read_verdict(ranks[0], tuple(agreed)) == verdicts[0], "read place by place, it says the same"
     assert verdicts[0].votes == tuple(
         min(wishes) for wishes in zip(*(rank.votes for rank in ranks), strict=True)
     )

@@ -1,8 +1,10 @@
 """Is what every worker counts there from the start, and is each thing counted once?"""
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
+from services.decode.metrics import DecodeMetrics
+from services.prefill.metrics import PrefillMetrics
 from services.rooms.phases import RECEIVER_MOVES, Phase
 from services.runtime.process_metrics import describe_process
 from services.runtime.worker_metrics import WorkerMetrics
@@ -34,6 +36,30 @@ def test_what_somebody_else_counts_is_added_once(metrics: WorkerMetrics, registr
         metrics.record_turn(0.001, lines)
     assert registry.get_sample_value("baton_timeline_lines_dropped_total") == 5
     assert registry.get_sample_value("baton_turns_total") == 3
+
+
+@pytest.mark.parametrize("side", [PrefillMetrics, DecodeMetrics])
+def test_what_a_turn_does_not_change_is_not_set_again(
+    side: type[PrefillMetrics | DecodeMetrics], registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    put = Gauge.set
+
+    def noted(gauge: Gauge, value: float) -> None:
+        told.append(value)
+        put(gauge, value)
+
+    monkeypatch.setattr(Gauge, "set", noted)
+    metrics = side(registry)
+    for waiting in (3, 3, 4, 4):
+        if isinstance(metrics, PrefillMetrics):
+            metrics.record_queues(bootstrap=0, waiting=waiting, inflight=1)
+        else:
+            metrics.record_queues(prealloc=0, transfer=1, waiting=waiting, running=2, most=8)
+    assert told[-1] == 4
+    assert told.count(3) == told.count(4) == 1
+    name = f"baton_{'prefill_waiting_queue' if side is PrefillMetrics else 'decode_waiting'}_requests"
+    assert registry.get_sample_value(name) == 4
 
 
 def test_a_lease_that_is_held_and_one_that_is_not_are_counted_apart(
