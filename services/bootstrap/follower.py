@@ -73,7 +73,8 @@ class RoomStream:
         if self._over:
             return  # it failed before anyone was called
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._too_late)
-        for side in Side:
+        # Prefill computes nothing before it has decode's destination: what decode takes is waited for.
+        for side in (Side.DECODE, Side.PREFILL):
             if not self._over:
                 self._call(side)
 

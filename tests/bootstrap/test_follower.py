@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.bootstrap import follower
+from services.bootstrap.links import Hearer, Link, Open
 from services.openai.backend import Hangup, NoWorker, Overloaded
 from services.rooms.errors import Cause, Reason, RosterFull
 from services.rooms.ids import RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase, WorkerState
+from services.wire.baton.v1 import inference_pb2
 from tests.bootstrap.scripted import LENGTH, STOP, House, accepted, asked, ended, first, house, read, tokens
 from tests.wire.servers import until
 
@@ -174,6 +176,25 @@ async def test_both_workers_are_called_before_either_has_answered(at: House) -> 
     await until(lambda: at.prefill.called == at.decode.called == [1])
     go.set()
     assert await read(stream) == ([7, 8], "length")
+    at.retired()
+    await at.at_rest()
+
+
+async def test_decode_is_asked_first_since_prefill_waits_for_its_destination(
+    at: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[Side] = []
+    at.prefill.script = [accepted(P), first(7, LENGTH), ended(P)]
+    at.decode.script = [accepted(D), tokens(0, [7], LENGTH), ended(D)]
+    opened = Link.open
+
+    def noted(link: Link, request: Open, hearer: Hearer) -> None:
+        order.append(P if isinstance(request, inference_pb2.RunRoomRequest) else D)
+        opened(link, request, hearer)
+
+    monkeypatch.setattr(Link, "open", noted)
+    assert await read(await at.backend.generate(asked(1))) == ([7], "length")
+    assert order == [D, P]
     at.retired()
     await at.at_rest()
 
