@@ -11,9 +11,9 @@ from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.wire.callers import Replies
 
 
-def replies_max(request: Request) -> int:
+def replies_max(request: inference_pb2.InferenceRequest) -> int:
     """Most messages that a room's stream can ever carry: one a token, accepted, outcome."""
-    return request.max_tokens - len(request.output) + 2
+    return max(request.max_tokens - len(request.output), 0) + 2
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from services.decode.turn import DecodeWork
 from services.rooms.ids import Incarnation, RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import UNARY_S, check_incarnation
-from services.wire.conversions import request_from_wire, room_from_wire
+from services.wire.conversions import room_from_wire
 from services.wire.errors import Draining, errors_as_status
 from services.wire.mailbox import Mailbox
 from services.wire.shared_stream import SharedStream, stream_rooms_reply
@@ -51,9 +51,10 @@ class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
         return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)
 
     def _judge(self, request: inference_pb2.StreamRoomRequest) -> tuple[group_pb2.Command, int]:
-        """The command that opens the room, and how many replies it can have. Raises a Refusal."""
+        """The command that opens the room, and how many replies it can have. Raises a Refusal. Whether the
+        request makes sense is for the turn that takes it to say."""
         check_incarnation(self._incarnation, request.incarnation)
         if self._work.draining:
             raise Draining("this decode worker is draining")
         room_from_wire(request.room)
-        return group_pb2.Command(stream=request), replies_max(request_from_wire(request.request))
+        return group_pb2.Command(stream=request), replies_max(request.request)

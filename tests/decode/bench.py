@@ -319,7 +319,7 @@ class Caller:
             request=request_to_wire(self._request),
         )
         async with self._bench.work.callers.calling(
-            RoomId(room), group_pb2.Command(stream=wire), replies_max(self._request)
+            RoomId(room), group_pb2.Command(stream=wire), replies_max(wire.request)
         ) as replies:
             while not (self.replies and self.replies[-1].HasField("outcome")):
                 self.replies.append(await replies.get())
