@@ -28,6 +28,7 @@ from services.pages.gaps import Gaps
 
 
 class PageState(Enum):
+    __hash__ = object.__hash__  # of the name, as it would be, is made anew at each look into a table
     FREE = "free"
     RESERVED = "reserved"
     """Owned, and no peer was told of it."""

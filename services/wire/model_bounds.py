@@ -14,7 +14,7 @@ from services.wire.conversions import Malformed
 @dataclass(frozen=True, slots=True)
 class ModelBounds:
     vocabulary: int
-    """Token ids lie in [0, vocabulary)."""
+    """Token ids lie in [0, vocabulary). On the wire and in a record they are unsigned."""
     context_tokens: int
     """Prompt plus output."""
 
@@ -32,4 +32,4 @@ class ModelBounds:
                 )
 
     def knows(self, tokens: Iterable[int]) -> bool:
-        return all(0 <= token < self.vocabulary for token in tokens)
+        return max(tokens, default=0) < self.vocabulary
