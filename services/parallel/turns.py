@@ -185,8 +185,9 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
         return Lap.LAST
     if not news and any(effect is Effect.QUEUE for _, effect in moves):
         return Lap.QUEUED
-    if news or more or any(effect is not Effect.GRANT for _, effect in moves):
-        return Lap.BUSY  # what follows a grant comes from outside
+    # What follows a grant comes from outside. Where there are other ranks, it leaves in the next turn only.
+    if news or more or any(effect is not Effect.GRANT or group.size > 1 for _, effect in moves):
+        return Lap.BUSY
     return Lap.BEHIND if group.size > 1 and _ahead(ballot, verdict) else Lap.IDLE
 
 

@@ -114,6 +114,22 @@ async def test_the_sender_is_told_where_the_memory_of_every_rank_is(group: Group
     assert caller.tokens == toy.answer(ASKED)
 
 
+async def test_the_leader_does_not_rest_on_a_grant_that_leaves_with_the_next_turn(group: Group) -> None:
+    caller = await group.stream()
+    laps: list[Lap] = []
+    async with asyncio.timeout(20):
+        while group.leader.phase(1) is not Phase.TRANSFERRING:
+            laps = await group.turn()
+            await asyncio.sleep(0.001)
+    assert laps == [Lap.BUSY] * RANKS
+    assert group.sender.grants == {}, "whether every rank has exposed it is known in the next turn"
+    await group.granted(1)
+    for each in group.ranks:
+        each.land(ASKED)
+    await group.settle()
+    assert caller.tokens == toy.answer(ASKED)
+
+
 async def test_exposure_on_page_the_sender_is_told_of_memory_when_every_rank_has_exposed_it(
     group: Group,
 ) -> None:
