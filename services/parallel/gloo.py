@@ -56,6 +56,8 @@ class GlooGroup:
         self._shape = BallotShape()
         self._turns = 0
         """Agreements reached."""
+        self._unanswered = False
+        """Commands were sent, and nothing says yet that they have arrived."""
         self._broken: str | None = None
         watch.on_over = self._over
         if watch.over is not None:
@@ -113,9 +115,11 @@ class GlooGroup:
         check_commands(self._rank, commands)
         self._enter("broadcast", self._turns + 1)
         if commands is not None:
-            if self._exchange.under_way:
+            if self._unanswered and self._exchange.under_way:
                 await self._end()  # of an earlier broadcast that no agreement followed
-            # The leader knows its commands, and whether they have arrived it learns from the agreement.
+            # The leader knows its commands, and whether they have arrived it learns from the agreement. So it
+            # does of the verdict before them, which may be on its way beside them.
+            self._unanswered = True
             self._send_to_all(_frame(commands), Tag.COMMANDS)
             if len(commands) > IN_FRAME_BYTES:
                 self._send_to_all(_tensor(commands[IN_FRAME_BYTES:]), Tag.COMMANDS)
@@ -229,6 +233,7 @@ class GlooGroup:
             # The exchange goes on without its caller: this rank no longer knows what was agreed.
             self._break(f"rank {self._rank} was cancelled while it waited")
             raise
+        self._unanswered = False
         if problem is not None:
             in_time = loop.time() - started < self._timeout_s
             how = f"({problem})" if in_time else f"within {self._timeout_s:g} s"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from services.parallel.interface import GroupBroken
+from services.parallel.gloo import GlooGroup
+from services.parallel.interface import GroupBroken, RankGroup
 from tests.parallel import rank_process
-from tests.parallel.groups import free_port, gloo_groups
+from tests.parallel.groups import free_port, gloo_groups, play
 
 PATIENCE_S = 60
 FORKS = multiprocessing.get_context("forkserver")
@@ -51,6 +52,42 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     for rank in ranks.started:
         rank.process.kill()
         rank.process.join()
+
+
+async def test_the_leader_waits_for_what_it_sent_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether commands and the verdict before them arrived, it learns from the agreement."""
+    waits: list[int] = []
+    end = GlooGroup._end
+
+    async def noted(group: GlooGroup) -> None:
+        waits.append(group.rank)
+        await end(group)
+
+    monkeypatch.setattr(GlooGroup, "_end", noted)
+
+    async def turns(group: RankGroup) -> int:
+        await group.agree([0])  # which fixes the length, too
+        before = waits.count(0)
+        for turn in range(5):
+            await group.broadcast(bytes([turn]) if group.rank == 0 else None)
+            assert await group.agree([turn + group.rank]) == [turn]
+        return waits.count(0) - before
+
+    groups = await gloo_groups(2)
+    assert (await play(groups, turns))[0] == 5
+    for group in groups:
+        await group.close()
+
+
+async def test_a_broadcast_behind_one_that_no_agreement_followed_is_heard_behind_it() -> None:
+    async def twice(group: RankGroup) -> list[bytes]:
+        said = [b"one" * 1000, b"two", b"three" * 1000]
+        return [await group.broadcast(each if group.rank == 0 else None) for each in said]
+
+    groups = await gloo_groups(3)
+    assert await play(groups, twice) == [[b"one" * 1000, b"two", b"three" * 1000]] * 3
+    for group in groups:
+        await group.close()
 
 
 def lines(rank: Rank) -> list[str]:
