@@ -249,6 +249,9 @@ class DecodeWork:
             if self._seals.touched(self._jobs.values()):
                 return
 
+    async def pause(self, most_s: float) -> None:
+        await self._mailbox.rest(most_s)
+
     # ---- effects
 
     def _admit(self, job: Job) -> None:

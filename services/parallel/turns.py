@@ -90,6 +90,9 @@ class Work(Protocol):
     async def rest(self) -> None:
         """Wait, within a bound, until a turn may have something to do."""
 
+    async def pause(self, most_s: float) -> None:
+        """Wait for what comes from outside, and no longer than `most_s`."""
+
 
 class TurnProgress:
     """When the last turn ended, and when the engine was last free, for an honest health page."""
@@ -136,7 +139,8 @@ async def run_turns(
     """Turn until all ranks agree to leave.
 
     The leader alone rests, since what comes from outside wakes it; the others wait for it in the broadcast.
-    What they have seen and it has not, it does not hear of by itself: it looks again after `behind_s`.
+    What they have seen and it has not, it does not hear of by itself: it looks again after `behind_s`, or as
+    soon as something comes from outside.
     """
     await _tell_each_other(work, group)
     while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
@@ -146,7 +150,7 @@ async def run_turns(
             # Let the RPC handlers run between two busy turns.
             await asyncio.sleep(0)
         elif lap is Lap.BEHIND:
-            await asyncio.sleep(behind_s)
+            await work.pause(behind_s)
         else:
             await work.rest()
 

@@ -239,6 +239,9 @@ class PrefillWork:
         else:
             await self._mailbox.rest(self._rest_s())
 
+    async def pause(self, most_s: float) -> None:
+        await self._mailbox.rest(most_s)
+
     # ---- effects
 
     def _begin(self, job: Job) -> None:

@@ -9,7 +9,7 @@ import pytest
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.parallel.interface import GroupBroken
 from services.parallel.loopback import Loopback
-from services.parallel.turns import Lap
+from services.parallel.turns import Lap, run_turns
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.ids import RoomId
@@ -178,6 +178,26 @@ async def test_gate_before_agree_what_one_rank_has_is_not_enough(group: Group) -
     view[at : at + 24] = seal
     await group.settle()
     assert caller.tokens == toy.answer(ASKED)
+
+
+async def test_a_leader_whose_ranks_are_behind_hears_of_a_command_at_once(group: Group) -> None:
+    caller = await group.stream()
+    await group.granted(1)
+    group.leader.land(ASKED)
+    await group.turn()
+    assert (await group.turn())[0] is Lap.BEHIND
+    turning = [
+        asyncio.ensure_future(run_turns(each.work, each.group, each.clock, each._progress, behind_s=1_000))
+        for each in group.ranks
+    ]
+    await asyncio.sleep(0.1)
+    cause = cause_to_wire(Cause(Reason.CANCELLED, "no longer wanted"))
+    group.leader.mailbox.put(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=1, cause=cause)))
+    async with asyncio.timeout(20):
+        assert await caller.outcome() == "cancelled"
+    for each in turning:
+        each.cancel()
+    await asyncio.gather(*turning, return_exceptions=True)
 
 
 async def test_every_rank_tells_where_its_memory_is_now_when_it_was_taken_back(group: Group) -> None:

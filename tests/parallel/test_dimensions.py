@@ -88,6 +88,8 @@ class Rooms:
 
     async def rest(self) -> None: ...
 
+    async def pause(self, most_s: float) -> None: ...
+
     def phases(self) -> dict[RoomId, Phase]:
         return {room.id: room.phase for room in self.roster}
 

@@ -184,6 +184,8 @@ class _NoWork:
 
     async def rest(self) -> None: ...
 
+    async def pause(self, most_s: float) -> None: ...
+
 
 def _free_port() -> int:
     with socket.create_server((HOST, 0)) as server:
