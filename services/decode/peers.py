@@ -211,24 +211,26 @@ class Peers:
         return None
 
     async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest, call: _Call) -> None:
-        remote = await self._offer(peer, request, call)
-        if remote is not None and remote.kind == NotConnected.__name__:
+        room = RoomId(request.room)
+        problem: _Problem | None = await self._offer(peer, request, call)
+        text = f"prefill worker {peer.name} did not take the destination"
+        if isinstance(problem, RemoteError) and problem.kind == NotConnected.__name__:
             # The sender's way here broke, or leads to where our memory was: make it anew (`reconnect`).
             problem = await self._try_connect(peer)
             if problem is None:
-                remote = await self._offer(peer, request, self._call(peer, request))
+                problem = await self._offer(peer, request, self._call(peer, request))
             else:
                 self._connected.discard(Incarnation(peer.incarnation))
                 self.shut_out |= _shuts_out(problem)
-        self._granting.discard(RoomId(request.room))
-        if remote is None:
+                text = f"decode cannot connect to prefill worker {peer.name}"
+        self._granting.discard(room)
+        if problem is None:
             return
-        # Refused: the sender does not hold the room (any more). Unanswered: it may have the grant, so that
-        # the room's memory goes into quarantine until the close is answered.
-        gone = remote.unreachable or remote.kind == WrongIncarnation.__name__
-        reason = Reason.PREFILL_LOST if gone else Reason.REFUSED
-        text = f"prefill worker {peer.name} did not take the destination: {remote}"
-        self._cancel(RoomId(request.room), Cause(reason, text))
+        # Refused: the sender does not hold the room (any more), or cannot. Unanswered: it may have the grant,
+        # so that the room's memory goes into quarantine until the close is answered. Which of the two is to
+        # blame is known of a sender that is gone.
+        reason = Reason.PREFILL_LOST if _gone(problem) else Reason.CONNECT_FAILED
+        self._cancel(room, Cause(reason, f"{text}: {problem}"))
 
     async def _offer(
         self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest, call: _Call
@@ -342,6 +344,13 @@ async def _answer(call: _Call) -> RemoteError | None:
     except grpc.aio.AioRpcError as error:
         return remote_error(error)
     return None
+
+
+def _gone(problem: _Problem) -> bool:
+    """Of a sender that was there: it does not answer any more, or another process does."""
+    if not isinstance(problem, RemoteError):
+        return False
+    return problem.unreachable or problem.kind == WrongIncarnation.__name__
 
 
 def endpoint_to_wire(endpoint: Endpoint) -> inference_pb2.Endpoint:

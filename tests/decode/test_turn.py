@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from services.decode import peers
 from services.decode.rest import HEARTBEAT_S
+from services.pages.errors import LayoutMismatch
 from services.pages.pool import PageState
 from services.parallel.turns import Lap
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
@@ -16,7 +18,7 @@ from services.rooms.request import FinishReason, Request
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire, finish_from_wire
-from services.wire.errors import NotConnected, WrongIncarnation
+from services.wire.errors import NotConnected, NotQuiet, WrongIncarnation
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PREFILL
@@ -459,6 +461,41 @@ async def test_a_sender_that_lost_its_way_here_is_connected_anew(bench: DecodeBe
     assert len(bench.sender.connects) == 2
 
 
+@pytest.mark.parametrize(
+    ("problem", "reason", "text"),
+    [
+        (NotQuiet("1 puts have not ended"), "connect_failed", "1 puts have not ended"),
+        (LayoutMismatch("page_tokens", 16, 4), "connect_failed", "page_tokens"),
+        (WrongIncarnation("meant for incarnation 11"), "prefill_lost", "meant for incarnation 11"),
+        (None, "prefill_lost", "Deadline Exceeded"),
+    ],
+    ids=["not quiet", "another layout", "another process", "no answer"],
+)
+async def test_first_cause_wins_why_the_way_is_not_made_anew_is_what_the_caller_hears(
+    bench: DecodeBench, problem: Exception | None, reason: str, text: str
+) -> None:
+    """The grant finds that the sender has lost its way here, and connecting anew fails."""
+    bench.sender.may_connect.set()
+    caller = await bench.stream(ASKED)
+    peers: Any = bench.peers
+    await until(lambda: bool(peers._connected))
+    peers._connect_timeout_s = 0.2
+    bench.sender.refuse_grants = [NotConnected("connect first")]
+    bench.sender.refuse_connect = problem
+    if problem is None:
+        bench.sender.may_connect.clear()
+    bench.sender.quiet.set()
+    await bench.turns_until(lambda: caller.task.done())
+    assert await caller.outcome() == reason
+    told = caller.replies[-1].outcome.cause.text
+    assert told.startswith("decode cannot connect to prefill worker prefill-0: ")
+    assert text in told
+    bench.sender.may_connect.set()
+    bench.sender.refuse_connect = None
+    await bench.settle()
+    bench.assert_empty()
+
+
 @pytest.mark.parametrize(("reason", "connects"), [(Reason.TRANSFER_FAILED, 2), (Reason.CLIENT_GONE, 1)])
 async def test_after_a_room_that_failed_on_the_way_the_next_one_connects_anew(
     bench: DecodeBench, reason: Reason, connects: int
@@ -481,7 +518,8 @@ async def test_a_refused_destination_fails_the_room_and_is_closed_all_the_same(b
     bench.sender.refuse_grants = [PeerFault("room 1: the registry named another receiver")]
     caller = await bench.stream(ASKED)
     await bench.turns_until(lambda: bool(bench.sender.closes))
-    assert await caller.outcome() == "refused"
+    assert await caller.outcome() == "connect_failed", "whose fault it is, decode does not know"
+    assert "the registry named another receiver" in caller.replies[-1].outcome.cause.text
     assert bench.pages(PageState.QUARANTINED) == 2
     bench.sender.quiet.set()
     await bench.settle()

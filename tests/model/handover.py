@@ -77,7 +77,7 @@ def not_connected(world: World, state: State, message: Message) -> State:
         return state
     state = state._replace(way=Way.UNKNOWN)
     if then is not None:
-        return cancel_here(world, state, then[2], Reason.REFUSED)
+        return cancel_here(world, state, then[2], Reason.PREFILL_LOST)
     for room, at in world.standings(state, DECODE)[0].rooms.items():
         if at.phase is Phase.BOOTSTRAPPING:
             state = cancel_here(world, state, room, Reason.CONNECT_FAILED)
@@ -105,7 +105,7 @@ def refused(world: World, state: State, message: Message, answer: str) -> State:
         return _again(world, state, message)
     if answer == "NotConnected" and world.scope.ways and not again and receiver == state.peers[DECODE]:
         return ask_to_connect(world, state, (*message[:-1], True))
-    return cancel_here(world, state, room, Reason.REFUSED)
+    return cancel_here(world, state, room, Reason.CONNECT_FAILED)
 
 
 def _again(world: World, state: State, message: Message) -> State:

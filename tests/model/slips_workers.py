@@ -133,7 +133,7 @@ def connected_for_good(patch: Patch) -> None:
     patch.setattr(
         turns,
         "refused",
-        lambda world, state, message, _: cancel_here(world, state, message[2], Reason.REFUSED),
+        lambda world, state, message, _: cancel_here(world, state, message[2], Reason.CONNECT_FAILED),
     )
 
 

@@ -18,8 +18,8 @@ MEANING: Final[Mapping[Reason, str]] = {
     Reason.DECODE_LOST: "The decode process died, left, or was silent for longer than its lease. Look for"
     " its exit in the platform, and at the end of its log.",
     Reason.BOOTSTRAP_LOST: "The bootstrap could not follow the room to its end.",
-    Reason.CONNECT_FAILED: "Decode and prefill did not reach each other: addresses, network policy, or"
-    " layouts that do not map; the text names which.",
+    Reason.CONNECT_FAILED: "Decode and prefill did not reach each other (addresses, network policy, layouts"
+    " that do not map), or prefill did not take decode's destination; the text names which.",
     Reason.TRANSFER_FAILED: "A write of pages between the two workers failed, or a seal came too early.",
     Reason.RECORD_CORRUPT: "What landed in the metadata slot is not what this room's sender should have"
     " written. It was not served; the memory is kept until no write can land in it.",
