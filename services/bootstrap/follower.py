@@ -3,7 +3,7 @@
 Both workers are called at once; where the decode worker's destination comes before the room has, it is told
 again. What both say is merged by token position: the first token is passed on from whichever side has it
 first, which is the prefill side, so it does not wait for the hand-over. The first cause of a failure is the
-room's, and the other side hears of it at once.
+room's, and the other side hears of it at once. That decode gave the room up is none: decode says why.
 """
 
 import asyncio
@@ -34,6 +34,8 @@ from services.wire.errors import Draining, RemoteError, WrongIncarnation
 SIBLING_FAILED: Final = "a prompt of the same request failed"
 LINGER_S: Final = 10.0
 """How long both sides of an ended room are heard on for their outcomes before they are left."""
+ROOT_S: Final = 1.0
+"""How long decode, whose tokens are on their way before it, may take to say why it gave the room up."""
 
 log = Log(__name__)
 
@@ -67,6 +69,8 @@ class RoomStream:
         self._holding: set[Side] = set()
         """Sides that may hold the room, and so will report it retired."""
         self._timer: asyncio.TimerHandle | None = None
+        self._echo: asyncio.TimerHandle | None = None
+        """Prefill says that decode gave the room up, and decode has not said why yet."""
 
     def start(self) -> None:
         self._rooms.follow(self.entry.id, self._failed_outside)
@@ -160,7 +164,12 @@ class RoomStream:
         self._rooms.timelines.tell(self.entry.id, f"{side.value} outcome", text)
         if cause is None and side is Side.DECODE and not self._over:
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
-        if cause is not None:
+        if cause is None:
+            return
+        echo = side is Side.PREFILL and cause.reason is Reason.RECEIVER_CLOSED
+        if echo and Side.DECODE in self._heard and not self._over:
+            self._echo = asyncio.get_running_loop().call_later(ROOT_S, self.fail, cause, side)
+        else:
             self.fail(cause, side)
 
     def broken(self, side: Side, error: RemoteError) -> None:
@@ -254,8 +263,9 @@ class RoomStream:
     def _end(self) -> None:
         """The reader has got, or given up, all it will ever get. Outcomes are heard on for a while."""
         self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._echo):
+            if timer is not None:
+                timer.cancel()
         if self._heard:
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._leave_all)
         self._settle()

@@ -128,6 +128,46 @@ async def test_terminal_reaches_peer_a_room_that_failed_before_it_was_followed_e
     await at.at_rest()
 
 
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [(ended(D, Cause(Reason.ENGINE_FAILED, "NaN")), "engine_failed"), (None, "decode_lost")],
+    ids=["it says why", "it breaks off"],
+)
+async def test_first_cause_wins_what_made_decode_give_up_its_room_is_told_not_that_it_did(
+    at: House, last: object, reason: str
+) -> None:
+    """What decode says is behind tokens on its stream, and its close reaches prefill before."""
+    go = asyncio.Event()
+    closed = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
+    at.prefill.script = [accepted(P), first(7), ended(P, closed)]
+    at.decode.script = [accepted(D), tokens(0, [7]), go, tokens(1, [8]), last]
+    stream = await at.backend.generate(asked())
+    await until(lambda: "prefill outcome" in at.events())
+    assert at.entry().cause is None
+    go.set()
+    assert await read(stream) == ([7, 8], reason)
+    cause = at.entry().cause
+    assert cause is not None
+    assert cause.reason.value == reason
+    if at.registry.open_count():
+        at.retired()
+    await at.at_rest()
+
+
+async def test_a_decode_worker_that_does_not_say_why_it_gave_its_room_up_is_not_waited_for(
+    at: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "ROOT_S", 0.05)
+    closed = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
+    at.prefill.script = [accepted(P), first(7), ended(P, closed)]
+    at.decode.script = [accepted(D), tokens(0, [7])]
+    assert await read(await at.backend.generate(asked())) == ([7], "receiver_closed")
+    await until(lambda: at.decode.cancels.get(1) == "receiver_closed")
+    at.decode.cancelled.set()
+    at.retired()
+    await at.at_rest()
+
+
 async def test_terminal_reaches_peer_a_side_that_fails_after_the_answer_ends_the_other(at: House) -> None:
     """Prefill's one token was all that was asked for, and its pages never arrive: decode need not wait."""
     failed = Cause(Reason.TRANSFER_FAILED, "prefill: a write ended without reaching the decode worker")
