@@ -279,7 +279,8 @@ class RoomStream:
             self._rooms.registry.suspect(facts.incarnation)
             return Cause(LOST[side], f"{side.value} worker {facts.name} is another process now: {remote}")
         if not remote.unreachable:
-            self._holding.discard(side)
+            if remote.kind != TimeoutError.__name__:  # else a turn that comes later opens it yet
+                self._holding.discard(side)
             if remote.kind == Draining.__name__:
                 self._rooms.registry.suspect(facts.incarnation)
             return Cause(Reason.REFUSED, f"{side.value} worker {facts.name}: {remote}")
