@@ -6,7 +6,7 @@ is resolved, so that any worker, and any later attempt, computes the same tokens
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from services.openai.backend import Limits
@@ -74,7 +74,11 @@ def admit(
     request_id: str,
     trace: TraceContext | None = None,
 ) -> list[Request]:
-    """One request per prompt, in order, with ids of their own. Raises ApiError."""
+    """One request per prompt, in order, with ids of their own, and with seeds of their own where the caller
+    gave none: a draw depends on seed and position alone, and equal prompts may have other answers.
+
+    Raises ApiError.
+    """
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
     check_ids(body.stop_token_ids, "stop_token_ids", model.vocabulary)
@@ -86,6 +90,8 @@ def admit(
         max_tokens = _max_tokens(asked, param, len(prompt), limits)
         if body.min_tokens > max_tokens:
             raise invalid("min_tokens", f"'min_tokens' is more than the {max_tokens} tokens that may come.")
+        if place and body.seed is None:
+            sampling = replace(sampling, seed=_any_seed())
         requests.append(
             Request(
                 request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
@@ -120,7 +126,6 @@ def _sampling(body: GenerationRequest, asked: Asked, vocabulary: int) -> Samplin
     for id_ in bias:
         if id_ >= vocabulary:
             raise _not_a_token("logit_bias", id_, vocabulary)
-    seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
     return Sampling(
         temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
         top_p=body.top_p,
@@ -129,10 +134,14 @@ def _sampling(body: GenerationRequest, asked: Asked, vocabulary: int) -> Samplin
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        seed=seed,
+        seed=_any_seed() if body.seed is None else body.seed % 2**64,
         logit_bias=tuple(sorted(bias.items())),
         top_logprobs=asked.top_logprobs,
     )
+
+
+def _any_seed() -> int:
+    return secrets.randbits(64)
 
 
 def _max_tokens(asked: Asked, param: str, prompt_tokens: int, limits: Limits) -> int:

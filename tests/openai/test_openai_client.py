@@ -270,3 +270,12 @@ async def test_seeds_are_drawn_where_none_is_given(
     seeds = {request.sampling.seed for request in backend.asked}
     assert len(seeds) == 3
     assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize(("seed", "seeds"), [(None, 3), (7, 1)])
+async def test_equal_prompts_of_a_request_differ_in_their_draws_unless_a_seed_is_given(
+    client: openai.AsyncOpenAI, backend: ScriptedBackend, seed: int | None, seeds: int
+) -> None:
+    await client.completions.create(model=tiny.MODEL, prompt=["Once"] * 3, seed=seed)
+    assert len(backend.asked) == 3
+    assert len({request.sampling.seed for request in backend.asked}) == seeds
