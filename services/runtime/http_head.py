@@ -1,7 +1,8 @@
-"""How much may a client send that is no body, before and after it has asked, and how long may it take to ask?
+"""How much may a client send that is no body, before and after it has asked, how long may it take to ask, and
+how long may it leave unread what it is answered?
 
-The parser below takes a request line, headers and trailers of any length, from anybody, key or not, and waits
-for them for as long as the connection is open.
+The server below takes a request line, headers and trailers of any length, from anybody, key or not, and waits
+for them for as long as the connection is open. It ends no connection before all that was written is taken.
 """
 
 import asyncio
@@ -11,20 +12,28 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEAD_S: Final = 20.0
+STALLED_S: Final = 60.0
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Hangs up on a head, or on trailers, that do not end, and on whoever connects and does not ask."""
+    """Hangs up on a head, or on trailers, that do not end, on whoever connects and does not ask, and on
+    whoever asks and does not read."""
 
     head_s = HEAD_S
     """How long a connection may be open, or go on after its first byte since the last answer, without a whole
     head."""
+    stalled_s = STALLED_S
+    """How long a client may take nothing of what waits for it."""
     _got_on = False
     _bytes = 0
     """Since the request last got on: its head was whole, some of its body came, or it ended."""
     _begun = False
     """A head, of which not all has come."""
     _hang_up: asyncio.TimerHandle | None = None
+    _unread = 0
+    """Bytes, as they were last seen to change."""
+    _unread_since_s: float | None = None
+    """When that was. None: nobody waits for the client, or it has just taken much."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -62,6 +71,22 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread_since_s = None
+
+    def end_if_stalled(self, stalled_s: float) -> None:
+        """End the connection, unsent bytes and all, if what is sent waits for the client, or the connection's
+        end does, and the client has taken nothing for so long. To be called again and again."""
+        if not (self.flow.write_paused or self.transport.is_closing()):
+            self._unread_since_s = None
+            return
+        unread, now_s = self.transport.get_write_buffer_size(), self.loop.time()
+        if self._unread_since_s is None or unread != self._unread:
+            self._unread, self._unread_since_s = unread, now_s
+        elif now_s - self._unread_since_s >= stalled_s:
+            self.transport.abort()
 
     def _watch(self) -> None:
         """Let the time run while nothing else bounds the wait: no answer is on its way, and the connection

@@ -16,6 +16,12 @@ START_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 75
 """How long a connection may rest between two requests. Longer than clients keep theirs (5 s is common): a
 server that hangs up first does so, now and then, on a request that is on its way."""
+STALLED_AT_END_S = 5.0
+"""How long a client may take nothing once the server stops."""
+PART_OF_GRACE = 0.25
+"""And at most this part of the time that it has for that."""
+LOOKS = 4
+"""At all connections, within the time that a client may take nothing."""
 
 
 class _Server(uvicorn.Server):
@@ -40,13 +46,35 @@ class HttpServer:
     def __init__(self, server: uvicorn.Server, task: asyncio.Task[None], port: int) -> None:
         self._server = server
         self._task = task
+        self._looking: asyncio.Task[None] | None = None
+        self._allow(BoundedHttp.stalled_s)
+        task.add_done_callback(lambda _: self._allow(None))
         self.port = port
         """The port it listens on."""
 
     async def stop(self) -> None:
-        """Stop listening, let running requests finish within the graceful time, end. Idempotent."""
+        """Stop listening, let running requests finish within the graceful time, end. Idempotent.
+
+        A client that reads nothing does not use that time up: it is hung up on.
+        """
         self._server.should_exit = True
+        if not self._task.done():
+            grace_s = self._server.config.timeout_graceful_shutdown or 0
+            self._allow(min(BoundedHttp.stalled_s, STALLED_AT_END_S, grace_s * PART_OF_GRACE))
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def _allow(self, stalled_s: float | None) -> None:
+        """From here on a client may take nothing for so long. None: there are no clients any more."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = None if stalled_s is None else asyncio.create_task(self._end_stalled(stalled_s))
+
+    async def _end_stalled(self, stalled_s: float) -> None:
+        while True:
+            for connection in list(self._server.server_state.connections):
+                if isinstance(connection, BoundedHttp):
+                    connection.end_if_stalled(stalled_s)
+            await asyncio.sleep(stalled_s / LOOKS)
 
 
 async def serve_http(
