@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
+
+from services.runtime.presence import presence_in
 
 T = TypeVar("T")
 
@@ -13,7 +15,7 @@ class ClientGone(Exception):
     """The client closed the connection, or stopped reading from it. There is nobody to answer."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end, or cancel it as soon as the client hangs up.
 
     The request's body must have been read. When this returns or raises, `work` has ended, its clean-up
@@ -24,13 +26,21 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         raise RuntimeError("requests are answered by tasks")
     gone = False
 
-    def hung_up(_: "asyncio.Task[None]") -> None:
+    def hung_up(_: object = None) -> None:
         nonlocal gone
         gone = True
         working.cancel()
 
-    watching = asyncio.create_task(_gone(receive))
-    watching.add_done_callback(hung_up)
+    presence = presence_in(scope)
+    watching: asyncio.Task[None] | None = None
+    if presence is None:
+        watching = asyncio.create_task(_gone(receive))
+        watching.add_done_callback(hung_up)
+    elif presence.gone:
+        work.close()
+        raise ClientGone
+    else:
+        presence.watch(hung_up)
     try:
         return await work
     except asyncio.CancelledError:
@@ -38,8 +48,11 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone from None
         raise
     finally:
-        watching.remove_done_callback(hung_up)
-        watching.cancel()
+        if presence is not None:
+            presence.watch_no_more()
+        if watching is not None:
+            watching.remove_done_callback(hung_up)
+            watching.cancel()
 
 
 async def _gone(receive: Receive) -> None:

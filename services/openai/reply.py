@@ -66,7 +66,7 @@ class WholeReply(Response):
         self._answering = answering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await unless_gone(receive, self._body())
+        body = await unless_gone(scope, receive, self._body())
         await Response(to_json(body), media_type="application/json")(scope, receive, send)
 
     async def _body(self) -> dict[str, Any]:
@@ -87,9 +87,9 @@ class StreamedReply(Response):
         super().__init__()
         self._answering = answering
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = EventStream(send, self._answering.stalled_client_s)
-        await unless_gone(receive, self._write(stream))
+        await unless_gone(scope, receive, self._write(stream))
 
     async def _write(self, stream: EventStream) -> None:
         asked = self._answering

@@ -8,7 +8,9 @@ for them for as long as the connection is open. It ends no connection before all
 import asyncio
 from typing import Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from services.runtime.presence import IN_STATE, Presence
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEAD_S: Final = 20.0
@@ -34,14 +36,22 @@ class BoundedHttp(HttpToolsProtocol):
     """Bytes, as they were last seen to change."""
     _unread_since_s: float | None = None
     """When that was. None: nobody waits for the client, or it has just taken much."""
+    _answering: RequestResponseCycle | None = None
+    """The request that is being answered, or was last. Others, sent behind it, wait for that."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._client = Presence(self.flow)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._watch_no_more()
+        answering = self._answering
+        if answering is not None and not answering.response_complete:
+            answering.disconnected = True  # else an answer to nobody is an error
+            answering.message_event.set()
+        self._client.lost()
 
     def data_received(self, data: bytes) -> None:
         self._got_on = False
@@ -58,7 +68,10 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._got_on = True
         self._begun = False
+        self.scope["state"][IN_STATE] = self._client
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._got_on = True
@@ -69,6 +82,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answering, _ = self.pipeline[-1]
         super().on_response_complete()
         self._watch()
 

@@ -1,7 +1,9 @@
 """A client that goes away takes its request with it, at whatever point it goes."""
 
 import asyncio
+import logging
 import random
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -12,10 +14,12 @@ from starlette.types import Message
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.backend import Hangup, Overloaded
+from services.openai.hangup import ClientGone, unless_gone
 from services.rooms.request import Request
 from services.runtime import http_server
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
+from services.runtime.presence import IN_STATE, Presence
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, Step, batch, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, completion
@@ -173,6 +177,68 @@ async def test_a_client_that_stops_reading(backend: ScriptedBackend, monkeypatch
     async with asyncio.timeout(WAIT_S):
         await server.stop()
     writer.transport.abort()
+
+
+def request_of(body: bytes) -> bytes:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def asked_and_reset(url: str, backend: ScriptedBackend, sent: bytes) -> None:
+    """A client that sends that, and is gone once a room is open for it."""
+    _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(sent)
+    async with asyncio.timeout(WAIT_S):
+        while not backend.streams:
+            await asyncio.sleep(0.001)
+    assert not [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_gone"]
+    writer.transport.abort()
+    await hung_up(backend, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_sends_two_requests_at_once_takes_the_first_with_it(
+    url: str,
+    backend: ScriptedBackend,
+    registry: CollectorRegistry,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+) -> None:
+    """The second waits for the first, and is never begun."""
+    backend.script = lambda _: [asyncio.Event()]
+    body = httpx.Request("POST", url, json=chat(stream=stream)).content
+    await asked_and_reset(url, backend, 2 * request_of(body))
+    labels = {"route": CHAT, "status": "499"}
+    async with asyncio.timeout(WAIT_S):
+        while registry.get_sample_value("baton_http_requests_total", labels) != 1:
+            await asyncio.sleep(0.001)
+    assert len(backend.asked) == 1
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_after_a_body_so_long_that_the_server_stopped_reading(
+    url: str, backend: ScriptedBackend
+) -> None:
+    backend.script = lambda _: [asyncio.Event()]
+    body = httpx.Request("POST", url, json=chat()).content
+    await asked_and_reset(url, backend, request_of(body + b" " * 1_000_000))
+
+
+async def test_for_a_client_that_is_gone_no_work_is_begun() -> None:
+    begun = False
+
+    async def work() -> None:
+        nonlocal begun
+        begun = True
+
+    async def never() -> Message:
+        raise AssertionError
+
+    presence = Presence(cast(Any, None))
+    presence.lost()
+    with pytest.raises(ClientGone):
+        await unless_gone({"type": "http", "state": {IN_STATE: presence}}, never, work())
+    assert not begun
 
 
 @pytest.mark.parametrize("stream", [False, True])
