@@ -71,6 +71,10 @@ class Prompts:
         """The text of token ids, special tokens included."""
         return await self._run(len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=False))
 
+    async def spellings_of(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return await self._run(len(ids), lambda: [self._tokenizer.piece(id_) for id_ in ids])
+
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size <= INLINE_CHARS_MAX:
             return work()

@@ -1,5 +1,6 @@
 """Which tokens is a text, and which text are tokens? In vLLM's shapes."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
 from services.openai.body import read_body
-from services.openai.errors import invalid
+from services.openai.errors import invalid, too_long
 from services.openai.intake import check_ids, check_model
 from services.openai.model import ServedModel
 from services.openai.prompts import Prompts
@@ -32,20 +33,30 @@ def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, setting
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await read(request, TokenizeRequest)
         tokens = await _tokens(body, prompts)
+        most = backend.limits().context_tokens
+        if body.return_token_strs:
+            _check_count(tokens, "return_token_strs", most)
         return {
             "count": len(tokens),
-            "max_model_len": backend.limits().context_tokens,
+            "max_model_len": most,
             "tokens": tokens,
-            "token_strs": [model.tokenizer.piece(id_) for id_ in tokens] if body.return_token_strs else None,
+            "token_strs": await prompts.spellings_of(tokens) if body.return_token_strs else None,
         }
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
         body = await read(request, DetokenizeRequest)
+        _check_count(body.tokens, "tokens", backend.limits().context_tokens)
         check_ids(body.tokens, "tokens", model.vocabulary)
         return {"prompt": await prompts.text_of(body.tokens)}
 
     return router
+
+
+def _check_count(tokens: Sequence[int], param: str, most: int) -> None:
+    """Raise ApiError for more tokens than any request has: what is done with each holds up all others."""
+    if len(tokens) > most:
+        raise too_long(param, f"'{param}': these are {len(tokens)} tokens; the model's context has {most}.")
 
 
 async def _tokens(body: TokenizeRequest, prompts: Prompts) -> list[int]:

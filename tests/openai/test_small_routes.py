@@ -43,6 +43,43 @@ async def test_detokenize(http: httpx.AsyncClient) -> None:
     check(await http.post("/detokenize", json={"tokens": [1, 10**6]}), 400, "tokens[1]")
 
 
+async def test_more_tokens_than_the_context_has_are_neither_spelled_nor_made_text(
+    http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    most = backend.limits().context_tokens
+    many = [tiny.ids("a")[0]] * most
+    assert (await http.post("/detokenize", json={"tokens": many})).json() == {"prompt": "a" * most}
+    too_many = await http.post("/detokenize", json={"tokens": [*many, 10**6]})
+    check(too_many, 400, "tokens", "context_length_exceeded")
+    text = " the" * most
+    for prompt, spelled in ((text, most), (text + "!", None)):
+        assert (await http.post("/tokenize", json={"prompt": prompt})).json()["token_strs"] is None
+        reply = await http.post("/tokenize", json={"prompt": prompt, "return_token_strs": True})
+        if spelled is None:
+            check(reply, 400, "return_token_strs", "context_length_exceeded")
+        else:
+            assert len(reply.json()["token_strs"]) == spelled
+
+
+async def test_many_tokens_are_spelled_beside_the_event_loop(
+    http: httpx.AsyncClient, backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    threads: set[str] = set()
+
+    def watched(*_: object) -> str:
+        threads.add(threading.current_thread().name)
+        return "x"
+
+    monkeypatch.setattr("services.openai.tokenizer.Tokenizer.piece", watched)
+    monkeypatch.setattr(prompts, "INLINE_CHARS_MAX", 100)
+    reply = await http.post("/tokenize", json={"prompt": " the" * 101, "return_token_strs": True})
+    assert set(reply.json()["token_strs"]) == {"x"}
+    assert threads
+    assert all(name.startswith("tokenise") for name in threads)
+
+
 async def test_long_texts_are_tokenised_beside_the_event_loop(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
