@@ -107,8 +107,8 @@ class Admission:
         (`bounded-admission`). `prompt`: for the choice of workers, if it is known. `trace`: what the room's
         span is a part of.
 
-        `retry`: of a request that had a room. It comes before those that had none, and where a side has no
-        ready worker it waits for one for a while.
+        `retry`: of a request that had a room. It comes before those that had none, which take it no place in
+        the queue either, and where a side has no ready worker it waits for one for a while.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
         """
@@ -216,8 +216,8 @@ class Admission:
                 return self._open(asked)
             except NoCapacity:
                 pass
-        if self.queued() >= self._max_queue:
-            raise QueueFull(f"{self.queued()} requests are waiting for workers")
+        if before + self._hoping >= self._max_queue:
+            raise QueueFull(f"{before + self._hoping} requests are waiting for workers")
         opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(asked, opened, self._timelines.line("queued", f"{before} before it"))
         self._queue.insert(before, waiting)
@@ -239,7 +239,7 @@ class Admission:
 
     async def _worker_news(self, until_s: float) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
-        if self.queued() >= self._max_queue:
+        if self._retries() + self._hoping >= self._max_queue:
             return False
         self._hoping += 1
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.bootstrap.admission import QueueFull, Retry
 from services.bootstrap.canary import Canary
 from services.openai.backend import Hangup, RoomFailed
 from services.rooms.errors import Cause, Reason, RosterFull
@@ -492,20 +493,62 @@ async def test_those_who_had_a_room_come_before_those_who_had_none() -> None:
         assert (await fresh).request_id == "fresh"
 
 
-async def test_a_full_queue_takes_no_retry_either() -> None:
+async def test_a_queue_full_of_those_who_had_no_room_takes_one_who_had() -> None:
+    """Its client has read the beginning of an answer: they do not keep it from the rest."""
+    async with house(rooms_max=2, max_queue=1) as at:
+        at.decode.rooms_max = 9
+        at.prefill.scripts = [[accepted(P), first(7)], [accepted(P)], prefills()]
+        at.decode.scripts = [[accepted(D)], [accepted(D)], decodes()]
+        streams = [await at.backend.generate(asked()) for _ in range(2)]
+        fresh = asyncio.ensure_future(at.admission.admit("fresh", 3, 5))
+        await until(lambda: at.admission.queued() == 1 and sorted(at.decode.called) == [1, 2])
+        reading = asyncio.ensure_future(read(streams[0]))
+        at.rooms.fail(RoomId(1), Cause(Reason.TRANSFER_FAILED, "at once"))
+        await until(lambda: at.admission.queued() == 2)
+        with pytest.raises(QueueFull, match="2 requests are waiting for workers"):
+            await at.admission.admit("another", 3, 5)
+        at.retired(1)
+        assert await reading == ([7, 8, 9], "length")
+        assert not fresh.done()
+        fresh.cancel()
+        await asyncio.gather(fresh, return_exceptions=True)
+
+
+async def test_no_more_of_those_who_had_a_room_wait_than_may() -> None:
     async with house(rooms_max=2, max_queue=1) as at:
         at.prefill.script = [accepted(P)]
         streams = [await at.backend.generate(asked()) for _ in range(2)]
-        waiting = asyncio.ensure_future(at.admission.admit("fresh", 3, 5))
-        await until(lambda: at.admission.queued() == 1)
         at.rooms.fail(RoomId(1), Cause(Reason.TRANSFER_FAILED, "at once"))
+        waiting = asyncio.ensure_future(read(streams[0]))
+        await until(lambda: at.admission.queued() == 1)
+        at.rooms.fail(RoomId(2), Cause(Reason.TRANSFER_FAILED, "at once"))
         with pytest.raises(RoomFailed, match="at once; not retried: 1 requests are waiting for workers"):
-            async for _ in streams[0]:
+            async for _ in streams[1]:
                 pass
-        at.rooms.exited("decode-0", 222)
-        with pytest.raises(Exception, match="no decode worker"):
-            await waiting
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
         assert at.admission.queued() == 0
+
+
+async def test_a_queue_full_of_those_who_had_no_room_keeps_nobody_from_hoping_for_a_worker() -> None:
+    """All that is left of the decode side is silent for a moment, or too small: the queue waits for that."""
+    async with house(rooms_max=2, max_queue=1) as at:
+        small = DecodeWorker("small", D, Incarnation(23), tokens_max=100, address=at.decode.address)
+        at.join(small)
+        at.registry.suspect(small.incarnation)
+        for place in range(2):
+            await at.admission.admit(f"early-{place}", 3, 5)
+        fresh = asyncio.ensure_future(at.admission.admit("fresh", 3, 5))
+        await until(lambda: at.admission.queued() == 1)
+        at.rooms.exited("decode-0", 222)
+        assert not fresh.done()
+        retry = Retry(RoomId(1), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
+        hoping = asyncio.ensure_future(at.admission.admit("early-0", 3, 500, retry))
+        await until(lambda: at.admission.queued() == 2 or hoping.done())
+        assert not hoping.done()
+        for each in (fresh, hoping):
+            each.cancel()
+        await asyncio.gather(fresh, hoping, return_exceptions=True)
 
 
 async def test_a_canary_has_one_room_whatever_becomes_of_it() -> None:
