@@ -7,7 +7,7 @@ sends is not read.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -68,19 +68,18 @@ class RequestStream:
         self._hung_up = False
         self._room = self._first = follow(entry, request, timeout_s)
 
-    async def __aiter__(self) -> AsyncIterator[TokenBatch]:
+    async def next(self) -> TokenBatch:
         while True:
             try:
-                async for batch in self._room:
-                    if not self._output:
-                        self._first = self._room
-                    self._output += [token.id for token in batch.tokens]
-                    self.cached_tokens = self._first.cached_tokens
-                    yield batch
-                    if batch.finish is not None:
-                        return
+                batch = await self._room.next()
             except RoomFailed as failure:
                 self._room = await self._next_room(failure)
+                continue
+            if not self._output:
+                self._first = self._room
+            self._output += [token.id for token in batch.tokens]
+            self.cached_tokens = self._first.cached_tokens
+            return batch
 
     async def hang_up(self, why: Hangup) -> None:
         self._hung_up = True

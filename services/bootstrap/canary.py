@@ -93,11 +93,12 @@ class Canary:
         )
         names = " and ".join(worker.facts.name for worker in pair)
         stream = self._backend.follow(entry, request)
-        drawn = 0
+        drawn, finish = 0, None
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                async for batch in stream:
-                    drawn += len(batch.tokens)
+                while finish is None:
+                    batch = await stream.next()
+                    drawn, finish = drawn + len(batch.tokens), batch.finish
         except RoomFailed as error:
             return f"{names}: {error}"
         except TimeoutError:

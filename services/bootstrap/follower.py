@@ -7,7 +7,6 @@ room's, and the other side hears of it at once. That decode gave the room up is 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -82,14 +81,11 @@ class RoomStream:
             if not self._over:
                 self._call(side)
 
-    async def __aiter__(self) -> AsyncIterator[TokenBatch]:
-        while True:
-            batch = await self._out.get()
-            if isinstance(batch, RoomFailed):
-                raise batch
-            yield batch
-            if batch.finish is not None:
-                return
+    async def next(self) -> TokenBatch:
+        batch = await self._out.get()
+        if isinstance(batch, RoomFailed):
+            raise batch
+        return batch
 
     async def hang_up(self, why: Hangup) -> None:
         if self._over:

@@ -64,7 +64,8 @@ async def answer(
 
     async def _read(stream: TokenStream, choice: Choice) -> None:
         pace = metrics.pace(received_s)
-        async for batch in stream:
+        while True:
+            batch = await stream.next()
             pace.note(len(batch.tokens))
             delta = choice.take(batch)
             if choice.stopped and batch.finish is None:
@@ -73,7 +74,6 @@ async def answer(
             if delta.finish is not None:
                 choice.finish = delta.finish
                 return
-        raise RuntimeError("the backend's stream ended without a finish")
 
     if len(choices) == 1:
         await run(choices[0])

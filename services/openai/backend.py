@@ -5,7 +5,7 @@ resolved request into a stream of tokens. In production that is the bootstrap's 
 API's own tests it is a few lines.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -65,7 +65,12 @@ class TokenStream(Protocol):
     cached_tokens: int
     """Prompt tokens whose KV was reused; known once the first batch was read."""
 
-    def __aiter__(self) -> AsyncIterator[TokenBatch]: ...
+    async def next(self) -> TokenBatch:
+        """The next batch; none follows the one with `finish`. Raises RoomFailed when the room fails.
+
+        Not an asynchronous generator, which its reader leaves unfinished: the loop ends each in a task of
+        its own.
+        """
 
     async def hang_up(self, why: Hangup) -> None:
         """Stop both workers within a turn. Idempotent, also after the end. Never raises."""
@@ -89,6 +94,5 @@ class Backend(Protocol):
     def limits(self) -> Limits: ...
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> TokenStream:
-        """Admit the request and open its room. Raises Overloaded or NoWorker. Iterating the stream
-        raises RoomFailed when the room fails. Cancelled while it waits, it leaves nothing behind but a note
-        of the reason, which is `why`."""
+        """Admit the request and open its room. Raises Overloaded or NoWorker. Cancelled while
+        it waits, it leaves nothing behind but a note of the reason, which is `why`."""

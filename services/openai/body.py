@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from services.openai.errors import ApiError, invalid
 from services.openai.hangup import ClientGone
@@ -31,8 +31,6 @@ async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: 
         raise ApiError(
             408, f"The body was not sent within {timeout_s:g} s.", code="request_timeout"
         ) from None
-    except ClientDisconnect:
-        raise ClientGone from None
     return parse(raw, shape)
 
 
@@ -61,10 +59,16 @@ async def _read(request: Request, limit: int) -> bytes:
     if declared.isdecimal() and (len(declared) > LENGTH_DIGITS_MAX or int(declared) > limit):
         raise _too_large(limit)
     raw = bytearray()
-    async for chunk in request.stream():
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
         if len(raw) + len(chunk) > limit:
             raise _too_large(limit)
         raw += chunk
+        more = message.get("more_body", False)
     return bytes(raw)
 
 

@@ -269,13 +269,13 @@ async def read(stream: RoomStream | RequestStream) -> tuple[list[int], str]:
     drawn: list[int] = []
     async with asyncio.timeout(20):
         try:
-            async for batch in stream:
+            while True:
+                batch = await stream.next()
                 drawn += [token.id for token in batch.tokens]
                 if batch.finish is not None:
                     return drawn, batch.finish.value
         except RoomFailed as error:
             return drawn, error.reason
-    raise AssertionError("the stream ended without a finish")
 
 
 @asynccontextmanager

@@ -207,10 +207,9 @@ async def test_the_old_room_is_ended_on_both_sides_and_its_late_tokens_are_dropp
     at.decode.scripts = [[accepted(D), late, tokens(0, [7, 66]), tokens(2, [67], LENGTH), ended(D)]]
     at.decode.script = decodes()
     stream = await at.backend.generate(asked())
-    batches = stream.__aiter__()
-    assert [token.id for token in (await anext(batches)).tokens] == [7]
+    assert [token.id for token in (await stream.next()).tokens] == [7]
     await until(lambda: at.decode.called[:1] == [2])
-    went_on = await anext(batches)
+    went_on = await stream.next()
     assert [token.id for token in went_on.tokens] in ([8], [8, 9]), "of whichever side was heard first"
     late.set()
     await until(lambda: at.decode.cancels == {2: "prefill_lost"})
@@ -226,8 +225,7 @@ async def test_a_request_gets_so_many_rooms_and_then_the_last_cause(at: Pairs) -
     at.decode.script = broken(D, Reason.RECORD_CORRUPT)
     at.decode_1.script = broken(D, Reason.ENGINE_FAILED)
     with pytest.raises(RoomFailed, match="as it happens") as error:
-        async for _ in await at.backend.generate(asked()):
-            pass
+        await (await at.backend.generate(asked())).next()
     last = at.entry(4).cause
     assert last is not None
     assert error.value.reason == last.reason.value
@@ -280,12 +278,10 @@ async def test_the_first_tokens_room_says_what_was_cached(at: Pairs) -> None:
     at.decode.script = [accepted(D), heard, tokens(0, [7]), None]
     at.decode_1.script = decodes()
     stream = await at.backend.generate(asked())
-    batches = aiter(stream)
     async with asyncio.timeout(20):
-        assert [token.id for token in (await anext(batches)).tokens] == [7]
+        assert [token.id for token in (await stream.next()).tokens] == [7]
         heard.set()
-        rest = [batch async for batch in batches]
-    assert [token.id for batch in rest for token in batch.tokens] == [8, 9]
+        assert await read(stream) == ([8, 9], "length")
     assert stream.cached_tokens == 2
     await at.all_at_rest(2, 3)
 
@@ -306,8 +302,7 @@ async def test_the_stream_goes_on_when_a_lost_worker_is_back_in_time() -> None:
         at.prefill.scripts = [prefills(), prefills()]
         at.decode.scripts = [[accepted(D), tokens(0, [7])], decodes()]
         stream = await at.backend.generate(asked())
-        batches = stream.__aiter__()
-        await anext(batches)
+        await stream.next()
         await until(lambda: at.decode.called == [1])
         at.rooms.exited("decode-0", 222)
         reading = asyncio.ensure_future(read(stream))
@@ -331,11 +326,10 @@ async def test_where_nobody_comes_back_the_client_hears_the_cause_and_who_is_mis
         at.prefill.script = prefills()
         at.decode.script = [accepted(D), tokens(0, [7])]
         stream = await at.backend.generate(asked())
-        await anext(stream.__aiter__())
+        await stream.next()
         at.rooms.exited("decode-0", 222)
         with pytest.raises(RoomFailed) as error:
-            async for _ in stream:
-                pass
+            await stream.next()
         wanted = "decode worker decode-0: its process exited; not retried: no decode worker is ready"
         assert str(error.value) == wanted
         assert error.value.reason == "decode_lost"
@@ -420,7 +414,7 @@ async def test_a_client_that_hangs_up_in_the_pause_leaves_nothing() -> None:
         at.prefill.script = prefills()
         at.decode.script = [accepted(D), tokens(0, [7])]
         stream = await at.backend.generate(asked())
-        await anext(stream.__aiter__())
+        await stream.next()
         at.rooms.exited("decode-0", 222)
         reading = asyncio.ensure_future(read(stream))
         await until(lambda: at.admission.queued() == 1)
@@ -444,7 +438,7 @@ async def test_who_hung_up_gets_no_further_room(at: Pairs) -> None:
     at.prefill.script = prefills()
     at.decode.script = [accepted(D), tokens(0, [7])]
     stream = await at.backend.generate(asked())
-    await anext(stream.__aiter__())
+    await stream.next()
     at.rooms.lose(at.decode.incarnation, "gone", proof="left")
     at.rooms.lose(at.decode_1.incarnation, "gone", proof="left")
     reading = asyncio.ensure_future(read(stream))
@@ -462,8 +456,7 @@ async def test_a_stop_string_ends_the_second_room_too(at: Pairs) -> None:
     at.decode.script = [accepted(D), tokens(0, [7]), None]
     at.decode_1.script = [accepted(D), tokens(1, [8])]
     stream = await at.backend.generate(asked())
-    batches = stream.__aiter__()
-    assert [(await anext(batches)).tokens[0].id for _ in range(2)] == [7, 8]
+    assert [(await stream.next()).tokens[0].id for _ in range(2)] == [7, 8]
     await stream.hang_up(Hangup.STOP_STRING)
     assert at.entry(3).cause is None
     await until(lambda: at.decode_1.cancels == {3: "answered"})
@@ -523,8 +516,7 @@ async def test_no_more_of_those_who_had_a_room_wait_than_may() -> None:
         await until(lambda: at.admission.queued() == 1)
         at.rooms.fail(RoomId(2), Cause(Reason.TRANSFER_FAILED, "at once"))
         with pytest.raises(RoomFailed, match="at once; not retried: 1 requests are waiting for workers"):
-            async for _ in streams[1]:
-                pass
+            await streams[1].next()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert at.admission.queued() == 0

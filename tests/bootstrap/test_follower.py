@@ -36,8 +36,7 @@ async def test_the_first_token_comes_from_prefill_and_does_not_wait_for_decode(a
     at.prefill.script = [accepted(P), first(7), ended(P)]
     at.decode.script = [accepted(D), go, tokens(0, [7]), tokens(1, [8]), tokens(2, [9], LENGTH), ended(D)]
     stream = await at.backend.generate(asked())
-    batches = stream.__aiter__()
-    assert [token.id for token in (await anext(batches)).tokens] == [7]
+    assert [token.id for token in (await stream.next()).tokens] == [7]
     assert at.entry().phase is RoomPhase.STREAMING
     go.set()
     assert await read(stream) == ([8, 9], "length"), "decode's copy of the first token is not passed on twice"
@@ -296,7 +295,7 @@ async def test_a_client_that_hangs_up_stops_both_sides(at: House, when: str) -> 
     stream = await at.backend.generate(asked())
     await until(lambda: at.prefill.called == at.decode.called == [1])
     if when == "while streaming":
-        await anext(stream.__aiter__())
+        await stream.next()
     await stream.hang_up(Hangup.CLIENT_GONE)
     await stream.hang_up(Hangup.CLIENT_GONE)
     await until(lambda: at.prefill.cancels.get(1) == at.decode.cancels.get(1) == "client_gone")
@@ -310,7 +309,7 @@ async def test_a_stop_string_answers_the_room_and_stops_both_sides(at: House) ->
     at.prefill.script = [accepted(P), first(7), ended(P)]
     at.decode.script = [accepted(D), tokens(0, [7])]
     stream = await at.backend.generate(asked())
-    await anext(stream.__aiter__())
+    await stream.next()
     await stream.hang_up(Hangup.STOP_STRING)
     assert at.entry().cause is None
     await until(lambda: at.decode.cancels.get(1) == "answered")
@@ -382,8 +381,7 @@ async def test_a_token_touches_neither_registry_nor_timeline_nor_metrics(
     at.prefill.script = [accepted(P), first(10), ended(P)]
     at.decode.script = [accepted(D), steps[0], go, *steps[1:-1], end, steps[-1], ended(D)]
     stream = await at.backend.generate(asked(output))
-    batches = stream.__aiter__()
-    assert (await anext(batches)).tokens[0].id == drawn[0]
+    assert (await stream.next()).tokens[0].id == drawn[0]
     await until(lambda: "prefill outcome" in at.events())
     touched: list[str] = []
     with monkeypatch.context() as patched:
@@ -391,7 +389,7 @@ async def test_a_token_touches_neither_registry_nor_timeline_nor_metrics(
             patched.setattr(at.registry, name, lambda *_, told=name: touched.append(told))
         go.set()
         for token in drawn[1:-1]:
-            assert (await anext(batches)).tokens[0].id == token
+            assert (await stream.next()).tokens[0].id == token
     assert touched == []
     end.set()
     assert await read(stream) == (drawn[-1:], "length")

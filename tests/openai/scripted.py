@@ -1,7 +1,7 @@
 """A backend that plays a script: what the HTTP API is tested against."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.openai.backend import Hangup, Limits, TokenBatch, client_gone
@@ -43,8 +43,14 @@ class Stream:
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     read: int = 0
 
-    async def __aiter__(self) -> AsyncIterator[TokenBatch]:
-        for step in self.script:
+    played: int = 0
+    """Steps of the script."""
+
+    async def next(self) -> TokenBatch:
+        while True:
+            await asyncio.sleep(0)
+            step = self.script[self.played]
+            self.played += 1
             match step:
                 case asyncio.Event():
                     await step.wait()
@@ -52,11 +58,10 @@ class Stream:
                     self.cached_tokens = 3
                     self.read += 1
                     self.ended = step.finish is not None
-                    yield step
+                    return step
                 case _:
                     self.ended = True
                     raise step
-            await asyncio.sleep(0)
 
     async def hang_up(self, why: Hangup) -> None:
         self.hangups.append(why)

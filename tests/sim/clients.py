@@ -81,11 +81,13 @@ class Clients:
             self._explain("no worker", str(error))
             return
         try:
-            async for batch in stream:
+            while True:
+                batch = await stream.next()
                 self._got(client, [token.id for token in batch.tokens], whole=batch.finish is not None)
                 if batch.finish is not None:
                     client.outcome = "answered"
-                elif client.enough is not None and len(client.tokens) >= client.enough:
+                    return
+                if client.enough is not None and len(client.tokens) >= client.enough:
                     await stream.hang_up(Hangup.STOP_STRING)
                     client.outcome = "had enough"
                     return

@@ -197,8 +197,11 @@ class _Scene:
             stream = bootstrap.backend.follow(entry, request)
             tokens: list[int] = []
             try:
-                async for batch in stream:
+                finish = None
+                while finish is None:
+                    batch = await stream.next()
                     tokens.extend(token.id for token in batch.tokens)
+                    finish = batch.finish
             except RoomFailed as error:
                 if attempt == LAST_TRIES - 1:
                     names = " and ".join(worker.facts.name for worker in pair)

@@ -116,7 +116,8 @@ class _Bench:
         prompt = (number, *range(PROMPT - 1))
         greedy = Sampling(temperature=0.0)
         request = Request(f"bench-{number}", prompt, DRAWN, ignore_eos=True, sampling=greedy)
-        async for _ in await self._backend.generate(request):
+        stream = await self._backend.generate(request)
+        while (await stream.next()).finish is None:
             pass
 
     async def _call(self, _: int) -> None:
