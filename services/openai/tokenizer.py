@@ -10,7 +10,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -98,15 +99,30 @@ class Tokenizer:
 
         if not self.has_chat_template:
             raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
-        template = self._reference.get_chat_template()
-        named = [_named_for(template, message) for message in messages]
+        named = [_named_for(self._template, message) for message in messages]
         try:
-            text: str = self._reference.apply_chat_template(
-                named, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
+            return self._render(messages=named, add_generation_prompt=add_generation_prompt)
         except TemplateError as error:
             raise ChatRefused(f"the model's chat template refuses these messages: {error}") from None
-        return text
+
+    @cached_property
+    def _template(self) -> str:
+        template: str = self._reference.get_chat_template()
+        return template
+
+    @cached_property
+    def _render(self) -> Callable[..., str]:
+        """The chat template, of `messages` and `add_generation_prompt`. The library's own way from them to
+        the text copies and walks all messages twice, for shapes that none of ours has."""
+        try:
+            from transformers.utils.chat_template_utils import _compile_jinja_template
+        except ImportError:  # it is private, and may go
+            return lambda messages, **asked: self._reference.apply_chat_template(
+                messages, tokenize=False, **asked
+            )
+        special = dict(self._reference.special_tokens_map)
+        compiled = _compile_jinja_template(self._template)
+        return partial(compiled.render, tools=None, documents=None, **special)
 
     def token_bytes(self, id_: int) -> bytes:
         """What one token stands for: the bytes whose sequence is the text; b"" for an unknown id."""

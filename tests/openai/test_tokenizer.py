@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from copy import copy
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -55,6 +57,29 @@ def test_chat_is_rendered_by_the_models_template(demo_tokenizer: Any) -> None:
     assert tokenizer.encode(text, add_special_tokens=False) == expected
 
 
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "by the library"])
+def test_a_chat_is_what_the_library_makes_of_it(
+    demo_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, compiled: bool, add_generation_prompt: bool
+) -> None:
+    """With its template compiled here, and where the library has no such function any more."""
+    if not compiled:
+        name = "transformers.utils.chat_template_utils"
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    chat = [
+        {"role": "system", "content": "Be {{ brief }}.\n", "name": "it"},
+        {"role": "user", "content": " a <b> & 'c' "},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "Zürich 東京 <|im_end|>"},
+    ]
+    special = copy(tiny.byte_level())
+    special.chat_template = "{{ eos_token }}{{ bos_token is defined }}{{ messages | tojson }}{{ tools }}"
+    for reference in (demo_tokenizer, tiny.byte_level(), special):
+        asked = {"add_generation_prompt": add_generation_prompt}
+        expected = reference.apply_chat_template(chat, tokenize=False, **asked)
+        assert Tokenizer(reference).render_chat(chat, **asked) == expected
+
+
 def test_a_template_may_refuse() -> None:
     with pytest.raises(ChatRefused, match="no such thing"):
         Tokenizer(tiny.byte_level()).render_chat(
@@ -91,6 +116,7 @@ def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
     tiny.byte_level().save_pretrained(tmp_path)
     program = f"""
 import sys
+from copy import copy
 from pathlib import Path
 import services.openai.app, services.openai.model
 from services.openai.model import load_served_model
