@@ -12,7 +12,7 @@ from services.rooms.phases import Side
 CANARY_ROOMS: Final = 1
 """Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""
 
-
+BOTH: Final = frozenset(Side)
 NOT_FAILURES: Final = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
 
 
@@ -132,9 +132,9 @@ class RoomEntry:
     untold_ms: int | None = None
     """When it was first seen that both workers are done with a room that nobody has ended."""
     cause: Cause | None = None
-    waiting_for: set[Side] = field(default_factory=lambda: set(Side))
+    waiting_for: set[Side] = field(default_factory=lambda: set(BOTH))
     """Sides that have not reported the room retired."""
-    untaken: set[Side] = field(default_factory=lambda: set(Side))
+    untaken: set[Side] = field(default_factory=lambda: set(BOTH))
     """Sides that, as far as is known here, its opener has not asked for it yet."""
     events: list[Event] = field(default_factory=list)
     events_dropped: int = 0

@@ -10,12 +10,13 @@ from typing import Final
 
 
 class Side(Enum):
+    __hash__ = object.__hash__  # of the name, as it would be, is made anew at each look into a table
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 class Phase(Enum):
-    __hash__ = object.__hash__  # of the name, as it would be, is made anew at each look into a table
+    __hash__ = object.__hash__
     BOOTSTRAPPING = "bootstrapping"
     """Sender: no destination yet. Receiver: not yet connected to the sender."""
     WAITING_FOR_INPUT = "waiting_for_input"
