@@ -17,7 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,7 +24,7 @@ from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend, BackendError
 from services.openai.body import path
 from services.openai.door import Door
-from services.openai.edge import Edge, api_error, backend_error, routing_error
+from services.openai.edge import Edge, api_error, backend_error, bug, routing_error
 from services.openai.errors import ApiError, invalid
 from services.openai.generate_routes import generate_routes
 from services.openai.metrics import HttpMetrics
@@ -47,7 +46,7 @@ def create_app(
     routers: Sequence[APIRouter] = (),
     door: Door | None = None,
     tracer: Tracer = OFF,
-) -> FastAPI:
+) -> Edge:
     """The application. `registry` gets its metrics; `routers` are served beside the API's own routes.
     Everybody comes in where there is no `door`."""
     settings = settings or ApiSettings()
@@ -57,34 +56,28 @@ def create_app(
     version = release()
     generating = generate_routes(backend, model, prompts, metrics, settings, clock)
     direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}
-    app = _application(metrics, direct, door or Door(), tracer)
-    models = model_routes(backend, model, version, created_s=clock.wall_ms() // 1000)
-    _serve(app, (generating, models, token_routes(backend, model, prompts, settings), *routers))
-    return app
+    own = [
+        generating,
+        model_routes(backend, model, version, created_s=clock.wall_ms() // 1000),
+        token_routes(backend, model, prompts, settings),
+    ]
+    return _application([*own, *routers], metrics, direct, door, tracer)
 
 
-def create_pages(api: FastAPI, routers: Sequence[APIRouter], door: Door | None = None) -> FastAPI:
+def create_pages(api: Edge, routers: Sequence[APIRouter], door: Door | None = None) -> Edge:
     """What is served apart from `api`, on another port: with request ids and error shapes like its, and
     counted with it."""
-    app = _application(api.state.metrics, {}, door or Door())
-    _serve(app, routers)
-    return app
-
-
-def _serve(app: FastAPI, routers: Sequence[APIRouter]) -> None:
-    """Serve their routes, each with its series from the start. The application itself does not list them:
-    it keeps the routers."""
-    for router in routers:
-        app.include_router(router)
-        app.state.metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
+    return _application(routers, api.metrics, {}, door)
 
 
 def _application(
+    routers: Sequence[APIRouter],
     metrics: HttpMetrics,
     direct: Mapping[tuple[str, str], APIRoute],
-    door: Door,
+    door: Door | None,
     tracer: Tracer = OFF,
-) -> FastAPI:
+) -> Edge:
+    """The edge is around the framework, not one of its middlewares: what is direct does not enter it."""
     app = FastAPI(
         title="Baton",
         version=release(),
@@ -92,16 +85,19 @@ def _application(
         redoc_url=None,
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # ours is the edge's
-        middleware=[Middleware(Edge, metrics=metrics, direct=direct, door=door, tracer=tracer)],
         exception_handlers={
             ApiError: api_error,
             BackendError: backend_error,
             HTTPException: routing_error,
             RequestValidationError: _validation_error,
+            Exception: bug,
         },
     )
-    app.state.metrics = metrics
-    return app
+    for router in routers:
+        app.include_router(router)
+        # The application itself does not list their routes: it keeps the routers.
+        metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
+    return Edge(app, metrics, direct, door or Door(), tracer)
 
 
 async def _validation_error(_: Request, error: Exception) -> Response:

@@ -48,7 +48,7 @@ class Edge:
         alone, and the application's own way to them costs as much as a short answer. They alone are
         traced."""
         self._app = app
-        self._metrics = metrics
+        self.metrics = metrics
         self._direct = direct
         self._door = door
         self._tracer = tracer
@@ -77,7 +77,7 @@ class Edge:
             await self._answer(exchange, acceptable, scope, receive, send_marked)
         finally:
             if exchange.status:
-                self._metrics.count_request(_route(scope), exchange.status)
+                self.metrics.count_request(_route(scope), exchange.status)
             exchange.end(scope, _route(scope))
 
     async def _answer(
@@ -138,6 +138,11 @@ async def backend_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, BackendError):
         raise error
     return from_backend(error).response()
+
+
+async def bug(_: Request, error: Exception) -> Response:
+    """Handler: the framework has no answer of its own to a bug, the edge around it does."""
+    raise error
 
 
 async def routing_error(request: Request, error: Exception) -> Response:

@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from services.openai.app import create_app
+from services.openai.edge import Edge
 from services.runtime.clock import ManualClock
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
@@ -38,12 +38,12 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def app(backend: ScriptedBackend, registry: CollectorRegistry) -> FastAPI:
+def app(backend: ScriptedBackend, registry: CollectorRegistry) -> Edge:
     return create_app(backend, tiny.model(), registry, clock=ManualClock(wall_ms=CREATED_S * 1000))
 
 
 @pytest.fixture
-async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def http(app: Edge) -> AsyncIterator[httpx.AsyncClient]:
     """Straight into the application, no socket."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -51,7 +51,7 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def url(app: FastAPI) -> AsyncIterator[str]:
+async def url(app: Edge) -> AsyncIterator[str]:
     """The application on a real socket."""
     server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), graceful_timeout_s=5)
     yield f"http://127.0.0.1:{server.port}"

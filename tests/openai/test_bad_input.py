@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.backend import Limits
+from services.openai.edge import Edge
 from tests.openai import tiny
 from tests.openai.scripted import LIMITS, ScriptedBackend
 
@@ -270,14 +270,14 @@ async def test_a_large_body_announced_is_refused_before_it_is_sent(url: str) -> 
 
 
 @pytest.fixture
-def hasty(backend: ScriptedBackend) -> FastAPI:
+def hasty(backend: ScriptedBackend) -> Edge:
     from prometheus_client import CollectorRegistry
 
     settings = ApiSettings(body_timeout_s=0.05)
     return create_app(backend, tiny.model(), CollectorRegistry(), settings)
 
 
-async def test_a_body_that_does_not_come(hasty: FastAPI, backend: ScriptedBackend) -> None:
+async def test_a_body_that_does_not_come(hasty: Edge, backend: ScriptedBackend) -> None:
     async def never() -> Any:
         yield b"{"
         await asyncio.Event().wait()

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.backend import Hangup, Overloaded
+from services.openai.edge import Edge
 from services.openai.hangup import ClientGone, unless_gone
 from services.rooms.request import Request
 from services.runtime import http_server
@@ -242,7 +242,7 @@ async def test_for_a_client_that_is_gone_no_work_is_begun() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_cancelled_task_hangs_up(app: FastAPI, backend: ScriptedBackend, stream: bool) -> None:
+async def test_a_cancelled_task_hangs_up(app: Edge, backend: ScriptedBackend, stream: bool) -> None:
     """The server itself gives up on the request: nothing is left behind either."""
     backend.script = lambda _: [batch(tiny.ids("The")), asyncio.Event()]
     body = httpx.Request("POST", "http://x", json=chat(stream=stream)).content

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, FastAPI, Query
+from fastapi import APIRouter, Query
 from prometheus_client import CollectorRegistry
 
 from services.openai import prompts
@@ -187,8 +187,8 @@ def requests(registry: CollectorRegistry, route: str, status: str) -> float | No
     return registry.get_sample_value("baton_http_requests_total", {"route": route, "status": status})
 
 
-def test_every_path_is_in_the_openapi_document(app: FastAPI) -> None:
-    assert set(app.openapi()["paths"]) >= {
+async def test_every_path_is_in_the_openapi_document(http: httpx.AsyncClient) -> None:
+    assert set((await http.get("/openapi.json")).json()["paths"]) >= {
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/models",
