@@ -4,7 +4,7 @@ On each side the one that was sent most of the prompt's beginning before, unless
 least loaded one.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,42 +35,40 @@ class Need:
 
 
 def place(
-    workers: Iterable[Worker], need: Need, avoid: Collection[Incarnation] = ()
+    workers: Mapping[Side, Sequence[Worker]], need: Need, avoid: Collection[Incarnation] = ()
 ) -> tuple[Worker, Worker]:
-    """Raises NoSuchWorker, which waiting for a place does not mend, before NoCapacity, which it does.
+    """Of each side's `workers`. Raises NoSuchWorker, which waiting for a place does not mend, before
+    NoCapacity, which it does.
 
     `avoid`: those that get the request only if their side has no other that could hold it, be it full now: a
     worker that fails everything at once always has a free place.
     """
-    known = list(workers)
-    prefill, decode = (_able(known, side, need.on(side)) for side in (Side.PREFILL, Side.DECODE))
+    prefill = _able(workers[Side.PREFILL], Side.PREFILL, need.prompt_tokens)
+    decode = _able(workers[Side.DECODE], Side.DECODE, need.tokens)
     return _best(_without(prefill, avoid), need), _best(_without(decode, avoid), need)
 
 
-def all_full(workers: Iterable[Worker]) -> bool:
-    """Some side has no place for any request."""
-    return {worker.facts.side for worker in workers if worker.has_place} != set(Side)
+def all_full(workers: Iterable[Iterable[Worker]]) -> bool:
+    """One of the sides with these workers has no place for any request."""
+    return not all(any(worker.has_place for worker in side) for side in workers)
 
 
-def largest(workers: Iterable[Worker], side: Side) -> int:
-    """KV positions that a request may take on a side, of these workers; 0 without any."""
-    return max((worker.facts.tokens_max for worker in workers if worker.facts.side is side), default=0)
+def largest(workers: Iterable[Worker]) -> int:
+    """KV positions that a request may take on the side of these workers; 0 without any."""
+    return max((worker.facts.tokens_max for worker in workers), default=0)
 
 
-def _able(workers: Iterable[Worker], side: Side, tokens: int) -> list[Worker]:
+def _able(role: Sequence[Worker], side: Side, tokens: int) -> list[Worker]:
     """Workers of a side that could hold so many tokens, at least one: those that are ready, or, where none
     is, those that may be again at once."""
-    role = [worker for worker in workers if worker.facts.side is side]
     large = [worker for worker in role if worker.facts.tokens_max >= tokens]
     if role and not large:
-        raise TooLarge(
-            f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest(role, side)}"
-        )
+        raise TooLarge(f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest(role)}")
     able = [worker for worker in large if worker.state is WorkerState.READY]
     able = able or [worker for worker in large if worker.is_serving]
     if able:
         return able
-    ready = largest([worker for worker in role if worker.state is WorkerState.READY], side)
+    ready = largest(worker for worker in role if worker.state is WorkerState.READY)
     if ready:
         raise NoSuchWorker(
             f"no {side.value} worker that is ready can hold {tokens} tokens: the largest holds {ready}"
@@ -92,6 +90,8 @@ def _best(able: list[Worker], need: Need) -> Worker:
         if able[0].state is WorkerState.SUSPECT:
             raise NoCapacity(f"a stream to every {side} worker broke: waiting for one to renew its lease")
         raise NoCapacity(f"every {side} worker holds as many rooms as it may")
+    if len(free) == 1:
+        return free[0]
     most = min(worker.load for worker in free) + OVERLOADED
     near = [worker for worker in free if worker.load <= most]
     return min(near, key=lambda worker: (-worker.sent.tokens(need.blocks), worker.load, worker.facts.name))

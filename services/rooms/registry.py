@@ -54,6 +54,7 @@ class Registry:
         self._kept = kept
         self._failed_kept = failed_kept
         self._workers: dict[Incarnation, Worker] = {}
+        self._regroup()
         self._open: dict[RoomId, RoomEntry] = {}
         self._done: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._failed: OrderedDict[RoomId, RoomEntry] = OrderedDict()
@@ -104,6 +105,7 @@ class Registry:
         known = self._workers.get(facts.incarnation)
         if known is None:
             self._workers[facts.incarnation] = Worker(facts, now_ms + self.lease_ms)
+            self._regroup()
             self._silent.pop(facts.incarnation, None)
             self._supersede(facts)
         else:
@@ -140,6 +142,7 @@ class Registry:
         ends its rooms but proves nothing. Returns its open rooms: the caller ends them. A process that is
         gone holds nothing, so no report of its rooms is waited for."""
         worker = self._workers.pop(incarnation, None)
+        self._regroup()
         entries = [] if worker is None else [self._open[room] for room in sorted(worker.rooms)]
         if proof is not None:
             self._depart(incarnation, proof)
@@ -175,27 +178,21 @@ class Registry:
 
     def place(self, need: Need, avoid: Collection[Incarnation] = ()) -> tuple[Worker, Worker]:
         """The best pair (`services.rooms.placement`). Raises NoSuchWorker and NoCapacity."""
-        return place(self._workers.values(), need, avoid)
+        return place(self._on, need, avoid)
 
     @property
     def all_full(self) -> bool:
         """No request of any client would get a room."""
-        return all_full(self._workers.values())
+        return all_full(self._on.values())
 
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without
         any."""
-        return largest(self._workers.values(), side)
+        return self._largest[side]
 
     def tokens_max_now(self, side: Side) -> int:
         """The same of workers that get rooms now or may again at once, if there are any."""
-        serving = [worker for worker in self._workers.values() if worker.is_serving]
-        return largest(serving, side) or self.tokens_max(side)
-
-    @property
-    def has_choice(self) -> bool:
-        """Some side has more than one worker."""
-        return len(self._workers) > len({worker.facts.side for worker in self._workers.values()})
+        return largest(worker for worker in self._on[side] if worker.is_serving) or self._largest[side]
 
     def open_room(
         self,
@@ -334,6 +331,14 @@ class Registry:
             self.side_retired(room, side)
 
     # ---- inside
+
+    def _regroup(self) -> None:
+        """Whoever came or left: what each request asks of all workers is known before it asks."""
+        workers = self._workers.values()
+        self._on = {side: [each for each in workers if each.facts.side is side] for side in Side}
+        self._largest = {side: largest(self._on[side]) for side in Side}
+        self.has_choice = any(len(each) > 1 for each in self._on.values())
+        """Some side has more than one worker."""
 
     def _fresh_id(self) -> RoomId:
         room = RoomId(self._next_room)
