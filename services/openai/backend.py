@@ -8,7 +8,7 @@ API's own tests it is a few lines.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from services.rooms.request import FinishReason, Request, Token
 
@@ -51,8 +51,7 @@ class RoomFailed(BackendError):
         """Closed set, snake case: `Cause.reason` of the room."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBatch:
+class TokenBatch(NamedTuple):
     """Tokens in order, in one message per engine step at most; `finish` comes with the last batch."""
 
     tokens: tuple[Token, ...]

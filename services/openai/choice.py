@@ -3,6 +3,7 @@
 Everything here depends on the tokens alone, not on how they were batched.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.openai.backend import TokenBatch
@@ -18,7 +19,7 @@ class Delta:
     """What one batch added to a choice."""
 
     text: str = ""
-    tokens: list[Token] = field(default_factory=list)
+    tokens: Sequence[Token] = ()
     """All that count, those of a stop string or an end-of-sequence token included."""
     offsets: list[int] = field(default_factory=list)
     """For each token: how many characters of output came before it."""
@@ -32,6 +33,7 @@ class Choice:
         "_chars",
         "_detokenizer",
         "_include_stop",
+        "_may_stop",
         "_min_tokens",
         "_stops",
         "finish",
@@ -55,6 +57,7 @@ class Choice:
             alone=tokenizer.alone,
         )
         self._stops = StopStrings(body.stop, include=self._include_stop)
+        self._may_stop = bool(body.stop)
         self._chars = 0
 
     @property
@@ -64,25 +67,27 @@ class Choice:
 
     def take(self, batch: TokenBatch) -> Delta:
         """Add the next batch. Tokens behind a completed stop string are dropped."""
-        delta = Delta()
-        last = len(batch.tokens) - 1
-        for place, token in enumerate(batch.tokens):
-            ends = batch.finish is FinishReason.STOP and place == last
+        tokens, finish = batch
+        said = len(tokens) - (finish is FinishReason.STOP and not self._include_stop)
+        texts: list[str] = []
+        offsets: list[int] = []
+        for count, token in enumerate(tokens, 1):
+            offsets.append(self._chars)
             self.output_tokens += 1
-            delta.tokens.append(token)
-            delta.offsets.append(self._chars)
-            if not ends or self._include_stop:
-                self._write(delta, self._detokenizer.push(token.id))
+            if count > said:
+                break
+            texts.append(self._passed(self._detokenizer.push(token.id)))
             if self.stopped:
-                return delta
-        if batch.finish is not None:
-            self._write(delta, self._detokenizer.flush())
-            delta.text += self._stops.flush()
-            delta.finish = FinishReason.STOP if self.stopped else batch.finish
-        return delta
+                return Delta("".join(texts), tokens[:count], offsets, FinishReason.STOP)
+        if finish is not None:
+            texts += self._passed(self._detokenizer.flush()), self._stops.flush()
+            if self.stopped:
+                finish = FinishReason.STOP
+        return Delta("".join(texts), tokens, offsets, finish)
 
-    def _write(self, delta: Delta, text: str) -> None:
+    def _passed(self, text: str) -> str:
+        """What may be said of it now."""
         self._chars += len(text)
-        delta.text += self._stops.push(text, armed=self.output_tokens > self._min_tokens)
-        if self.stopped:
-            delta.finish = FinishReason.STOP
+        if not self._may_stop:
+            return text
+        return self._stops.push(text, armed=self.output_tokens > self._min_tokens)

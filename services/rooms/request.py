@@ -7,6 +7,7 @@ ids) at intake, so that any worker, and any later attempt on another pair, compu
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from services.rooms.trace import TraceContext
 
@@ -94,9 +95,9 @@ class Request:
         return FinishReason.LENGTH if len(output) >= self.max_tokens else None
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One drawn token and, if asked for, how likely it and its likeliest alternatives were."""
+class Token(NamedTuple):
+    """One drawn token and, if asked for, how likely it and its likeliest alternatives were. A tuple: each
+    token of each answer is one."""
 
     id: int
     logprob: float | None = None
