@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import grpc
 
+from services.bootstrap.outbox import Outbox
 from services.bootstrap.rooms import LOST, Rooms
 from services.openai.backend import Hangup, RoomFailed, TokenBatch
 from services.rooms.errors import Cause, Reason
@@ -57,7 +58,7 @@ class RoomStream:
         self._timeout_s = timeout_s
         self._given = len(request.output)
         # At most a batch a token, and one error.
-        self._out: asyncio.Queue[TokenBatch | RoomFailed] = asyncio.Queue(request.max_tokens + 1)
+        self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.max_tokens + 1)
         self._next = self._given
         """Position, in the request's output, of the token that is passed on next."""
         self._over = False
@@ -234,7 +235,7 @@ class RoomStream:
         if finish is not None:
             self._end()
             self._rooms.answered(self.entry.id, self._passed_on())
-        self._out.put_nowait(TokenBatch(fresh, finish))
+        self._out.put(TokenBatch(fresh, finish))
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
         """One of the streams broke or told of a failure."""
@@ -249,7 +250,7 @@ class RoomStream:
         if not self._over:
             self._rooms.timelines.tell(self.entry.id, "broken off", self._passed_on())
             self.cause = cause
-            self._out.put_nowait(RoomFailed(cause.text, cause.reason.value))
+            self._out.put(RoomFailed(cause.text, cause.reason.value))
             self._end()
 
     def _passed_on(self) -> str:

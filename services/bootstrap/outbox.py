@@ -1,0 +1,33 @@
+"""What waits for the one reader of a room's stream, and how does it hear that something does?"""
+
+import asyncio
+from collections import deque
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Put into by anybody in the event loop, taken from by one task at a time. A reader that is cancelled
+    takes nothing with it. `asyncio.Queue` serves many, at several times the cost for each token."""
+
+    __slots__ = ("_most", "_reader", "_waiting")
+
+    def __init__(self, most: int) -> None:
+        self._most: Final = most
+        self._waiting: deque[T] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, each: T) -> None:
+        """Raises QueueFull at the bound."""
+        if len(self._waiting) >= self._most:
+            raise asyncio.QueueFull
+        self._waiting.append(each)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> T:
+        while not self._waiting:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._waiting.popleft()
