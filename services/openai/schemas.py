@@ -134,18 +134,22 @@ class GenerationRequest(Shape):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[list[StopString], BeforeValidator(_one_or_many), Field(max_length=STOP_STRINGS_MAX)] = []
+    stop: Annotated[list[StopString], BeforeValidator(_one_or_many), Field(max_length=STOP_STRINGS_MAX)] = (
+        Field(default_factory=list)
+    )
     logit_bias: Annotated[
         dict[Annotated[str, AfterValidator(_token_id_key)], Annotated[Number, Field(ge=-100, le=100)]],
         Field(max_length=LOGIT_BIAS_MAX),
-    ] = {}
+    ] = Field(default_factory=dict)
 
     top_k: Annotated[int, Field(ge=-1)] = -1
     """-1 and 0: all."""
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=STOP_TOKEN_IDS_MAX)] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=STOP_TOKEN_IDS_MAX)] = Field(
+        default_factory=list
+    )
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
