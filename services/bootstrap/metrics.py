@@ -1,14 +1,15 @@
 """What does the bootstrap count? Gauges are read from the registry when they are scraped: none can drift."""
 
-from collections import Counter as Tally
+from collections import Counter as Count
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from services.openai.metrics import Tally
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomPhase, WorkerState
@@ -62,12 +63,12 @@ class BootstrapMetrics:
         for side in Side:
             for how in Loss:
                 self._lost.labels(side.value, how.value)
-        self._waited = Histogram(
+        self._waited = Tally(
             "baton_admission_wait_seconds",
             "From a request's asking for a pair of workers until its room was opened.",
-            buckets=_WAIT_SECONDS,
-            registry=registry,
+            _WAIT_SECONDS,
         )
+        registry.register(self._waited)
         self._refused = Counter(
             "baton_admission_refused_requests_total",
             "Requests that got no pair of workers, by why: the queue was full, they waited for too long, or a"
@@ -115,13 +116,13 @@ class RegistryCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         rooms = GaugeMetricFamily("baton_rooms", "Rooms that are not retired, by phase.", labels=["phase"])
         open_rooms = self._registry.open_rooms()
-        phases = Tally(entry.phase for entry in open_rooms)
+        phases = Count(entry.phase for entry in open_rooms)
         for phase in RoomPhase:
             if phase is not RoomPhase.RETIRED:
                 rooms.add_metric([phase.value], phases[phase])
         yield rooms
         workers = GaugeMetricFamily("baton_workers", "Workers with a lease.", labels=["side", "state"])
-        states = Tally((worker.facts.side, worker.state) for worker in self._registry.workers())
+        states = Count((worker.facts.side, worker.state) for worker in self._registry.workers())
         for side in Side:
             for state in WorkerState:
                 workers.add_metric([side.value, state.value], states[side, state])

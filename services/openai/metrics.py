@@ -3,6 +3,7 @@
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Final
 
@@ -28,6 +29,8 @@ class HttpMetrics:
             ["route", "status"],
             registry=registry,
         )
+        self._answered = cache(self._requests.labels)
+        """A series is looked for once: the library's way to it is long."""
         self._first_token = Tally(
             "baton_time_to_first_token_seconds",
             "From an HTTP request's arrival to its first token.",
@@ -44,12 +47,12 @@ class HttpMetrics:
         """Path templates that are served: their series are there before the first request."""
         for route in routes:
             for status in (*sorted(map(str, STATUSES)), OTHER):
-                self._requests.labels(route, status)
+                self._answered(route, status)
 
     def count_request(self, route: str | None, status: int) -> None:
         """`route` is a path template of the application (a closed set), None if none matched."""
         label = str(status) if status in STATUSES else OTHER
-        self._requests.labels(NO_ROUTE if route is None else route, label).inc()
+        self._answered(NO_ROUTE if route is None else route, label).inc()
 
     def pace(self, received_s: float) -> "Pace":
         """Watch one sequence. `received_s` is when its request came in, by `time.perf_counter`."""
