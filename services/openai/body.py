@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from services.openai.errors import ApiError, invalid
 from services.openai.hangup import ClientGone
+from services.openai.headers import header
 from services.openai.unsupported import without_ignored
 
 LENGTH_DIGITS_MAX: Final = 18
@@ -21,7 +22,7 @@ async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: 
 
     Raises ApiError that names the field at fault, ClientGone if the connection closed before the end.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = (header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(415, "The Content-Type has to be application/json.", code="unsupported_media_type")
     try:
@@ -55,7 +56,7 @@ def parse(raw: bytes, shape: type[M]) -> M:
 async def _read(request: Request, limit: int) -> bytes:
     """Refuses as soon as it is known to be too much; the server below drops what still comes in, so that
     a client that first writes all of it gets to read the answer."""
-    declared = request.headers.get("content-length", "")
+    declared = header(request.scope, b"content-length") or ""
     if declared.isdecimal() and (len(declared) > LENGTH_DIGITS_MAX or int(declared) > limit):
         raise _too_large(limit)
     raw = bytearray()

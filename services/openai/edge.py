@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi.routing import APIRoute
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,12 +21,14 @@ from services.openai.door import Door
 from services.openai.errors import ApiError, from_backend, internal_error, invalid
 from services.openai.exchange import Exchange, exchange_in
 from services.openai.hangup import ClientGone
+from services.openai.headers import header
 from services.openai.metrics import HttpMetrics
 from services.runtime.logging import Log
 from services.runtime.tracing import OFF, Tracer
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 HEADER: Final = "X-Request-Id"
+SENT: Final = HEADER.lower().encode()
 CLIENT_GONE: Final = 499
 
 log = Log(__name__)
@@ -60,7 +61,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER)
+        given = header(scope, SENT)
         acceptable = given is None or REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and acceptable else secrets.token_hex(16)
         exchange = exchange_in(scope, request_id)
@@ -69,7 +70,7 @@ class Edge:
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                marked = (HEADER.lower().encode(), request_id.encode())
+                marked = (SENT, request_id.encode())
                 message = {**message, "headers": [*message.get("headers", ()), marked]}
             await send(message)
 

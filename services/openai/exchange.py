@@ -4,17 +4,17 @@ One line each. Of what was asked and answered it has numbers and words of closed
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from services.openai.errors import ApiError
+from services.openai.headers import header
 from services.rooms.trace import TraceContext, read_trace
 from services.runtime.logging import Log
-from services.runtime.tracing import Attribute, Kind, Span, Tracer
+from services.runtime.tracing import OFF, Attribute, Kind, Span, Tracer
 
 FAULT_STATUS: Final = 500
 """From here on it is ours: the cause goes into the log, and the span is one of a failure."""
@@ -49,6 +49,8 @@ class Exchange:
 
     def begin_span(self, tracer: Tracer, scope: Scope) -> None:
         """From here on the request is part of a trace, if there is a tracer."""
+        if tracer is OFF:
+            return
         self._span = tracer.begin(
             f"{scope['method']} {scope['path']}",
             Kind.SERVER,
@@ -58,10 +60,10 @@ class Exchange:
         if self._span is not None:
             self.trace = self._span.trace
 
-    def describe(self, attributes: Mapping[str, Attribute]) -> None:
-        """What is asked for."""
+    def describe(self, attributes: Callable[[], Mapping[str, Attribute]]) -> None:
+        """What is asked for; nobody asks where there is no span."""
         if self._span is not None:
-            self._span.set(attributes)
+            self._span.set(attributes())
 
     def end(self, scope: Scope, route: str | None) -> None:
         """`route`: the path's template, if there is one."""
@@ -109,8 +111,7 @@ class Exchange:
 
 def exchange_in(scope: Scope, request_id: str) -> Exchange:
     """Of a request that has just come in."""
-    headers = Headers(scope=scope)
-    return Exchange(request_id, read_trace(headers.get("traceparent"), headers.get("tracestate")))
+    return Exchange(request_id, read_trace(header(scope, b"traceparent"), header(scope, b"tracestate")))
 
 
 def _of(scope: Scope) -> dict[str, Attribute]:
@@ -126,6 +127,6 @@ def _of(scope: Scope) -> dict[str, Attribute]:
         attributes |= {"server.address": host} | ({} if port is None else {"server.port": port})
     if scope.get("client"):
         attributes["client.address"] = scope["client"][0]
-    if (agent := Headers(scope=scope).get("user-agent")) is not None:
+    if (agent := header(scope, b"user-agent")) is not None:
         attributes["user_agent.original"] = agent[:256]
     return attributes

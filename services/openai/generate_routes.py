@@ -72,7 +72,7 @@ def generate_routes(
     ) -> Response:
         exchange = exchange_of(request)
         admitted = admit(body, asked, tokens, model, backend.limits(), exchange.request_id, exchange.trace)
-        exchange.describe(_described(body, model, admitted))
+        exchange.describe(lambda: _described(body, model, admitted))
         choices = [Choice(index, each, body, model.tokenizer) for index, each in enumerate(admitted)]
         answering = Answering(
             backend=backend,
