@@ -8,13 +8,17 @@ it (`secrets-unlogged`).
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final, LiteralString, TextIO
 
 FieldValue = str | int | float | bool | None
 VALUE_CHARS_MAX: Final = 512
+PLAIN: Final = re.compile("[!#-&(-<>-~]+")
+"""Most values: seen at once to need no quotes."""
 LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -22,6 +26,7 @@ LEVELS: Final = {
     "error": logging.ERROR,
 }
 
+encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 Names = Callable[[int], Mapping[str, str]]
 """What else a room is known by: `request_id`, `trace_id`; nothing for one that is not known."""
@@ -73,7 +78,11 @@ class Log:
             merged = {**self._fields, **fields}
             if isinstance(room := merged.get("room"), int) and "request_id" not in merged:
                 merged |= _names(room)
-            self._logger.log(level, message, exc_info=error, extra={"baton_fields": merged})
+            told = None if error is None else (type(error), error, error.__traceback__)
+            # The library's own way to a record looks for its line of source, which nobody is shown.
+            record = logging.LogRecord(self._logger.name, level, "", 0, message, None, told)
+            record.baton_fields = merged
+            self._logger.handle(record)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, FieldValue]:
@@ -93,8 +102,12 @@ def _ids_as_text(fields: dict[str, FieldValue]) -> dict[str, FieldValue]:
 
 
 def _time(record: logging.LogRecord) -> str:
-    stamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    return stamp.replace("+00:00", "Z")
+    return f"{_second(int(record.created))}.{int(record.msecs):03}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(since_epoch: int) -> str:
+    return datetime.fromtimestamp(since_epoch, UTC).isoformat().removesuffix("+00:00")
 
 
 class TextFormatter(logging.Formatter):
@@ -115,6 +128,8 @@ class TextFormatter(logging.Formatter):
     @staticmethod
     def _value(value: FieldValue) -> str:
         text = str(value)
+        if PLAIN.fullmatch(text):
+            return text
         plain = text.isprintable() and not set(text) & set(" =\"'") and text != ""
         return text if plain else json.dumps(text)
 
@@ -138,7 +153,7 @@ class JsonFormatter(logging.Formatter):
         entry |= {name: value for name, value in fields.items() if name not in entry}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return encode(entry)
 
 
 def configure(level: str, log_format: str, stream: TextIO | None = None, **always: FieldValue) -> None:
@@ -151,6 +166,7 @@ def configure(level: str, log_format: str, stream: TextIO | None = None, **alway
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     always = {name: value for name, value in always.items() if value is not None}
     handler.setFormatter(JsonFormatter(**always) if log_format == "json" else TextFormatter(**always))
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
     for name in ("uvicorn", "uvicorn.access", "httpx", "asyncio"):
         logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING) if level != "debug" else "DEBUG")

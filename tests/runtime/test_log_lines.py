@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.runtime.logging import VALUE_CHARS_MAX, Log, configure
+from services.runtime.logging import VALUE_CHARS_MAX, JsonFormatter, Log, TextFormatter, configure
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,30 @@ def test_a_text_line_has_time_level_logger_message_and_fields() -> None:
     stamp, rest = out.getvalue().split(" ", 1)
     assert stamp.endswith("Z")
     assert rest == 'INFO decode.turn room admitted worker=decode-0 room=7 request_id="a b"\n'
+
+
+@pytest.mark.parametrize(
+    ("created", "stamp"),
+    [
+        (1769860800.0, "2026-01-31T12:00:00.000Z"),
+        (1769860800.25, "2026-01-31T12:00:00.250Z"),
+        (1769860801.5, "2026-01-31T12:00:01.500Z"),
+        (1769860800.75, "2026-01-31T12:00:00.750Z"),
+    ],
+)
+def test_a_line_has_its_own_time_whichever_was_before(created: float, stamp: str) -> None:
+    told = {"created": created, "msecs": created % 1 * 1000, "levelname": "INFO"}
+    record = logging.makeLogRecord(told)
+    assert TextFormatter().format(record).startswith(f"{stamp} INFO")
+    assert json.loads(JsonFormatter().format(record))["time"] == stamp
+
+
+@pytest.mark.parametrize("value", ["", "a b", "a=b", "a'b", 'a"b', "a\nb", "a\u2028b", "\x7f"])
+def test_a_value_that_is_not_one_plain_word_is_quoted(value: str) -> None:
+    out = io.StringIO()
+    configure("info", "text", out)
+    Log("x").info("odd", name=value, plain="a!#$%&()*+,-./09:;<>?@[\\]^_`{|}~ü")
+    assert f" name={json.dumps(value)} plain=a!#$%&()*+,-./09:;<>?@[\\]^_`{{|}}~ü\n" in out.getvalue()
 
 
 def test_a_field_cannot_forge_a_line_or_flood_the_log() -> None:
