@@ -210,9 +210,10 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         name = entry.worker(sides[0]).name if sides else CALLER
         self._rooms.registry.taken(room, sides)
         source = f"{name}/{rank}" if rank else name
+        self._rooms.timelines.wake(room)  # whoever watches it looks when all of this is written down
         for report in reports:
             if report.HasField("event"):
-                self._rooms.timelines.record(room, event_from_wire(report.event, source))
+                entry.record(event_from_wire(report.event, source))
             if rank:
                 continue
             if reporter == 0 and report.HasField("outcome"):

@@ -13,6 +13,7 @@ CANARY_ROOMS: Final = 1
 """Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""
 
 BOTH: Final = frozenset(Side)
+EVENTS_PER_ROOM_MAX: Final = 256
 NOT_FAILURES: Final = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
 
 
@@ -143,6 +144,13 @@ class RoomEntry:
     def waits_for_opener(self) -> set[Side]:
         """Sides that hold it open, and that nobody brought it to."""
         return self.untaken & self.waiting_for
+
+    def record(self, event: Event) -> None:
+        """Add a line to its timeline, while there is space."""
+        if len(self.events) >= EVENTS_PER_ROOM_MAX:
+            self.events_dropped += 1
+        else:
+            self.events.append(event)
 
     def worker(self, side: Side) -> WorkerFacts:
         return self.prefill if side is Side.PREFILL else self.decode

@@ -25,7 +25,6 @@ from services.rooms.placement import Need, all_full, largest, place
 
 __all__ = ["Event", "Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
 
-EVENTS_PER_ROOM_MAX = 256
 DEPARTED_MAX = 1024
 CLOSING_MS = 60_000
 """How long an ended room waits for its workers to report it retired before it is filed without."""
@@ -260,10 +259,7 @@ class Registry:
             entry = self.get(room)
         except UnknownRoom:
             return False
-        if len(entry.events) >= EVENTS_PER_ROOM_MAX:
-            entry.events_dropped += 1
-        else:
-            entry.events.append(event)
+        entry.record(event)
         return True
 
     def streaming(self, room: RoomId) -> None:

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
+from services.rooms.entries import (
+    EVENTS_PER_ROOM_MAX,
+    Event,
+    RoomEntry,
+    RoomPhase,
+    Worker,
+    WorkerFacts,
+    WorkerState,
+)
 from services.rooms.errors import (
     Cause,
     NameInUse,
@@ -23,7 +31,6 @@ from services.rooms.registry import (
     CANARIES_KEPT,
     CLOSING_MS,
     DEPARTED_MAX,
-    EVENTS_PER_ROOM_MAX,
     OPEN_MS_MAX,
     UNTAKEN_MS,
     UNTOLD_MS,
