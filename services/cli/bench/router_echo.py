@@ -78,9 +78,7 @@ class EchoPrefill(Echo, inference_pb2_grpc.PrefillServiceServicer):
     def _lines(self, run: inference_pb2.RunRoomRequest) -> Lines:
         room, request = RoomId(run.room), request_from_wire(run.request)
         finish = FinishReason.LENGTH if request.max_tokens == 1 else None
-        first = inference_pb2.FirstToken(
-            token=token_to_wire(Token(request.prompt[0])), finish=finish_to_wire(finish)
-        )
+        first = inference_pb2.FirstToken(token=_tokens(request, 0, 1)[0], finish=finish_to_wire(finish))
         self._report(room, PREFILL_LINES)
         return [
             (room, inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())),
@@ -141,7 +139,8 @@ def _steps(opened: inference_pb2.StreamRoomRequest) -> Iterator[list[inference_p
 
 
 def _tokens(request: Request, start: int, stop: int) -> list[inference_pb2.Token]:
-    ids = [request.prompt[place % len(request.prompt)] for place in range(start, stop)]
+    said = request.prompt[1:] or request.prompt  # not what begins it: no model answers with that
+    ids = [said[place % len(said)] for place in range(start, stop)]
     return [token_to_wire(Token(each)) for each in ids]
 
 
