@@ -536,6 +536,7 @@ static void multiply(const factor *weight, const float *bias, const number *a, i
             struct product p = {bias ? bias + first : NULL, to + row * outs + first, outs, BLOCK, add};
             const factor *blocks = weight + first * depth;
             const int64_t here = least(part, rows - row), stride = outs * (int64_t)sizeof *to;
+            /* Twice, for the compiler to know how many outs nearly all blocks have. */
             if (first + BLOCK <= outs)
                 multiply_block(blocks, a + row * depth, depth, here, p.to, stride, BLOCK * sizeof *to, set_or_add, &p);
             else {
@@ -701,7 +702,7 @@ static void score(const struct scoring *s, const kept *keys, int64_t tokens, flo
     }
 }
 
-/* Scores, which are scaled, to weights, not yet divided by their sum, which is returned: as numbers, from the same place
+/* Scores, which it scales, to weights, not yet divided by their sum, which is returned: as numbers, from the same place
    on, and 0 from `count` to `end`, a multiple of STRIP. */
 static float soften(float *scores, float scaling, int64_t count, int64_t end) {
     for (int64_t at = count; at < end; at++) scores[at] = -__builtin_inff();

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from services.openai.errors import RATE_LIMIT, ApiError
+from services.openai.headers import header
 from services.openai.rate_limit import RateLimit
 from services.runtime.api_keys import ApiKeys
 
@@ -87,7 +88,7 @@ def _password(encoded: str) -> str:
 
 
 def _unauthorized(scope: Scope) -> ApiError:
-    person = scope["method"] in READS and "text/html" in Headers(scope=scope).get("accept", "")
+    person = scope["method"] in READS and "text/html" in (header(scope, b"accept") or "")
     return ApiError(
         401,
         "A valid API key is needed, as 'Authorization: Bearer KEY'.",
