@@ -73,7 +73,8 @@ class Engine:
 
         Returns one entry a row, the same on all ranks: None where `sample` is False, and NotANumber where
         what the row was computed from, its weights or its pages, is broken; appends nothing to `output`. The
-        keys and values of all rows are in their pages when it returns (`written-before-sent`). Raises
+        keys and values of all rows are in their pages when it returns (`written-before-sent`), and nothing
+        is written there after it has returned or raised (`no-free-under-write`). Raises
         ValueError, before anything is computed, for a row that cannot be computed. What fails on one rank
         alone breaks its team: TeamBroken on all of them.
         """
@@ -88,6 +89,7 @@ class Engine:
             raise
         except Exception as error:
             if self._team.topology.ranks == 1:
+                self._wait()  # its rooms give their pages back
                 raise
             raise self._team.leave(f"{type(error).__name__}: {error}") from error
 
@@ -108,13 +110,17 @@ class Engine:
         with torch.inference_mode():
             logits = self._logits(rows)
             drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
-            if self.model.device.type == "cuda":
-                torch.cuda.synchronize(self.model.device)
+            self._wait()
         self.sum_pages(
             [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
         )
         tell_sums(self._team, self.whole, [each.page_sum for each in drawing if each.page_sum])
         return [next(drawn) if row.sample else None for row in rows]
+
+    def _wait(self) -> None:
+        """Until a GPU has done all that was asked of it: nothing of the step writes to its pages any more."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
 
     def _logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
         if self.compiled is not None:

@@ -1,0 +1,77 @@
+"""When is a step over that a GPU computes? Its calls return before what they ask for is done.
+
+No GPU is needed: what is asked of the device is noted instead.
+"""
+
+from collections import abc
+
+import pytest
+import torch
+
+from services.engine.engine import Engine, Row, Sequence
+from services.rooms.request import Request
+from tests.engine import tiny
+from tests.engine.conftest import MakeEngine
+
+DEVICE = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """For which devices was waited?"""
+    devices: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", devices.append)
+    return devices
+
+
+@pytest.fixture
+def engine(tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """As if it computed on DEVICE."""
+    made = tiny_engine("llama-gqa-untied")
+    monkeypatch.setattr(made.model, "device", DEVICE)
+    return made
+
+
+def rows() -> list[Row]:
+    sequence = Sequence(Request("1", (1, 2, 3), max_tokens=1), [])
+    return [Row(sequence, 0, 3, (0,), sample=True)]
+
+
+def test_written_before_sent_a_step_ends_when_the_device_has_done_what_was_queued(
+    engine: Engine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_logits", lambda _: torch.zeros(1, tiny.VOCABULARY))
+    engine.step(rows())
+    assert waits == [DEVICE]
+
+
+def test_no_free_under_write_a_step_that_fails_ends_no_earlier(
+    engine: Engine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rooms give their pages back, and other peers may write there: what it has queued must not."""
+
+    def queue_some(_: abc.Sequence[Row]) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory for the second layer")
+
+    monkeypatch.setattr(engine, "_logits", queue_some)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.step(rows())
+    assert waits == [DEVICE]
+    assert engine.step([]) == []
+
+
+def test_a_device_that_is_lost_is_told_of_whatever_the_step_failed_by(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker ends by that, and not after more steps."""
+
+    def lost(_: torch.device) -> None:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    def fail(_: abc.Sequence[Row]) -> torch.Tensor:
+        raise ValueError("this row's, while the device still worked")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    monkeypatch.setattr(engine, "_logits", fail)
+    with pytest.raises(torch.AcceleratorError):
+        engine.step(rows())
