@@ -225,10 +225,16 @@ async def _say_why(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) 
         for room in work.roster
         if (cause := room.ending(now_ms)) is not None and verdict.reasons.get(room.place) is cause.reason
     ]
-    for told in await group.gather(json.dumps(mine[:ROOMS_MAX]).encode()):
+    for told in await group.gather(_encoded(mine[:ROOMS_MAX])):
         for room, text in json.loads(told):
             reason = verdict.reasons[work.roster.get(RoomId(room)).place]
             work.roster.note(RoomId(room), Failed(Cause(reason, text)))
+
+
+def _encoded(causes: list[tuple[RoomId, str]]) -> bytes:
+    """As JSON, in which no character takes more than six bytes: so the bounds above are within the group's.
+    Half a pair of surrogates, which no text in UTF-8 has, becomes an escape."""
+    return json.dumps(causes, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 async def _tell_each_other(work: Work, group: RankGroup) -> None:

@@ -1,0 +1,40 @@
+"""Do the ranks tell each other why rooms end, however many end at once and in whatever words?"""
+
+import asyncio
+
+import pytest
+
+from services.parallel.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Failed
+from services.rooms.ids import RoomId
+from services.rooms.phases import Phase
+from services.rooms.receiver import Receiver
+from services.rooms.roster import Roster
+from services.runtime.clock import ManualClock
+from tests.parallel.groups import loopback_groups
+from tests.parallel.test_dimensions import Rooms
+from tests.rooms.group import receiver
+
+FIRST = 2**62
+
+
+@pytest.mark.parametrize(
+    "letter",
+    ["x", "é", "\N{GRINNING FACE}", "\x01", '"', "\udc80"],
+    ids=["ascii", "accent", "emoji", "control", "quote", "surrogate"],
+)
+async def test_first_cause_wins_whatever_it_is_written_in(letter: str) -> None:
+    """A caller may end all of its rooms at once, and say why in its own words."""
+    groups, clock = await loopback_groups(2), ManualClock()
+    ranks = [Rooms() for _ in groups]
+    cause = Cause(Reason.CANCELLED, letter * WORDS_MAX)
+    for rank in ranks:
+        rank.roster = Roster[Receiver](ROOMS_MAX)
+        for room in range(ROOMS_MAX):
+            rank.roster.open(RoomId(FIRST + room), lambda place: receiver(RoomId(FIRST + place), place), 0)
+    ranks[1].news = [(room.id, Failed(cause)) for room in ranks[1].roster]
+    laps = zip(ranks, groups, strict=True)
+    await asyncio.gather(*(take_turn(work, group, clock, TurnProgress(clock)) for work, group in laps))
+    for rank in ranks:
+        assert [(room.phase, room.cause) for room in rank.roster] == [(Phase.FAILED, cause)] * ROOMS_MAX
