@@ -11,6 +11,7 @@ from services.decode.peers import FollowerPeers, Peers
 from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
+from services.engine.device import bind_thread
 from services.engine.engine import Engine
 from services.engine.start import Load, start_rank
 from services.engine.stepper import Stepper
@@ -95,6 +96,7 @@ async def _serve(
     loading = loop.run_in_executor(None, load, settings, threads)
     engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
+    bind_thread(engine.cache.device)  # this one makes all calls of the transfer
     slots = HostMemory(settings.places * SLOT_BYTES)
     exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
 

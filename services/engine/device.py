@@ -43,6 +43,16 @@ def find_device(device: str, rank: int = 0) -> torch.device:
     return torch.device("cuda", number)
 
 
+def bind_thread(device: str) -> None:
+    """Have what this thread asks of CUDA from now on concern `device`: "cuda:N"; "cpu" asks nothing.
+
+    A thread has no context of its own at first, and that of the one that loaded the model is not its. Without
+    one the transfer library finds no way between two GPUs, and may refuse their memory."""
+    place = torch.device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+
+
 def find_dtype(dtype: str, device: torch.device, team: Team) -> str:
     """`dtype`, the same on all ranks; auto is bfloat16 where every rank's `device` has instructions for it.
     Where it has none, and steps are not compiled, a prompt takes several times as long in bfloat16 as in

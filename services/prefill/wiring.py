@@ -6,6 +6,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from services.engine.device import bind_thread
 from services.engine.engine import Engine
 from services.engine.start import Load, start_rank
 from services.engine.stepper import Stepper
@@ -88,6 +89,7 @@ async def _serve(
     loading = loop.run_in_executor(None, load, settings, threads)
     engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
+    bind_thread(engine.cache.device)  # this one makes all calls of the transfer
     layouts = [rank_layout(engine.whole, topology, each) for each in range(topology.ranks)]
     slots = HostMemory(settings.places * SLOT_BYTES)
     transfer = NixlTransfer(mine)

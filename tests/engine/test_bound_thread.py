@@ -1,0 +1,84 @@
+"""Does the thread that transfers know the device whose memory it transfers?
+
+Contexts belong to threads: the one that loads the model and the one that computes have theirs from torch, the
+event loop's has none unless it is given one.
+"""
+
+import asyncio
+import ctypes
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from services.decode import wiring as decode_wiring
+from services.decode.settings import DecodeSettings
+from services.engine.device import bind_thread
+from services.prefill import wiring as prefill_wiring
+from services.prefill.settings import PrefillSettings
+from services.rooms.ids import Incarnation
+from tests.prefill import toy
+
+
+class Reached(Exception):
+    """The transfer is about to be made."""
+
+
+@pytest.mark.parametrize(
+    ("wiring", "settings"),
+    [(prefill_wiring, PrefillSettings()), (decode_wiring, DecodeSettings())],
+    ids=["prefill", "decode"],
+)
+async def test_a_worker_binds_it_before_it_makes_its_transfer(
+    wiring: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[torch.device] = []
+    threads: list[int] = []
+
+    def make(_: Incarnation) -> None:
+        assert devices == [torch.device("cuda", 3)]
+        assert threads == [threading.get_ident()]
+        raise Reached
+
+    def load(*_: object) -> object:
+        cache = SimpleNamespace(device="cuda:3", pages=1, address=4096, length=4096)
+        return SimpleNamespace(layout=toy.LAYOUT, whole=toy.LAYOUT, cache=cache)
+
+    async def start_pages(*_: object) -> None: ...
+
+    def set_device(device: torch.device) -> None:
+        devices.append(device)
+        threads.append(threading.get_ident())
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(wiring, "NixlTransfer", make)
+    host = SimpleNamespace(start_pages=start_pages)
+    with pytest.raises(Reached):
+        await wiring._serve(settings, 1, load, host, Incarnation(5), asyncio.Event())
+
+
+def test_a_cpu_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("there may be no CUDA here"))
+    bind_thread("cpu")
+
+
+@pytest.mark.gpu
+def test_a_thread_that_was_bound_has_a_context() -> None:
+    torch.zeros(1, device="cuda:0")  # this thread's, and not the other's
+    libcuda = ctypes.CDLL("libcuda.so.1")
+    found: list[bool] = []
+
+    def look() -> None:
+        for bind in (False, True):
+            if bind:
+                bind_thread("cuda:0")
+            context = ctypes.c_void_p()
+            assert libcuda.cuCtxGetCurrent(ctypes.byref(context)) == 0
+            found.append(context.value is not None)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [False, True]
