@@ -39,10 +39,10 @@ async def answer(
 ) -> Usage:
     """Run every choice to its end and `emit` each delta, in order within a choice.
 
-    `received_s` is when the HTTP request came in, by `time.perf_counter`. `emit` may be called from
-    several tasks at a time if there are several choices. Raises BackendError, or what `emit` raises;
-    by then every stream is ended.
+    `received_s` is when the HTTP request came in, by `time.perf_counter`. `emit` is called by one task at a
+    time. Raises BackendError, or what `emit` raises; by then every stream is ended.
     """
+    pass_on = emit if len(choices) == 1 else _in_turn(emit)
     usage = Usage(prompt_tokens=sum(len(choice.request.prompt) for choice in choices))
     why = Hangup.CLIENT_GONE
     """What a cancelled choice is cancelled for, until a choice failed by itself: the others go with it."""
@@ -70,7 +70,7 @@ async def answer(
             delta = choice.take(batch)
             if choice.stopped and batch.finish is None:
                 await stream.hang_up(Hangup.STOP_STRING)
-            await emit(choice, delta)
+            await pass_on(choice, delta)
             if delta.finish is not None:
                 choice.finish = delta.finish
                 return
@@ -85,6 +85,17 @@ async def answer(
     except BaseExceptionGroup as several:
         raise _first(several) from None
     return usage
+
+
+def _in_turn(emit: Emit) -> Emit:
+    """For several tasks."""
+    turn = asyncio.Lock()
+
+    async def emit_in_turn(choice: Choice, delta: Delta) -> None:
+        async with turn:
+            await emit(choice, delta)
+
+    return emit_in_turn
 
 
 def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:

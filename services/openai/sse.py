@@ -21,14 +21,13 @@ encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class EventStream:
-    """The events of one response. May be written to from several tasks."""
+    """The events of one response. Written to by one task at a time."""
 
     def __init__(self, send: Send, stalled_client_s: float) -> None:
         """`stalled_client_s`: how long the client may leave what was sent unread."""
         self._loop = asyncio.get_running_loop()
         self._send = send
         self._stalled_client_s = stalled_client_s
-        self._turn = asyncio.Lock()
         self._sending: tuple[asyncio.Task[Any], float] | None = None
         """Who is at it, and since when."""
         self._watch: asyncio.TimerHandle | None = None
@@ -42,21 +41,20 @@ class EventStream:
         task = asyncio.current_task(self._loop)
         if task is None:
             raise RuntimeError("events are sent by tasks")
-        async with self._turn:
-            self._sending = task, self._loop.time()
-            if self._watch is None:
-                self._watch = self._loop.call_later(self._stalled_client_s, self._look)
-            try:
-                if not self.started:
-                    self.started = True
-                    await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-                await self._send({"type": "http.response.body", "body": body, "more_body": not last})
-            except asyncio.CancelledError:
-                if self._stalled and not task.uncancel():
-                    raise ClientGone from None
-                raise
-            finally:
-                self._sending = None
+        self._sending = task, self._loop.time()
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._stalled_client_s, self._look)
+        try:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        except asyncio.CancelledError:
+            if self._stalled and not task.uncancel():
+                raise ClientGone from None
+            raise
+        finally:
+            self._sending = None
         if last and self._watch is not None:
             self._watch.cancel()
 

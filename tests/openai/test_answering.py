@@ -1,0 +1,33 @@
+"""What may whoever renders an answer rely on?"""
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from services.openai.answering import answer
+from services.openai.choice import Choice, Delta
+from services.openai.metrics import HttpMetrics
+from services.openai.schemas import CompletionRequest
+from services.rooms.request import Request
+from tests.openai import tiny
+from tests.openai.scripted import LENGTH, ScriptedBackend, saying
+
+
+async def test_several_choices_are_passed_on_by_one_task_at_a_time() -> None:
+    """A client that is slow to take one choice's text is sent no other's meanwhile."""
+    body, tokenizer = CompletionRequest.model_validate({"model": "m", "prompt": "x"}), tiny.model().tokenizer
+    choices = [Choice(place, Request(str(place), (5 + place,), 99), body, tokenizer) for place in range(3)]
+    texts = dict.fromkeys(range(3), "")
+    at_it = 0
+
+    async def emit(choice: Choice, delta: Delta) -> None:
+        nonlocal at_it
+        at_it += 1
+        await asyncio.sleep(0)
+        assert at_it == 1
+        at_it -= 1
+        texts[choice.index] += delta.text
+
+    backend = ScriptedBackend(lambda _: saying("The quick brown fox", finish=LENGTH))
+    await answer(backend, choices, HttpMetrics(CollectorRegistry()), 0.0, emit)
+    assert set(texts.values()) == {"The quick brown fox"}
