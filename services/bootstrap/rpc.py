@@ -20,8 +20,8 @@ from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, worke
 from services.wire.census import census_from_wire
 from services.wire.conversions import (
     Malformed,
-    event_from_wire,
     event_to_wire,
+    line_from_wire,
     outcome_from_wire,
     peer_to_wire,
     request_id_from_wire,
@@ -212,8 +212,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         source = f"{name}/{rank}" if rank else name
         self._rooms.timelines.wake(room)  # whoever watches it looks when all of this is written down
         for report in reports:
-            if report.HasField("event"):
-                entry.record(event_from_wire(report.event, source))
+            if report.event:
+                entry.record(line_from_wire(report.event, source))
             if rank:
                 continue
             if reporter == 0 and report.HasField("outcome"):

@@ -1,8 +1,9 @@
 """What does the registry write down about a worker, and what about a room?"""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from services.rooms.affinity import Sent
 from services.rooms.errors import Cause, Reason
@@ -102,7 +103,7 @@ class RoomPhase(Enum):
 
 
 class Event(NamedTuple):
-    """One line of a room's timeline. A tuple: some twenty are made of every room while it is served."""
+    """One line of a room's timeline."""
 
     wall_ms: int
     source: str
@@ -110,6 +111,10 @@ class Event(NamedTuple):
     detail: str = ""
     host_us: int = 0
     """Of its host's monotonic clock: where a millisecond went, between processes of one host."""
+
+
+Line: TypeAlias = Event | Callable[[], Event]
+"""As it is kept: read, or as it came, with how to read it. Most are never asked for."""
 
 
 @dataclass(slots=True)
@@ -137,7 +142,8 @@ class RoomEntry:
     """Sides that have not reported the room retired."""
     untaken: set[Side] = field(default_factory=lambda: set(BOTH))
     """Sides that, as far as is known here, its opener has not asked for it yet."""
-    events: list[Event] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    """Its timeline."""
     events_dropped: int = 0
 
     @property
@@ -145,12 +151,19 @@ class RoomEntry:
         """Sides that hold it open, and that nobody brought it to."""
         return self.untaken & self.waiting_for
 
-    def record(self, event: Event) -> None:
+    @property
+    def events(self) -> Sequence[Event]:
+        """Its timeline, as it is read."""
+        events = [each if isinstance(each, Event) else each() for each in self.lines]
+        self.lines[:] = events
+        return events
+
+    def record(self, line: Line) -> None:
         """Add a line to its timeline, while there is space."""
-        if len(self.events) >= EVENTS_PER_ROOM_MAX:
+        if len(self.lines) >= EVENTS_PER_ROOM_MAX:
             self.events_dropped += 1
         else:
-            self.events.append(event)
+            self.lines.append(line)
 
     def worker(self, side: Side) -> WorkerFacts:
         return self.prefill if side is Side.PREFILL else self.decode

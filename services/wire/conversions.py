@@ -4,12 +4,17 @@ Reading checks what the type system cannot: enums that are set, numbers in range
 not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
+from functools import partial
 from itertools import pairwise
 from math import inf, isfinite
+from typing import Final
+
+from google.protobuf.message import DecodeError
 
 from services.pages.checksum import KvChecksum
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.pages.topology import Topology
+from services.rooms.entries import Line
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -29,6 +34,10 @@ from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 TEXT_CHARS_MAX = 1024
 """Longest text of a cause; the rest is cut."""
 REQUEST_ID_CHARS_MAX = 256
+LINE_BYTES_MAX: Final = 1024
+"""Longest line of a timeline that is kept as it came."""
+UNREADABLE: Final = "unreadable"
+"""The name of a line that is none."""
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
 PENALTY_MAX = 100
@@ -308,9 +317,20 @@ def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
     )
 
 
-def event_from_wire(wire: rooms_pb2.RoomEvent, source: str) -> Event:
-    """`source`: who is known to have told it. What the line itself says of that is not believed."""
-    return Event(wire.wall_ms, source, wire.name[:64], wire.detail[:512], wire.host_us)
+def line_from_wire(wire: bytes, source: str) -> Line:
+    """`source`: who is known to have told it. What the line itself says of that is not believed. One that is
+    too long is read at once, which cuts it."""
+    read = partial(event_from_wire, wire, source)
+    return read if len(wire) <= LINE_BYTES_MAX else read()
+
+
+def event_from_wire(wire: bytes, source: str) -> Event:
+    """One that makes no sense says so: it is read when somebody else asks for it."""
+    try:
+        event = rooms_pb2.RoomEvent.FromString(wire)
+    except DecodeError:
+        return Event(0, source, UNREADABLE)
+    return Event(event.wall_ms, source, event.name[:64], event.detail[:512], event.host_us)
 
 
 def room_to_wire(entry: RoomEntry, *, events: bool) -> rooms_pb2.Room:

@@ -125,7 +125,7 @@ class Reporter:
             name=name,
             detail=detail[:DETAIL_CHARS_MAX],
             host_us=self._clock.host_us(),
-        )
+        ).SerializeToString()
         self._waiting.append(rooms_pb2.RoomReport(room=room, event=event, retired=retired))
         self._wake.set()
 

@@ -65,7 +65,7 @@ async def test_a_room_is_opened_reported_and_filed(client: Client) -> None:
     assert shown.phase == "open"
     await client.report(0, rooms_pb2.RoomReport(room=room, outcome=outcome_to_wire(None)))
     for worker in (client.at.prefill, client.at.decode):
-        event = rooms_pb2.RoomEvent(source=worker.name, name="retired")
+        event = rooms_pb2.RoomEvent(source=worker.name, name="retired").SerializeToString()
         await client.report(worker.incarnation, rooms_pb2.RoomReport(room=room, event=event, retired=True))
     shown = await client.call(client.rooms.GetRoom, rooms_pb2.GetRoomRequest(room=room))
     assert shown.phase == "retired"
@@ -77,9 +77,9 @@ async def test_a_room_is_opened_reported_and_filed(client: Client) -> None:
 async def test_a_worker_that_is_not_the_rooms_is_not_believed(client: Client) -> None:
     room = await client.open()
     outcome = outcome_to_wire(Cause(Reason.ENGINE_FAILED, "made up"))
-    event = rooms_pb2.RoomEvent(source="x", name="made up")
+    event = rooms_pb2.RoomEvent(source="x", name="made up").SerializeToString()
     for reporter in (99, client.at.prefill.incarnation):
-        told = event if reporter == 99 else None
+        told = event if reporter == 99 else b""
         await client.report(
             reporter, rooms_pb2.RoomReport(room=room, event=told, outcome=outcome, retired=reporter == 99)
         )
@@ -92,7 +92,7 @@ async def test_a_worker_that_is_not_the_rooms_is_not_believed(client: Client) ->
 
 async def test_a_line_is_put_down_under_the_name_of_whoever_sent_it(client: Client) -> None:
     room = await client.open()
-    event = rooms_pb2.RoomEvent(source="bootstrap", name="landed")
+    event = rooms_pb2.RoomEvent(source="bootstrap", name="landed").SerializeToString()
     request = rooms_pb2.ReportRoomsRequest(incarnation=client.at.decode.incarnation)
     request.reports.add(room=room, event=event)
     await client.call(client.rooms.ReportRooms, request)

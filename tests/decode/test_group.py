@@ -16,7 +16,7 @@ from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
-from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
+from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.conversions import cause_to_wire
 from tests.decode.bench import Caller, DecodeBench, Sender, tell
 from tests.prefill import toy
@@ -258,10 +258,11 @@ async def test_a_rank_whose_wish_the_others_do_not_share_says_so_once_and_why(gr
 
 def wishes(group: Group) -> list[list[str]]:
     """What each rank said that it voted."""
-    return [
-        [report.event.detail for report in each.work._reporter._waiting if report.event.name == "voted"]
+    told = [
+        [rooms_pb2.RoomEvent.FromString(report.event) for report in each.work._reporter._waiting]
         for each in group.ranks
     ]
+    return [[event.detail for event in each if event.name == "voted"] for each in told]
 
 
 async def test_every_rank_hears_that_the_worker_drains_and_all_leave_in_one_turn(group: Group) -> None:

@@ -224,7 +224,8 @@ class PrefillBench:
     def told(self, room: int) -> list[str]:
         """Names of the room's timeline lines, in order."""
         waiting: Any = self.reporter
-        return [each.event.name for each in waiting._waiting if each.room == room]
+        told = [each.event for each in waiting._waiting if each.room == room]
+        return [rooms_pb2.RoomEvent.FromString(each).name for each in told]
 
     def close(self) -> None:
         self.engine.go()

@@ -14,7 +14,7 @@ from services.rooms.phases import Phase
 from services.rooms.request import Request
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
-from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import Malformed
 from services.wire.errors import NotConnected
 from services.wire.mailbox import Mailbox
@@ -495,7 +495,8 @@ async def test_secrets_unlogged_a_timeline_tells_how_many_tokens_and_never_which
     await pair.bench.grant(1, GRANTED)
     await settle(pair.bench)
     waiting: Any = pair.bench.reporter
-    lines = [f"{each.event.name}: {each.event.detail}" for each in waiting._waiting] + caplog.messages
+    told = [rooms_pb2.RoomEvent.FromString(each.event) for each in waiting._waiting]
+    lines = [f"{each.name}: {each.detail}" for each in told] + caplog.messages
     assert any(line.startswith("accepted: 10 ") for line in lines)
     for line in lines:
         assert not any(str(token) in line for token in PROMPT), line

@@ -570,6 +570,24 @@ def test_a_timeline_is_bounded_and_counts_what_it_dropped(stack: Registry) -> No
     assert (len(entry.events), entry.events_dropped) == (EVENTS_PER_ROOM_MAX, 2)
 
 
+def test_a_line_is_read_once_and_only_when_somebody_asks(stack: Registry) -> None:
+    reads = 0
+
+    def read() -> Event:
+        nonlocal reads
+        reads += 1
+        return Event(2, "decode-1", "landed")
+
+    entry = opened(stack)
+    first = Event(1, "bootstrap", "opened")
+    for line in (first, read):
+        entry.record(line)
+    assert reads == 0
+    for _ in range(2):
+        assert entry.events == [first, Event(2, "decode-1", "landed")]
+    assert reads == 1
+
+
 def test_room_ends_an_ended_room_is_not_waited_for_for_ever(stack: Registry) -> None:
     entry = opened(stack)
     assert stack.overdue(10**9) == []

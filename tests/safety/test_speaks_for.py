@@ -99,7 +99,8 @@ def registration(party: Party, name: str, incarnation: int) -> workers_pb2.Regis
 def spoken(worker: Worker, room: int) -> list[Any]:
     """All that is said in a worker's name, its goodbye last."""
     named = worker.incarnation
-    report = rooms_pb2.RoomReport(room=room, event=rooms_pb2.RoomEvent(name="granted"), retired=True)
+    event = rooms_pb2.RoomEvent(name="granted").SerializeToString()
+    report = rooms_pb2.RoomReport(room=room, event=event, retired=True)
     return [
         workers_pb2.RenewRequest(incarnation=named),
         rooms_pb2.ReportRoomsRequest(incarnation=named, reports=[report]),

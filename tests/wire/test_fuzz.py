@@ -161,7 +161,7 @@ def test_a_worker_is_what_it_says_or_refused(message: workers_pb2.RegisterReques
 
 @given(messages(rooms_pb2.RoomEvent))
 def test_an_event_is_cut_to_its_bounds(message: rooms_pb2.RoomEvent) -> None:
-    event = wire.event_from_wire(message, "teller")
+    event = wire.event_from_wire(message.SerializeToString(), "teller")
     back = wire.event_to_wire(event)
     assert message.detail.startswith(back.detail)
     assert back.source == "teller"

@@ -86,8 +86,9 @@ async def test_lines_leave_in_order_in_batches(bench: Bench) -> None:
     assert bootstrap.rooms == [*range(1, BATCH_MAX + 2), 1]
     assert bootstrap.incarnations == {5}
     line, last = bootstrap.batches[0][0], bootstrap.batches[1][1]
-    assert (line.event.source, line.event.name, line.event.detail) == ("w", "granted", "2 pages")
-    assert (line.event.wall_ms, line.event.host_us) == (42, 7_000)
+    event = rooms_pb2.RoomEvent.FromString(line.event)
+    assert (event.source, event.name, event.detail) == ("w", "granted", "2 pages")
+    assert (event.wall_ms, event.host_us) == (42, 7_000)
     assert not line.retired
     assert last.retired
 
@@ -140,7 +141,7 @@ async def test_long_details_are_cut(bench: Bench) -> None:
     bootstrap, reporter = bench
     reporter.note(RoomId(1), "failed", "x" * 10_000)
     await reporter.flush()
-    assert len(bootstrap.batches[0][0].event.detail) == DETAIL_CHARS_MAX
+    assert len(rooms_pb2.RoomEvent.FromString(bootstrap.batches[0][0].event).detail) == DETAIL_CHARS_MAX
 
 
 async def test_a_rank_that_does_not_lead_tells_what_it_saw_itself_in_its_leaders_name() -> None:
@@ -158,7 +159,8 @@ async def test_a_rank_that_does_not_lead_tells_what_it_saw_itself_in_its_leaders
         rank.retired(RoomId(1))
         await rank.flush()
     [[line]] = bootstrap.batches
-    assert (line.event.name, line.event.detail, line.retired) == ("landed", "2 pages", False)
+    event = rooms_pb2.RoomEvent.FromString(line.event)
+    assert (event.name, event.detail, line.retired) == ("landed", "2 pages", False)
     assert (bootstrap.incarnations, bootstrap.ranks) == ({5}, {2})
 
 

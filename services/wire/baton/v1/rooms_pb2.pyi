@@ -226,10 +226,10 @@ class RoomReport(_message.Message):
     RETIRED_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     room: _builtins.int
+    event: _builtins.bytes
+    """A RoomEvent, serialised: it is read when somebody asks for it."""
     retired: _builtins.bool
     """The reporting worker gave back everything that it held for the room."""
-    @_builtins.property
-    def event(self) -> Global___RoomEvent: ...
     @_builtins.property
     def outcome(self) -> Global___Outcome:
         """Set by whoever drives a room that it opened itself: its outcome."""
@@ -238,11 +238,11 @@ class RoomReport(_message.Message):
         self,
         *,
         room: _builtins.int = ...,
-        event: Global___RoomEvent | None = ...,
+        event: _builtins.bytes = ...,
         retired: _builtins.bool = ...,
         outcome: Global___Outcome | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "outcome", b"outcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "outcome", b"outcome", "retired", b"retired", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
