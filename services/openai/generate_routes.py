@@ -80,7 +80,6 @@ def generate_routes(
             rendering=rendering,
             metrics=metrics,
             exchange=exchange,
-            stalled_client_s=settings.stalled_client_s,
             transcript=Transcript(choices, model.tokenizer, exchange.names) if settings.log_prompts else None,
         )
         return StreamedReply(answering) if body.stream else WholeReply(answering)

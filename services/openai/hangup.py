@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or stopped reading from it. There is nobody to answer."""
+    """The client closed the connection, or stopped reading and was hung up on. There is nobody to answer."""
 
 
 async def unless_gone(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:

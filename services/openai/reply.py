@@ -36,8 +36,6 @@ class Answering:
     rendering: Rendering
     metrics: HttpMetrics
     exchange: Exchange
-    stalled_client_s: float
-    """How long a client may leave what is sent to it unread."""
     transcript: Transcript | None = None
 
     async def answer(self, emit: Emit) -> Usage:
@@ -88,7 +86,7 @@ class StreamedReply(Response):
         self._answering = answering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = EventStream(send, self._answering.stalled_client_s)
+        stream = EventStream(send)
         await unless_gone(scope, receive, self._write(stream))
 
     async def _write(self, stream: EventStream) -> None:

@@ -87,6 +87,8 @@ async def serve_http(
     Raises RuntimeError if it does not get that far, StartupError for certificates that cannot be used.
     """
     port = port_of(sock)
+    # Of each connection. A reply over TLS is handed on at once: that it waits is not seen from here.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(BoundedHttp.stalled_s * 1000))
     config = uvicorn.Config(
         app,
         http=BoundedHttp,

@@ -10,6 +10,7 @@ from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.schemas import ChatRequest, CompletionRequest, Message, StreamOptions
 from services.openai.unsupported import HARMLESS, IGNORED
+from services.runtime.http_head import BoundedHttp
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 
@@ -54,4 +55,4 @@ def test_every_route_is_named() -> None:
 def test_its_times_are_the_settings() -> None:
     settings = ApiSettings()
     assert f"did not arrive within {settings.body_timeout_s:g} s" in PAGE
-    assert f"reads nothing\nfor {settings.stalled_client_s:g} s" in PAGE
+    assert f"reads nothing\nfor {BoundedHttp.stalled_s:g} s" in PAGE

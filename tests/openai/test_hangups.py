@@ -10,13 +10,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.backend import Hangup, Overloaded
 from services.openai.edge import Edge
 from services.openai.hangup import ClientGone, unless_gone
 from services.rooms.request import Request
-from services.runtime import http_server
+from services.runtime.http_head import BoundedHttp
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 from services.runtime.presence import IN_STATE, Presence
@@ -161,11 +160,11 @@ async def test_at_random_points(url: str, backend: ScriptedBackend) -> None:
 
 
 async def test_a_client_that_stops_reading(backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent to it fills the buffers and then waits; after a while it counts as gone. It stays, and the
-    server that stops does not wait for it."""
+    """What is sent to it fills the buffers and then waits; after a while it is hung up on."""
     endless: list[Step] = [batch(tiny.ids("The fox "), top=20) for _ in range(20_000)]
     backend.script = lambda _: endless
-    app = create_app(backend, tiny.model(), CollectorRegistry(), ApiSettings(stalled_client_s=0.1))
+    monkeypatch.setattr(BoundedHttp, "stalled_s", 0.1)
+    app = create_app(backend, tiny.model(), CollectorRegistry())
     server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), graceful_timeout_s=3600)
     _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
     asked = chat(stream=True, logprobs=True, top_logprobs=20)
@@ -173,7 +172,6 @@ async def test_a_client_that_stops_reading(backend: ScriptedBackend, monkeypatch
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await hung_up(backend, 1)
-    monkeypatch.setattr(http_server, "STALLED_AT_END_S", 0.1)
     async with asyncio.timeout(WAIT_S):
         await server.stop()
     writer.transport.abort()

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -16,6 +17,7 @@ from services.runtime import http_server
 from services.runtime.http_head import BoundedHttp
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
+from services.runtime.tls_files import TlsFiles
 
 CLIENTS_KEEP_S: Final = 5.0
 """How long httpx, and so the OpenAI client, keeps a connection that rests."""
@@ -50,7 +52,9 @@ LOOPS: Final = pytest.mark.parametrize(
 )
 
 
-async def unread(*, until_hung_up_on: bool) -> None:
+async def unread(
+    *, until_hung_up_on: bool, tls: TlsFiles | None = None, believed: ssl.SSLContext | None = None
+) -> None:
     """A client asks for much, reads nothing and stays; then the server is stopped, which it has long for."""
     app = FastAPI()
     answered = asyncio.Event()
@@ -61,10 +65,17 @@ async def unread(*, until_hung_up_on: bool) -> None:
         return PlainTextResponse("x" * MUCH)
 
     async with asyncio.timeout(20):
-        server = await serve_http(app, bind_port("127.0.0.1", 0, "--port"), 3600)
+        server = await serve_http(app, bind_port("127.0.0.1", 0, "--port"), 3600, tls)
         connections = server._server.server_state.connections
-        with socket.create_connection(("127.0.0.1", server.port)) as client:
+
+        def ask() -> socket.socket:
+            client = socket.create_connection(("127.0.0.1", server.port))
+            if believed is not None:
+                client = believed.wrap_socket(client, server_hostname="localhost")
             client.sendall(REQUEST)
+            return client
+
+        with await asyncio.to_thread(ask):
             await answered.wait()
             while until_hung_up_on and connections:
                 await asyncio.sleep(0.001)

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 from services.runtime.settings import load
 from services.runtime.tls_files import TlsFiles
+from tests.runtime.test_http_server import LOOPS, unread
 from tests.safety.certificates import made
 
 PATIENCE_S = 20.0
@@ -91,6 +92,17 @@ async def test_whoever_started_the_server_believes_its_very_certificate_alone(
         async with httpx.AsyncClient(verify=others.pinned(), trust_env=False) as http:
             with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
                 await http.get(f"https://127.0.0.1:{port}/health")
+
+
+@LOOPS
+def test_who_reads_nothing_of_a_whole_answer_is_hung_up_on(
+    loop: Callable[[], asyncio.AbstractEventLoop], ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it was handed on at once: the server sees nothing that waits."""
+    monkeypatch.setattr(BoundedHttp, "stalled_s", 0.1)
+    files = TlsFiles(ours / "http.crt", ours / "http.key")
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(unread(until_hung_up_on=True, tls=files, believed=believing(ours)))
 
 
 def test_a_certificate_that_is_missing_is_told_as_such(tmp_path: Path) -> None:
