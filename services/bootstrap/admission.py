@@ -108,7 +108,8 @@ class Admission:
         span is a part of.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
-        the queue either, and where a side has no ready worker it waits for one for a while.
+        the queue either: as many again may wait. Where a side has no ready worker, it waits for one for a
+        while.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
         """

@@ -37,7 +37,12 @@ class BootstrapSettings(ServiceSettings):
     http_port: int = setting(8000, "Port of the OpenAI HTTP API (0: any free one).", PORT)
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
     grpc_host: str = setting("", "Address that --grpc-port is on (not given: --host).", HOST_OR_NONE)
-    max_queue: int = setting(1024, "Most requests waiting for a pair of workers; more get a 429.", POSITIVE)
+    max_queue: int = setting(
+        1024,
+        "Most requests waiting for a pair of workers; more get a 429. Those whose room failed may wait"
+        " beside a full queue, up to as many again.",
+        POSITIVE,
+    )
     queue_timeout_ms: int = setting(60_000, "Longest wait of a request for a pair of workers.", DURATION_MS)
     request_timeout_ms: int = setting(
         600_000, "Longest that one request may take once it has its workers.", DURATION_MS
