@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from services.rooms.entries import BOTH
 from services.rooms.errors import Reason
 from services.rooms.phases import Side
 
@@ -72,7 +73,7 @@ def guilty(reason: Reason, teller: Side | None) -> frozenset[Side]:
         case Guilt.TELLER if teller is not None:
             return frozenset({teller})
         case Guilt.EITHER | Guilt.TELLER:
-            return frozenset(Side)
+            return BOTH
         case None:
             return frozenset()
 
