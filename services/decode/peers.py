@@ -208,6 +208,11 @@ class Peers:
             return remote_error(error)
         except (Malformed, LayoutMismatch) as error:
             return error
+        except asyncio.CancelledError:
+            if _called_off():
+                raise
+            text = "the channel was closed under the call"  # another took its place
+            return RemoteError(grpc.StatusCode.CANCELLED, NotConnected.__name__, text)
         return None
 
     async def _grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest, call: _Call) -> None:
@@ -326,6 +331,12 @@ class FollowerPeers(Peers):
     def exposed_anew(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+
+def _called_off() -> bool:
+    """This task is cancelled, and not merely the call that it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _may_pass(problem: _Problem) -> bool:

@@ -436,6 +436,21 @@ async def test_a_peer_that_cannot_be_connected_fails_the_rooms_that_waited_for_i
     assert caller.tokens == toy.answer(third)
 
 
+async def test_a_channel_that_is_closed_under_a_connect_shuts_nobody_out(bench: DecodeBench) -> None:
+    """As when another certificate has taken the place of its own."""
+    bench.sender.may_connect.clear()
+    caller = await bench.stream(ASKED)
+    await until(lambda: bool(bench.sender.connects))
+    await bench.channels.drop(PREFILL)
+    await until(lambda: len(bench.sender.connects) == 2)
+    bench.sender.may_connect.set()
+    await bench.granted(1)
+    bench.land(ASKED)
+    await bench.settle()
+    assert caller.tokens == toy.answer(ASKED)
+    bench.assert_empty()
+
+
 async def test_a_peer_that_departs_while_it_is_being_connected_leaves_nothing_behind(
     bench: DecodeBench,
 ) -> None:
