@@ -39,6 +39,7 @@ from services.runtime.process_metrics import describe_process
 from services.transfer.exposure import Exposure
 from services.transfer.nixl import NixlTransfer
 from services.transfer.nixl_library import install_memory_hooks
+from services.transfer.start import offering
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
 from services.wire.follower_host import FollowerHost
@@ -98,7 +99,8 @@ async def _serve(
     await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
     bind_thread(engine.cache.device)  # this one makes all calls of the transfer
     slots = HostMemory(settings.places * SLOT_BYTES)
-    exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
+    with offering(engine.cache.device):
+        exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
 
     stepper = Stepper(engine, host.mailbox.wake)
     prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None

@@ -39,6 +39,7 @@ from services.runtime.process_metrics import describe_process
 from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
 from services.transfer.nixl_library import install_memory_hooks
+from services.transfer.start import offering
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
 from services.wire.follower_host import FollowerHost
@@ -92,9 +93,10 @@ async def _serve(
     bind_thread(engine.cache.device)  # this one makes all calls of the transfer
     layouts = [rank_layout(engine.whole, topology, each) for each in range(topology.ranks)]
     slots = HostMemory(settings.places * SLOT_BYTES)
-    transfer = NixlTransfer(mine)
-    transfer.register(Region("kv", engine.cache.address, engine.cache.length, engine.cache.device))
-    transfer.register(Region("slots", slots.address, slots.length))
+    with offering(engine.cache.device):
+        transfer = NixlTransfer(mine)
+        transfer.register(Region("kv", engine.cache.address, engine.cache.length, engine.cache.device))
+        transfer.register(Region("slots", slots.address, slots.length))
 
     stepper = Stepper(engine, host.mailbox.wake)
     prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None

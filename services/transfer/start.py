@@ -1,0 +1,20 @@
+"""What is said where a worker's memory cannot be given to the transfer at its start?"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from services.runtime.errors import StartupError
+from services.transfer.interface import TransferError
+
+
+@contextmanager
+def offering(device: str) -> Iterator[None]:
+    """While the memory of `device` ("cpu", "cuda:N") is first made known: raises StartupError, in one line,
+    where the transfer cannot be loaded or does not take it."""
+    try:
+        yield
+    except TransferError as error:
+        text = f"the KV pages on {device} cannot be transferred: {error}"
+        if device.startswith("cuda"):
+            text += "; NIXL's UCX needs its CUDA transports, which `ucx_info -d` lists where they are there"
+        raise StartupError(text) from error

@@ -1,0 +1,24 @@
+"""Does a worker whose memory the transfer does not take say so in one line?"""
+
+import pytest
+
+from services.rooms.ids import Incarnation
+from services.runtime.errors import StartupError
+from services.runtime.host_memory import HostMemory
+from services.transfer.interface import Region
+from services.transfer.nixl import NixlTransfer
+from services.transfer.start import offering
+
+
+def test_memory_that_is_on_no_device_here_is_refused_by_name() -> None:
+    memory = HostMemory(4096)
+    transfer = NixlTransfer(Incarnation(5))
+    try:
+        with pytest.raises(StartupError) as refused, offering("cuda:0"):
+            transfer.register(Region("kv", memory.address, memory.length, "cuda:0"))
+    finally:
+        transfer.close()
+    assert str(refused.value).startswith(
+        "the KV pages on cuda:0 cannot be transferred: region 'kv' cannot be registered: "
+    )
+    assert "ucx_info -d" in str(refused.value)
