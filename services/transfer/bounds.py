@@ -64,28 +64,15 @@ def region_named(name: str, regions: Mapping[str, Region], whose: str) -> Region
     return region
 
 
-def fitting(runs: Sequence[Run], source: Region, target: Region) -> list[Run]:
-    """`runs` with neighbours merged where both sides go on without a gap: few large descriptors win.
-
-    Raises OutOfRegion if one reaches outside `source` or `target` or has no bytes, TransferError if
-    there are none.
-    """
+def check_runs(runs: Sequence[Run], source: Region, target: Region) -> None:
+    """Raises OutOfRegion if one reaches outside `source` or `target` or has no bytes, TransferError if there
+    are none."""
     if not runs:
         raise TransferError("a put of no runs")
-    merged: list[Run] = []
     source_length, target_length = source.length, target.length
-    end_source = end_target = -1
-    for run in runs:
-        at, to, length = run
+    for at, to, length in runs:
         if length < 1 or not 0 <= at <= source_length - length or not 0 <= to <= target_length - length:
             raise OutOfRegion(
                 f"run {at} -> {to}, {length} bytes, does not lie in region "
-                f"{source.name!r}: {source.length} bytes here, {target.length} at the peer"
+                f"{source.name!r}: {source_length} bytes here, {target_length} at the peer"
             )
-        if at == end_source and to == end_target:
-            first = merged[-1]
-            merged[-1] = Run(first.source, first.target, first.length + length)
-        else:
-            merged.append(run)
-        end_source, end_target = at + length, to + length
-    return merged

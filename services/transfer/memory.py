@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.rooms.ids import Incarnation
-from services.transfer.bounds import check_endpoint, check_region, fitting, region_named
+from services.transfer.bounds import check_endpoint, check_region, check_runs, region_named
 from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.inbox import Inbox, check_notice
 from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
@@ -68,10 +68,10 @@ class MemoryTransfer:
         link = self._ledger.link(peer)
         source = region_named(region, self._regions, "this process")
         target = region_named(region, link.regions, f"peer {link.endpoint.agent}")
-        fitted = fitting(runs, source, target)
+        check_runs(runs, source, target)
         if link.broken:
             raise TransferError(f"the connection to {link.endpoint.agent} broke")
-        write = self._fabric.post(self._ledger.incarnation, peer, source, target, fitted)
+        write = self._fabric.post(self._ledger.incarnation, peer, source, target, runs)
         return self._ledger.post(peer, write)
 
     def poll(self, put: PutId) -> PutState:

@@ -39,8 +39,8 @@ from services.transfer.bounds import (
     REGIONS_MAX,
     check_endpoint,
     check_region,
+    check_runs,
     device_index,
-    fitting,
     region_named,
 )
 from services.transfer.inbox import Inbox, check_notice
@@ -126,14 +126,14 @@ class NixlTransfer:
         name = link.endpoint.agent
         source = region_named(region, self._regions, "this process")
         target = region_named(region, link.regions, f"peer {name}")
-        fitted = fitting(runs, source, target)
+        check_runs(runs, source, target)
         if link.broken:
             raise TransferError(f"the connection to {name} broke")
         source_kind, source_device = _memory(source.device)
         target_kind, target_device = _memory(target.device)
         source_start, target_start = source.address, target.address
-        sources = [(source_start + at, length, source_device) for at, _, length in fitted]
-        targets = [(target_start + to, length, target_device) for _, to, length in fitted]
+        sources = [(source_start + at, length, source_device) for at, _, length in runs]
+        targets = [(target_start + to, length, target_device) for _, to, length in runs]
         try:
             local = agent.get_xfer_descs(sources, mem_type=source_kind)
             remote = agent.get_xfer_descs(targets, mem_type=target_kind)
