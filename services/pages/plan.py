@@ -38,6 +38,11 @@ class TransferPlan:
         return not self.strips
 
     @property
+    def whole(self) -> bool:
+        """Pages go as they are, and neighbours as one run."""
+        return self.blocks[0][2] == self.source_page_bytes == self.target_page_bytes
+
+    @property
     def piece_tokens(self) -> int:
         """Of the smaller page, which the larger one holds some of."""
         return min(self.source_page_tokens, self.target_page_tokens)
@@ -68,25 +73,20 @@ class TransferPlan:
             raise Truncated(f"{stop} positions to send, {len(source)} pages of {self.source_page_tokens}")
         if stop > first + len(target) * self.target_page_tokens:
             raise Truncated(f"{stop} positions to fill, {len(target)} pages from position {first} on")
-        runs: list[PageRun] = []
-        begun_source = begun_target = size = 0
         begin, end, before = start // small, stop // small, first // small
+        if self.whole:
+            return _neighbours(
+                source[begin:end], target[begin - before : end - before], self.source_page_bytes
+            )
         sources = self._places(source, self.source_page_bytes, self.source_page_tokens // small, begin, end)
         targets = self._places(
             target, self.target_page_bytes, self.target_page_tokens // small, begin - before, end - before
         )
-        for at_source, at_target in zip(sources, targets, strict=True):
-            for block_source, block_target, length in self.blocks:
-                run_source, run_target = at_source + block_source, at_target + block_target
-                if size and run_source == begun_source + size and run_target == begun_target + size:
-                    size += length
-                    continue
-                if size:
-                    runs.append(PageRun(begun_source, begun_target, size))
-                begun_source, begun_target, size = run_source, run_target, length
-        if size:
-            runs.append(PageRun(begun_source, begun_target, size))
-        return runs
+        return [
+            (at + block_at, to + block_to, length)
+            for at, to in zip(sources, targets, strict=True)
+            for block_at, block_to, length in self.blocks
+        ]
 
     def _places(self, table: Sequence[int], page_bytes: int, each: int, begin: int, end: int) -> list[int]:
         """Where the pieces [begin, end) of one side begin. A piece is the smaller page's positions, of which
@@ -138,22 +138,41 @@ def windows(runs: Sequence[PageRun], window_bytes: int) -> Iterator[list[PageRun
     """
     if window_bytes < 1:
         raise ValueError(f"a window of {window_bytes} bytes carries nothing")
+    if sum([length for _, _, length in runs]) <= window_bytes:
+        if runs:
+            yield list(runs)
+        return
     window: list[PageRun] = []
     room = window_bytes
-    for run in runs:
-        while run.length > room:
-            window.append(run._replace(length=room))
-            run = PageRun(run.source + room, run.target + room, run.length - room)
+    for at, to, length in runs:
+        while length > room:
+            window.append((at, to, room))
+            at, to, length = at + room, to + room, length - room
             yield window
             window, room = [], window_bytes
-        if run.length:
-            window.append(run)
-            room -= run.length
+        window.append((at, to, length))
+        room -= length
         if room == 0:
             yield window
             window, room = [], window_bytes
     if window:
         yield window
+
+
+def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -> list[PageRun]:
+    """Whole pages, as few runs: those that follow each other on both sides are one."""
+    runs: list[PageRun] = []
+    at = to = count = 0
+    for mine, theirs in zip(source, target, strict=True):
+        if count and mine == at + count and theirs == to + count:
+            count += 1
+            continue
+        if count:
+            runs.append((at * page_bytes, to * page_bytes, count * page_bytes))
+        at, to, count = mine, theirs, 1
+    if count:
+        runs.append((at * page_bytes, to * page_bytes, count * page_bytes))
+    return runs
 
 
 def _strips(layout: KvLayout) -> Iterator[tuple[tuple[int, int], int]]:
@@ -173,11 +192,11 @@ def _plan(source: KvLayout, target: KvLayout, share: Sequence[tuple[int, int]]) 
     length = min(source_strip, target_strip)
     blocks: list[PageRun] = []
     for at_source, at_target in strips:
-        last = blocks[-1] if blocks else PageRun(0, 0, 0)
-        if blocks and (at_source, at_target) == (last.source + last.length, last.target + last.length):
-            blocks[-1] = last._replace(length=last.length + length)
+        at, to, size = blocks[-1] if blocks else (0, 0, 0)
+        if blocks and (at_source, at_target) == (at + size, to + size):
+            blocks[-1] = (at, to, size + length)
         else:
-            blocks.append(PageRun(at_source, at_target, length))
+            blocks.append((at_source, at_target, length))
     return TransferPlan(
         source_page_tokens=source.page_tokens,
         target_page_tokens=target.page_tokens,

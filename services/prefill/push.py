@@ -209,9 +209,8 @@ class Push:
 
     def _write_slots(self, peers: Sequence[Incarnation], start: int, length: int) -> None:
         for peer in peers:
-            run = Run(self._staging_offset + start, self._slot_offset + start, length)
-            self._put(peer, SLOTS, [run])
+            self._put(peer, SLOTS, [(self._staging_offset + start, self._slot_offset + start, length)])
 
     def _put(self, peer: Incarnation, region: str, runs: list[Run]) -> None:
         put = self._transfer.put(peer, region, runs)
-        self._in_flight[put] = sum([run.length for run in runs])
+        self._in_flight[put] = sum([length for _, _, length in runs])

@@ -142,8 +142,8 @@ class MemoryFabric:
         fails = self._draw(self._plan.fail_share)
         late = self._plan.hold_steps if held else 0
         parts = [
-            _Part(self._due() + late, source.address + run.source, target.address + run.target, run.length)
-            for run in runs
+            _Part(self._due() + late, source.address + at, target.address + to, length)
+            for at, to, length in runs
         ]
         fails_at = self._random.choice(parts).due if fails else None
         write = Write(sender, receiver, parts, fails_at)

@@ -54,7 +54,7 @@ class Endpoint:
 
 
 Run: TypeAlias = PageRun
-"""`length` bytes from offset `source` of my region to offset `target` of the peer's same-named one."""
+"""(source, target, length): from an offset of my region to one of the peer's same-named one, in bytes."""
 
 
 class PutState(Enum):

@@ -16,7 +16,7 @@ from services.runtime.errors import MemoryKept
 from services.runtime.host_memory import CannotMove, HostMemory
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
-from services.transfer.interface import Region, Run
+from services.transfer.interface import Region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2
 from services.wire.errors import NotConnected, WrongIncarnation
@@ -88,7 +88,7 @@ async def test_what_the_sender_wrote_lands_nowhere_afterwards(bench: DecodeBench
     old = bench.exposure.id
     await abandoned(bench, 1)
     for page in bench.sender.grants[1].pages:
-        writer.put(old, "kv", [Run(0, page * toy.LAYOUT.page_bytes, len(LATE))])
+        writer.put(old, "kv", [(0, page * toy.LAYOUT.page_bytes, len(LATE))])
     bench.clock.advance(DEADLINE_MS)
     await bench.settle()
 

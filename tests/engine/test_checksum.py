@@ -202,9 +202,8 @@ def test_what_the_plan_carries_sums_up_to_the_same_and_each_missing_window_is_se
         for memory, was in zip(targets, before, strict=True):
             memory.raw.copy_(was)
         for target, source, window in (cut for index, cut in enumerate(cuts) if index != missing):
-            for run in window:
-                there, here = target.cache.address + run.target, source.cache.address + run.source
-                ctypes.memmove(there, here, run.length)
+            for at, to, length in window:
+                ctypes.memmove(target.cache.address + to, source.cache.address + at, length)
         got = sum(total(target, 0, 48) for target in targets) & WORD
         assert (got == want) == (missing is None)
 

@@ -181,12 +181,12 @@ class Line:
     def _pages(self, number: int, peer: Incarnation, runs: Sequence[Run]) -> Flight:
         mine, theirs = len(self.air.mine), self.air.theirs[rank_of(peer)]
         read, written = [], []
-        for run in runs:
-            for offset in range(0, run.length, STRIP):
-                page, strip = divmod((run.source + offset) // STRIP, mine)
+        for source, target, length in runs:
+            for offset in range(0, length, STRIP):
+                page, strip = divmod((source + offset) // STRIP, mine)
                 holds = content(self.room, self.pages.index(page), self.air.mine[strip])
                 read.append(page)
-                written.append((*divmod((run.target + offset) // STRIP, theirs), holds))
+                written.append((*divmod((target + offset) // STRIP, theirs), holds))
         sources, targets = dict.fromkeys(read), dict.fromkeys(page for page, _, _ in written)
         return Flight(
             number,
@@ -201,13 +201,13 @@ class Line:
         )
 
     def _slot(self, number: int, peer: Incarnation, runs: Sequence[Run]) -> Flight:
-        (run,) = runs
-        kind = SEAL if run.length == SEAL_BYTES and run.target % SLOT_BYTES == SEAL_OFFSET else RECORD
+        ((source, target, length),) = runs
+        kind = SEAL if length == SEAL_BYTES and target % SLOT_BYTES == SEAL_OFFSET else RECORD
         for flight in self.air.flying.values():
             if flight.room == self.room and flight.kind != kind:
                 raise Broken(
                     Law.SEAL_LAST, f"room {self.room}: its {kind} is posted while its {flight.kind} flies"
                 )
-        body = bytes(self.slot_memory[run.source : run.source + run.length])
-        ends = (run.source // SLOT_BYTES,), (run.target // SLOT_BYTES,)
+        body = bytes(self.slot_memory[source : source + length])
+        ends = (source // SLOT_BYTES,), (target // SLOT_BYTES,)
         return Flight(number, self.room, self.generation, peer, kind, *ends, self.air.rank, body)

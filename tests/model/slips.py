@@ -138,7 +138,7 @@ def written_to_the_next_slot(patch: Patch) -> None:
 
     def one_further(push: Push, peer: Incarnation, region: str, runs: list[Any]) -> None:
         if region == SLOTS:
-            runs = [type(run)(run.source, run.target + 256, run.length) for run in runs]
+            runs = [(source, target + 256, length) for source, target, length in runs]
         put(push, peer, region, runs)
 
     patch.setattr(Push, "_put", one_further)

@@ -32,7 +32,7 @@ class Watched(MemoryTransfer):
         self.posted: list[tuple[str, int, int]] = []
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
-        self.posted.append((region, sum(run.length for run in runs), self.pending(peer)))
+        self.posted.append((region, sum(length for _, _, length in runs), self.pending(peer)))
         return super().put(peer, region, runs)
 
 

@@ -86,7 +86,7 @@ def late_seal(folder: Folder) -> None:
         ranks.update({Incarnation(each.incarnation): rank for rank, each in enumerate(wire.endpoints)})
 
     def putting(transfer: NixlTransfer, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
-        seal = region == SLOTS and runs[0].target % SLOT_BYTES == SEAL_OFFSET
+        seal = region == SLOTS and runs[0][1] % SLOT_BYTES == SEAL_OFFSET
         if not seal or folder.asked("late_seal") != str(ranks[peer]):
             return put(transfer, peer, region, runs)
         name = PutId(peer, -1 - len(held) - len(posted))

@@ -103,14 +103,15 @@ class WatchedFabric(MemoryFabric):
     ) -> Write:
         write = super().post(sender, receiver, source, target, runs)
         bank = self._banks[sender]
-        rooms = bank.rooms(source.address + runs[0].source)
-        meant = rooms & self._banks[receiver].rooms(target.address + runs[0].target)
+        at, to, _ = runs[0]
+        rooms = bank.rooms(source.address + at)
+        meant = rooms & self._banks[receiver].rooms(target.address + to)
         room = min(meant or rooms, default=0)
         if not rooms:
             self._violate("source-pinned", f"{bank.name} sends what no room of it holds", room)
         carries = "pages"
         if target.name == "slots":
-            carries = "seals" if runs[0].target % SLOT_BYTES == SEAL_OFFSET else "records"
+            carries = "seals" if to % SLOT_BYTES == SEAL_OFFSET else "records"
             self._come_late(write)
         self._check_order(bank, room, carries)
         self._rooms[id(write)] = (write, room, carries)

@@ -23,7 +23,7 @@ from services.transfer.interface import (
 from tests.transfer.bench import KV_BYTES, SLOTS_BYTES, Bench, Node
 
 NOBODY = Incarnation(0xDEAD)
-WHOLE = [Run(0, 0, KV_BYTES)]
+WHOLE = [(0, 0, KV_BYTES)]
 
 
 def pattern(node: Node) -> bytes:
@@ -114,7 +114,7 @@ def test_both_ways_at_once(bench: Bench) -> None:
     left.fill("kv", 1)
     right.fill("slots", 2)
     there = left.transfer.put(right.incarnation, "kv", WHOLE)
-    back = right.transfer.put(left.incarnation, "slots", [Run(0, 0, SLOTS_BYTES)])
+    back = right.transfer.put(left.incarnation, "slots", [(0, 0, SLOTS_BYTES)])
     assert bench.finish(right, back) is PutState.DONE
     assert bench.finish(left, there) is PutState.DONE
     assert right.read("kv") == left.read("kv")
@@ -127,7 +127,7 @@ def test_several_peers_of_one_endpoint(bench: Bench) -> None:
     for byte, receiver in enumerate(receivers, start=1):
         sender.transfer.connect(receiver.transfer.endpoint())
         sender.fill("slots", byte)
-        assert bench.send(sender, receiver, "slots", [Run(0, 0, 8)]) is PutState.DONE
+        assert bench.send(sender, receiver, "slots", [(0, 0, 8)]) is PutState.DONE
     assert [receiver.read("slots", 0, 8) for receiver in receivers] == [
         bytes([byte]) * 8 for byte in (1, 2, 3)
     ]
@@ -232,11 +232,11 @@ def test_an_unknown_peer_is_named_as_such(bench: Bench) -> None:
 def test_a_put_moves_its_runs_and_nothing_else(bench: Bench) -> None:
     sender, receiver = bench.pair()
     data = pattern(sender)
-    runs = [Run(0, 4096, 1), Run(7, 64, 1000), Run(KV_BYTES - 5, 0, 5), Run(500, KV_BYTES - 700, 700)]
+    runs = [(0, 4096, 1), (7, 64, 1000), (KV_BYTES - 5, 0, 5), (500, KV_BYTES - 700, 700)]
     assert bench.send(sender, receiver, "kv", runs) is PutState.DONE
     expected = bytearray(KV_BYTES)
-    for run in runs:
-        expected[run.target : run.target + run.length] = data[run.source : run.source + run.length]
+    for source, target, length in runs:
+        expected[target : target + length] = data[source : source + length]
     assert receiver.read("kv") == bytes(expected)
     assert receiver.read("slots") == bytes(SLOTS_BYTES)
     assert sender.read("kv") == data
@@ -247,12 +247,11 @@ def test_many_scattered_runs(bench: Bench) -> None:
     data = pattern(sender)
     places = list(range(KV_BYTES // 512))
     random.Random(3).shuffle(places)
-    runs = [Run(source * 512, target * 512 + 17, 300) for source, target in enumerate(places)]
+    runs = [(source * 512, target * 512 + 17, 300) for source, target in enumerate(places)]
     assert bench.send(sender, receiver, "kv", runs) is PutState.DONE
     landed = receiver.read("kv")
-    for run in runs:
-        got = landed[run.target : run.target + run.length]
-        assert got == data[run.source : run.source + run.length]
+    for source, target, length in runs:
+        assert landed[target : target + length] == data[source : source + length]
     assert sum(landed[place * 512] for place in places) == 0
 
 
@@ -260,7 +259,7 @@ def test_neighbouring_runs_land_like_one(bench: Bench) -> None:
     sender, receiver = bench.pair()
     data = pattern(sender)
     # The second goes on where the first ends on both sides; the third only in the source.
-    runs = [Run(0, 100, 50), Run(50, 150, 50), Run(100, 400, 50), Run(150, 450, 10)]
+    runs = [(0, 100, 50), (50, 150, 50), (100, 400, 50), (150, 450, 10)]
     assert bench.send(sender, receiver, "kv", runs) is PutState.DONE
     assert receiver.read("kv", 100, 100) == data[:100]
     assert receiver.read("kv", 400, 60) == data[100:160]
@@ -270,7 +269,7 @@ def test_neighbouring_runs_land_like_one(bench: Bench) -> None:
 def test_a_put_names_its_region_on_both_sides(bench: Bench) -> None:
     sender, receiver = bench.pair()
     sender.fill("slots", 8)
-    assert bench.send(sender, receiver, "slots", [Run(0, SLOTS_BYTES - 16, 16)]) is PutState.DONE
+    assert bench.send(sender, receiver, "slots", [(0, SLOTS_BYTES - 16, 16)]) is PutState.DONE
     assert receiver.read("slots", SLOTS_BYTES - 16) == bytes([8]) * 16
     assert receiver.read("kv") == bytes(KV_BYTES)
     with pytest.raises(TransferError, match="no region 'weights'"):
@@ -280,18 +279,18 @@ def test_a_put_names_its_region_on_both_sides(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        Run(0, 0, KV_BYTES + 1),
-        Run(1, 0, KV_BYTES),
-        Run(0, 1, KV_BYTES),
-        Run(KV_BYTES, 0, 1),
-        Run(0, KV_BYTES, 1),
-        Run(-1, 0, 8),
-        Run(0, -1, 8),
-        Run(0, 0, 0),
-        Run(0, 0, -8),
-        Run(16, 16, -8),
-        Run(1 << 70, 0, 8),
-        Run(0, 0, 1 << 70),
+        (0, 0, KV_BYTES + 1),
+        (1, 0, KV_BYTES),
+        (0, 1, KV_BYTES),
+        (KV_BYTES, 0, 1),
+        (0, KV_BYTES, 1),
+        (-1, 0, 8),
+        (0, -1, 8),
+        (0, 0, 0),
+        (0, 0, -8),
+        (16, 16, -8),
+        (1 << 70, 0, 8),
+        (0, 0, 1 << 70),
     ],
     ids=str,
 )
@@ -299,10 +298,10 @@ def test_a_run_outside_a_region_posts_nothing(bench: Bench, run: Run) -> None:
     sender, receiver = bench.pair()
     sender.fill("kv", 5)
     with pytest.raises(OutOfRegion):
-        sender.transfer.put(receiver.incarnation, "kv", [Run(0, 0, 64), run])
+        sender.transfer.put(receiver.incarnation, "kv", [(0, 0, 64), run])
     assert sender.transfer.pending(receiver.incarnation) == 0
     # Whatever was posted before would be seen here: the same connection, a later put.
-    assert bench.send(sender, receiver, "slots", [Run(0, 0, 8)]) is PutState.DONE
+    assert bench.send(sender, receiver, "slots", [(0, 0, 8)]) is PutState.DONE
     assert receiver.read("kv") == bytes(KV_BYTES)
 
 
@@ -312,8 +311,8 @@ def test_the_smaller_of_both_regions_bounds_a_run(bench: Bench, smaller: str) ->
     receiver = bench.node(kv_bytes=4096 if smaller == "target" else 8192)
     sender.transfer.connect(receiver.transfer.endpoint())
     with pytest.raises(OutOfRegion):
-        sender.transfer.put(receiver.incarnation, "kv", [Run(4000, 4000, 200)])
-    assert bench.send(sender, receiver, "kv", [Run(4000, 4000, 96)]) is PutState.DONE
+        sender.transfer.put(receiver.incarnation, "kv", [(4000, 4000, 200)])
+    assert bench.send(sender, receiver, "kv", [(4000, 4000, 96)]) is PutState.DONE
 
 
 def test_a_put_of_no_runs_is_refused(bench: Bench) -> None:
@@ -325,12 +324,12 @@ def test_a_put_of_no_runs_is_refused(bench: Bench) -> None:
 
 def test_a_put_ends_once_and_its_name_is_never_used_again(bench: Bench) -> None:
     sender, receiver = bench.pair()
-    puts = [sender.transfer.put(receiver.incarnation, "slots", [Run(0, 0, 8)]) for _ in range(5)]
+    puts = [sender.transfer.put(receiver.incarnation, "slots", [(0, 0, 8)]) for _ in range(5)]
     for put in puts:
         assert bench.finish(sender, put) is PutState.DONE
         with pytest.raises(KeyError):
             sender.transfer.poll(put)
-    again = sender.transfer.put(receiver.incarnation, "slots", [Run(0, 0, 8)])
+    again = sender.transfer.put(receiver.incarnation, "slots", [(0, 0, 8)])
     assert len({*puts, again}) == 6
     with pytest.raises(KeyError):
         sender.transfer.poll(PutId(receiver.incarnation, again.number + 1))
@@ -343,7 +342,7 @@ def test_pending_counts_the_puts_not_seen_to_end(bench: Bench) -> None:
     sender, receiver = bench.pair()
     other = bench.node()
     sender.transfer.connect(other.transfer.endpoint())
-    puts = [sender.transfer.put(receiver.incarnation, "slots", [Run(0, 0, 8)]) for _ in range(3)]
+    puts = [sender.transfer.put(receiver.incarnation, "slots", [(0, 0, 8)]) for _ in range(3)]
     assert sender.transfer.pending(receiver.incarnation) == 3
     for left, put in zip((2, 1, 0), puts, strict=True):
         assert bench.finish(sender, put) is PutState.DONE
@@ -455,7 +454,7 @@ def test_the_end_of_an_abandoned_put_can_still_be_polled(bench: Bench) -> None:
 
 def test_abandoned_puts_become_quiet_without_being_polled(bench: Bench) -> None:
     sender, receiver = bench.pair()
-    puts = [sender.transfer.put(receiver.incarnation, "slots", [Run(0, 0, 8)]) for _ in range(3)]
+    puts = [sender.transfer.put(receiver.incarnation, "slots", [(0, 0, 8)]) for _ in range(3)]
     sender.transfer.disconnect(receiver.incarnation)
     assert sender.transfer.pending(receiver.incarnation) == 3
     bench.until(lambda: sender.transfer.pending(receiver.incarnation) == 0)
@@ -467,10 +466,10 @@ def test_abandoned_puts_become_quiet_without_being_polled(bench: Bench) -> None:
 
 def test_the_same_incarnation_can_be_connected_again(bench: Bench) -> None:
     sender, receiver = bench.pair()
-    assert bench.send(sender, receiver, "slots", [Run(0, 0, 8)]) is PutState.DONE
+    assert bench.send(sender, receiver, "slots", [(0, 0, 8)]) is PutState.DONE
     sender.transfer.disconnect(receiver.incarnation)
     sender.transfer.connect(receiver.transfer.endpoint())
-    under_way = sender.transfer.put(receiver.incarnation, "slots", [Run(0, 0, 8)])
+    under_way = sender.transfer.put(receiver.incarnation, "slots", [(0, 0, 8)])
     sender.transfer.disconnect(receiver.incarnation)
     sender.transfer.connect(receiver.transfer.endpoint())
     assert sender.transfer.pending(receiver.incarnation) == 1

@@ -13,11 +13,11 @@ from services.runtime.host_memory import MOVES_MAX, CannotMove, HostMemory
 from services.transfer.exposure import Exposure
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
-from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
+from services.transfer.interface import PutId, PutState, Transfer, TransferError
 from services.transfer.memory import MemoryTransfer
 from tests.transfer.bench import KV_BYTES, Bench, MakeTransfer, Node
 
-WHOLE = [Run(0, 0, KV_BYTES)]
+WHOLE = [(0, 0, KV_BYTES)]
 
 
 @dataclass
@@ -134,7 +134,7 @@ def test_a_put_under_way_ends_and_changes_nothing(bench: Bench, receiver: Receiv
 
 def test_a_put_to_the_old_endpoint_never_changes_the_memory(bench: Bench, receiver: Receiver) -> None:
     node, old = sender(bench, receiver), receiver.exposure.id
-    put = node.transfer.put(old, "slots", [Run(0, 0, 64)])
+    put = node.transfer.put(old, "slots", [(0, 0, 64)])
     assert end(bench, node, receiver, put) is PutState.DONE
     before = receiver.fill(3)
     sinks = revoke(receiver)
@@ -156,7 +156,7 @@ def test_who_held_the_old_endpoint_connects_to_the_new_one(bench: Bench, receive
     for writer in (node, bystander):
         writer.transfer.connect(receiver.exposure.endpoint())
         before = receiver.fill(4)
-        put = writer.transfer.put(receiver.exposure.id, "kv", [Run(0, 64, 100)])
+        put = writer.transfer.put(receiver.exposure.id, "kv", [(0, 64, 100)])
         assert end(bench, writer, receiver, put) is PutState.DONE
         kv = before["kv"]
         assert receiver.contents() == {**before, "kv": kv[:64] + b"\xee" * 100 + kv[164:]}
@@ -255,7 +255,7 @@ def drain(fabric: MemoryFabric) -> None:
 def test_a_write_that_asks_no_endpoint_lands_in_the_sink(posted: str) -> None:
     fabric, bench, receiver = blind(1.0, delay_steps_max=20)
     node, old, before = sender(bench, receiver), receiver.exposure.id, receiver.fill(6)
-    runs = [Run(at, at, 4096) for at in range(0, KV_BYTES, 4096)]
+    runs = [(at, at, 4096) for at in range(0, KV_BYTES, 4096)]
     if posted == "before":
         put = node.transfer.put(old, "kv", runs)
         sinks = revoke(receiver)
@@ -302,7 +302,7 @@ def test_under_every_fault_nothing_posted_to_an_old_exposure_changes_the_memory(
     for _ in range(4):
         for node in nodes:
             at = draw.randrange(0, KV_BYTES - 4096)
-            node.transfer.put(receiver.exposure.id, "kv", [Run(at, at, 4096)])
+            node.transfer.put(receiver.exposure.id, "kv", [(at, at, 4096)])
         old = receiver.exposure.id
         for _ in range(draw.randrange(6)):
             fabric.step()
@@ -311,7 +311,7 @@ def test_under_every_fault_nothing_posted_to_an_old_exposure_changes_the_memory(
         for node in nodes:
             for _ in range(draw.randrange(3)):
                 with suppress(TransferError):  # the way was seen to break
-                    node.transfer.put(old, "kv", [Run(0, draw.randrange(99), 5000)])
+                    node.transfer.put(old, "kv", [(0, draw.randrange(99), 5000)])
         drain(fabric)
         assert receiver.contents() == before
         for node in nodes:

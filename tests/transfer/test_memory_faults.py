@@ -5,11 +5,11 @@ import pytest
 from services.rooms.ids import Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
-from services.transfer.interface import PutState, Run, Transfer, TransferError
+from services.transfer.interface import PutState, Transfer, TransferError
 from services.transfer.memory import MemoryTransfer
 from tests.transfer.bench import KV_BYTES, Bench, Node
 
-WHOLE = [Run(0, 0, KV_BYTES)]
+WHOLE = [(0, 0, KV_BYTES)]
 
 
 def bench_over(fabric: MemoryFabric) -> Bench:
@@ -38,7 +38,7 @@ def trace(seed: int) -> list[object]:
     sender, receiver = bench.pair()
     puts = []
     for number in range(40):
-        run = Run(number * 8, number * 8, 8)
+        run = (number * 8, number * 8, 8)
         puts.append(sender.transfer.put(receiver.incarnation, "kv", [run]))
         sender.transfer.notify(receiver.incarnation, bytes([number]))
     seen: list[object] = []
@@ -85,7 +85,7 @@ def test_runs_of_one_put_land_one_by_one() -> None:
     bench = bench_over(MemoryFabric(FaultPlan(3, delay_steps_max=50)))
     sender, receiver = bench.pair()
     sender.fill("kv", 1)
-    runs = [Run(i * 16, i * 16, 8) for i in range(100)]
+    runs = [(i * 16, i * 16, 8) for i in range(100)]
     put = sender.transfer.put(receiver.incarnation, "kv", runs)
     landed = []
     while sender.transfer.poll(put) is PutState.PENDING:
@@ -195,7 +195,7 @@ def test_a_put_that_fails_breaks_the_connection_which_connect_makes_anew() -> No
     endpoint = receiver.transfer.endpoint()
     ends = []
     for _ in range(40):
-        put = sender.transfer.put(receiver.incarnation, "kv", [Run(0, 0, 8)])
+        put = sender.transfer.put(receiver.incarnation, "kv", [(0, 0, 8)])
         ends.append(bench.finish(sender, put))
         assert sender.transfer.connected(receiver.incarnation) is (ends[-1] is PutState.DONE)
         if ends[-1] is PutState.FAILED:
@@ -210,7 +210,7 @@ def test_a_put_that_fails_breaks_the_connection_which_connect_makes_anew() -> No
 def test_a_broken_connection_is_not_renewed_while_puts_are_under_way() -> None:
     bench = bench_over(MemoryFabric(FaultPlan(seed=1, fail_share=0.5, hold_share=0.5, hold_steps=30)))
     sender, receiver = bench.pair()
-    puts = [sender.transfer.put(receiver.incarnation, "kv", [Run(0, 0, 8)]) for _ in range(20)]
+    puts = [sender.transfer.put(receiver.incarnation, "kv", [(0, 0, 8)]) for _ in range(20)]
     while sender.transfer.connected(receiver.incarnation):
         sender.transfer.poll(puts.pop(0))
     with pytest.raises(TransferError, match="have not ended"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.transfer.interface import PutId, PutState, Run, TransferError
+from services.transfer.interface import PutId, PutState, TransferError
 from tests.transfer.puppet import Puppet
 
 MIB = 1 << 20
@@ -54,7 +54,7 @@ def pair(make: MakePuppet, length: int = MIB) -> tuple[Puppet, Puppet]:
 
 
 def put(sender: Puppet, receiver: Puppet, length: int) -> PutId:
-    posted: PutId = sender.ask("put", receiver.incarnation, "kv", [Run(0, 0, length)])
+    posted: PutId = sender.ask("put", receiver.incarnation, "kv", [(0, 0, length)])
     return posted
 
 
@@ -135,7 +135,7 @@ def test_over_tcp_a_put_under_way_to_a_peer_that_dies_fails(tcp_puppets: MakePup
 @pytest.mark.parametrize("length", [64, 4 * MIB, 256 * MIB], ids="{} bytes".format)
 def test_a_peer_that_dies_while_it_is_written_to_ends_the_put(puppets: MakePuppet, length: int) -> None:
     sender, receiver = pair(puppets, length)
-    sender.begin("put", receiver.incarnation, "kv", [Run(0, 0, length)])
+    sender.begin("put", receiver.incarnation, "kv", [(0, 0, length)])
     receiver.kill()
     # The kill races with the write: it may have been done, or ended, or not been posted at all.
     try:
@@ -195,7 +195,7 @@ def test_connecting_to_a_process_that_died_never_hangs(puppets: MakePuppet) -> N
 def test_a_receiver_outlives_its_senders(puppets: MakePuppet) -> None:
     sender, receiver = pair(puppets, 4 * MIB)
     receiver.ask("connect", sender.endpoint())
-    sender.begin("put", receiver.incarnation, "kv", [Run(0, 0, 4 * MIB)])
+    sender.begin("put", receiver.incarnation, "kv", [(0, 0, 4 * MIB)])
     sender.kill()
     receiver.ask("notify", sender.incarnation, b"lost")
     second = puppets(0xC, 4 * MIB)
@@ -232,7 +232,7 @@ def late_write(make: MakePuppet) -> tuple[Puppet, Puppet, PutId]:
     sender, receiver = pair(make, 64 * MIB)
     sender.ask("fill", 5)
     receiver.ask("drive", False)
-    runs = [Run(start, start, MIB // 8) for start in reversed(range(0, 64 * MIB, MIB // 8))]
+    runs = [(start, start, MIB // 8) for start in reversed(range(0, 64 * MIB, MIB // 8))]
     posted: PutId = sender.ask("put", receiver.incarnation, "kv", runs)
     assert sender.ask("poll", posted) is PutState.PENDING
     sender.freeze()
@@ -292,7 +292,7 @@ def test_a_write_to_memory_that_was_taken_away_fails_or_lands_where_nobody_reads
     old = receiver.endpoint().incarnation
     receiver.revoke()
     receiver.ask("fill", 1)
-    posted: PutId = sender.ask("put", old, "kv", [Run(0, 0, 4 * MIB)])
+    posted: PutId = sender.ask("put", old, "kv", [(0, 0, 4 * MIB)])
     state = finish(sender, posted)
     assert receiver.ask("count", 1) == 4 * MIB
     assert receiver.ask("count_in_sinks", 5) == (4 * MIB if state is PutState.DONE else 0)
@@ -309,7 +309,7 @@ def finish_broken(sender: Puppet, old: int) -> None:
 
     def broken() -> bool:
         with suppress(TransferError):
-            finish(sender, sender.ask("put", old, "kv", [Run(0, 0, 64)]))
+            finish(sender, sender.ask("put", old, "kv", [(0, 0, 64)]))
         return not sender.ask("connected", old)
 
     until(broken)

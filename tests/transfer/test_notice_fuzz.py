@@ -15,7 +15,6 @@ from services.transfer.interface import (
     NOTICES_PER_CALL_MAX,
     NOTICES_WAITING_MAX,
     PutState,
-    Run,
     TransferError,
 )
 from services.transfer.nixl import NixlTransfer
@@ -101,7 +100,7 @@ def test_a_foreign_agent_that_shouts_hinders_nobody(nixl_bench: Bench, agent: st
     with shouting(agent, unframed(receiver.transfer.endpoint())) as left:
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end and (rounds < 50 or len(receiver.taken) < NOTICES_WAITING_MAX // 4):
-            assert nixl_bench.send(sender, receiver, "kv", [Run(0, 0, 65536)]) is PutState.DONE
+            assert nixl_bench.send(sender, receiver, "kv", [(0, 0, 65536)]) is PutState.DONE
             rounds += 1
             longest_call = max(longest_call, len(receiver.take()))
             if isinstance(agent, bytes) or len(agent) > AGENT_CHARS_MAX:

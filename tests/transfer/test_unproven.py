@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from services.transfer.interface import PutState, PutsUnended, Run
+from services.transfer.interface import PutState, PutsUnended
 from tests.transfer.bench import Bench, Node
 from tests.transfer.conftest import over_nixl
 
-RUNS = [Run(0, 0, 64)]
+RUNS = [(0, 0, 64)]
 
 
 @pytest.fixture

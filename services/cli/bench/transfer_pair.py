@@ -169,7 +169,7 @@ class _Sender:
         at, to = scene.place(), scene.place()
         return self._bare.write(
             [
-                PageRun(at + start, to + start, min(size, scene.bytes - start))
+                (at + start, to + start, min(size, scene.bytes - start))
                 for start in range(0, scene.bytes, size)
             ]
         )
