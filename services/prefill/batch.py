@@ -18,7 +18,7 @@ from typing import Final
 from services.prefill.job import Job
 
 STEPS_MIN: Final = 4
-"""Of a prompt whose last part is a small one: the others pay a step more for too little."""
+"""Of a prompt whose last part is a small one: shorter ones pay a step more for too little."""
 LAST_SHARE: Final = 4
 """Of the budget: a fourth."""
 
@@ -67,5 +67,5 @@ def next_parts(jobs: Iterable[Job], budget_tokens: int) -> list[Part]:
 def _for_this_step(job: Job, budget_tokens: int) -> int:
     """Most tokens of it that may be computed next."""
     left, last = job.request.prefill_tokens - job.computed, budget_tokens // LAST_SHARE
-    long = job.request.prefill_tokens - job.cached >= STEPS_MIN * budget_tokens
-    return left - last if long and left > last else left
+    short = job.request.prefill_tokens - job.cached <= (STEPS_MIN - 1) * budget_tokens
+    return left if short or left <= last else max(left - last, left // 2)

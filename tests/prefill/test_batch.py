@@ -1,5 +1,6 @@
 """Which parts of which prompts go into a step?"""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,18 +21,32 @@ def job(room: int, prompt: int, computed: int = 0) -> Job:
 def may_take(job: Job, budget: int) -> int:
     """Of one step: all that is left, but for a small last part of a long prompt."""
     left = len(job.request.prompt) - job.computed
-    long = len(job.request.prompt) >= 4 * budget
-    return left - budget // 4 if long and left > budget // 4 else left
+    long = len(job.request.prompt) > 3 * budget
+    return max(left - budget // 4, left // 2) if long and left > budget // 4 else left
 
 
-def test_the_last_part_of_a_long_prompt_is_small() -> None:
-    long, seen = job(1, 32), []
+@pytest.mark.parametrize(
+    ("prompt", "stops"),
+    [
+        (24, [8, 16, 24]),
+        (26, [8, 16, 24, 26]),
+        (27, [8, 16, 24, 25, 27]),
+        (31, [8, 16, 24, 29, 31]),
+        (32, [8, 16, 24, 30, 32]),
+    ],
+)
+def test_the_last_part_of_a_prompt_of_several_steps_is_small(prompt: int, stops: list[int]) -> None:
+    long, seen = job(1, prompt), []
     while not long.complete:
         (part,) = next_parts([long], 8)
-        seen.append((part.start, part.stop))
+        seen.append(part.stop)
+        assert part.start == long.computed
         long.computed = part.stop
-    assert seen == [(0, 8), (8, 16), (16, 24), (24, 30), (30, 32)]
-    assert told([job(1, 31, computed=24)], 8) == [(1, 24, 31, True)], "one that takes fewer steps has no more"
+    assert seen == stops
+
+
+def test_what_is_left_before_a_small_last_part_is_no_sliver() -> None:
+    assert told([job(1, 1665, computed=1536)], 512) == [(1, 1536, 1600, False)]
 
 
 Told = list[tuple[int, int, int, bool]]
