@@ -159,9 +159,14 @@ class Admission:
         """Requests that wait for a pair of workers."""
         return len(self._queue) + self._hoping
 
-    def waiting(self) -> Iterator[tuple[str, Event]]:
-        """Ids of those that wait in the queue, in its order, each with the line that says since when."""
-        return ((each.asked.request_id, each.queued) for each in self._queue)
+    def waiting(self, *, had_none: bool = False) -> Iterator[tuple[str, Event]]:
+        """Ids of those that wait in the queue, in its order, each with the line that says since when.
+        `had_none`: those alone that had no room before."""
+        return (
+            (each.asked.request_id, each.queued)
+            for each in self._queue
+            if not (had_none and each.asked.retry is not None)
+        )
 
     # ---- inside
 

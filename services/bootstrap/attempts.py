@@ -146,7 +146,7 @@ class RoomBackend:
             self._context_tokens,
             registry.tokens_max(Side.PREFILL),
             registry.tokens_max(Side.DECODE),
-            registry.tokens_max_now(Side.DECODE),
+            registry.tokens_least_now(Side.DECODE),
         )
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:

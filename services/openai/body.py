@@ -10,6 +10,7 @@ from starlette.requests import Request
 from services.openai.errors import ApiError, invalid
 from services.openai.hangup import ClientGone
 from services.openai.headers import header
+from services.openai.schemas import FIELDS_MAX
 from services.openai.unsupported import without_ignored
 
 LENGTH_DIGITS_MAX: Final = 18
@@ -47,6 +48,8 @@ def parse(raw: bytes, shape: type[M]) -> M:
         raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
     if not isinstance(value, dict):
         raise invalid(None, "The body has to be a JSON object.", "invalid_type")
+    if len(value) > FIELDS_MAX:
+        raise invalid(None, f"The body has {len(value)} fields, more than any request may have.")
     try:
         return shape.model_validate(without_ignored(value))
     except ValidationError as error:

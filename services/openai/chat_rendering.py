@@ -9,7 +9,6 @@ from services.openai.logprobs import chat_logprobs
 from services.openai.rendering import Collected
 from services.openai.schemas import ChatRequest
 from services.openai.tokenizer import Tokenizer
-from services.rooms.request import Token
 
 
 class ChatRendering:
@@ -34,11 +33,14 @@ class ChatRendering:
             chunk["prompt_token_ids"] = list(choice.request.prompt)
         return [chunk]
 
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return chat_logprobs(delta.tokens, self._tokenizer) if self._logprobs else None
+
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         chunks = []
         if delta.text or (delta.tokens and (self._logprobs or self._token_ids)):
             piece = self._piece(choice, {"content": delta.text})
-            piece["logprobs"] = self._shown(delta.tokens)
+            piece["logprobs"] = self.logprobs(delta)
             if self._token_ids:
                 piece["token_ids"] = [token.id for token in delta.tokens]
             chunks.append(self._chunk([piece]))
@@ -66,7 +68,7 @@ class ChatRendering:
         choice: dict[str, Any] = {
             "index": part.choice.index,
             "message": {"role": "assistant", "content": part.text, "refusal": None},
-            "logprobs": self._shown(part.tokens),
+            "logprobs": part.logprobs,
             "finish_reason": None if part.finish is None else part.finish.value,
         }
         if self._token_ids:
@@ -80,6 +82,3 @@ class ChatRendering:
     @staticmethod
     def _piece(choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def _shown(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        return chat_logprobs(tokens, self._tokenizer) if self._logprobs else None

@@ -31,17 +31,22 @@ class CompletionRendering:
             "system_fingerprint": None,
         }
 
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return completion_logprobs(delta.tokens, delta.offsets, self._tokenizer) if self._logprobs else None
+
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
         if not self._token_ids:
             return []
-        piece = self._piece(choice, "", [], [], None)
+        piece = self._piece(choice, "", [], self.logprobs(Delta()), None)
         return [self._chunk([{**piece, "prompt_token_ids": list(choice.request.prompt)}])]
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         shown = delta.text or (delta.tokens and (self._logprobs or self._token_ids))
         if not shown and delta.finish is None:
             return []
-        return [self._chunk([self._piece(choice, delta.text, delta.tokens, delta.offsets, delta.finish)])]
+        return [
+            self._chunk([self._piece(choice, delta.text, delta.tokens, self.logprobs(delta), delta.finish)])
+        ]
 
     def usage(self, usage: Usage) -> list[dict[str, Any]]:
         return [{**self._chunk([]), "usage": usage.rendered()}] if self._usage else []
@@ -54,7 +59,7 @@ class CompletionRendering:
         }
 
     def _choice(self, part: Collected) -> dict[str, Any]:
-        piece = self._piece(part.choice, part.text, part.tokens, part.offsets, part.finish)
+        piece = self._piece(part.choice, part.text, part.tokens, part.logprobs, part.finish)
         if self._token_ids:
             piece["prompt_token_ids"] = list(part.choice.request.prompt)
         return piece
@@ -68,13 +73,13 @@ class CompletionRendering:
         choice: Choice,
         text: str,
         tokens: Sequence[Token],
-        offsets: Sequence[int],
+        logprobs: dict[str, Any] | None,
         finish: FinishReason | None,
     ) -> dict[str, Any]:
         piece: dict[str, Any] = {
             "index": choice.index,
             "text": text,
-            "logprobs": completion_logprobs(tokens, offsets, self._tokenizer) if self._logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": None if finish is None else finish.value,
         }
         if self._token_ids:

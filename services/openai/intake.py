@@ -21,6 +21,9 @@ from services.openai.schemas import (
 from services.rooms.request import Request, Sampling
 from services.rooms.trace import TraceContext
 
+SEQUENCES_AT_ONCE: Final = 8
+"""A worker holds the pages of all that a request may become. So an answer whose caller sets it no end has at
+most an eighth of the smallest cache: else the first has all of it, and every other waits for its end."""
 GREEDY_BELOW: Final = 1e-5
 """A temperature below it means greedy, as in vLLM: dividing by it would overflow."""
 
@@ -33,7 +36,7 @@ class Asked:
     max_tokens: int | None
     max_tokens_param: str
     default_tokens: int | None
-    """Output tokens if the caller names no number; None: as many as fit."""
+    """Output tokens if the caller names no number; None: as many as fit, within bounds."""
     top_logprobs: int | None
 
 
@@ -87,7 +90,7 @@ def admit(
     for place, prompt in enumerate(prompts):
         param = asked.prompt_param if len(prompts) == 1 else f"{asked.prompt_param}[{place}]"
         check_ids(prompt, param, model.vocabulary)
-        max_tokens = _max_tokens(asked, param, len(prompt), limits)
+        max_tokens = _max_tokens(asked, param, len(prompt), body.min_tokens, limits)
         if body.min_tokens > max_tokens:
             raise invalid("min_tokens", f"'min_tokens' is more than the {max_tokens} tokens that may come.")
         if place and body.seed is None:
@@ -144,13 +147,11 @@ def _any_seed() -> int:
     return secrets.randbits(64)
 
 
-def _max_tokens(asked: Asked, param: str, prompt_tokens: int, limits: Limits) -> int:
+def _max_tokens(asked: Asked, param: str, prompt_tokens: int, min_tokens: int, limits: Limits) -> int:
     """How many output tokens may come. Raises ApiError if the prompt or that many tokens do not fit."""
     room = _room(param, prompt_tokens, limits)
     if asked.max_tokens is None:
-        if limits.sequence_tokens_now:
-            room = min(room, max(_behind(prompt_tokens, limits.sequence_tokens_now), 1))
-        return room if asked.default_tokens is None else min(room, asked.default_tokens)
+        return min(room, asked.default_tokens or max(_default_tokens(prompt_tokens, limits), min_tokens))
     if asked.max_tokens > room:
         raise too_long(
             asked.max_tokens_param,
@@ -158,6 +159,15 @@ def _max_tokens(asked: Asked, param: str, prompt_tokens: int, limits: Limits) ->
             f"only {room} tokens fit (context: {limits.context_tokens} tokens).",
         )
     return asked.max_tokens
+
+
+def _default_tokens(prompt_tokens: int, limits: Limits) -> int:
+    """Where the caller sets no end: few enough for the smallest worker, if that holds the prompt."""
+    least = limits.sequence_tokens_least
+    if not least:
+        return limits.context_tokens
+    fits, share = _behind(prompt_tokens, least), max(least // SEQUENCES_AT_ONCE, 1)
+    return min(fits, share) if fits >= 1 else share
 
 
 def _room(param: str, prompt_tokens: int, limits: Limits) -> int:

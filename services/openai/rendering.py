@@ -16,14 +16,21 @@ class Collected:
     choice: Choice
     texts: list[str] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    logprobs: dict[str, Any] | None = None
+    """Of all tokens, as they are shown."""
     finish: FinishReason | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, logprobs: dict[str, Any] | None) -> None:
+        """`logprobs`: the delta's, whose lists go on where those of the deltas before it ended."""
         self.texts.append(delta.text)
         self.tokens += delta.tokens
-        self.offsets += delta.offsets
         self.finish = delta.finish
+        if self.logprobs is None or logprobs is None:
+            self.logprobs = logprobs
+            return
+        for name, shown in logprobs.items():
+            if shown is not None:
+                self.logprobs[name] += shown
 
     @property
     def text(self) -> str:
@@ -38,6 +45,9 @@ class Rendering(Protocol):
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
         """The chunks that come before a choice's first delta."""
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        """A delta's log-probabilities, if the caller asked for them."""
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         """A delta's chunks; none if it has nothing to show yet."""

@@ -72,7 +72,7 @@ class WholeReply(Response):
         parts = {choice.index: Collected(choice) for choice in asked.choices}
 
         async def collect(choice: Choice, delta: Delta) -> None:
-            parts[choice.index].add(delta)
+            parts[choice.index].add(delta, asked.rendering.logprobs(delta))
 
         usage = await asked.answer(collect)
         return asked.rendering.whole([parts[choice.index] for choice in asked.choices], usage)

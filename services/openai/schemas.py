@@ -6,7 +6,16 @@ a misspelt parameter must not be served as if it had been understood.
 
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
@@ -18,6 +27,9 @@ PROMPTS_MAX: Final = 64
 MESSAGES_MAX: Final = 8192
 COMPLETION_TOKENS_DEFAULT: Final = 16
 """OpenAI's, of /v1/completions only."""
+FIELDS_MAX: Final = 128
+"""Of any object: of what is wrong with a body one thing is told, and each field that is found wrong before
+takes time and memory."""
 
 
 def _one_or_many(value: Any) -> Any:
@@ -90,6 +102,14 @@ def _token_id_key(key: str) -> str:
     return key
 
 
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > LOGIT_BIAS_MAX:
+        raise PydanticCustomError(
+            "logit_bias", f"it holds {len(value)} token ids; at most {LOGIT_BIAS_MAX} are taken"
+        )
+    return value
+
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
@@ -100,6 +120,13 @@ class Shape(BaseModel):
     """Strict: no unknown fields, no conversions between types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > FIELDS_MAX:
+            raise PydanticCustomError("fields", f"it has {len(value)} fields, more than any object may have")
+        return value
 
 
 class Message(Shape):
@@ -121,6 +148,16 @@ class StreamOptions(Shape):
     include_obfuscation: bool = False
     """Padding against traffic analysis; never added here."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: each for name, each in value.items() if each is not None}
+        return value
+
+
+Messages = Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MESSAGES_MAX)]
+
 
 class GenerationRequest(Shape):
     """What the two generating endpoints share: OpenAI's sampling fields, and vLLM's and SGLang's."""
@@ -134,12 +171,12 @@ class GenerationRequest(Shape):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[list[StopString], BeforeValidator(_one_or_many), Field(max_length=STOP_STRINGS_MAX)] = (
-        Field(default_factory=list)
-    )
+    stop: Annotated[
+        list[StopString], FailFast(), BeforeValidator(_one_or_many), Field(max_length=STOP_STRINGS_MAX)
+    ] = Field(default_factory=list)
     logit_bias: Annotated[
         dict[Annotated[str, AfterValidator(_token_id_key)], Annotated[Number, Field(ge=-100, le=100)]],
-        Field(max_length=LOGIT_BIAS_MAX),
+        BeforeValidator(_few_biases),
     ] = Field(default_factory=dict)
 
     top_k: Annotated[int, Field(ge=-1)] = -1
@@ -147,7 +184,7 @@ class GenerationRequest(Shape):
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=STOP_TOKEN_IDS_MAX)] = Field(
+    stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=STOP_TOKEN_IDS_MAX)] = Field(
         default_factory=list
     )
     ignore_eos: bool = False
@@ -159,7 +196,7 @@ class GenerationRequest(Shape):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
@@ -178,7 +215,8 @@ class TokenizeRequest(Shape):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)] | None = None
+    messages: Messages = Field(default_factory=list)
+    """Absent: none."""
     add_special_tokens: bool | None = None
     """Absent: for a prompt yes, for messages no (the chat template writes them)."""
     add_generation_prompt: bool = True
@@ -189,4 +227,4 @@ class DetokenizeRequest(Shape):
     """POST /detokenize"""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], FailFast()]

@@ -60,9 +60,9 @@ def _check_count(tokens: Sequence[int], param: str, most: int) -> None:
 
 
 async def _tokens(body: TokenizeRequest, prompts: Prompts) -> list[int]:
-    if body.prompt is not None and body.messages is not None:
+    if body.prompt is not None and body.messages:
         raise invalid("prompt", "Give 'prompt' or 'messages', not both.")
-    if body.messages is not None:
+    if body.messages:
         return await prompts.of_messages(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,

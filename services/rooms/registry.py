@@ -189,9 +189,10 @@ class Registry:
         any."""
         return self._largest[side]
 
-    def tokens_max_now(self, side: Side) -> int:
-        """The same of workers that get rooms now or may again at once, if there are any."""
-        return largest(worker for worker in self._on[side] if worker.is_serving) or self._largest[side]
+    def tokens_least_now(self, side: Side) -> int:
+        """The same of the smallest of those that get rooms now or may again at once, if there are any."""
+        serving = (worker.facts.tokens_max for worker in self._on[side] if worker.is_serving)
+        return min(serving, default=self._largest[side])
 
     def open_room(
         self,

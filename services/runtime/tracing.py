@@ -76,14 +76,19 @@ def make_tracer(
 ) -> Tracer:
     """The tracer of a process. `endpoint`: of an OTLP collector; empty for the platform's, if it names one.
 
-    `sample`: the share of requests without a trace of their own that get one. Raises StartupError where
-    `endpoint` cannot be used. The platform's may be meant for other programs: where that one cannot be used,
-    a line of the log says so, and there are no traces.
+    `sample`: the share of requests without a trace of their own that get one. Off where OTEL_SDK_DISABLED is
+    true, whoever named the endpoint: the SDK makes no spans then. Raises StartupError where `endpoint` cannot
+    be used. The platform's may be meant for other programs: where that one cannot be used, a line of the log
+    says so, and there are no traces.
     """
+    if environ.get(DISABLED_VARIABLE, "").strip().lower() == "true":
+        if endpoint:
+            log.warning("no traces, though --otlp-endpoint is set", cause=f"{DISABLED_VARIABLE} is true")
+        return OFF
     if endpoint:
         return _tracer(endpoint, "--otlp-endpoint", sample, service, instance)
     variable = next((name for name in ENDPOINT_VARIABLES if environ.get(name)), None)
-    if variable is None or environ.get(DISABLED_VARIABLE, "").lower() == "true":
+    if variable is None:
         return OFF
     try:
         _check_protocol(environ)

@@ -87,6 +87,7 @@ async def test_no_starvation_who_avoids_a_worker_holds_up_nobody_who_does_not(at
     waiting = [late(at, name) for name in ("a", "b")]
     await until(lambda: at.admission.queued() == 4)
     assert [name for name, _ in at.admission.waiting()] == ["r1", "r2", "a", "b"]
+    assert [name for name, _ in at.admission.waiting(had_none=True)] == ["a", "b"]
     at.rooms.answered(RoomId(2))
     at.retired(2)
     assert (await waiting[0]).decode.name == "decode-0", "those before it in the queue wait for the other"

@@ -226,6 +226,19 @@ async def test_a_prompt_of_several_that_waits_or_was_refused_is_found_by_its_req
     assert (told["request_id"], told["state"]) == ("several-0", "refused")
 
 
+async def test_one_that_waits_for_its_next_room_is_listed_once(at: House) -> None:
+    entry = await at.admission.admit("request-1", 3, 5)
+    await at.admission.admit("request-2", 3, 5)
+    retry = Retry(entry.id, Reason.ENGINE_FAILED, frozenset(), wait_s=600.0)
+    waiting = asyncio.ensure_future(at.admission.admit("request-1", 3, 5, retry))
+    await until(lambda: at.admission.queued() == 1)
+    async with client(at) as http:
+        listed = (await http.get("/live")).json()["requests"]
+    assert sorted(each["request_id"] for each in listed) == ["request-1", "request-2"]
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     ("why", "state", "headline"),
     [

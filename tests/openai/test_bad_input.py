@@ -2,15 +2,21 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.backend import Limits
+from services.openai.body import parse
 from services.openai.edge import Edge
+from services.openai.errors import ApiError
+from services.openai.intake import admit, asked_in_chat
+from services.openai.schemas import ChatRequest, DetokenizeRequest, Shape, TokenizeRequest
+from services.rooms.request import LOGIT_BIAS_MAX
 from tests.openai import tiny
 from tests.openai.scripted import LIMITS, ScriptedBackend
 
@@ -92,6 +98,7 @@ CHAT_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"frequency_penalty": -3}, "frequency_penalty", None),
     ({"seed": 2**64}, "seed", None),
     ({"stop": ["a"] * 17}, "stop", None),
+    ({"stop": [1] * 1000}, "stop[0]", "invalid_type"),
     ({"stop": ""}, "stop[0]", None),
     ({"stop": ["a", 5]}, "stop[1]", "invalid_type"),
     ({"stop": ["a" * 2000]}, "stop[0]", None),
@@ -101,6 +108,8 @@ CHAT_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias", None),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", None),
     ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
+    ({"logit_bias": {str(each): 1 for each in range(LOGIT_BIAS_MAX + 1)}}, "logit_bias", None),
+    ({"messages": [dict.fromkeys(map(str, range(200)), 1)]}, "messages[0]", None),
     ({"stream": "yes"}, "stream", "invalid_type"),
     ({"stream_options": {"include_usage": True}}, "stream_options", None),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", None),
@@ -288,6 +297,36 @@ async def test_a_body_that_does_not_come(hasty: Edge, backend: ScriptedBackend) 
     assert backend.asked == []
 
 
+MANY = 10_000
+WRONG: Final[dict[str, tuple[type[Shape], dict[str, Any]]]] = {
+    "stop": (ChatRequest, chat(stop=[1] * MANY)),
+    "stop_token_ids": (ChatRequest, chat(stop_token_ids=["a"] * MANY)),
+    "logit_bias": (ChatRequest, chat(logit_bias=dict.fromkeys(map(str, range(MANY)), "a"))),
+    "messages": (ChatRequest, chat(messages=[1] * MANY)),
+    "a message": (ChatRequest, chat(messages=[dict.fromkeys(map(str, range(MANY)), 1)])),
+    "stream_options": (ChatRequest, chat(stream_options=dict.fromkeys(map(str, range(MANY)), 1))),
+    "to tokenize": (TokenizeRequest, {"messages": [1] * MANY}),
+    "to detokenize": (DetokenizeRequest, {"tokens": ["a"] * MANY}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_of_much_that_is_wrong_little_is_collected(what: str) -> None:
+    """Megabytes of it would hold up every other request for seconds, and take gigabytes."""
+    shape, body = WRONG[what]
+    with pytest.raises(ValidationError) as found:
+        shape.model_validate(body)
+    assert found.value.error_count() <= 2
+    with pytest.raises(ApiError):
+        parse(json.dumps(body).encode(), shape)
+
+
+async def test_a_body_of_very_many_fields(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    body = chat(**dict.fromkeys(map(str, range(MANY)), 1))
+    assert "10002 fields" in check(await http.post(CHAT, json=body), 400, None)
+    assert backend.asked == []
+
+
 async def test_one_bad_prompt_of_several_keeps_all_out(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
@@ -312,6 +351,27 @@ async def test_the_most_tokens_that_fit(
     body["max_tokens"] += 1
     check(await http.post(COMPLETIONS, json=body), 400, "max_tokens", "context_length_exceeded")
     assert [request.max_tokens for request in backend.asked] == [most]
+
+
+@pytest.mark.parametrize(
+    ("limits", "prompt", "fields", "most"),
+    [
+        (Limits(512, 400, 450), 100, {}, 351),  # no worker gets requests now: what one will hold
+        (Limits(512, 400, 450, 450), 100, {}, 56),  # eight such answers fit into the smallest cache
+        (Limits(512, 400, 450, 120), 100, {}, 15),
+        (Limits(512, 400, 450, 120), 110, {}, 11),  # as many as the smallest worker holds behind the prompt
+        (Limits(512, 400, 450, 120), 200, {}, 15),  # it does not hold the prompt at all
+        (Limits(512, 400, 4500, 4500), 100, {}, 412),  # the context
+        (Limits(512, 400, 450, 450), 100, {"min_tokens": 80}, 80),
+        (Limits(512, 400, 450, 120), 100, {"max_tokens": 300}, 300),  # what is asked for is given
+    ],
+)
+def test_an_answer_without_an_end_does_not_take_a_worker_for_itself(
+    limits: Limits, prompt: int, fields: dict[str, Any], most: int
+) -> None:
+    body = ChatRequest(**chat(**fields))
+    (request,) = admit(body, asked_in_chat(body), [[1] * prompt], tiny.model(), limits, "r")
+    assert request.max_tokens == most
 
 
 async def test_harmless_fields_are_taken(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:

@@ -1,10 +1,14 @@
 """The exact objects on the wire, chunk by chunk."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
+import pytest
 
+from services.openai import chat_rendering, completion_rendering
+from services.rooms.request import Token
 from tests.openai import tiny
 from tests.openai.conftest import CREATED_S
 from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, batch
@@ -58,6 +62,52 @@ async def test_chat_chunks(http: httpx.AsyncClient, backend: ScriptedBackend) ->
         chat_chunk({"content": tiny.model().tokenizer.decode([FOX], skip_special_tokens=True)}),
         chat_chunk({}, "stop"),
     ]
+
+
+async def test_a_null_counts_as_not_given_in_an_object_within_the_body_too(
+    http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    backend.script = lambda _: [batch([T], LENGTH)]
+    options = {"include_usage": True, "include_obfuscation": None}
+    assert (await events(http, CHAT, chat(stream_options=options)))[-1]["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, chat(logprobs=True)), (COMPLETIONS, completion(logprobs=2))]
+)
+async def test_a_long_whole_answers_logprobs_are_rendered_as_they_come(
+    path: str,
+    body: dict[str, Any],
+    http: httpx.AsyncClient,
+    backend: ScriptedBackend,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at its end would hold up every other request."""
+    rendered: list[int] = []
+    for module in (chat_rendering, completion_rendering):
+        for name in ("chat_logprobs", "completion_logprobs"):
+            shown = getattr(module, name, None)
+            if shown is not None:
+                monkeypatch.setattr(module, name, _counting(shown, rendered))
+    backend.script = lambda _: [*(batch([T], top=1) for _ in range(50)), batch([FOX], LENGTH, top=1)]
+    (choice,) = (await http.post(path, json=body)).json()["choices"]
+    assert max(rendered) == 1
+    logprobs = choice["logprobs"]
+    if path == CHAT:
+        assert [each["bytes"] for each in logprobs["content"]] == [[*b"The"]] * 50 + [[*b" fox"]]
+        assert logprobs["refusal"] is None
+    else:
+        assert {len(each) for each in logprobs.values()} == {51}
+        assert logprobs["tokens"] == ["The"] * 50 + [" fox"]
+        assert logprobs["text_offset"] == [3 * each for each in range(51)]
+
+
+def _counting(shown: Callable[..., Any], rendered: list[int]) -> Callable[..., Any]:
+    def counted(tokens: Sequence[Token], *rest: Any) -> Any:
+        rendered.append(len(tokens))
+        return shown(tokens, *rest)
+
+    return counted
 
 
 async def test_one_chunk_for_a_batch_of_tokens(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:

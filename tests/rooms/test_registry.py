@@ -366,25 +366,31 @@ def test_what_a_worker_that_is_not_ready_could_hold_may_be_hoped_for(state: Work
 def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> None:
     stack = registry_of(P1, replace(D1, tokens_max=100))
     stack.register(replace(D2, tokens_max=200), 0)
-    assert holding(stack) == (200, 100), "the larger one gets none yet"
-    stack.suspect(D2.incarnation)
+    small = facts(Side.DECODE, 3, tokens_max=50)
+    stack.register(small, 0)
+    assert holding(stack) == (200, 100), "the others get none yet"
+    stack.suspect(small.incarnation)
     assert holding(stack) == (200, 100), "nor when it renews"
-    stack.renew(D2.incarnation, 0)
-    stack.proven(D2.incarnation)
-    assert holding(stack) == (200, 200)
-    stack.suspect(D2.incarnation)
-    assert holding(stack) == (200, 200), "it will again in a moment"
-    stack.drain(D2.incarnation)
+    for each in (D2.incarnation, small.incarnation):
+        stack.renew(each, 0)
+        stack.proven(each)
+    assert holding(stack) == (200, 50)
+    stack.suspect(small.incarnation)
+    assert holding(stack) == (200, 50), "it will again in a moment"
+    stack.drain(small.incarnation)
     assert holding(stack) == (200, 100)
-    stack.leave(D1.incarnation, None)
+    stack.drain(D1.incarnation)
+    assert holding(stack) == (200, 200)
+    stack.drain(D2.incarnation)
     assert holding(stack) == (200, 200), "better than nothing to go by"
-    stack.leave(D2.incarnation, None)
+    for each in (D1.incarnation, D2.incarnation, small.incarnation):
+        stack.leave(each, None)
     assert holding(stack) == (0, 0)
 
 
 def holding(stack: Registry) -> tuple[int, int]:
-    """What a request may take in decode, ever and now."""
-    return stack.tokens_max(Side.DECODE), stack.tokens_max_now(Side.DECODE)
+    """What a request may take in decode, of the largest worker ever and of the smallest now."""
+    return stack.tokens_max(Side.DECODE), stack.tokens_least_now(Side.DECODE)
 
 
 def test_a_request_is_charged_to_each_side_with_what_it_takes_there(stack: Registry) -> None:

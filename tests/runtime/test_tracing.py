@@ -62,6 +62,11 @@ async def test_the_platforms_endpoint_counts_where_none_is_given(environ: dict[s
     await tracer.stop(LONG_S)
 
 
+@pytest.mark.parametrize("said", ["true", " True "])
+def test_a_disabled_sdk_makes_no_spans_whoever_named_the_endpoint(said: str) -> None:
+    assert make_tracer("http://127.0.0.1:1", 1.0, "s", "i", {"OTEL_SDK_DISABLED": said}) is OFF
+
+
 @pytest.mark.parametrize("given", ["collector:4317", "http://user:secret@collector:4317"])
 def test_an_address_that_is_none_is_an_error_that_shows_no_password(given: str) -> None:
     with pytest.raises(StartupError, match=r"--otlp-endpoint.*http://host:4317") as raised:

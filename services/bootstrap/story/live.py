@@ -56,7 +56,7 @@ def workers(rooms: Rooms) -> dict[str, Any]:
 
 def requests(rooms: Rooms, kept: Kept, limit: int, search: str, *, failed: bool) -> list[Summary]:
     """The newest first. Those without a room stand among the others by their time."""
-    queue = () if failed else ((name, event) for name, event in rooms.admission.waiting() if search in name)
+    queue = () if failed else (each for each in rooms.admission.waiting(had_none=True) if search in each[0])
     waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
     refused = (
         each
