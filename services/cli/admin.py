@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httpx
 
-from services.cli.asking import key_headers, trusted
+from services.cli.asking import distrusted, key_headers, trusted
 from services.cli.chat_settings import DEFAULT_URL, URL
 from services.runtime.errors import StartupError
 from services.runtime.settings import load, setting
@@ -45,9 +45,8 @@ class Admin:
             reply = self._http.get(path)
             body = reply.json()
         except httpx.ConnectError as error:
-            if "certificate" in str(error).lower():
-                raise NotTold(f"the certificate of {self.url} is not trusted here: {error}") from None
-            raise NotTold(f"no bootstrap answers at {self.url}: start one, or name it with --url") from None
+            none = f"no bootstrap answers at {self.url}: start one, or name it with --url"
+            raise NotTold(distrusted(error, self.url) or none) from None
         except httpx.TimeoutException:
             raise NotTold(f"the bootstrap at {self.url} was silent for {TIMEOUT_S:g} s") from None
         except httpx.TransportError as error:

@@ -17,6 +17,13 @@ def key_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def distrusted(error: httpx.ConnectError, url: str) -> str | None:
+    """A sentence, where a connection failed because the server's certificate is not believed."""
+    if "certificate" in str(error).lower():
+        return f"the certificate of {url} is not trusted here (SSL_CERT_FILE names whose are): {error}"
+    return None
+
+
 def trusted() -> ssl.SSLContext:
     """Whose certificates are believed: those that SSL_CERT_FILE names, else the usual ones. Raises
     StartupError for a file that cannot be used."""

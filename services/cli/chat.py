@@ -9,7 +9,7 @@ from typing import Any, Final, TextIO
 
 import httpx
 
-from services.cli.asking import key_headers, trusted
+from services.cli.asking import distrusted, key_headers, trusted
 from services.cli.chat_settings import ChatSettings
 from services.cli.options import Flags
 from services.runtime.errors import StartupError
@@ -149,10 +149,9 @@ def _told(url: str) -> Iterator[None]:
     """Turn what a connection can fail with into one clear sentence."""
     try:
         yield
-    except httpx.ConnectError:
-        raise ChatFailed(
-            f"no server answers at {url}: start one with `baton serve`, or name it with --url"
-        ) from None
+    except httpx.ConnectError as error:
+        none = f"no server answers at {url}: start one with `baton serve`, or name it with --url"
+        raise ChatFailed(distrusted(error, url) or none) from None
     except httpx.TimeoutException:
         raise ChatFailed(f"the server at {url} was silent for too long") from None
     except httpx.TransportError as error:

@@ -25,7 +25,7 @@ from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.runtime.room_spans import RoomSpans
 from services.runtime.serve import end_now
-from services.runtime.setting_kinds import join_address
+from services.runtime.setting_kinds import join_address, split_address
 from services.runtime.tracing import Kind, make_tracer
 from services.runtime.worker_settings import WorkerSettings
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
@@ -82,6 +82,14 @@ class WorkerHost:
         if identity is None and beyond_this_machine(settings.host):
             log.warning(
                 "gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=settings.host
+            )
+        if beyond_this_machine(split_address(settings.bootstrap)[0]) and not beyond_this_machine(
+            settings.advertise
+        ):
+            log.warning(
+                "nobody on another machine reaches this worker: set --host or --advertise",
+                advertise=settings.advertise,
+                bootstrap=settings.bootstrap,
             )
         self.channels = Channels.showing(identity)
         self.server = Server(identity)

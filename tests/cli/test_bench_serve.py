@@ -203,6 +203,12 @@ def test_half_an_answer_is_a_failure(body: bytes, says: str) -> None:
         understand(Reply(0.0, 200, [(1.0, body)], 1.0), 0.0)
 
 
+def test_more_at_a_time_than_there_are_requests_is_refused() -> None:
+    result = baton("bench", "serve", "--url", "http://127.0.0.1:1", "--concurrency", "64", "--requests", "32")
+    assert result.returncode == 2
+    assert "--concurrency 64 of --requests 32" in result.stderr
+
+
 def test_the_command_prints_one_object() -> None:
     words = ["bench", "serve", "--requests", "4", "--repeats", "3", "--output-tokens", "4"]
 

@@ -80,6 +80,15 @@ def test_a_server_that_is_not_there_is_told_with_what_to_do(unused_tcp_port: int
         run_chat("hello", {"url": url}, frozenset())
 
 
+def test_a_certificate_that_is_not_believed_is_no_missing_server() -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+
+    http = httpx.Client(base_url="https://server", transport=httpx.MockTransport(refuse))
+    with pytest.raises(ChatFailed, match=r"the certificate of .* is not trusted here \(SSL_CERT_FILE"):
+        Conversation(http, ChatSettings(url="https://server")).ask("hello", io.StringIO())
+
+
 def test_something_else_on_the_port_is_told() -> None:
     http = httpx.Client(
         base_url="http://server",

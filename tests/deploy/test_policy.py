@@ -1,5 +1,6 @@
 """Do the manifests fit the services that they run: flags, ports, probes, metrics, and the least of rights?"""
 
+import json
 import re
 from typing import Any
 
@@ -95,13 +96,26 @@ def test_each_probe_asks_for_a_page_that_is_there_at_a_port_that_is_named(case: 
     ids=str,
 )
 def test_a_start_may_take_the_conversion_of_a_file_as_well(more: tuple[str, ...], least_s: float) -> None:
-    [deployment] = [
-        each for each in of_kind("default", "Deployment", *more) if "bootstrap" in each["metadata"]["name"]
-    ]
+    deployments = of_kind("default", "Deployment", *more)
+    [deployment] = [each for each in deployments if "bootstrap" in each["metadata"]["name"]]
     [pod] = pods_of(deployment)
     started = pod.main["startupProbe"]
     assert started["periodSeconds"] * started["failureThreshold"] == least_s
-    assert deployment["spec"]["progressDeadlineSeconds"] == least_s + 300
+    # It is ready when workers are.
+    theirs_s = [each["spec"]["progressDeadlineSeconds"] for each in deployments if each is not deployment]
+    assert len(theirs_s) == 2
+    assert deployment["spec"]["progressDeadlineSeconds"] == max(least_s + 300, *theirs_s)
+
+
+@pytest.mark.parametrize("case", ["hpa", "tp-group"])
+def test_what_is_added_to_the_environment_is_there_for_the_download_too(case: str) -> None:
+    """A proxy, a mirror: it is the download that needs them."""
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    more = ("--set-json", f"env={json.dumps([proxy])}", "--set", "model.download.repository=a/b")
+    for pod in pods(case, *more):
+        names = [container["name"] for container in pod.containers]
+        assert names[0] == "model"
+        assert all(proxy in container["env"] for container in pod.containers), pod.owner
 
 
 @pytest.mark.parametrize("case", CASES)

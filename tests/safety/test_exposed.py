@@ -47,6 +47,16 @@ def test_the_bootstrap_warns_of_what_others_can_reach(
     assert all(words in text for words, text in zip(told, warned, strict=True))
 
 
+async def test_a_worker_that_registers_where_its_peers_cannot_reach_it_warns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for bootstrap in ("10.0.0.1:8100", "127.0.0.1:8100"):
+        worker = WorkerHost(load(DecodeSettings, {"bootstrap": bootstrap}, {}), Incarnation(7))
+        await worker.close()
+    (warned,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert warned.startswith("nobody on another machine reaches this worker: set --host or --advertise")
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 async def test_a_worker_warns_of_a_plain_port_that_others_can_reach(
     host: str, caplog: pytest.LogCaptureFixture

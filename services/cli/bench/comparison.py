@@ -84,6 +84,8 @@ class LoadSpec(Table):
     def _as_many(self) -> "LoadSpec":
         if len(self.requests) != len(self.concurrency):
             raise ValueError("load.requests has one number for each of load.concurrency")
+        if any(asks < at_a_time for asks, at_a_time in zip(self.requests, self.concurrency, strict=True)):
+            raise ValueError("load.requests has at least as many as are to be at a time")
         return self
 
 

@@ -1,7 +1,7 @@
 """How soon does a server answer, and how steadily? Any server that speaks the OpenAI API."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,6 +10,8 @@ from services.cli.bench.workload import Arrivals, Endpoint, Prompts
 from services.cli.chat_settings import DEFAULT_URL
 from services.runtime.errors import StartupError
 from services.runtime.serve import tell
+
+REQUESTS_MIN: Final = 32
 
 Milliseconds = Annotated[float | None, typer.Option(min=0, help="For goodput; default: no limit.")]
 
@@ -34,7 +36,9 @@ def serve(
     ] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="How they come with --rate.")] = Arrivals.POISSON,
     in_flight_max: Annotated[int, typer.Option(min=1, max=65_536, help="Most at a time with --rate.")] = 1024,
-    requests: Annotated[int, typer.Option(min=1, max=100_000, help="Requests of one repeat.")] = 32,
+    requests: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Of one repeat; 0: 32, or four for each at a time.")
+    ] = 0,
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Medians are over these.")] = 5,
     warm_up: Annotated[int, typer.Option(min=0, max=1000, help="Requests before, not measured.")] = 4,
     ttft_slo_ms: Milliseconds = None,
@@ -53,6 +57,11 @@ def serve(
     from services.cli.bench.trial import Closed, Open, measure
     from services.cli.bench.workload import Workload
 
+    asks = requests or max(REQUESTS_MIN, 4 * concurrency if rate is None else 0)
+    if rate is None and asks < concurrency:
+        raise typer.BadParameter(
+            f"--concurrency {concurrency} of --requests {requests}: give as many at least"
+        )
     try:
         server = Server.at(url, api_key)
         lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
@@ -63,7 +72,7 @@ def serve(
         Workload(*lengths, shared_prefix, prefixes, vocabulary, seed, endpoint),
         Closed(concurrency) if rate is None else Open(rate, arrivals, in_flight_max),
         Objective(ttft_slo_ms, tpot_slo_ms, itl_slo_ms),
-        requests=requests,
+        requests=asks,
         repeats=repeats,
         warm_up=warm_up,
         model=model,

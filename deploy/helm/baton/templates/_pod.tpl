@@ -57,7 +57,7 @@ affinity:
 {{- end }}
 {{- end -}}
 
-{{/* Fetches the model, where that is asked for: dict root, image. */}}
+{{/* Fetches the model, where that is asked for: dict root, one, image. */}}
 {{- define "baton.download" -}}
 {{- $d := .root.Values.model.download -}}
 {{- if $d.repository -}}
@@ -78,6 +78,9 @@ initContainers:
       - name: HF_TOKEN
         valueFrom:
           secretKeyRef: {name: {{ $d.tokenSecret.name }}, key: {{ default "token" $d.tokenSecret.key }}}
+      {{- end }}
+      {{- with concat .root.Values.env .one.env }}
+      {{- toYaml . | nindent 6 }}
       {{- end }}
     securityContext:
       {{- include "baton.containerSecurity" . | nindent 6 }}
