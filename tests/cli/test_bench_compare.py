@@ -243,7 +243,7 @@ def test_ratios_are_of_medians_and_wishes_are_judged_by_them() -> None:
     comparison = Comparison.model_validate(
         {
             "systems": [{"name": "a", "url": ""}, {"name": "b", "url": ""}],
-            "load": {"concurrency": [4], "requests": [1]},
+            "load": {"concurrency": [4], "requests": [4]},
             "wanted": [
                 {"against": "b", "measure": "ttft_ms.p50", "concurrency": [4], "at_most": 0.5},
                 {"against": "b", "measure": "output_tokens_per_s", "concurrency": [4], "at_least": 2},
@@ -280,6 +280,7 @@ def test_ratios_are_of_medians_and_wishes_are_judged_by_them() -> None:
         ('systems = [{name = "a", url = "u"}, {name = "a", url = "u"}]', "different names"),
         ('systems = [{name = "a", url = "u", cpu = [1]}, {name = "b", url = "u"}]', "cpu: Extra inputs"),
         ("load = {requests = [1]}\n" + PAIR, "one number for each"),
+        ("load = {concurrency = [4], requests = [3]}\n" + PAIR, "as many as are to be at a time"),
         ("= 1", "cannot be read"),
     ],
 )
