@@ -17,6 +17,10 @@ LAYER: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm
 ATTENTION: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS: Final = {"q_norm", "k_norm"}
 GATED: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
+CAP: Final = "final_logit_softcapping"
+"""What some definitions multiply by between their parts, or bound. In bfloat16 the proof would let a factor near
+1 pass. (Attention's own scaling is its part's.)"""
 TURNS: Final = {"float32": 1e-4, "bfloat16": 0.02}
 """By what share of its length a rotation, in these numbers, may change a query or a key."""
 TURNED: Final = 8
@@ -69,6 +73,10 @@ class Anatomy:
 
 def anatomy_of(module: Any, head_dim: int) -> Anatomy:
     """The parts of `module`, whose attention heads are `head_dim` wide. Raises OtherAnatomy."""
+    for name in (*FACTORS, CAP):
+        value = getattr(module.config, name, None)
+        if value and (value != 1 or name == CAP):
+            raise OtherAnatomy(f"a {name} of {value}")
     base = getattr(module, "model", None)
     if not isinstance(base, nn.Module) or _children(module) != {"model", "lm_head"}:
         raise OtherAnatomy(f"a model of {_listed(_children(module))}")

@@ -89,7 +89,8 @@ class PagedStep:
         scaling = options.get("scaling")
         scaling = query.shape[3] ** -0.5 if scaling is None else float(scaling)
         entries = torch.cat((key[0], value[0])).transpose(0, 1)
-        return self.look(layer, query[0].transpose(0, 1), entries, scaling)[None]
+        # As the library's own attention gives it: some definitions take a view of it.
+        return self.look(layer, query[0].transpose(0, 1), entries, scaling).contiguous()[None]
 
     def look(self, layer: int, query: torch.Tensor, entries: torch.Tensor, scaling: float) -> torch.Tensor:
         """`query` [T, query heads, head_dim], `entries` [T, 2 * kv heads, head_dim]: keys, then values.

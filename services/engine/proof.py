@@ -21,6 +21,7 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.model import Model
 from services.engine.plan import make_plan
 from services.engine.rows import Row, Sequence
+from services.engine.supported import UnsupportedModel
 from services.pages.layout import KvLayout
 from services.rooms.request import Request
 from services.runtime.logging import Log
@@ -40,10 +41,17 @@ end, but looks at no more tokens than there are."""
 
 def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) -> None:
     """Let `model` compute in our own way if it can, and if that is seen to give the same: by a compiled
-    kernel, where `kernel_for` has one for it, else by calls."""
+    kernel, where `kernel_for` has one for it, else by calls. Raises UnsupportedModel where the library's
+    definition itself does not compute over our pages."""
     if model.facts.context_length < LONG:
         return
-    expected = _answers(model, layout)
+    try:
+        expected = _answers(model, layout)
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UnsupportedModel(
+            f"the model {model.facts.name} cannot be served: its definition computes no step here ({told})"
+        ) from error
     try:
         if kernel_for is not None:
             try:

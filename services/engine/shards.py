@@ -143,13 +143,17 @@ class _Files:
                 f"{self._directory}: the files lack the model's weight {name}; one that the library would "
                 "make of others as it loads them is not made for several ranks"
             )
-        found = self._places[name].get_slice(name)
+        file = self._places[name]
+        found = file.get_slice(name)
         if tuple(found.get_shape()) != shape:
             raise ModelUnreadable(
                 f"{self._directory}: the weight {name} has the shape {found.get_shape()}, not {list(shape)}"
             )
-        if part is None:
-            values: torch.Tensor = found[:]
+        values: torch.Tensor
+        if not shape:
+            values = file.get_tensor(name)  # a single number has no slices
+        elif part is None:
+            values = found[:]
         elif part.dim == 0:
             values = found[part.start : part.stop]
         else:

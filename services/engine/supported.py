@@ -81,7 +81,7 @@ class Probe:
         for option, asked in options.items():
             if option in WITHOUT_EFFECT or asked is None or (option == "is_causal" and asked is True):
                 continue
-            if option == "sliding_window" and not _window_is_active(getattr(module, "config", None)):
+            if option == "sliding_window" and not _narrow(asked, getattr(module, "config", None)):
                 continue
             self._needs.append(OPTION_NAMES.get(option, f"the attention option {option}"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
@@ -130,11 +130,18 @@ def _told(config: Any, key: str) -> Any:
 
 
 def _window_is_active(config: Any) -> bool:
-    """Whether a token that is within the context can lie outside the window."""
-    window = _told(config, "sliding_window")
-    if not isinstance(window, int) or _told(config, "use_sliding_window") is False:
+    """Whether a token that is within the context can lie outside the window. That it is not used counts where
+    the library knows the word: elsewhere it is a key that its definition passes over."""
+    if _told(config, "use_sliding_window") is False and hasattr(type(config), "use_sliding_window"):
         return False
-    return window < (_told(config, "max_position_embeddings") or float("inf"))
+    window = _told(config, "sliding_window")
+    return isinstance(window, int) and _narrow(window, config)
+
+
+def _narrow(window: Any, config: Any) -> bool:
+    """Whether a window that is used can be shorter than a sequence."""
+    context = _told(config, "max_position_embeddings")
+    return not isinstance(window, int) or not isinstance(context, int) or window < context
 
 
 def _rope_by_length(config: Any) -> bool:

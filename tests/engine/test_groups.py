@@ -38,6 +38,7 @@ OTHERS = (
     "mistral-no-window",
     "gemma-one-kv-head",
     "granite-own-scaling",
+    "apertus-numbers-of-no-dimension",
 )
 
 

@@ -6,10 +6,12 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    ApertusConfig,
     AutoModelForCausalLM,
     GemmaConfig,
     GPT2Config,
     GraniteConfig,
+    JetMoeConfig,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
@@ -62,6 +64,24 @@ ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
     ),
     "gemma-one-kv-head": GemmaConfig(**{**SHAPE, "num_key_value_heads": 1, "head_dim": 32}),
     "granite-own-scaling": GraniteConfig(**SHAPE, attention_multiplier=0.4),
+    "granite-factors-near-one": GraniteConfig(**SHAPE, logits_scaling=1.05),
+    "apertus-numbers-of-no-dimension": ApertusConfig(
+        **SHAPE, hidden_act="xielu", rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}
+    ),
+    "jetmoe-views-of-attention": JetMoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_key_value_heads=2,
+        kv_channels=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
     "gpt2-learned-positions": GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=48,
