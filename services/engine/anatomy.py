@@ -19,8 +19,8 @@ HEAD_NORMS: Final = {"q_norm", "k_norm"}
 GATED: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
 CAP: Final = "final_logit_softcapping"
-"""What some definitions multiply by between their parts, or bound. In bfloat16 the proof would let a factor near
-1 pass. (Attention's own scaling is its part's.)"""
+"""What some definitions multiply by between their parts, or bound. In bfloat16 the proof would let a factor
+near 1 pass. (Attention's own scaling is its part's.)"""
 TURNS: Final = {"float32": 1e-4, "bfloat16": 0.02}
 """By what share of its length a rotation, in these numbers, may change a query or a key."""
 TURNED: Final = 8
