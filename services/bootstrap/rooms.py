@@ -18,7 +18,7 @@ from services.bootstrap.timelines import Timelines
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
-from services.rooms.registry import Registry, RoomEntry, WorkerFacts
+from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
 from services.runtime.room_spans import NO_ERRORS, RoomSpans
@@ -29,6 +29,7 @@ log = Log(__name__)
 TICK_S: Final = 0.25
 LOOK_S: Final = 0.01
 
+ANSWERED: Final = Cause(Reason.ANSWERED, "it was answered")
 LOST: Final = {Side.PREFILL: Reason.PREFILL_LOST, Side.DECODE: Reason.DECODE_LOST}
 
 
@@ -60,6 +61,7 @@ class Rooms:
     def register(self, facts: WorkerFacts) -> None:
         self.registry.register(facts, self.clock.now_ms())
         log.info("worker registered", worker=facts.name, side=facts.side.value, address=facts.address)
+        self._tell_what_ended(facts)
         self.admission.wake()
 
     def renew(self, incarnation: Incarnation, census: Mapping[str, Any] = NOTHING_TOLD) -> None:
@@ -96,6 +98,14 @@ class Rooms:
             self.timelines.wake(entry.id)
         self.links.drop(incarnation)
         self.admission.wake()
+
+    def _tell_what_ended(self, facts: WorkerFacts) -> None:
+        """A worker that is back after a silence was told of no end meanwhile: of rooms that still wait for it,
+        and that it may never have heard of (`terminal-reaches-peer`)."""
+        for entry in self.registry.open_rooms():
+            waits = facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING
+            if waits and entry.worker(facts.side).incarnation == facts.incarnation:
+                self.calls.cancel(entry, entry.cause or ANSWERED)
 
     # ---- rooms
 

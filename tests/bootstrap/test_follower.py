@@ -193,6 +193,30 @@ async def test_room_ends_a_worker_that_never_got_the_room_is_not_waited_for(at: 
     await at.at_rest()
 
 
+@pytest.mark.parametrize("answered", [False, True])
+async def test_zero_at_idle_a_worker_that_comes_back_is_told_what_ended_while_it_was_silent(
+    at: House, answered: bool
+) -> None:
+    """It was stopped before it read the opening, so that it has nothing to report of the room."""
+    at.decode.script = []
+    at.decode.absent = {1}
+    at.prefill.script = [accepted(P), first(7, LENGTH)] if answered else [accepted(P)]
+    stream = await at.backend.generate(asked())
+    await until(lambda: at.decode.called == [1])
+    if answered:
+        assert await read(stream) == ([7], "length")
+    at.rooms.lose(at.decode.incarnation, "its lease ran out", proof=None)
+    if not answered:
+        assert await read(stream) == ([], "decode_lost")
+    at.prefill.cancelled.set()
+    at.rooms.side_retired(RoomId(1), P)
+    await at.unfollowed()
+    assert (set(at.entry().waiting_for), at.decode.cancels) == ({D}, {})
+    at.join(at.decode)
+    await until(lambda: at.decode.cancels == {1: "answered" if answered else "decode_lost"})
+    await at.at_rest()
+
+
 async def test_a_refused_room_is_waited_for_on_the_other_side_alone(at: House) -> None:
     at.prefill.script, at.decode.script = [RosterFull("all places are taken")], [accepted(D)]
     at.prefill.absent = {1}
