@@ -124,9 +124,9 @@ class RoomEntry:
     prefill: WorkerFacts
     decode: WorkerFacts
     prompt_tokens: int
-    """KV positions that it takes in prefill."""
+    """KV positions that it takes in prefill, beyond what was sent there before."""
     tokens: int
-    """KV positions that it may come to take in decode."""
+    """KV positions that it may come to take in decode, beyond what was sent there before."""
     opened_ms: int
     canary: bool = False
     retry_of: RoomId | None = None

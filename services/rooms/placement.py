@@ -1,22 +1,18 @@
 """Which pair of workers gets a request?
 
-On each side the one that was sent most of the prompt's beginning before, unless it is OVERLOADED; else the
-least loaded one.
+On each side the one with the smallest share of its cache spoken for once it has the request, which takes less
+of a worker that was sent the prompt's beginning before. So a conversation stays where it is, unless more is
+spoken for there than that spares, and a short beginning that all prompts share fills nobody's queue.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from services.rooms.affinity import Block
 from services.rooms.entries import Worker, WorkerState
 from services.rooms.errors import NoCapacity, NoSuchWorker, TooLarge
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
-
-OVERLOADED: Final = 1 / 8
-"""How much more of its cache than of the least loaded worker's may be spoken for, where a worker is preferred
-for the beginning of a prompt that it was sent before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,11 @@ def place(
     prefill = _able(workers[Side.PREFILL], Side.PREFILL, need.prompt_tokens)
     decode = _able(workers[Side.DECODE], Side.DECODE, need.tokens)
     return _best(_without(prefill, avoid), need), _best(_without(decode, avoid), need)
+
+
+def beyond(worker: Worker, need: Need) -> int:
+    """KV positions that a request takes of a worker, at least one, beyond what it was sent of its prompt."""
+    return max(need.on(worker.facts.side) - worker.sent.tokens(need.blocks), 1)
 
 
 def all_full(workers: Iterable[Iterable[Worker]]) -> bool:
@@ -82,16 +83,17 @@ def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]
 
 
 def _best(able: list[Worker], need: Need) -> Worker:
-    """Of those with a free place that are not overloaded, the one that was sent most of the prompt; of those
-    the one with the smallest share of its cache spoken for."""
+    """Of those with a free place, the one with the smallest share of its cache spoken for by then: that the
+    prompt's beginning was sent to it before spares it as much."""
     free = [worker for worker in able if worker.has_place]
     if not free:
         side = able[0].facts.side.value
         if able[0].state is WorkerState.SUSPECT:
             raise NoCapacity(f"a stream to every {side} worker broke: waiting for one to renew its lease")
         raise NoCapacity(f"every {side} worker holds as many rooms as it may")
-    if len(free) == 1:
-        return free[0]
-    most = min(worker.load for worker in free) + OVERLOADED
-    near = [worker for worker in free if worker.load <= most]
-    return min(near, key=lambda worker: (-worker.sent.tokens(need.blocks), worker.load, worker.facts.name))
+
+    def by_then(worker: Worker) -> tuple[float, int, str]:
+        more = beyond(worker, need)
+        return (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name
+
+    return min(free, key=by_then)

@@ -21,7 +21,7 @@ from services.rooms.errors import (
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.index import RoomIndex
 from services.rooms.phases import Side
-from services.rooms.placement import Need, all_full, largest, place
+from services.rooms.placement import Need, all_full, beyond, largest, place
 
 __all__ = ["Event", "Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
 
@@ -212,8 +212,8 @@ class Registry:
             request_id,
             prefill.facts,
             decode.facts,
-            need.prompt_tokens,
-            need.tokens,
+            beyond(prefill, need),
+            beyond(decode, need),
             now_ms,
             canary,
             retry_of,

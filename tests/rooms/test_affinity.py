@@ -1,5 +1,6 @@
 """Is the beginning of a prompt known where it was sent, for as long as it may be held there?"""
 
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from services.rooms.affinity import BLOCK_TOKENS, Sent, blocks
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
-from services.rooms.placement import OVERLOADED, Need
+from services.rooms.placement import Need
 from services.rooms.registry import Registry
 from tests.rooms.test_registry import facts, registry_of
 
@@ -31,6 +32,12 @@ def send(stack: Registry, prompt: tuple[int, ...], tokens: int = 400) -> Opened:
     need = Need(tokens, tokens, blocks(prompt))
     entry = stack.open_room("request", stack.place(need), need, 0)
     return Opened(entry.id, (entry.prefill.name, entry.decode.name))
+
+
+def over(stack: Registry, opened: Opened) -> None:
+    stack.end(opened.id, None, 0)
+    for side in Side:
+        stack.side_retired(opened.id, side)
 
 
 def test_two_prompts_share_the_blocks_that_they_share_from_the_start() -> None:
@@ -69,17 +76,58 @@ def test_no_more_is_remembered_than_the_cache_holds_and_ends_are_forgotten_first
 def test_the_worker_that_was_sent_the_beginning_is_preferred_on_either_side() -> None:
     stack = workers()
     first = send(stack, PROMPT)
-    stack.end(first.id, None, 0)
-    assert send(stack, OTHER).names == first.names
-    assert send(stack, PROMPT[1:]).names != first.names
+    assert send(stack, OTHER).names != first.names, "more is spoken for there than it spares"
+    over(stack, first)
+    assert send(stack, PROMPT).names == first.names
+    assert send(stack, PROMPT[1:]).names == first.names, "nobody was sent that: the least loaded one"
 
 
-def test_an_overloaded_worker_is_not_preferred() -> None:
+def test_a_request_is_charged_for_what_a_worker_was_not_sent_before_and_given_back_the_same() -> None:
     stack = workers()
-    first = send(stack, PROMPT, tokens=int(10_000 * OVERLOADED))
-    again = send(stack, PROMPT, tokens=1)
+    first = send(stack, PROMPT)
+    over(stack, first)
+    again, other = send(stack, PROMPT), send(stack, OTHER)
+    charged = {each.facts.name: each.tokens for each in stack.workers()}
+    assert [charged[name] for name in again.names] == [(400 - 320) + (400 - 128)] * 2
+    for each in (again, other):
+        over(stack, each)
+    assert {each.tokens for each in stack.workers()} == {0}
+
+
+def test_a_conversation_stays_for_as_long_as_less_waits_there_than_it_spares() -> None:
+    stack = workers()
+    long = tuple(range(5_000, 5_000 + 20 * BLOCK_TOKENS))
+    first = send(stack, long, tokens=1_300)
+    over(stack, first)
+    holders = [worker for worker in stack.workers() if worker.facts.name in first.names]
+    for worker in holders:
+        worker.tokens += len(long) - 1
+    again = send(stack, long, tokens=1_300)
     assert again.names == first.names
-    assert send(stack, PROMPT).names != first.names
+    over(stack, again)
+    for worker in holders:
+        worker.tokens += 2
+    assert not set(send(stack, long, tokens=1_300).names) & set(first.names)
+
+
+@pytest.mark.parametrize("shared", [0, 64, 128])
+@pytest.mark.parametrize("at_a_time", [8, 32])
+def test_a_short_beginning_that_all_prompts_share_does_not_bring_them_all_to_one_worker(
+    shared: int, at_a_time: int
+) -> None:
+    """As a system's message does: each of four workers gets its share."""
+    stack = registry_of(
+        *(facts(side, number, tokens_max=300_000, rooms_max=99) for side in Side for number in range(1, 5))
+    )
+    got, rooms = Counter[str](), deque[Opened]()
+    for number in range(400):
+        if len(rooms) == at_a_time:
+            over(stack, rooms.popleft())
+        own = range(1_000 * (number + 1), 1_000 * (number + 2) - shared)
+        rooms.append(send(stack, (*range(shared), *own), tokens=1_000))
+        got.update(rooms[-1].names)
+    assert len(got) == 8
+    assert min(got.values()) >= 80, got
 
 
 def test_a_full_worker_is_not_waited_for() -> None:
@@ -101,9 +149,11 @@ def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> No
     """A chat that says no length may come to fill decode's cache, and takes its few tokens of prefill's."""
     stack = workers()
     need = Need(len(PROMPT), 9_000, blocks(PROMPT))
-    rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(3)]
-    assert len({room.prefill.name for room in rooms}) == 1
-    assert len({room.decode.name for room in rooms}) == 2
+    first = stack.open_room("request", stack.place(need), need, 0)
+    stack.side_retired(first.id, Side.PREFILL)
+    second = stack.open_room("request", stack.place(need), need, 0)
+    assert second.prefill.name == first.prefill.name
+    assert second.decode.name != first.decode.name
 
 
 def test_there_is_a_choice_where_a_side_has_two() -> None:

@@ -338,9 +338,9 @@ def test_draining_stays_draining(stack: Registry) -> None:
 def test_the_least_loaded_pair_is_taken_by_share_of_its_cache() -> None:
     small, large = replace(D1, tokens_max=100), replace(D2, tokens_max=1000)
     stack = registry_of(P1, P2, small, large)
-    order = [opened(stack, tokens=30) for _ in range(4)]
-    assert [entry.decode.name for entry in order] == [small.name, large.name, large.name, large.name]
-    assert [entry.prefill.name for entry in order] == [P1.name, P2.name, P1.name, P2.name]
+    order = [opened(stack, tokens=70) for _ in range(10)]
+    assert [entry.decode.name for entry in order] == [large.name] * 9 + [small.name]
+    assert [entry.prefill.name for entry in order] == [P1.name, P2.name] * 5
 
 
 def test_what_nobody_can_ever_hold_is_not_waited_for() -> None:
