@@ -100,8 +100,8 @@ class Rooms:
         self.admission.wake()
 
     def _tell_what_ended(self, facts: WorkerFacts) -> None:
-        """A worker that is back after a silence was told of no end meanwhile: rooms that it may never have heard
-        of still wait for it (`terminal-reaches-peer`)."""
+        """A worker that is back after a silence was told of no end meanwhile: rooms that it may never have
+        heard of still wait for it (`terminal-reaches-peer`)."""
         for entry in self.registry.open_rooms():
             waits = facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING
             if waits and entry.worker(facts.side).incarnation == facts.incarnation:

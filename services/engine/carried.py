@@ -10,11 +10,17 @@ from typing import Any, Final
 
 from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
 
+from services.engine.splits import BYTE_LEVEL, knows_split
+
 THETA: Final = 10_000.0
 """Of rotations, where a file does not say it."""
 FREQUENCIES: Final = "rope_freqs"
 FACTORS: Final = ("rope_factors_long", "rope_factors_short")
 """With the one before: tensors that are no weights, but divide the frequencies of the rotations."""
+
+
+ENDS: Final = ("eos", "eot", "eom")
+"""Of the text, of a turn, and of a message that a tool answers."""
 
 
 class Header:
@@ -27,6 +33,16 @@ class Header:
     def says(self, key: str) -> Any:
         """What is said under the architecture's `key`, if anything is."""
         return self._field(f"{self.architecture}.{key}")
+
+    def of_tokenizer(self, key: str) -> Any:
+        """What is said of the tokenizer under `key`, if anything is."""
+        return self._field(f"tokenizer.ggml.{key}")
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids of the tokens that end an answer or a turn of it."""
+        told = [self.of_tokenizer(f"{name}_token_id") for name in ENDS]
+        return sorted({int(each) for each in told if each is not None})
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -71,6 +87,23 @@ def lost_settings(header: Header, config: Any) -> list[str]:
     looks_back = isinstance(window, int) and 0 < window < (context or math.inf)
     if looks_back and getattr(config, "sliding_window", None) != window:
         found.append(f"sliding-window attention ({window} tokens)")
+    return found
+
+
+def lost_of_tokenizer(header: Header) -> list[str]:
+    """What the file says of its tokenizer, and the library's reader passes over: in a few words each."""
+    kind, split = header.of_tokenizer("model"), header.of_tokenizer("pre")
+    found = []
+    if kind == BYTE_LEVEL and not knows_split(split, header.architecture):
+        found.append(
+            "how text is split for its tokens" + (f" ({split})" if split else ", which it does not name")
+        )
+    if (
+        kind == "llama"
+        and header.of_tokenizer("add_space_prefix") is False
+        and not header.architecture.startswith("gemma")
+    ):
+        found.append("no space before a text (add_space_prefix)")
     return found
 
 

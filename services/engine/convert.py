@@ -32,14 +32,15 @@ def convert(source: Path, target: Path, name: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
-    from services.engine.carried import Header, lost_settings, lost_weights
+    from services.engine.carried import Header, lost_of_tokenizer, lost_settings, lost_weights
+    from services.engine.splits import BYTE_LEVEL, split_by
 
     logging.disable_progress_bar()
     _say("reading the header")
     folder, file = str(source.parent), source.name
     header = Header(GGUFReader(source))
     config = AutoConfig.from_pretrained(folder, gguf_file=file, local_files_only=True)
-    lost = lost_settings(header, config)
+    lost = [*lost_settings(header, config), *lost_of_tokenizer(header)]
     if lost:
         raise Refused(f"the model library's GGUF reader passes over what the model needs: {', '.join(lost)}")
     _say("reading the weights")
@@ -56,6 +57,10 @@ def convert(source: Path, target: Path, name: str) -> None:
     _refuse(lost_weights(header, model), f"for which {type(model).__name__} has no place")
     _say("reading the tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True)
+    if header.of_tokenizer("model") == BYTE_LEVEL:
+        split_by(tokenizer, header.of_tokenizer("pre"))
+    if header.ends and model.generation_config is not None:
+        model.generation_config.eos_token_id = header.ends
     # The weights are plain numbers by now; with these left in place the library declines to save them.
     model.hf_quantizer = None
     vars(model.config).pop("quantization_config", None)

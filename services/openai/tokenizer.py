@@ -77,7 +77,8 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._reference.chat_template is not None
+        template = self._reference.chat_template
+        return template is not None and (not isinstance(template, dict) or "default" in template)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of `text`; markup of special tokens in it becomes those tokens."""
@@ -93,16 +94,15 @@ class Tokenizer:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """The prompt that the model's chat template makes of `messages`.
 
-        Raises ChatTemplateMissing, or ChatRefused if the template rejects the messages.
+        Raises ChatTemplateMissing, or ChatRefused if the template rejects the messages, or fails: it is a
+        program of the model's.
         """
-        from jinja2 import TemplateError
-
         if not self.has_chat_template:
             raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
         named = [_named_for(self._template, message) for message in messages]
         try:
             return self._render(messages=named, add_generation_prompt=add_generation_prompt)
-        except TemplateError as error:
+        except Exception as error:
             raise ChatRefused(f"the model's chat template refuses these messages: {error}") from None
 
     @cached_property

@@ -17,8 +17,6 @@ INDEX_ENDS: Final = ".safetensors.index.json"
 HEADER_BYTES_MAX: Final = 100 * 2**20
 SAMPLES: Final = 32
 SAMPLE_BYTES: Final = 64 * 2**10
-SANE_TOKENS_MAX: Final = 10**9
-"""Tokenizers without a limit of their own carry a huge number."""
 VOLATILE: Final = frozenset({"_name_or_path", "_model_name_or_path", "transformers_version"})
 CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -64,7 +62,7 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
     return ModelFacts(
         name=name or own_name(directory),
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
-        context_length=_context_length(directory, words),
+        context_length=_positive(directory, words, CONTEXT_KEYS),
         vocab_size=_positive(directory, words, ("vocab_size",)),
         eos_token_ids=_eos_token_ids(directory, words),
         fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
@@ -141,14 +139,6 @@ def _header(path: Path) -> bytes:
     if len(header) != length:
         raise ModelUnreadable(f"{path}: not a safetensors file, or cut short")
     return header
-
-
-def _context_length(directory: Path, config: Json) -> int:
-    limit = _positive(directory, config, CONTEXT_KEYS)
-    told = _object(directory / "tokenizer_config.json").get("model_max_length")
-    if isinstance(told, int | float) and 1 <= told < SANE_TOKENS_MAX:
-        return min(limit, int(told))
-    return limit
 
 
 def _eos_token_ids(directory: Path, config: Json) -> tuple[int, ...]:

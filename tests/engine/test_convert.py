@@ -8,11 +8,12 @@ import pytest
 import torch
 from gguf import GGUFReader, GGUFWriter
 from safetensors.torch import load_file
-from transformers import LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig
 
-from services.engine.carried import Header, lost_settings
+from services.engine.carried import Header, lost_of_tokenizer, lost_settings
 from services.engine.convert import main
 from services.engine.model import load_model
+from services.runtime.model_facts import read_model
 from tests.engine import tiny
 
 HEADS, KV_HEADS = 6, 2
@@ -68,6 +69,8 @@ def write(
     kind: str = "llama",
     theta: float = 10_000.0,
     turned: int = 16,
+    tokenizer: str = "gpt2",
+    split: str | None = "gpt-2",
 ) -> Path:
     writer = GGUFWriter(file, kind)
     writer.add_context_length(tiny.CONTEXT)
@@ -80,8 +83,9 @@ def write(
     writer.add_rope_dimension_count(turned)
     writer.add_rope_freq_base(theta)
     writer.add_vocab_size(tiny.VOCABULARY)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_model(tokenizer)
+    if split is not None:
+        writer.add_tokenizer_pre(split)
     writer.add_token_list([chr(0x100 + place) for place in range(tiny.VOCABULARY)])
     writer.add_token_scores([0.0] * tiny.VOCABULARY)
     writer.add_token_types([1] * tiny.VOCABULARY)
@@ -211,3 +215,64 @@ def test_what_the_configuration_carries_is_not_refused(tmp_path: Path) -> None:
         "other": {"rope_type": "llama3", **turns},
     }
     assert lost_settings(header, config) == []
+
+
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [
+        ("gpt-2", ["x", "ĠĠ", "Ġ12", "Ġ=", "Ġ345"]),
+        ("smollm", ["x", "ĠĠĠ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
+        ("stablelm2", ["x", "ĠĠ", "Ġ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
+        ("llama-bpe", ["x", "ĠĠ", "Ġ", "12", "Ġ=", "Ġ", "345"]),
+    ],
+)
+def test_text_is_split_as_the_file_says(
+    tmp_path: Path, weights: Tensors, split: str, pieces: list[str]
+) -> None:
+    """As the models' own tokenizers do: by another split a model reads tokens that it was not trained on."""
+    file = write(tmp_path / "tiny.gguf", in_gguf(weights), split=split)
+    assert main([str(file), str(tmp_path / "made")]) == 0
+    made = AutoTokenizer.from_pretrained(tmp_path / "made").backend_tokenizer.pre_tokenizer
+    assert [piece for piece, _ in made.pre_tokenize_str("x   12 = 345")] == pieces
+
+
+@pytest.mark.parametrize(
+    ("split", "told"), [("deepseek-coder", " (deepseek-coder)"), (None, ", which it does not name")]
+)
+def test_a_split_that_nobody_knows_is_refused(
+    tmp_path: Path, weights: Tensors, capsys: pytest.CaptureFixture[str], split: str | None, told: str
+) -> None:
+    file = write(tmp_path / "tiny.gguf", in_gguf(weights), split=split)
+    assert refusal(file, capsys).endswith(f"how text is split for its tokens{told}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefixed", "lost"),
+    [
+        ("llama", False, ["no space before a text (add_space_prefix)"]),
+        ("llama", True, []),
+        ("gemma2", False, []),
+    ],
+)
+def test_a_space_that_a_file_does_not_want_before_a_text(
+    tmp_path: Path, kind: str, prefixed: bool, lost: list[str]
+) -> None:
+    file = write(
+        tmp_path / "tiny.gguf",
+        {},
+        lambda writer: writer.add_add_space_prefix(prefixed),
+        kind=kind,
+        tokenizer="llama",
+        split=None,
+    )
+    assert lost_of_tokenizer(Header(GGUFReader(file))) == lost
+
+
+def test_whatever_ends_a_turn_ends_an_answer(tmp_path: Path, weights: Tensors) -> None:
+    def ends(writer: GGUFWriter) -> None:
+        writer.add_eos_token_id(2)
+        writer.add_eot_token_id(3)
+
+    file = write(tmp_path / "tiny.gguf", in_gguf(weights), ends)
+    assert main([str(file), str(tmp_path / "made")]) == 0
+    assert read_model(tmp_path / "made").eos_token_ids == (2, 3)

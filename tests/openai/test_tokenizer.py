@@ -87,9 +87,20 @@ def test_a_template_may_refuse() -> None:
         )
 
 
+def test_a_template_may_fail_in_any_way() -> None:
+    """It is a program of the model's, which was not made for whatever a client sends."""
+    reference = copy(tiny.byte_level())
+    reference.chat_template = "{{ messages[0]['content'] + 1 }}"
+    with pytest.raises(ChatRefused, match="refuses these messages"):
+        Tokenizer(reference).render_chat(HELLO, add_generation_prompt=True)
+
+
 def test_no_template() -> None:
-    with pytest.raises(ChatTemplateMissing):
-        Tokenizer(tiny.byte_fallback()).render_chat(HELLO, add_generation_prompt=True)
+    named = copy(tiny.byte_level())
+    named.chat_template = {"tool_use": "{{ messages }}"}
+    for reference in (tiny.byte_fallback(), named):
+        with pytest.raises(ChatTemplateMissing):
+            Tokenizer(reference).render_chat(HELLO, add_generation_prompt=True)
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:

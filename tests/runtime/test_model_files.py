@@ -212,14 +212,17 @@ def test_facts(model: Path) -> None:
 def test_every_file_that_names_an_end_counts(model: Path) -> None:
     (model / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 7}))
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7]}))
-    (model / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": {"content": "<end>"}, "model_max_length": 32})
-    )
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<end>"}}))
     tokens = [{"id": 3, "content": "<end>"}, {"id": 4, "content": "<other>"}]
     (model / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
     facts = read_model(model)
     assert facts.eos_token_ids == (3, 7, 9)
-    assert facts.context_length == 32
+
+
+def test_where_the_tokenizer_would_warn_is_not_where_the_context_ends(model: Path) -> None:
+    """Published models name less there than their configuration does."""
+    (model / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 32}))
+    assert read_model(model).context_length == 64
 
 
 def test_a_snapshot_is_named_after_its_repository(tmp_path: Path, model: Path) -> None:
