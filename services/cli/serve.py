@@ -8,11 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
 import httpx
 from rich.console import Console
 
+from services.cli.asking import distrusted
 from services.cli.chat_settings import DEFAULT_URL
 from services.cli.child import Child, describe_exit, start_child
 from services.cli.exits import ReportExit, reporter
@@ -113,6 +115,11 @@ class Stack:
             async def answers(path: str) -> bool:
                 try:
                     return (await http.get(path)).is_success
+                except httpx.ConnectError as error:
+                    untrusted = distrusted(error, plan.url)
+                    if untrusted:  # it has expired, say: waiting does not mend it
+                        raise StartupError(untrusted) from None
+                    return False
                 except httpx.TransportError:
                     return False
 
@@ -120,10 +127,10 @@ class Stack:
                 await supervisor.start([plan.bootstrap], lambda: answers("/health"), timeout_ms, shutdown)
             with self._screen.step(f"starting {', '.join(_described(part) for part in plan.workers)}"):
                 await supervisor.start(plan.workers, lambda: answers("/ready"), timeout_ms, shutdown)
-            models = (await http.get("/v1/models")).json()
+            model = await _model_of(http) or Path(plan.model).name
         for line in ready_lines(
             plan.url,
-            models["data"][0]["id"],
+            model,
             self._settings.tls_dir,
             keyed=bool(plan.api_key),
             apart="--admin-port" in plan.bootstrap.flags,
@@ -168,6 +175,15 @@ class Stack:
                 if why is None:
                     child.say_held_back()
                 raise StartupError(why or f"preparing the model {self._plan.model} {describe_exit(code)}")
+
+
+async def _model_of(http: httpx.AsyncClient) -> str | None:
+    """What clients call the model. None where that is not told: the keys may be others by now."""
+    try:
+        name: str = (await http.get("/v1/models")).json()["data"][0]["id"]
+    except (httpx.TransportError, ValueError, KeyError, IndexError, TypeError):
+        return None
+    return name
 
 
 def ready_lines(

@@ -26,6 +26,7 @@ from services.runtime.logging import Log
 
 log = Log(__name__)
 
+SHOW_CURSOR: Final = "\x1b[?25h"
 TOLD: Final = "baton: error: "
 """How the one line begins."""
 BESIDES: Final = "baton: as it ended: "
@@ -132,6 +133,8 @@ def _expected(error: BaseException) -> StartupError | None:
 
 def _stop(number: signal.Signals, shutdown: asyncio.Event) -> None:
     if shutdown.is_set():
+        if sys.stdout.isatty():
+            print(SHOW_CURSOR, flush=True)  # noqa: T201 - whoever waits on a screen has hidden it
         sys.stderr.flush()
         os._exit(128 + number)
     shutdown.set()

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -88,6 +90,33 @@ async def test_it_says_each_step_then_ready_then_drains(parts: Parts, unused_tcp
     assert {"prefill ended", "decode ended"} <= set(stopped)
 
 
+async def test_it_is_ready_though_nobody_tells_what_the_model_is_called(
+    parts: Parts, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key that it began with may be taken out of the file meanwhile."""
+    refusing = BOOTSTRAP.replace('{"data": [{"id": "tiny"}]}', '{"error": {"message": "no such key"}}')
+    monkeypatch.setattr(sys.modules[__name__], "BOOTSTRAP", refusing)
+    serve, out = stack(parts, unused_tcp_port)
+    shutdown = asyncio.Event()
+    task = asyncio.create_task(serve.serve(shutdown))
+    await eventually(lambda: "Ctrl-C stops it." in out.getvalue() or task.done())
+    assert f"Ready: demo on http://127.0.0.1:{unused_tcp_port}" in out.getvalue()
+    shutdown.set()
+    assert await task == 0
+
+
+async def test_a_certificate_that_has_expired_is_told_at_once(
+    parts: Parts, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any) -> None:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired")
+
+    monkeypatch.setattr(httpx.AsyncClient, "get", refuse)
+    serve, _ = stack(parts, unused_tcp_port)
+    with pytest.raises(StartupError, match=r"is not trusted here .*certificate has expired"):
+        await serve.serve(asyncio.Event())
+
+
 async def test_a_model_that_is_missing_is_its_own_words(parts: Parts, unused_tcp_port: int) -> None:
     serve, out = stack(parts, unused_tcp_port, CANNOT_PREPARE)
     with pytest.raises(StartupError, match=r"^the model /m is missing: give another with --model$"):
@@ -123,8 +152,10 @@ sys.exit(run(stack(parts, int(sys.argv[2]))[0].serve))
 
 
 async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tcp_port: int) -> None:
+    """And leaves a terminal with its cursor, which the spinner of a step had hidden."""
     command = [sys.executable, "-c", SERVES, str(parts.journal_file), str(unused_tcp_port)]
-    with subprocess.Popen(command) as process:
+    ours, theirs = os.openpty()
+    with subprocess.Popen(command, stdout=theirs) as process:
         await eventually(lambda: {"prefill up", "decode up"} <= set(parts.journal))
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(signal.SIGINT)
@@ -132,5 +163,8 @@ async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tc
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert os.read(ours, 2**16).endswith(b"\x1b[?25h\r\n")
+    for each in (ours, theirs):
+        os.close(each)
     assert len(children) == 3
     await eventually(lambda: all(gone(int(child)) for child in children))
