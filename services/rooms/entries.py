@@ -71,11 +71,6 @@ class Worker:
         self.sent = Sent(self.facts.tokens_max)
 
     @property
-    def load(self) -> float:
-        """The share of its cache that is spoken for."""
-        return self.tokens / self.facts.tokens_max
-
-    @property
     def is_serving(self) -> bool:
         """It gets rooms, or may again as soon as it renews its lease."""
         return self.state is WorkerState.READY or (self.state is WorkerState.SUSPECT and self.proven)
