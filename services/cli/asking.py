@@ -17,10 +17,12 @@ def key_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def distrusted(error: httpx.ConnectError, url: str) -> str | None:
+def distrusted(
+    error: httpx.ConnectError, url: str, hint: str = "SSL_CERT_FILE names whose are"
+) -> str | None:
     """A sentence, where a connection failed because the server's certificate is not believed."""
     if "certificate" in str(error).lower():
-        return f"the certificate of {url} is not trusted here (SSL_CERT_FILE names whose are): {error}"
+        return f"the certificate of {url} is not trusted here ({hint}): {error}"
     return None
 
 

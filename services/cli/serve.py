@@ -116,7 +116,7 @@ class Stack:
                 try:
                     return (await http.get(path)).is_success
                 except httpx.ConnectError as error:
-                    untrusted = distrusted(error, plan.url)
+                    untrusted = distrusted(error, plan.url, "its files are those in --tls-dir")
                     if untrusted:  # it has expired, say: waiting does not mend it
                         raise StartupError(untrusted) from None
                     return False

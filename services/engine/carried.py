@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
 
-from services.engine.splits import BYTE_LEVEL, knows_split
+from services.engine.splits import BYTE_LEVEL, split_of
 
 THETA: Final = 10_000.0
 """Of rotations, where a file does not say it."""
@@ -94,7 +94,7 @@ def lost_of_tokenizer(header: Header) -> list[str]:
     """What the file says of its tokenizer, and the library's reader passes over: in a few words each."""
     kind, split = header.of_tokenizer("model"), header.of_tokenizer("pre")
     found = []
-    if kind == BYTE_LEVEL and not knows_split(split, header.architecture):
+    if kind == BYTE_LEVEL and split_of(header) is None:
         found.append(
             "how text is split for its tokens" + (f" ({split})" if split else ", which it does not name")
         )

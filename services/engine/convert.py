@@ -11,8 +11,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
 
+if TYPE_CHECKING:
+    from services.engine.carried import Header
+
+PLAIN: Final = "TokenizersBackend"
+"""The library's class of tokenizers that are what their file says."""
 NAMED: Final = 3
 """Weights that a message names."""
 
@@ -29,11 +35,10 @@ def convert(source: Path, target: Path, name: str) -> None:
     """
     import torch
     from gguf import GGUFReader
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging
 
     from services.engine.carried import Header, lost_of_tokenizer, lost_settings, lost_weights
-    from services.engine.splits import BYTE_LEVEL, split_by
 
     logging.disable_progress_bar()
     _say("reading the header")
@@ -56,9 +61,7 @@ def convert(source: Path, target: Path, name: str) -> None:
     _refuse(sorted(told["missing_keys"]), f"which {type(model).__name__} has and the file lacks")
     _refuse(lost_weights(header, model), f"for which {type(model).__name__} has no place")
     _say("reading the tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True)
-    if header.of_tokenizer("model") == BYTE_LEVEL:
-        split_by(tokenizer, header.of_tokenizer("pre"))
+    tokenizer = read_tokenizer(source, header, config)
     if header.ends and model.generation_config is not None:
         model.generation_config.eos_token_id = header.ends
     # The weights are plain numbers by now; with these left in place the library declines to save them.
@@ -67,11 +70,46 @@ def convert(source: Path, target: Path, name: str) -> None:
     _say("writing safetensors")
     target.mkdir()
     model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    write_tokenizer(tokenizer, target)
     (target / "baton.json").write_text(json.dumps({"name": name, "source": file}), "utf-8")
     for path in target.iterdir():
         path.chmod(0o644)
         _flush(path)
+
+
+def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
+    """The library's, splitting text as the file says. Raises Refused where it would not once it is loaded
+    from what is written of it."""
+    from transformers import AutoTokenizer
+
+    from services.engine.splits import BYTE_LEVEL, WHOLE_FIRST, alike, split_by, split_of
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        str(source.parent), gguf_file=source.name, local_files_only=True
+    )
+    split = split_of(header) if header.of_tokenizer("model") == BYTE_LEVEL else None
+    if split is None:
+        return tokenizer
+    split_by(tokenizer, split)
+    if split in WHOLE_FIRST and header.of_tokenizer("add_bos_token") is None and tokenizer.bos_token:
+        tokenizer.add_bos_token = True
+        tokenizer.update_post_processor()
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        write_tokenizer(tokenizer, Path(folder))
+        served: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if not alike(tokenizer, served):
+        raise Refused(f"the library's {type(served).__name__} would split text otherwise than {split}")
+    return tokenizer
+
+
+def write_tokenizer(tokenizer: Any, target: Path) -> None:
+    """Into the directory `target`, to be loaded as what is written there: for some models the library has a
+    class of tokenizers that begins with a split of its own."""
+    tokenizer.save_pretrained(target)
+    path = target / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8")) | {"tokenizer_class": PLAIN}
+    path.write_text(json.dumps(settings, indent=2), "utf-8")
 
 
 def _refuse(weights: list[str], which: str) -> None:

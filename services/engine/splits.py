@@ -1,4 +1,4 @@
-"""How is text split before a GGUF file's byte-level vocabulary is looked up?
+"""How is text split before a GGUF file's byte-level vocabulary is looked up, and how is it looked up?
 
 A file names the split that its vocabulary was learned with (`tokenizer.ggml.pre`, llama.cpp's names), and the
 model library knows some of the names; of any other it keeps GPT-2's split. Text is then cut into other tokens
@@ -9,6 +9,8 @@ from typing import Any, Final
 
 BYTE_LEVEL: Final = "gpt2"
 """The kind of vocabulary (`tokenizer.ggml.model`) that has such splits."""
+OF_OLD: Final = {"gpt2": "gpt-2", "qwen2": "qwen2"}
+"""What files of these architectures mean that are from before the split was named."""
 AS_GPT2: Final = frozenset(
     {"gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "mellum", "gigachat", "a.x-4.0", "modern-bert"}
 )
@@ -19,34 +21,45 @@ DIGITS_APART: Final = frozenset(
 """Every digit by itself, and then as GPT-2."""
 OTHER_NAMES: Final = {"stablelm2": "qwen2"}
 """The same split under a name that the library knows."""
+LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"})
+WHOLE_FIRST: Final = LLAMA3 | {"falcon3", "falcon-h1", "tekken"}
+"""A piece that is a token is that token, whatever merges would make of it. And a text begins with the token
+for that, where the file does not say."""
+PROBE: Final = "It's 3  o'clock:\n\t x = [1, 22,   345];\r\n\n 汉字 Ünï-çødé, naïve!!  \n"
 
 
-def knows_split(name: str | None, architecture: str) -> bool:
-    """Whether text is split as the file means it. A file of an old date names none, which is right for GPT-2
-    itself."""
-    if name is None:
-        return architecture == "gpt2"
-    return name in AS_GPT2 | DIGITS_APART | OTHER_NAMES.keys() | _of_the_library().keys()
+def split_of(header: Any) -> str | None:
+    """The split's name, of a `Header`; None where it is not known which is meant."""
+    name: str | None = header.of_tokenizer("pre") or OF_OLD.get(header.architecture)
+    known = AS_GPT2 | DIGITS_APART | OTHER_NAMES.keys() | _of_the_library().keys()
+    return name if name in known else None
 
 
-def split_by(tokenizer: Any, name: str | None) -> None:
-    """Have the library's `tokenizer` of the file split as `name` says, where the library does not know it."""
+def split_by(tokenizer: Any, name: str) -> None:
+    """Have the library's `tokenizer` of a file split text, and look up what it finds, as `name` says."""
     from tokenizers import Regex, pre_tokenizers
 
+    backend, known = tokenizer.backend_tokenizer, _of_the_library().get(OTHER_NAMES.get(name, name))
+    backend.model.ignore_merges = name in WHOLE_FIRST
     if name in DIGITS_APART:
         parts = [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
-    elif name in OTHER_NAMES:
-        split = Regex(_of_the_library()[OTHER_NAMES[name]])
+    elif known is not None:
         parts = [
-            pre_tokenizers.Split(split, behavior="isolated"),
+            pre_tokenizers.Split(Regex(known), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     else:
         return
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Two of the library's tokenizers split a text of many kinds in the same way."""
+    pieces = [each.backend_tokenizer.pre_tokenizer.pre_tokenize_str(PROBE) for each in (one, other)]
+    return [each for each, _ in pieces[0]] == [each for each, _ in pieces[1]]
 
 
 def _of_the_library() -> dict[str, str]:

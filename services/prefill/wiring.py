@@ -143,6 +143,7 @@ async def _serve(
                 kv_checksum=checksum.value,
                 tokens_max=engine.cache.pages * engine.layout.page_tokens,
                 rooms_max=settings.max_rooms,
+                keeps_prefixes=settings.prefix_cache,
             ),
             services=("baton.v1.PrefillService", "baton.v1.HandoverService"),
             turns=turns,

@@ -41,6 +41,8 @@ class WorkerFacts:
     topology: str = "tp1pp1"
     pid: int = 0
     """Of its process, for whoever started it on the same machine; 0: not told."""
+    keeps_prefixes: bool = True
+    """Pages of ended sequences are kept for prompts that begin alike."""
 
 
 class WorkerState(Enum):
@@ -68,7 +70,7 @@ class Worker:
     """Beginnings of prompts that it may hold."""
 
     def __post_init__(self) -> None:
-        self.sent = Sent(self.facts.tokens_max)
+        self.sent = Sent(self.facts.tokens_max if self.facts.keeps_prefixes else 0)
 
     @property
     def is_serving(self) -> bool:
@@ -121,7 +123,7 @@ class RoomEntry:
     prompt_tokens: int
     """KV positions that it takes in prefill, beyond what was sent there before."""
     tokens: int
-    """KV positions that it may come to take in decode, beyond what was sent there before."""
+    """KV positions that it may come to take in decode."""
     opened_ms: int
     canary: bool = False
     retry_of: RoomId | None = None

@@ -45,7 +45,8 @@ def place(
 
 
 def beyond(worker: Worker, need: Need) -> int:
-    """KV positions that a request takes of a worker, at least one, beyond what it was sent of its prompt."""
+    """KV positions that a request takes of a worker, at least one, beyond what it was sent of its prompt.
+    In prefill that is what it computes. In decode it is spared the transfer alone."""
     return max(need.on(worker.facts.side) - worker.sent.tokens(need.blocks), 1)
 
 

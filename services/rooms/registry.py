@@ -213,7 +213,7 @@ class Registry:
             prefill.facts,
             decode.facts,
             beyond(prefill, need),
-            beyond(decode, need),
+            need.tokens,
             now_ms,
             canary,
             retry_of,

@@ -300,6 +300,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         page_tokens=layout.page_tokens,
         topology=f"tp{topology.tensor}pp{topology.pipeline}",
         pid=wire.pid,
+        keeps_prefixes=wire.keeps_prefixes,
     )
 
 

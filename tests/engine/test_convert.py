@@ -1,6 +1,6 @@
 """Is a GGUF file converted whole, and refused where the library would make another model of it?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,15 +8,18 @@ import pytest
 import torch
 from gguf import GGUFReader, GGUFWriter
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 
+from services.engine import splits
 from services.engine.carried import Header, lost_of_tokenizer, lost_settings
-from services.engine.convert import main
+from services.engine.convert import main, read_tokenizer, write_tokenizer
 from services.engine.model import load_model
+from services.openai.tokenizer import load_tokenizer
 from services.runtime.model_facts import read_model
 from tests.engine import tiny
 
 HEADS, KV_HEADS = 6, 2
+TOKENS: Final = [chr(0x100 + place) for place in range(tiny.VOCABULARY)]
 NAMES: Final = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -71,6 +74,7 @@ def write(
     turned: int = 16,
     tokenizer: str = "gpt2",
     split: str | None = "gpt-2",
+    tokens: Sequence[str] = TOKENS,
 ) -> Path:
     writer = GGUFWriter(file, kind)
     writer.add_context_length(tiny.CONTEXT)
@@ -86,7 +90,7 @@ def write(
     writer.add_tokenizer_model(tokenizer)
     if split is not None:
         writer.add_tokenizer_pre(split)
-    writer.add_token_list([chr(0x100 + place) for place in range(tiny.VOCABULARY)])
+    writer.add_token_list(list(tokens))
     writer.add_token_scores([0.0] * tiny.VOCABULARY)
     writer.add_token_types([1] * tiny.VOCABULARY)
     writer.add_token_merges([])
@@ -276,3 +280,52 @@ def test_whatever_ends_a_turn_ends_an_answer(tmp_path: Path, weights: Tensors) -
     file = write(tmp_path / "tiny.gguf", in_gguf(weights), ends)
     assert main([str(file), str(tmp_path / "made")]) == 0
     assert read_model(tmp_path / "made").eos_token_ids == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "pieces"),
+    [
+        ("starcoder2", "starcoder", ["x", "ĠĠĠ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
+        ("qwen2", None, ["x", "ĠĠ", "Ġ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
+        ("gpt2", None, ["x", "ĠĠ", "Ġ12", "Ġ=", "Ġ345"]),
+    ],
+)
+def test_no_class_of_the_library_puts_a_split_of_its_own_in_its_place(
+    tmp_path: Path, kind: str, split: str | None, pieces: list[str]
+) -> None:
+    file = write(tmp_path / "tiny.gguf", {}, kind=kind, split=split)
+    header, config = Header(GGUFReader(file)), AutoConfig.from_pretrained(tmp_path, gguf_file=file.name)
+    assert lost_of_tokenizer(header) == []
+    config.save_pretrained(tmp_path)
+    write_tokenizer(read_tokenizer(file, header, config), tmp_path)
+    made = load_tokenizer(tmp_path)._reference.backend_tokenizer.pre_tokenizer
+    assert [piece for piece, _ in made.pre_tokenize_str("x   12 = 345")] == pieces
+
+
+def test_a_split_that_the_library_would_not_keep_is_refused(
+    tmp_path: Path, weights: Tensors, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(splits, "alike", lambda *_: False)
+    file = write(tmp_path / "tiny.gguf", in_gguf(weights), split="smollm")
+    assert refusal(file, capsys).endswith("would split text otherwise than smollm")
+
+
+@pytest.mark.parametrize(("split", "whole"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)])
+def test_a_piece_that_is_a_token_is_that_token_and_a_text_has_its_beginning(
+    tmp_path: Path, weights: Tensors, split: str, whole: bool
+) -> None:
+    """As Llama 3 and its like have it, whose merges do not reach all tokens."""
+    vocabulary = [chr(0x100 + place) for place in range(tiny.VOCABULARY - 4)] + ["abc", "a", "b", "c"]
+    file = write(
+        tmp_path / "tiny.gguf",
+        in_gguf(weights),
+        lambda writer: writer.add_bos_token_id(0),
+        split=split,
+        tokens=vocabulary,
+    )
+    assert main([str(file), str(tmp_path / "made")]) == 0
+    tokenizer = load_tokenizer(tmp_path / "made")
+    ids = tokenizer.encode("abc", add_special_tokens=True)
+    abc, a, b, c = range(tiny.VOCABULARY - 4, tiny.VOCABULARY)
+    assert ids == ([0, abc] if whole else [a, b, c])
+    assert tokenizer.encode("abc", add_special_tokens=False) == ([abc] if whole else [a, b, c])

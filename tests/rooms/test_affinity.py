@@ -88,10 +88,22 @@ def test_a_request_is_charged_for_what_a_worker_was_not_sent_before_and_given_ba
     over(stack, first)
     again, other = send(stack, PROMPT), send(stack, OTHER)
     charged = {each.facts.name: each.tokens for each in stack.workers()}
-    assert [charged[name] for name in again.names] == [(400 - 320) + (400 - 128)] * 2
+    # Prefill computes no more than that. In decode each step attends to all of it.
+    assert [charged[name] for name in again.names] == [(400 - 320) + (400 - 128), 400]
     for each in (again, other):
         over(stack, each)
     assert {each.tokens for each in stack.workers()} == {0}
+
+
+def test_a_worker_that_keeps_no_prefixes_is_not_thought_to_have_any() -> None:
+    stack = registry_of(
+        *(replace(facts(side, number), keeps_prefixes=False) for side in Side for number in (1, 2))
+    )
+    first = send(stack, PROMPT)
+    over(stack, first)
+    names = {send(stack, PROMPT).names for _ in range(2)}
+    assert len(names) == 2, "by their load alone"
+    assert {each.tokens for each in stack.workers()} == {400}
 
 
 def test_a_conversation_stays_for_as_long_as_less_waits_there_than_it_spares() -> None:

@@ -219,6 +219,8 @@ def test_a_registration_says_what_the_worker_is() -> None:
     assert dict(facts.geometry)["kv_checksum"] == "record", "what a worker that does not say does"
     summing = wire.worker_from_wire(registration(kv_checksum="pages"))
     assert dict(summing.geometry)["kv_checksum"] == "pages"
+    kept = [facts.keeps_prefixes, wire.worker_from_wire(registration(keeps_prefixes=True)).keeps_prefixes]
+    assert kept == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from services.wire.baton.v1 import rooms_pb2 as baton_dot_v1_dot_rooms__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/workers.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/rooms.proto\"X\n\x08Topology\x12\x17\n\x0ftensor_parallel\x18\x01 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x02 \x01(\r\x12\x18\n\x10\x63ontext_parallel\x18\x03 \x01(\r\"q\n\x08KvLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x0e\n\x06layers\x18\x04 \x03(\r\x12\x10\n\x08kv_heads\x18\x05 \x03(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\"\xf2\x01\n\x0fRegisterRequest\x12\x1e\n\x06worker\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x1c\n\x04side\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Side\x12$\n\x08topology\x18\x03 \x01(\x0b\x32\x12.baton.v1.Topology\x12\"\n\x06layout\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x0e\n\x06schema\x18\x05 \x01(\t\x12\x12\n\ntokens_max\x18\x06 \x01(\x04\x12\x11\n\trooms_max\x18\x07 \x01(\r\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x13\n\x0bkv_checksum\x18\t \x01(\t\"!\n\rRegisterReply\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"K\n\x0cRenewRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12&\n\x06\x63\x65nsus\x18\x02 \x01(\x0b\x32\x16.baton.v1.WorkerCensus\"\xb0\x03\n\x0cWorkerCensus\x12\x32\n\x06queues\x18\x01 \x03(\x0b\x32\".baton.v1.WorkerCensus.QueuesEntry\x12\x30\n\x05rooms\x18\x02 \x03(\x0b\x32!.baton.v1.WorkerCensus.RoomsEntry\x12\x30\n\x05pages\x18\x03 \x03(\x0b\x32!.baton.v1.WorkerCensus.PagesEntry\x12\x30\n\x05slots\x18\x04 \x03(\x0b\x32!.baton.v1.WorkerCensus.SlotsEntry\x12\r\n\x05turns\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x1a-\n\x0bQueuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nRoomsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nSlotsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"B\n\nRenewReply\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12\x10\n\x08\x64\x65parted\x18\x02 \x03(\x06\x12\x10\n\x08unproven\x18\x03 \x01(\x08\"#\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"\x1b\n\nDrainReply\x12\r\n\x05rooms\x18\x01 \x01(\r\"#\n\x0cLeaveRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"\x0c\n\nLeaveReply\".\n\x11ReportExitRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\"\x11\n\x0fReportExitReply2\xbb\x02\n\x0eWorkerRegistry\x12>\n\x08Register\x12\x19.baton.v1.RegisterRequest\x1a\x17.baton.v1.RegisterReply\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply\x12\x35\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x14.baton.v1.DrainReply\x12\x35\n\x05Leave\x12\x16.baton.v1.LeaveRequest\x1a\x14.baton.v1.LeaveReply\x12\x44\n\nReportExit\x12\x1b.baton.v1.ReportExitRequest\x1a\x19.baton.v1.ReportExitReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/workers.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/rooms.proto\"X\n\x08Topology\x12\x17\n\x0ftensor_parallel\x18\x01 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x02 \x01(\r\x12\x18\n\x10\x63ontext_parallel\x18\x03 \x01(\r\"q\n\x08KvLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x0e\n\x06layers\x18\x04 \x03(\r\x12\x10\n\x08kv_heads\x18\x05 \x03(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\"\x8a\x02\n\x0fRegisterRequest\x12\x1e\n\x06worker\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x1c\n\x04side\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Side\x12$\n\x08topology\x18\x03 \x01(\x0b\x32\x12.baton.v1.Topology\x12\"\n\x06layout\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x0e\n\x06schema\x18\x05 \x01(\t\x12\x12\n\ntokens_max\x18\x06 \x01(\x04\x12\x11\n\trooms_max\x18\x07 \x01(\r\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x13\n\x0bkv_checksum\x18\t \x01(\t\x12\x16\n\x0ekeeps_prefixes\x18\n \x01(\x08\"!\n\rRegisterReply\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"K\n\x0cRenewRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12&\n\x06\x63\x65nsus\x18\x02 \x01(\x0b\x32\x16.baton.v1.WorkerCensus\"\xb0\x03\n\x0cWorkerCensus\x12\x32\n\x06queues\x18\x01 \x03(\x0b\x32\".baton.v1.WorkerCensus.QueuesEntry\x12\x30\n\x05rooms\x18\x02 \x03(\x0b\x32!.baton.v1.WorkerCensus.RoomsEntry\x12\x30\n\x05pages\x18\x03 \x03(\x0b\x32!.baton.v1.WorkerCensus.PagesEntry\x12\x30\n\x05slots\x18\x04 \x03(\x0b\x32!.baton.v1.WorkerCensus.SlotsEntry\x12\r\n\x05turns\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x1a-\n\x0bQueuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nRoomsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nSlotsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"B\n\nRenewReply\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12\x10\n\x08\x64\x65parted\x18\x02 \x03(\x06\x12\x10\n\x08unproven\x18\x03 \x01(\x08\"#\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"\x1b\n\nDrainReply\x12\r\n\x05rooms\x18\x01 \x01(\r\"#\n\x0cLeaveRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"\x0c\n\nLeaveReply\".\n\x11ReportExitRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\"\x11\n\x0fReportExitReply2\xbb\x02\n\x0eWorkerRegistry\x12>\n\x08Register\x12\x19.baton.v1.RegisterRequest\x1a\x17.baton.v1.RegisterReply\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply\x12\x35\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x14.baton.v1.DrainReply\x12\x35\n\x05Leave\x12\x16.baton.v1.LeaveRequest\x1a\x14.baton.v1.LeaveReply\x12\x44\n\nReportExit\x12\x1b.baton.v1.ReportExitRequest\x1a\x19.baton.v1.ReportExitReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,35 +45,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVLAYOUT']._serialized_start=148
   _globals['_KVLAYOUT']._serialized_end=261
   _globals['_REGISTERREQUEST']._serialized_start=264
-  _globals['_REGISTERREQUEST']._serialized_end=506
-  _globals['_REGISTERREPLY']._serialized_start=508
-  _globals['_REGISTERREPLY']._serialized_end=541
-  _globals['_RENEWREQUEST']._serialized_start=543
-  _globals['_RENEWREQUEST']._serialized_end=618
-  _globals['_WORKERCENSUS']._serialized_start=621
-  _globals['_WORKERCENSUS']._serialized_end=1053
-  _globals['_WORKERCENSUS_QUEUESENTRY']._serialized_start=870
-  _globals['_WORKERCENSUS_QUEUESENTRY']._serialized_end=915
-  _globals['_WORKERCENSUS_ROOMSENTRY']._serialized_start=917
-  _globals['_WORKERCENSUS_ROOMSENTRY']._serialized_end=961
-  _globals['_WORKERCENSUS_PAGESENTRY']._serialized_start=963
-  _globals['_WORKERCENSUS_PAGESENTRY']._serialized_end=1007
-  _globals['_WORKERCENSUS_SLOTSENTRY']._serialized_start=1009
-  _globals['_WORKERCENSUS_SLOTSENTRY']._serialized_end=1053
-  _globals['_RENEWREPLY']._serialized_start=1055
-  _globals['_RENEWREPLY']._serialized_end=1121
-  _globals['_DRAINREQUEST']._serialized_start=1123
-  _globals['_DRAINREQUEST']._serialized_end=1158
-  _globals['_DRAINREPLY']._serialized_start=1160
-  _globals['_DRAINREPLY']._serialized_end=1187
-  _globals['_LEAVEREQUEST']._serialized_start=1189
-  _globals['_LEAVEREQUEST']._serialized_end=1224
-  _globals['_LEAVEREPLY']._serialized_start=1226
-  _globals['_LEAVEREPLY']._serialized_end=1238
-  _globals['_REPORTEXITREQUEST']._serialized_start=1240
-  _globals['_REPORTEXITREQUEST']._serialized_end=1286
-  _globals['_REPORTEXITREPLY']._serialized_start=1288
-  _globals['_REPORTEXITREPLY']._serialized_end=1305
-  _globals['_WORKERREGISTRY']._serialized_start=1308
-  _globals['_WORKERREGISTRY']._serialized_end=1623
+  _globals['_REGISTERREQUEST']._serialized_end=530
+  _globals['_REGISTERREPLY']._serialized_start=532
+  _globals['_REGISTERREPLY']._serialized_end=565
+  _globals['_RENEWREQUEST']._serialized_start=567
+  _globals['_RENEWREQUEST']._serialized_end=642
+  _globals['_WORKERCENSUS']._serialized_start=645
+  _globals['_WORKERCENSUS']._serialized_end=1077
+  _globals['_WORKERCENSUS_QUEUESENTRY']._serialized_start=894
+  _globals['_WORKERCENSUS_QUEUESENTRY']._serialized_end=939
+  _globals['_WORKERCENSUS_ROOMSENTRY']._serialized_start=941
+  _globals['_WORKERCENSUS_ROOMSENTRY']._serialized_end=985
+  _globals['_WORKERCENSUS_PAGESENTRY']._serialized_start=987
+  _globals['_WORKERCENSUS_PAGESENTRY']._serialized_end=1031
+  _globals['_WORKERCENSUS_SLOTSENTRY']._serialized_start=1033
+  _globals['_WORKERCENSUS_SLOTSENTRY']._serialized_end=1077
+  _globals['_RENEWREPLY']._serialized_start=1079
+  _globals['_RENEWREPLY']._serialized_end=1145
+  _globals['_DRAINREQUEST']._serialized_start=1147
+  _globals['_DRAINREQUEST']._serialized_end=1182
+  _globals['_DRAINREPLY']._serialized_start=1184
+  _globals['_DRAINREPLY']._serialized_end=1211
+  _globals['_LEAVEREQUEST']._serialized_start=1213
+  _globals['_LEAVEREQUEST']._serialized_end=1248
+  _globals['_LEAVEREPLY']._serialized_start=1250
+  _globals['_LEAVEREPLY']._serialized_end=1262
+  _globals['_REPORTEXITREQUEST']._serialized_start=1264
+  _globals['_REPORTEXITREQUEST']._serialized_end=1310
+  _globals['_REPORTEXITREPLY']._serialized_start=1312
+  _globals['_REPORTEXITREPLY']._serialized_end=1329
+  _globals['_WORKERREGISTRY']._serialized_start=1332
+  _globals['_WORKERREGISTRY']._serialized_end=1647
 # @@protoc_insertion_point(module_scope)

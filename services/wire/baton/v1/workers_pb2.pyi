@@ -98,6 +98,7 @@ class RegisterRequest(_message.Message):
     ROOMS_MAX_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     KV_CHECKSUM_FIELD_NUMBER: _builtins.int
+    KEEPS_PREFIXES_FIELD_NUMBER: _builtins.int
     side: _rooms_pb2.Side.ValueType
     schema: _builtins.str
     """Of the metadata record and of this wire contract."""
@@ -109,6 +110,8 @@ class RegisterRequest(_message.Message):
     """Of the worker's process, as whoever started it on the same machine knows it."""
     kv_checksum: _builtins.str
     """What is checked of a hand-over: off, record or pages; the same on every worker."""
+    keeps_prefixes: _builtins.bool
+    """The pages of ended sequences are kept for prompts that begin alike."""
     @_builtins.property
     def worker(self) -> _rooms_pb2.Peer: ...
     @_builtins.property
@@ -129,10 +132,11 @@ class RegisterRequest(_message.Message):
         rooms_max: _builtins.int = ...,
         pid: _builtins.int = ...,
         kv_checksum: _builtins.str = ...,
+        keeps_prefixes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
