@@ -36,6 +36,8 @@ GIVEN_UP: Final = {
 }
 """What is noted of a request that is cancelled while it waits for a room."""
 
+GIVEN_UP_BETWEEN: Final = "given up while it waited for another room"
+
 Follow = Callable[[RoomEntry, Request, float], RoomStream]
 """Drive an opened room, for so many seconds at most."""
 
@@ -111,12 +113,16 @@ class RequestStream:
                     request.prompt,
                     request.trace,
                 )
+        except asyncio.CancelledError:
+            self._rooms.timelines.tell(failed.id, "not retried", GIVEN_UP_BETWEEN)
+            raise
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             why = str(error) or "no pair of workers had space in time"
             self._rooms.timelines.tell(failed.id, "not retried", why)
             raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason.value) from error
         if self._hung_up:
             self._rooms.admission.discard(entry, QUEUED_GONE)
+            self._rooms.timelines.tell(failed.id, "not retried", GIVEN_UP_BETWEEN)
             raise failure
         self._opened += 1
         return self._follow(entry, request, max(self._left_s(), 0.0))

@@ -280,7 +280,8 @@ class RoomStream:
                 self._holding.discard(side)
             if remote.kind == Draining.__name__:
                 self._rooms.registry.suspect(facts.incarnation)
-            return Cause(Reason.REFUSED, f"{side.value} worker {facts.name}: {remote}")
+            who = f"{side.value} worker {facts.name}: "
+            return Cause(Reason.REFUSED, who + str(remote).removeprefix(who))
         if remote.code is grpc.StatusCode.OK:
             return Cause(LOST[side], f"{side.value} worker {facts.name} ended without an outcome")
         self._rooms.registry.suspect(facts.incarnation)

@@ -423,6 +423,8 @@ async def test_a_client_that_hangs_up_in_the_pause_leaves_nothing() -> None:
             await reading
         await stream.hang_up(Hangup.CLIENT_GONE)
         assert at.admission.queued() == 0
+        told = at.entry().events[-1]
+        assert (told.name, told.detail) == ("not retried", "given up while it waited for another room")
         at.decode.incarnation = Incarnation(23)
         at.join(at.decode)
         await asyncio.sleep(0.02)

@@ -13,6 +13,7 @@ from services.rooms.ids import RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase, WorkerState
 from services.wire.baton.v1 import inference_pb2
+from services.wire.errors import Draining
 from tests.bootstrap.scripted import LENGTH, STOP, House, accepted, asked, ended, first, house, read, tokens
 from tests.wire.servers import until
 
@@ -228,6 +229,20 @@ async def test_a_refused_room_is_waited_for_on_the_other_side_alone(at: House) -
     await until(lambda: set(at.entry().waiting_for) == {D})
     at.decode.cancelled.set()
     at.rooms.side_retired(RoomId(1), D)
+    await at.at_rest()
+
+
+async def test_a_worker_that_says_who_it_is_is_named_once(at: House) -> None:
+    """As one whose group has broken says to whoever comes."""
+    at.prefill.script = [Draining("prefill worker prefill-0: rank 1 has gone")]
+    at.decode.script = [accepted(D)]
+    at.prefill.absent = {1}
+    assert await read(await at.backend.generate(asked())) == ([], "refused")
+    cause = at.entry().cause
+    assert cause is not None
+    assert cause.text == "prefill worker prefill-0: rank 1 has gone"
+    at.decode.cancelled.set()
+    at.retired()
     await at.at_rest()
 
 

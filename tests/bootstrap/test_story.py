@@ -102,6 +102,14 @@ async def test_a_request_that_was_answered_has_lanes_bars_links_and_stages(at: H
     assert (kinds["landed"], kinds["sealed"], kinds["first token"]) == ("evidence", "seal", "token")
 
 
+async def test_what_was_read_before_its_sender_noted_it_goes_nowhere_backwards(at: House) -> None:
+    await at.admission.admit("request-1", 3, 5)
+    for source, name in (("prefill-0", "computing"), ("decode-0", "landed"), ("prefill-0", "sealed")):
+        say(at, source, name)
+    (link,) = [each for each in (await story(at, "request-1"))["links"] if each["text"] == "pages and seal"]
+    assert link["from_ms"] == link["to_ms"]
+
+
 async def test_lines_of_another_host_are_moved_behind_what_caused_them(at: House) -> None:
     await at.admission.admit("request-1", 3, 5)
     hand_over(at, behind_ms=5_000)

@@ -91,7 +91,9 @@ def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Link]:
     for text, role, name, to_role, to_name in LINKS:
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
         if begin is not None and end is not None:
-            yield Link(str(entry.id), text, begin.lane, begin.at_ms, end.lane, end.at_ms)
+            # Who sent it may have noted so only after the other had it.
+            began_ms = min(begin.at_ms, end.at_ms)
+            yield Link(str(entry.id), text, begin.lane, began_ms, end.lane, end.at_ms)
 
 
 ENDED: Final = (Doing.CLOSE, "")
