@@ -271,21 +271,21 @@ class RoomStream:
         """What a broken stream or a refusal says of the room. A worker that cannot be reached gets no rooms
         until it renews its lease."""
         facts = self.entry.worker(side)
+        who = f"{side.value} worker {facts.name}"
         if remote.kind == WrongIncarnation.__name__:
             self._holding.discard(side)
             self._rooms.registry.suspect(facts.incarnation)
-            return Cause(LOST[side], f"{side.value} worker {facts.name} is another process now: {remote}")
+            return Cause(LOST[side], f"{who} is another process now: {remote}")
         if not remote.unreachable:
             if remote.kind != TimeoutError.__name__:  # else a turn that comes later opens it yet
                 self._holding.discard(side)
             if remote.kind == Draining.__name__:
                 self._rooms.registry.suspect(facts.incarnation)
-            who = f"{side.value} worker {facts.name}: "
-            return Cause(Reason.REFUSED, who + str(remote).removeprefix(who))
+            return Cause(Reason.REFUSED, f"{who}: {str(remote).removeprefix(f'{who}: ')}")
         if remote.code is grpc.StatusCode.OK:
-            return Cause(LOST[side], f"{side.value} worker {facts.name} ended without an outcome")
+            return Cause(LOST[side], f"{who} ended without an outcome")
         self._rooms.registry.suspect(facts.incarnation)
-        return Cause(LOST[side], f"{side.value} worker {facts.name} broke off: {remote}")
+        return Cause(LOST[side], f"{who} broke off: {remote}")
 
 
 class _Ear:

@@ -17,8 +17,6 @@ THETA: Final = 10_000.0
 FREQUENCIES: Final = "rope_freqs"
 FACTORS: Final = ("rope_factors_long", "rope_factors_short")
 """With the one before: tensors that are no weights, but divide the frequencies of the rotations."""
-
-
 ENDS: Final = ("eos", "eot", "eom")
 """Of the text, of a turn, and of a message that a tool answers."""
 

@@ -48,6 +48,8 @@ def convert(source: Path, target: Path, name: str) -> None:
     lost = [*lost_settings(header, config), *lost_of_tokenizer(header)]
     if lost:
         raise Refused(f"the model library's GGUF reader passes over what the model needs: {', '.join(lost)}")
+    _say("reading the tokenizer")
+    tokenizer = read_tokenizer(source, header, config)
     _say("reading the weights")
     model, told = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -60,8 +62,6 @@ def convert(source: Path, target: Path, name: str) -> None:
     )
     _refuse(sorted(told["missing_keys"]), f"which {type(model).__name__} has and the file lacks")
     _refuse(lost_weights(header, model), f"for which {type(model).__name__} has no place")
-    _say("reading the tokenizer")
-    tokenizer = read_tokenizer(source, header, config)
     if header.ends and model.generation_config is not None:
         model.generation_config.eos_token_id = header.ends
     # The weights are plain numbers by now; with these left in place the library declines to save them.

@@ -69,18 +69,10 @@ ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
         **SHAPE, hidden_act="xielu", rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}
     ),
     "jetmoe-views-of-attention": JetMoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_key_value_heads=2,
+        **{key: value for key, value in SHAPE.items() if key not in ("num_attention_heads", "head_dim")},
         kv_channels=16,
         num_local_experts=4,
         num_experts_per_tok=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
     ),
     "gpt2-learned-positions": GPT2Config(
         vocab_size=VOCABULARY,
