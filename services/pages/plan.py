@@ -9,12 +9,12 @@ few large descriptors.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.pages.errors import Truncated
 from services.pages.fit import check_fit
 from services.pages.layout import DTYPE_BYTES, KvLayout
-from services.pages.runs import PageRun
+from services.pages.runs import PageRun, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,18 @@ class TransferPlan:
     """(offset in the source page, offset in the target page) of each strip that this sender copies."""
     blocks: tuple[PageRun, ...] = ()
     """The runs within a page that carry every strip over the smaller page's positions."""
+    empty: bool = field(init=False)
+    """This sender rank has nothing for that receiver rank."""
+    whole: bool = field(init=False)
+    """Pages go as they are, and neighbours as one run."""
+    piece_tokens: int = field(init=False)
+    """Of the smaller page, which the larger one holds some of."""
 
-    @property
-    def empty(self) -> bool:
-        """This sender rank has nothing for that receiver rank."""
-        return not self.strips
-
-    @property
-    def whole(self) -> bool:
-        """Pages go as they are, and neighbours as one run."""
-        return self.blocks[0][2] == self.source_page_bytes == self.target_page_bytes
-
-    @property
-    def piece_tokens(self) -> int:
-        """Of the smaller page, which the larger one holds some of."""
-        return min(self.source_page_tokens, self.target_page_tokens)
+    def __post_init__(self) -> None:
+        lengths = {length for _, _, length in self.blocks}
+        object.__setattr__(self, "empty", not self.strips)
+        object.__setattr__(self, "whole", lengths == {self.source_page_bytes} == {self.target_page_bytes})
+        object.__setattr__(self, "piece_tokens", min(self.source_page_tokens, self.target_page_tokens))
 
     def stretch(self, length: int, count: int) -> int:
         """Most positions that make at most `length` bytes and `count` runs, and a piece at least: as many as
@@ -131,32 +128,31 @@ def plan_hand_over(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -
     )
 
 
-def windows(runs: Sequence[PageRun], window_bytes: int) -> Iterator[list[PageRun]]:
+def windows(runs: list[PageRun], window_bytes: int) -> list[Window]:
     """Cut runs into puts of at most `window_bytes` each, so that a close waits for one window at most.
 
     Together the windows carry exactly the runs' bytes, in order. ValueError for a window of no bytes.
     """
     if window_bytes < 1:
         raise ValueError(f"a window of {window_bytes} bytes carries nothing")
-    if sum([length for _, _, length in runs]) <= window_bytes:
-        if runs:
-            yield list(runs)
-        return
+    total = sum([length for _, _, length in runs])
+    if total <= window_bytes:
+        return [(total, runs)] if runs else []
+    cut: list[Window] = []
     window: list[PageRun] = []
     room = window_bytes
     for at, to, length in runs:
-        while length > room:
+        while length >= room:
             window.append((at, to, room))
             at, to, length = at + room, to + room, length - room
-            yield window
+            cut.append((window_bytes, window))
             window, room = [], window_bytes
-        window.append((at, to, length))
-        room -= length
-        if room == 0:
-            yield window
-            window, room = [], window_bytes
+        if length:
+            window.append((at, to, length))
+            room -= length
     if window:
-        yield window
+        cut.append((window_bytes - room, window))
+    return cut
 
 
 def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -> list[PageRun]:

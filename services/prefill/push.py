@@ -16,11 +16,11 @@ from typing import Final
 
 from services.pages.plan import windows
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.pages.runs import PageRun
+from services.pages.runs import Window
 from services.prefill.ways import Way
 from services.rooms.evidence import Granted
 from services.rooms.ids import Incarnation
-from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
+from services.transfer.interface import PutId, PutState, Transfer, TransferError
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
 POSTS_A_TURN_MAX: Final = 3
@@ -87,7 +87,7 @@ class Push:
         self._planning = (0, 0)
         """Where the stretch behind it ends, and how many targets it is planned for."""
         self._complete = False
-        self._waiting: deque[tuple[Incarnation, list[PageRun]]] = deque()
+        self._waiting: deque[tuple[Incarnation, Window]] = deque()
         self._in_flight: dict[PutId, int] = {}
         self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
         self._seal = b""
@@ -126,9 +126,10 @@ class Push:
         quota = quota or Quota()
         moved = False
         for _ in range(POSTS_A_TURN_MAX):
-            moved = self._poll(count_bytes) or moved
-            if self.failure is not None:
-                break
+            if self._in_flight:
+                moved = self._poll(count_bytes) or moved
+                if self.failure is not None:
+                    break
             try:
                 if not self._post(quota):
                     break
@@ -176,7 +177,8 @@ class Push:
             stop = min(self._planned + self._stretch, self._ready)
         target, first = self._targets[count], self._grant.prefix_tokens
         runs = target.plan.runs(self._source, self._grant.pages, first, self._planned, stop)
-        self._waiting.extend([(target.peer, window) for window in windows(runs, self._window_bytes)])
+        for window in windows(runs, self._window_bytes):
+            self._waiting.append((target.peer, window))
         self._planning = (stop, count + 1)
         if count + 1 == len(self._targets):
             self._planned, self._planning = stop, (0, 0)
@@ -209,8 +211,9 @@ class Push:
 
     def _write_slots(self, peers: Sequence[Incarnation], start: int, length: int) -> None:
         for peer in peers:
-            self._put(peer, SLOTS, [(self._staging_offset + start, self._slot_offset + start, length)])
+            run = (self._staging_offset + start, self._slot_offset + start, length)
+            self._put(peer, SLOTS, (length, [run]))
 
-    def _put(self, peer: Incarnation, region: str, runs: list[Run]) -> None:
-        put = self._transfer.put(peer, region, runs)
-        self._in_flight[put] = sum([length for _, _, length in runs])
+    def _put(self, peer: Incarnation, region: str, window: Window) -> None:
+        length, runs = window
+        self._in_flight[self._transfer.put(peer, region, runs)] = length

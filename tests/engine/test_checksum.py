@@ -192,7 +192,7 @@ def test_what_the_plan_carries_sums_up_to_the_same_and_each_missing_window_is_se
     cuts = [
         (target, source, window)
         for (sender, source), (receiver, target) in product(enumerate(sources), enumerate(targets))
-        for window in windows(
+        for _, window in windows(
             plan.between(sender, receiver).runs(source.table, target.table, 0, 0, 48), window_bytes
         )
     ]

@@ -14,7 +14,7 @@ from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.plan import TransferPlan
 from services.pages.pool import PagePool
 from services.pages.record import seal_bytes
-from services.pages.runs import PageRun
+from services.pages.runs import PageRun, Window
 from services.prefill import push
 from services.prefill.push import SLOTS, Push, Quota
 from services.rooms.errors import Cause, PeerFault, Reason
@@ -136,10 +136,11 @@ def written_to_the_next_slot(patch: Patch) -> None:
     """The record goes to another slot than the one that was granted."""
     put = Push._put
 
-    def one_further(push: Push, peer: Incarnation, region: str, runs: list[Any]) -> None:
+    def one_further(push: Push, peer: Incarnation, region: str, window: Window) -> None:
+        length, runs = window
         if region == SLOTS:
-            runs = [(source, target + 256, length) for source, target, length in runs]
-        put(push, peer, region, runs)
+            runs = [(source, target + 256, size) for source, target, size in runs]
+        put(push, peer, region, (length, runs))
 
     patch.setattr(Push, "_put", one_further)
 
