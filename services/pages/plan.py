@@ -9,7 +9,7 @@ few large descriptors.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.pages.errors import Truncated
 from services.pages.fit import check_fit
@@ -31,18 +31,21 @@ class TransferPlan:
     """(offset in the source page, offset in the target page) of each strip that this sender copies."""
     blocks: tuple[PageRun, ...] = ()
     """The runs within a page that carry every strip over the smaller page's positions."""
-    empty: bool = field(init=False)
-    """This sender rank has nothing for that receiver rank."""
-    whole: bool = field(init=False)
-    """Pages go as they are, and neighbours as one run."""
-    piece_tokens: int = field(init=False)
-    """Of the smaller page, which the larger one holds some of."""
 
-    def __post_init__(self) -> None:
-        lengths = {length for _, _, length in self.blocks}
-        object.__setattr__(self, "empty", not self.strips)
-        object.__setattr__(self, "whole", lengths == {self.source_page_bytes} == {self.target_page_bytes})
-        object.__setattr__(self, "piece_tokens", min(self.source_page_tokens, self.target_page_tokens))
+    @property
+    def empty(self) -> bool:
+        """This sender rank has nothing for that receiver rank."""
+        return not self.strips
+
+    @property
+    def whole(self) -> bool:
+        """Pages go as they are, and neighbours as one run."""
+        return self.blocks[0][2] == self.source_page_bytes == self.target_page_bytes
+
+    @property
+    def piece_tokens(self) -> int:
+        """Of the smaller page, which the larger one holds some of."""
+        return min(self.source_page_tokens, self.target_page_tokens)
 
     def stretch(self, length: int, count: int) -> int:
         """Most positions that make at most `length` bytes and `count` runs, and a piece at least: as many as

@@ -48,8 +48,6 @@ class Ledger(Generic[Write]):
     forget: Callable[[Endpoint], None]
     _links: dict[Incarnation, Link] = field(default_factory=dict)
     _writes: dict[PutId, Write] = field(default_factory=dict)
-    _ended: dict[PutId, PutState] = field(default_factory=dict)
-    """While they were posted; until they are polled."""
     _ends: dict[PutId, PutState] = field(default_factory=dict)
     """Of abandoned puts, until they are polled."""
     _posted: int = 0
@@ -115,16 +113,9 @@ class Ledger(Generic[Write]):
         self._links[peer].pending += 1
         return put
 
-    def post_ended(self, peer: Incarnation, state: PutState) -> PutId:
-        """Of a put that ended while it was posted: `told_end` will say it."""
-        self._posted += 1
-        put = PutId(peer, self._posted)
-        self._ended[put] = state
-        return put
-
     def told_end(self, put: PutId) -> PutState | None:
-        """How a put ended that ended while it was posted, or that was abandoned, once."""
-        return self._ended.pop(put, None) or self._ends.pop(put, None)
+        """How an abandoned put ended, once."""
+        return self._ends.pop(put, None)
 
     def write(self, put: PutId) -> Write:
         """Raises KeyError if it has ended or never was."""

@@ -141,9 +141,6 @@ class NixlTransfer:
         except self._nixl.errors as error:
             raise TransferError(f"a put to {name} cannot be prepared: {error}") from error
         self._post(agent, peer, write)
-        if write.fate is PutState.DONE:
-            self._release(write)
-            return self._ledger.post_ended(peer, PutState.DONE)
         return self._ledger.post(peer, write)
 
     def _post(self, agent: Any, peer: Incarnation, write: _Write) -> None:
@@ -258,12 +255,9 @@ class NixlTransfer:
 
     def _release(self, write: _Write) -> None:
         handle, write.handle = write.handle, None
-        if handle is None:
-            return
-        try:  # noqa: SIM105 `suppress` costs half a microsecond for each put
-            handle.release()
-        except self._nixl.errors:
-            pass
+        if handle is not None:
+            with suppress(*self._nixl.errors):
+                handle.release()
 
 
 @lru_cache(maxsize=2 * REGIONS_MAX)
