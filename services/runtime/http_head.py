@@ -8,8 +8,9 @@ for them for as long as the connection is open. It ends no connection before all
 import asyncio
 from typing import Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from services.runtime.http_offer import PlainHttp
 from services.runtime.presence import IN_STATE, Presence
 
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -17,7 +18,7 @@ HEAD_S: Final = 20.0
 STALLED_S: Final = 60.0
 
 
-class BoundedHttp(HttpToolsProtocol):
+class BoundedHttp(PlainHttp):
     """Hangs up on a head, or on trailers, that do not end, on whoever connects and does not ask, and on
     whoever asks and does not read."""
 

@@ -92,6 +92,7 @@ async def serve_http(
     config = uvicorn.Config(
         app,
         http=BoundedHttp,
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
