@@ -5,7 +5,7 @@ import json
 import random
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -147,6 +147,31 @@ async def test_a_connection_that_the_server_dropped_between_requests_is_replaced
         load.close()
     assert (len(outcome.answers), outcome.failures) == (3, [])
     assert connections == 3
+
+
+async def test_what_is_lost_with_a_connection_that_broke_before_the_answer_is_waited_for() -> None:
+    asked = 0
+    event = b'data: {"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
+    body = event + b"data: [DONE]\n\n"
+
+    async def second_is_dropped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n{}"):
+                asked += 1
+                if asked == 2:
+                    await asyncio.sleep(0.2)
+                    break
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    async with await asyncio.start_server(second_is_dropped, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        load = Load(Server.at(f"127.0.0.1:{port}"), "/", 10)
+        outcome = await load.closed([Ask(b"{}")] * 2, 1)
+        load.close()
+    assert (len(outcome.answers), outcome.failures, asked) == (2, [], 3)
+    assert outcome.answers[0].ttft_s < 0.2 - EARLY_MS / 1000 <= outcome.answers[1].ttft_s
 
 
 def test_the_same_seed_asks_the_same_and_turns_share_only_their_prefix() -> None:

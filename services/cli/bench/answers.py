@@ -24,7 +24,8 @@ class Answer:
     """One request's life. Times by `time.perf_counter`."""
 
     due: float
-    """When it was to be sent: the schedule's time, or the time it was sent where nothing was scheduled."""
+    """When it was to be sent: the schedule's time, or the time its caller turned to it where nothing was
+    scheduled."""
     sent: float
     chunks: tuple[float, ...]
     """When each chunk came; at least one."""

@@ -80,8 +80,11 @@ class Load:
         self._connections.close()
 
     async def _ask(self, ask: Ask, due: float | None) -> None:
-        """Never raises: a failed request is part of the result."""
+        """Never raises: a failed request is part of the result. Without a schedule it is due now: what it
+        loses with a connection that broke, and is asked for again, is part of its wait."""
         request = self._server.post(self._path, ask.body)
+        if due is None:
+            due = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
                 reply = await self._connections.ask(request)
@@ -90,7 +93,7 @@ class Load:
         except TimeoutError:
             self._failures.append(f"no whole answer within {self._timeout_s:g} s")
         else:
-            self._replies.append((reply.sent if due is None else due, reply))
+            self._replies.append((due, reply))
 
     @contextmanager
     def _measured(self) -> Iterator[Outcome]:
