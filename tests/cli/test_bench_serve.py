@@ -98,8 +98,10 @@ async def test_a_server_without_token_ids_gets_text_of_the_length_by_its_own_cou
         told = await measured(server)
         with pytest.raises(NotMeasurable, match="texts only"):
             await measured(server, prompts=Prompts.IDS)
-    assert told["prompts"] == "text"
+        asked_for = await measured(server, prompts=Prompts.TEXT)
+    assert (told["prompts"], told["token_ids_refused"]) == ("text", "HTTP 400: prompt: texts only")
     assert told["median"]["prompt_tokens"] == 6 * 12
+    assert "token_ids_refused" not in asked_for
 
 
 async def test_chat_is_measured_from_its_first_text_not_from_the_role() -> None:

@@ -63,7 +63,7 @@ async def writer_for(
         before = f" (and one of token ids: {refused})" if refused else ""
         raise NotMeasurable(f"a prompt of text was not answered: {outcome.failures[0]}{before}")
     overhead = outcome.answers[0].prompt_tokens - len(pieces)
-    return Writer(model, workload.endpoint, Prompts.TEXT, overhead, ignore_eos)
+    return replace(plain, overhead=overhead, ids_refused=refused)
 
 
 async def _refused(load: Load, workload: Workload, writer: Writer) -> str:

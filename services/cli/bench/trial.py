@@ -119,8 +119,7 @@ async def measure(
     return {
         "benchmark": "serve",
         "url": server.url,
-        "model": trial.writer.model,
-        "prompts": trial.writer.prompts.value,
+        **trial.writer.described(),
         **workload.described(),
         **pace.described(),
         "requests": requests,

@@ -134,6 +134,12 @@ class Writer:
     overhead: int = 0
     """Tokens that the server counts beyond a text's words: a template, a mark of the beginning."""
     ignore_eos: bool = True
+    ids_refused: str = ""
+    """What the server said to token ids, if it was asked for them and does not take them."""
+
+    def described(self) -> dict[str, Any]:
+        refused = {"token_ids_refused": self.ids_refused} if self.ids_refused else {}
+        return {"model": self.model, "prompts": self.prompts.value, **refused}
 
     def body(self, pieces: Sequence[int], max_tokens: int) -> bytes:
         """`pieces`: one number per token of the prompt."""
