@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from services.cli.bench.answers import AnswerFailed, understand
-from services.cli.bench.latencies import Objective
+from services.cli.bench.answers import Answer, AnswerFailed, understand
+from services.cli.bench.latencies import Objective, summarise
 from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import Load
+from services.cli.bench.load import Load, Outcome
 from services.cli.bench.probe import NotMeasurable
 from services.cli.bench.stream_client import Reply, Server
 from services.cli.bench.trial import Closed, Open, measure
@@ -83,6 +83,17 @@ async def test_an_objective_counts_the_requests_that_keep_all_of_it() -> None:
     assert kept["median"]["goodput"]["share"] == 1
     assert kept["median"]["goodput"]["requests_per_s"] == kept["median"]["requests_per_s"]
     assert missed["median"]["goodput"] == {"requests_per_s": 0, "share": 0}
+
+
+def test_every_percentile_is_the_nearest_rank_of_what_was_measured() -> None:
+    answers = [
+        Answer(
+            due=0.0, sent=0.0, chunks=(first,), ended=first, prompt_tokens=1, output_tokens=1, cached_tokens=0
+        )
+        for first in (0.4, 0.1, 0.3, 0.2)
+    ]
+    told = summarise(Outcome(answers, wall_s=1.0), Objective())
+    assert told["ttft_ms"] == {"p50": 200, "p90": 400, "p99": 400, "max": 400}
 
 
 async def test_waiting_for_a_place_by_a_schedule_counts_as_waiting_for_the_server() -> None:

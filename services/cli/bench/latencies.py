@@ -6,7 +6,7 @@
     itl.token   the same gaps shared out among the tokens that came in one chunk
     goodput     requests a second that met the objective, whole
 
-Percentiles are nearest ranks: p99 of fewer than 100 values is their maximum.
+Percentiles are nearest ranks: p99 of fewer than 100 values is their maximum, p50 of two the lesser.
 """
 
 import math
@@ -106,7 +106,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
         return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)] * 1000, 3)
 
     return {
-        "p50": round(statistics.median(ordered) * 1000, 3),
+        "p50": rank(0.5),
         "p90": rank(0.9),
         "p99": rank(0.99),
         "max": rank(1.0),
