@@ -247,6 +247,22 @@ def test_more_at_a_time_than_there_are_requests_is_refused() -> None:
     assert "--concurrency 64 of --requests 32" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--arrivals", "fixed"], "--arrivals and --in-flight-max are of a --rate"),
+        (["--in-flight-max", "4"], "--arrivals and --in-flight-max are of a --rate"),
+        (["--rate", "3", "--concurrency", "2"], "--rate and --concurrency: give one of them"),
+        (["--rate", "nan"], "'--rate': Input should be"),
+        (["--rate", "inf"], "'--rate': Input should be"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(words: list[str], says: str) -> None:
+    result = baton("bench", "serve", "--url", "http://127.0.0.1:1", *words)
+    assert result.returncode == 2, result.stderr
+    assert says in result.stderr
+
+
 def test_the_command_prints_one_object() -> None:
     words = ["bench", "serve", "--requests", "4", "--repeats", "3", "--output-tokens", "4"]
 

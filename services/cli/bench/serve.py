@@ -12,6 +12,8 @@ from services.runtime.errors import StartupError
 from services.runtime.serve import tell
 
 REQUESTS_MIN: Final = 32
+CONCURRENCY: Final = 4
+IN_FLIGHT_MAX: Final = 1024
 
 Milliseconds = Annotated[float | None, typer.Option(min=0, help="For goodput; default: no limit.")]
 
@@ -30,12 +32,20 @@ def serve(
     shared_prefix: Annotated[float, typer.Option(min=0, max=1, help="Share of a prompt common to all.")] = 0,
     prefixes: Annotated[int, typer.Option(min=1, max=10_000, help="Different common prefixes.")] = 1,
     vocabulary: Annotated[int, typer.Option(min=200, help="Token ids drawn are below this.")] = 32_000,
-    concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Requests at a time.")] = 4,
-    rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Requests a second, in place of --concurrency.")
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=4096, help=f"Requests at a time; default: {CONCURRENCY}.")
     ] = None,
-    arrivals: Annotated[Arrivals, typer.Option(help="How they come with --rate.")] = Arrivals.POISSON,
-    in_flight_max: Annotated[int, typer.Option(min=1, max=65_536, help="Most at a time with --rate.")] = 1024,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1_000_000, help="Requests a second, in place of --concurrency."),
+    ] = None,
+    arrivals: Annotated[
+        Arrivals | None, typer.Option(help="How they come with --rate; default: poisson.")
+    ] = None,
+    in_flight_max: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_536, help=f"Most at a time with --rate; default: {IN_FLIGHT_MAX}."),
+    ] = None,
     requests: Annotated[
         int, typer.Option(min=0, max=100_000, help="Of one repeat; 0: 32, or four for each at a time.")
     ] = 0,
@@ -57,11 +67,21 @@ def serve(
     from services.cli.bench.trial import Closed, Open, measure
     from services.cli.bench.workload import Workload
 
-    asks = requests or max(REQUESTS_MIN, 4 * concurrency if rate is None else 0)
-    if rate is None and asks < concurrency:
-        raise typer.BadParameter(
-            f"--concurrency {concurrency} of --requests {requests}: give as many at least"
-        )
+    pace: Closed | Open
+    if rate is None:
+        if arrivals is not None or in_flight_max is not None:
+            raise typer.BadParameter("--arrivals and --in-flight-max are of a --rate: give one")
+        pace = Closed(concurrency or CONCURRENCY)
+        asks = requests or max(REQUESTS_MIN, 4 * pace.concurrency)
+        if asks < pace.concurrency:
+            raise typer.BadParameter(
+                f"--concurrency {pace.concurrency} of --requests {requests}: give as many at least"
+            )
+    else:
+        if concurrency is not None:
+            raise typer.BadParameter("--rate and --concurrency: give one of them")
+        pace = Open(rate, arrivals or Arrivals.POISSON, in_flight_max or IN_FLIGHT_MAX)
+        asks = requests or REQUESTS_MIN
     try:
         server = Server.at(url, api_key)
         lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
@@ -70,7 +90,7 @@ def serve(
     measuring = measure(
         server,
         Workload(*lengths, shared_prefix, prefixes, vocabulary, seed, endpoint),
-        Closed(concurrency) if rate is None else Open(rate, arrivals, in_flight_max),
+        pace,
         Objective(ttft_slo_ms, tpot_slo_ms, itl_slo_ms),
         requests=asks,
         repeats=repeats,
