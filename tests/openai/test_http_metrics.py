@@ -3,7 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from services.openai.metrics import ITL_BUCKETS_S, HttpMetrics, Tally
+from services.bootstrap.settings import BootstrapSettings
+from services.openai.metrics import ITL_BUCKETS_S, TTFT_BUCKETS_S, HttpMetrics, Tally
 
 VALUES = (0.0, 0.001, 0.0011, 0.25, 2.5, 2.6, 100.0)
 
@@ -18,6 +19,13 @@ def test_a_tally_is_told_as_the_librarys_histogram_is() -> None:
         histogram.observe(value)
     kept = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
     assert generate_latest(ours).decode().splitlines() == kept
+
+
+def test_what_may_be_waited_for_is_told_from_what_is_longer() -> None:
+    """A quantile beyond the last bound is that bound."""
+    settings = BootstrapSettings()
+    assert TTFT_BUCKETS_S[-1] * 1000 >= settings.request_timeout_ms
+    assert ITL_BUCKETS_S[-1] * 1000 >= 2 * settings.retry_wait_ms
 
 
 def test_tokens_that_came_together_are_as_many() -> None:
