@@ -78,7 +78,7 @@ class Edge:
             await self._answer(exchange, acceptable, scope, receive, send_marked)
         finally:
             if exchange.status:
-                self.metrics.count_request(_route(scope), exchange.status)
+                self.metrics.count_request(_route(scope), exchange.outcome_status)
             exchange.end(scope, _route(scope))
 
     async def _answer(

@@ -43,6 +43,11 @@ class Exchange:
     _span: Span | None = None
 
     @property
+    def outcome_status(self) -> int:
+        """As what it is counted: a stream that broke off as the error that its last event told."""
+        return self.status if self.failure is None else self.failure.status
+
+    @property
     def names(self) -> dict[str, str]:
         names = {"request_id": self.request_id}
         return names if self.trace is None else names | {"trace_id": self.trace.trace_id}

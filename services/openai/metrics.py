@@ -27,7 +27,7 @@ class HttpMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "baton_http_requests",
-            "HTTP requests answered, by route and status.",
+            "HTTP requests answered, by route and status. A stream that broke off counts as its error.",
             ["route", "status"],
             registry=registry,
         )

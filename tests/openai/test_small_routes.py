@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from services.openai import prompts
 from services.openai.app import create_app
+from services.openai.backend import RoomFailed
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, batch
 from tests.openai.test_bad_input import CHAT, chat, check
@@ -165,6 +166,22 @@ async def test_requests_and_latencies_are_counted(
     after_first = 2 * (len(tiny.ids("bc")) + len(tiny.ids("d")))
     assert registry.get_sample_value("baton_time_to_first_token_seconds_count") == 2
     assert registry.get_sample_value("baton_inter_token_latency_seconds_count") == after_first
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(RoomFailed("decode-0 is gone", "decode_lost"), "503"), (ZeroDivisionError("oops"), "500")],
+)
+async def test_a_stream_that_broke_off_is_counted_as_the_error_that_it_told(
+    http: httpx.AsyncClient,
+    backend: ScriptedBackend,
+    registry: CollectorRegistry,
+    failure: Exception,
+    status: str,
+) -> None:
+    backend.script = lambda _: [batch(tiny.ids("The")), failure]
+    assert (await http.post(CHAT, json=chat(stream=True))).status_code == 200
+    assert (requests(registry, CHAT, "200"), requests(registry, CHAT, status)) == (0, 1)
 
 
 async def test_a_client_gone_before_the_answer_is_counted_as_499(
