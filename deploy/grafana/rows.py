@@ -38,10 +38,12 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             "Requests",
-            "Answered, refused (the request was wrong, or a queue full) and failed, a second.",
+            "Answered, refused (the request was wrong, or a queue full), given up by clients that hung up"
+            " before their answer began, and failed (before their answer or in it), a second.",
             {
                 "answered": f"sum({per_second(REQUESTS, route=GENERATING, status='~2..')})",
-                "refused": f"sum({per_second(REQUESTS, route=GENERATING, status='~4..')})",
+                "refused": f"sum({per_second(REQUESTS, route=GENERATING, status='~4[0-8].')})",
+                "given up": f"sum({per_second(REQUESTS, route=GENERATING, status='499')})",
                 "failed": f"sum({per_second(REQUESTS, route=GENERATING, status='~5..|other')})",
             },
             unit="reqps",
@@ -262,11 +264,11 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             "Errors by route",
-            "The ten most frequent answers other than 2xx.",
+            "The ten most frequent answers other than 2xx. 499: the client hung up before its answer.",
             {
                 "{{status}} {{route}}": "topk(10, sum by (route, status) ("
-                + per_second("baton_http_requests_total", status="!~2..")
-                + "))"
+                + per_second(REQUESTS, status="!~2..")
+                + ") > 0)"
             },
             unit="reqps",
         ),

@@ -2,15 +2,19 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 import pytest
 import yaml
 
 from deploy.grafana import generate
+from deploy.grafana.rows import REQUESTS, ROWS
 from services.cli.metric_catalog import QUESTIONS, exported
 from services.cli.metric_page import metric_page
+from services.openai.metrics import OTHER, STATUSES
 from tests.watch.prometheus import RULES, promtool
 
 ROOT: Final = Path(__file__).parents[2]
@@ -76,6 +80,69 @@ def test_a_dashboards_panels_do_not_overlap_and_each_is_explained() -> None:
         "Which side is the bottleneck?",
         "Should I add prefill or decode?",
     ]
+
+
+def told_of(panel: str, series: Mapping[str, str], expected: Mapping[str, Mapping[str, float]]) -> None:
+    """What Prometheus makes of a panel's queries: of each legend, values by labels, after ten minutes.
+
+    A `series` is told by its labels, as its values minute by minute.
+    """
+    [queries] = [each.queries for row in ROWS.values() for each in row if each.title == panel]
+    filled = {"$namespace": ".*", "$worker": ".*", "$__rate_interval": "5m"}
+
+    def query(legend: str) -> str:
+        text = queries[legend]
+        for name, value in filled.items():
+            text = text.replace(name, value)
+        return text
+
+    assert set(queries) == set(expected)
+    asked = [
+        {
+            "expr": query(legend),
+            "eval_time": "10m",
+            "exp_samples": [{"labels": labels, "value": value} for labels, value in values.items()],
+        }
+        for legend, values in expected.items()
+    ]
+    given = [{"series": labels, "values": values} for labels, values in series.items()]
+    test = {"tests": [{"interval": "1m", "input_series": given, "promql_expr_test": asked}]}
+    with NamedTemporaryFile("w", suffix=".yml") as file:
+        yaml.safe_dump(test, file)
+        file.flush()
+        result = promtool("test", "rules", file.name)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_each_request_is_drawn_once_and_a_client_that_hung_up_was_not_refused() -> None:
+    """Of each status one, two, four, … a second, so that a sum says which are in it."""
+    labels = (*sorted(map(str, STATUSES)), OTHER)
+    each = {status: 2**place for place, status in enumerate(labels)}
+    route = "/v1/chat/completions"
+    series = {
+        f'{REQUESTS}{{route="{route}", status="{status}"}}': f"0+{60 * rate}x10"
+        for status, rate in each.items()
+    }
+    refused = sum(rate for status, rate in each.items() if status.startswith("4") and status != "499")
+    told_of(
+        "Requests",
+        series,
+        {
+            "answered": {"{}": each["200"]},
+            "refused": {"{}": refused},
+            "given up": {"{}": each["499"]},
+            "failed": {"{}": each["500"] + each["503"] + each[OTHER]},
+        },
+    )
+
+
+def test_routes_without_errors_are_not_among_those_with_the_most() -> None:
+    series = {
+        f'{REQUESTS}{{route="/v1/completions", status="{status}"}}': values
+        for status, values in {"200": "0+60x10", "400": "0+60x10", "500": "0x10", "503": "0+120x10"}.items()
+    }
+    found = {'{route="/v1/completions", status="400"}': 1.0, '{route="/v1/completions", status="503"}': 2.0}
+    told_of("Errors by route", series, {"{{status}} {{route}}": found})
 
 
 @pytest.mark.parametrize("path", ["prometheus/rules.yml", "prometheus/alerts.yml", "grafana/baton.json"])
