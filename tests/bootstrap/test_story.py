@@ -152,6 +152,21 @@ async def test_all_rooms_of_a_retried_request_are_one_story_under_any_of_its_ids
     assert client_saw == [("wait", 80), ("stream", 60), ("stall", 80), ("stream", 5)]
 
 
+async def test_a_request_took_in_the_list_what_it_took_in_its_story(at: House) -> None:
+    """Its room failed at once; its client was told when no other was found."""
+    entry = await at.admission.admit("request-1", 3, 5)
+    at.clock.advance(40)
+    at.rooms.fail(entry.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: gone"))
+    at.clock.advance(15_000)
+    at.rooms.timelines.tell(entry.id, "not retried", "no decode worker is ready")
+    at.clock.advance(70_000)
+    told = await story(at, "request-1")
+    async with client(at) as http:
+        [listed] = (await http.get("/requests")).json()["requests"]
+    assert (listed["state"], listed["total_ms"]) == ("failed", 15_040)
+    assert (told["state"], told["total_ms"]) == ("failed", 15_040)
+
+
 async def test_while_another_room_is_looked_for_it_has_not_failed_yet(at: House) -> None:
     entry = await at.admission.admit("request-1", 3, 5)
     at.rooms.fail(entry.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: gone"))

@@ -14,7 +14,8 @@ from services.bootstrap.rooms import Rooms
 from services.bootstrap.story.chains import Chain, Kept
 from services.bootstrap.story.clocks import BOOTSTRAP
 from services.bootstrap.story.lanes import ranks_of
-from services.bootstrap.story.parts import State
+from services.bootstrap.story.parts import OVER, State
+from services.bootstrap.story.picture import last_word
 from services.bootstrap.story.tell import GONE_STATUS, state_of
 from services.rooms.registry import RoomPhase, Worker
 
@@ -130,8 +131,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
     own = [event for entry in chain for event in entry.events if event.source == BOOTSTRAP]
     begun = min((event.wall_ms for event in own), default=rooms.clock.wall_ms())
     first = next((event.wall_ms for event in own if event.name == "first token passed on"), None)
-    ends = [event.wall_ms for event in own if event.name in ("answered", "failed")]
-    over = last.phase in (RoomPhase.CLOSING, RoomPhase.RETIRED) and state is not State.RETRYING
+    end = last_word(event for event in last.events if event.source == BOOTSTRAP) if state in OVER else None
     cause = None if state is State.ANSWERED else last.cause
     return Summary(
         request_id=last.request_id,
@@ -139,7 +139,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
         rooms=len(chain),
         state=state,
         begun_wall_ms=begun,
-        total_ms=max((max(ends) if over and ends else rooms.clock.wall_ms()) - begun, 0),
+        total_ms=max((rooms.clock.wall_ms() if end is None else end.wall_ms) - begun, 0),
         first_token_ms=None if first is None else first - begun,
         prefill=last.prefill.name,
         decode=last.decode.name,

@@ -4,13 +4,13 @@ The bars of a worker are told by its leader, since its ranks make each move toge
 of them. What a rank saw and wished are its own lines.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 from services.bootstrap.story.clocks import BOOTSTRAP
 from services.bootstrap.story.lanes import CLIENT
 from services.bootstrap.story.parts import Bar, Doing, Lane, Line, Link
-from services.rooms.entries import RoomEntry
+from services.rooms.entries import Event, RoomEntry
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase
 
@@ -68,7 +68,7 @@ def client_bars(rooms: Sequence[RoomEntry], lines: Sequence[Line], *, over: bool
     """What the client sees: it waits, it reads, and where a room fails under it, it waits for the next."""
     began: tuple[float, Doing, str, str] | None = None
     own = [each for each in lines if each.lane == BOOTSTRAP]
-    end = last_word(rooms[-1], own) if over else None
+    end = last_word(line for line in own if line.room == str(rooms[-1].id)) if over else None
     for line in own:
         reading = began is not None and began[1] is not Doing.WAIT
         now = ENDED if line is end else _seen(line, reading=reading)
@@ -97,14 +97,15 @@ def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Link]:
 
 
 ENDED: Final = (Doing.CLOSE, "")
+Named = TypeVar("Named", Line, Event)
 LAST_WORDS: Final = ("answered", "not retried", "failed")
 """Of a room that is the last of its request: the first of these that is there."""
 
 
-def last_word(last: RoomEntry, lines: Sequence[Line]) -> Line | None:
-    """With which line of the bootstrap the client's wait was over."""
-    words = [line for line in lines if line.room == str(last.id) and line.name in LAST_WORDS]
-    return next((line for name in LAST_WORDS for line in words if line.name == name), None)
+def last_word(said: Iterable[Named]) -> Named | None:
+    """With which word of the bootstrap's on its last room the client's wait was over."""
+    words = [each for each in said if each.name in LAST_WORDS]
+    return next((each for name in LAST_WORDS for each in words if each.name == name), None)
 
 
 def _seen(line: Line, *, reading: bool) -> Begin | None:

@@ -112,7 +112,7 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
 
 def _ended_ms(last: RoomEntry, lines: Sequence[Line], now_ms: float) -> float:
     """When the client had its last word."""
-    end = last_word(last, [line for line in lines if line.lane == BOOTSTRAP])
+    end = last_word(line for line in lines if line.lane == BOOTSTRAP and line.room == str(last.id))
     return now_ms if end is None else end.at_ms
 
 
