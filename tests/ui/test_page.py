@@ -176,6 +176,23 @@ def test_every_way_through_it_can_be_gone_by_keyboard(seen: Seen, stack: Stack, 
     expect(page.locator("#h-requests")).to_be_visible()
 
 
+def test_who_goes_by_tab_stays_where_they_are_when_it_is_drawn_anew(
+    seen: Seen, stack: Stack, answered: str
+) -> None:
+    page = seen.page
+    Streaming(stack, "answered-2", tokens=4).join()
+    page.goto(f"{stack.url}/ui")
+    links = page.locator(".requests tbody a")
+    expect(links.nth(1)).to_be_visible()
+    links.first.focus()
+    for link in (links.first, links.nth(1)):
+        expect(link).to_be_focused()
+        page.evaluate("window.before = document.activeElement")
+        page.wait_for_function("() => !window.before.isConnected")
+        expect(link).to_be_focused()
+        page.keyboard.press("Tab")
+
+
 def test_a_request_is_found_by_its_id_the_answers_or_the_rooms(
     seen: Seen, stack: Stack, answered: str
 ) -> None:

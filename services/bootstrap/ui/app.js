@@ -109,11 +109,15 @@ function reading() {
 function show(news, draw) {
   if (news !== null && (news === told || reading())) return;
   told = news ?? "";
-  const key = document.activeElement?.closest?.("[data-key]")?.dataset.key;
-  const button = document.activeElement?.closest?.("button")?.textContent;
+  const focused = document.activeElement?.closest("main :is(a, button, summary, tr[data-key])");
+  const there = focused && place(focused);
   main.replaceChildren(...draw().filter(Boolean));
-  if (key) row(key)?.focus({ preventScroll: true });
-  else if (button) [...main.querySelectorAll("button")].find((each) => each.textContent === button)?.focus({ preventScroll: true });
+  if (there) ([...main.querySelectorAll(focused.tagName)].find((each) => place(each) === there) ?? main).focus({ preventScroll: true });
+}
+
+/** What an element and the one that is drawn in its stead have in common, among those of their kind. */
+function place(element) {
+  return element.closest("tr[data-key]")?.dataset.key ?? element.getAttribute("href") ?? (element.tagName === "BUTTON" ? element.textContent : "the only one");
 }
 
 function refuse(error) {
@@ -128,7 +132,6 @@ function say(text, tone) {
 }
 
 const rows = () => [...main.querySelectorAll("tr[data-key]")];
-const row = (key) => rows().find((each) => each.dataset.key === key);
 
 function step(by) {
   const all = rows();
