@@ -15,6 +15,7 @@ from tests.process.stack import Stack, running_stack
 
 ANSWER_S = 120.0
 WAIT_MS = 60_000
+CONTRAST = Path(__file__).with_name("contrast.js")
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -66,6 +67,10 @@ class Seen:
         )
         page_wide = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert page_wide <= 0, f"{page_wide} pixels too wide: {wide}"
+
+    def is_read(self) -> None:
+        """Every text stands out from what is behind it, as WCAG's level AA has it."""
+        assert self.page.evaluate(CONTRAST.read_text()) == {}
 
 
 @pytest.fixture

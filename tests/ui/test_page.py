@@ -148,6 +148,18 @@ def test_each_ranks_evidence_and_the_workers_moves_are_in_the_picture(
     shoot(page, "timeline-narrow", 1100)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(seen: Seen, stack: Stack, answered: str, scheme: str) -> None:
+    page = seen.page
+    page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
+    page.goto(f"{stack.url}/ui")
+    expect(page.locator("tr", has_text=answered)).to_be_visible()
+    seen.is_read()
+    page.goto(f"{stack.url}/ui#/request/{answered}")
+    expect(page.locator(".tick-text").first).to_be_visible()
+    seen.is_read()
+
+
 def test_every_way_through_it_can_be_gone_by_keyboard(seen: Seen, stack: Stack, answered: str) -> None:
     page, keys = seen.page, seen.page.keyboard
     page.goto(f"{stack.url}/ui")
