@@ -160,6 +160,26 @@ def test_every_text_can_be_read(seen: Seen, stack: Stack, answered: str, scheme:
     seen.is_read()
 
 
+def test_a_line_that_is_gone_to_lies_under_nothing(seen: Seen, stack: Stack, answered: str) -> None:
+    """Neither the search above nor the keys below, which stay where they are."""
+    page = seen.page
+    page.set_viewport_size({"width": 1280, "height": 400})
+    page.goto(f"{stack.url}/ui#/request/{answered}")
+    lines = page.locator(".lines tbody tr")
+    expect(lines.first).to_be_attached()
+
+    def edges(selector: str) -> tuple[float, float]:
+        box = page.locator(selector).bounding_box()
+        assert box is not None
+        return box["y"], box["y"] + box["height"]
+
+    for key in ["j"] * lines.count() + ["k"] * lines.count():
+        page.keyboard.press(key)
+        top, bottom = edges(".lines tr:focus")
+        assert edges(".top")[1] <= top
+        assert bottom <= edges(".keys")[0]
+
+
 def test_every_way_through_it_can_be_gone_by_keyboard(seen: Seen, stack: Stack, answered: str) -> None:
     page, keys = seen.page, seen.page.keyboard
     page.goto(f"{stack.url}/ui")
