@@ -242,6 +242,11 @@ def test_a_request_is_found_by_its_id_the_answers_or_the_rooms(
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_contain_text("Nothing is kept")
     expect(page.locator("main")).to_contain_text("rooms are kept")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator("#q").fill("never-was-" + 118 * "x")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_contain_text(118 * "x")
+    seen.fits()
     assert all("404" in each for each in seen.complaints), "the browser says of itself that it got a 404"
     seen.complaints.clear()
 
