@@ -31,6 +31,22 @@ SLOW_BODIES = """
 """
 
 
+# The greatest part of a picture's width at which a tick's text ends, over stories of many lengths.
+TICKS = """async () => {
+  const { picture } = await import("/ui/picture.js");
+  const ends = [];
+  for (const width of [366, 1178]) for (let to = 950; to < 60_000; to *= 1.03) {
+    const story = { lanes: [], attempts: [], links: [], bars: [], lines: [], total_ms: to, headline: "" };
+    const drawn = picture(story, { from: 0, to, selected: null }, width);
+    document.body.append(drawn);
+    for (const box of [...drawn.querySelectorAll(".tick-text")].map((each) => each.getBBox()))
+      ends.push((box.x + box.width) / width);
+    drawn.remove();
+  }
+  return Math.max(...ends);
+}"""
+
+
 @dataclass
 class Camera:
     """Writes the screenshots of the docs anew, with --rewrite."""
@@ -146,6 +162,11 @@ def test_each_ranks_evidence_and_the_workers_moves_are_in_the_picture(
     expect(page.locator("svg.picture")).to_have_attribute("width", re.compile("3[0-9]{2}"))
     seen.fits()
     shoot(page, "timeline-narrow", 1100)
+
+
+def test_no_time_on_the_axis_is_cut_off(seen: Seen, stack: Stack) -> None:
+    seen.page.goto(f"{stack.url}/ui")
+    assert seen.page.evaluate(TICKS) <= 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

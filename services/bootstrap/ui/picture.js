@@ -81,7 +81,8 @@ function axis(view, x, bottom, ticks) {
   const drawn = [];
   for (let at = Math.ceil(view.from / step) * step; at <= view.to; at += step) {
     const text = span >= 20_000 ? `${+(at / 1000).toFixed(2)} s` : `${+at.toFixed(3)} ms`;
-    drawn.push(s("line", { class: "tick", x1: x(at), x2: x(at), y1: TOP - 4, y2: bottom }), s("text", { class: "tick-text", x: x(at), y: 14, "text-anchor": at <= view.from + step / 10 ? "start" : "middle" }, text));
+    const anchor = at <= view.from + step / 10 ? "start" : at >= view.to - step / 4 ? "end" : "middle";
+    drawn.push(s("line", { class: "tick", x1: x(at), x2: x(at), y1: TOP - 4, y2: bottom }), s("text", { class: "tick-text", x: x(at), y: 14, "text-anchor": anchor }, text));
   }
   return drawn;
 }
