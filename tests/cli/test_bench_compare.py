@@ -150,6 +150,24 @@ def test_a_url_that_is_up_is_compared_with_a_command_that_is_started(tmp_path: P
     assert json.loads((tmp_path / "compare-x.json").read_text())["systems"] == ["a", "b"]
 
 
+def test_no_system_is_asked_otherwise_than_the_others(tmp_path: Path) -> None:
+    """One that takes no token ids is compared by texts for all, if somebody wants that."""
+    ports = free_port(), free_port()
+    file = toml(tmp_path, *ports)
+    file.write_text(file.read_text().replace("gap_ms=30", 'gap_ms=30", "takes_ids=0'))
+    result = compare(str(file), "--out", str(tmp_path), SLOW_MS="60")
+    assert result.returncode == 1
+    assert "a prompt of token ids was not answered: HTTP 400: prompt: texts only" in result.stderr
+    file.write_text(file.read_text().replace("rounds = 3", 'rounds = 1\nprompts = "text"'))
+    result = compare(str(file), "--out", str(tmp_path), SLOW_MS="60")
+    assert result.returncode == 0, result.stderr
+    body = json.loads(result.stdout)
+    assert body["load"]["prompts"] == "text"
+    for system in body["systems"]:
+        assert body["levels"][0]["medians"][system]["prompt_tokens"] == 2 * 16
+    assert not servers_on(*ports)
+
+
 def test_a_system_that_cannot_start_says_why_and_the_others_are_ended(tmp_path: Path) -> None:
     ports = free_port(), free_port()
     result = compare(str(toml(tmp_path, *ports)), "--out", str(tmp_path), SLOW_MS="no-number")

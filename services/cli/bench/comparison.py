@@ -5,6 +5,7 @@
     [load]
     prompt_tokens = "512"               # as `baton bench serve` takes them
     output_tokens = "64"
+    prompts = "ids"                     # or "text", where one of them takes no token ids
     concurrency = [1, 4, 8]
     requests = [4, 8, 16]               # of one round, for each concurrency
     warm_up = 2                         # requests before each round of a system
@@ -37,6 +38,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from services.cli.bench.workload import Prompts
 from services.runtime.errors import SettingsError
 
 VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
@@ -71,6 +73,7 @@ class LoadSpec(Table):
 
     prompt_tokens: str = "512"
     output_tokens: str = "64"
+    prompts: Prompts = Prompts.IDS
     shared_prefix: Annotated[float, Field(ge=0, le=1)] = 0
     vocabulary: Annotated[int, Field(ge=200)] = 32_000
     seed: int = 0

@@ -66,7 +66,8 @@ def measure_in_turns(systems: Sequence[System], load: LoadSpec, say: Say) -> Mea
 
 async def _turn(system: System, load: LoadSpec, number: int) -> dict[int, dict[str, Any]]:
     """One round of one system; before the first (-1) only its warm-up, at the highest concurrency."""
-    trial = await Trial.begin(Server.at(system.spec.url), workload_of(load), timeout_s=load.timeout_s)
+    server = Server.at(system.spec.url)
+    trial = await Trial.begin(server, workload_of(load), prompts=load.prompts, timeout_s=load.timeout_s)
     try:
         widest = max(load.concurrency)
         await trial.warm_up(max(load.warm_up, widest if number < 0 else 0), widest)
