@@ -229,7 +229,7 @@ async def test_a_request_that_got_no_room_is_kept_with_the_reason(at: House) -> 
         await at.backend.generate(asked())
     told = await story(at, "request-1")
     assert (told["state"], told["cause"]["text"]) == ("refused", "no decode worker is ready")
-    assert told["headline"].startswith("Refused with 503: no decode worker is ready")
+    assert told["headline"] == "Refused with 503: no decode worker is ready, at once."
     async with client(at) as http:
         live = (await http.get("/live")).json()
     assert [each["request_id"] for each in live["failed"]] == ["request-1"]

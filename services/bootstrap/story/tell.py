@@ -71,7 +71,7 @@ def of_refused(refused: Refused) -> Story:
     return _roomless(
         refused.request_id,
         State.GONE if gone else State.REFUSED,
-        f"{said}, after {told_ms(refused.waited_ms)} in the queue.",
+        f"{said}, {f'after {told_ms(refused.waited_ms)} in the queue' if refused.waited_ms else 'at once'}.",
         Why(
             "refused",
             refused.why,
