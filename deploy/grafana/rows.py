@@ -162,16 +162,17 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             "Stages of the first token",
             "Means, one above the other. A pair: no worker has a place. A destination: decode is not"
             " connected yet, or has no pages. Space: prefill has no pages. Computing includes waiting for"
-            " other prompts.",
+            " other prompts. Rooms that end without a token count in the stages before it, and may leave"
+            " nothing for it.",
             {
                 "for a pair of workers": mean("baton_admission_wait_seconds"),
                 "for a destination": mean("baton_room_phase_seconds", "prefill", phase="bootstrapping"),
                 "for space on prefill": mean(
                     "baton_room_phase_seconds", "prefill", phase="waiting_for_input"
                 ),
-                "computing": f"{mean('baton_prefill_first_token_seconds')}"
+                "computing": f"clamp_min({mean('baton_prefill_first_token_seconds')}"
                 f" - {mean('baton_room_phase_seconds', 'prefill', phase='bootstrapping')}"
-                f" - {mean('baton_room_phase_seconds', 'prefill', phase='waiting_for_input')}",
+                f" - {mean('baton_room_phase_seconds', 'prefill', phase='waiting_for_input')}, 0)",
             },
             unit="s",
             stacked=True,

@@ -83,7 +83,8 @@ def test_a_dashboards_panels_do_not_overlap_and_each_is_explained() -> None:
 
 
 def told_of(panel: str, series: Mapping[str, str], expected: Mapping[str, Mapping[str, float]]) -> None:
-    """What Prometheus makes of a panel's queries: of each legend, values by labels, after ten minutes.
+    """What Prometheus makes of a panel's queries: of each legend, values by labels, after ten minutes, to a
+    thousandth or so.
 
     A `series` is told by its labels, as its values minute by minute.
     """
@@ -94,7 +95,7 @@ def told_of(panel: str, series: Mapping[str, str], expected: Mapping[str, Mappin
         text = queries[legend]
         for name, value in filled.items():
             text = text.replace(name, value)
-        return text
+        return f"round({text}, {2**-10})"
 
     assert set(queries) == set(expected)
     asked = [
@@ -132,6 +133,30 @@ def test_each_request_is_drawn_once_and_a_client_that_hung_up_was_not_refused() 
             "refused": {"{}": refused},
             "given up": {"{}": each["499"]},
             "failed": {"{}": each["500"] + each["503"] + each[OTHER]},
+        },
+    )
+
+
+@pytest.mark.parametrize(("given_up", "computing"), [(0, 0.375), (15, 0.0)])
+def test_no_stage_takes_less_than_no_time(given_up: int, computing: float) -> None:
+    """A room a second has its first token 0.5 s after it came, 0.125 s of them without a destination. Those
+    whose clients hang up have waited 8 s for one."""
+    phases = {"bootstrapping": (1 + given_up, 0.125 + 8 * given_up), "waiting_for_input": (1, 0.0)}
+    series = {'baton_build_info{role="prefill", worker="prefill-0", rank="0"}': "1x10"}
+    series |= {"baton_prefill_first_token_seconds_count": "0+60x10"}
+    series |= {"baton_prefill_first_token_seconds_sum": "0+30x10"}
+    series |= {"baton_admission_wait_seconds_count": "0+60x10", "baton_admission_wait_seconds_sum": "0x10"}
+    for phase, (rooms, seconds) in phases.items():
+        series[f'baton_room_phase_seconds_count{{phase="{phase}"}}'] = f"0+{60 * rooms}x10"
+        series[f'baton_room_phase_seconds_sum{{phase="{phase}"}}'] = f"0+{60 * seconds}x10"
+    told_of(
+        "Stages of the first token",
+        series,
+        {
+            "for a pair of workers": {"{}": 0.0},
+            "for a destination": {"{}": phases["bootstrapping"][1] / phases["bootstrapping"][0]},
+            "for space on prefill": {"{}": 0.0},
+            "computing": {"{}": computing},
         },
     )
 
