@@ -123,10 +123,13 @@ class Shape(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > FIELDS_MAX:
+    def _given(cls, value: Any) -> Any:
+        """Without nulls, which mean absent."""
+        if not isinstance(value, dict):
+            return value
+        if len(value) > FIELDS_MAX:
             raise PydanticCustomError("fields", f"it has {len(value)} fields, more than any object may have")
-        return value
+        return {name: each for name, each in value.items() if each is not None}
 
 
 class Message(Shape):
@@ -147,13 +150,6 @@ class StreamOptions(Shape):
     include_usage: bool = False
     include_obfuscation: bool = False
     """Padding against traffic analysis; never added here."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: each for name, each in value.items() if each is not None}
-        return value
 
 
 Messages = Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MESSAGES_MAX)]
