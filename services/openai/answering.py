@@ -26,12 +26,16 @@ class Usage:
     cached_tokens: int = field(default=0)
 
     def rendered(self) -> dict[str, object]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+        counts = counted(self.prompt_tokens, self.completion_tokens)
+        return {**counts, "prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
+
+
+def counted(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 async def answer(

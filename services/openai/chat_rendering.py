@@ -6,7 +6,7 @@ from typing import Any
 from services.openai.answering import Usage
 from services.openai.choice import Choice, Delta
 from services.openai.logprobs import chat_logprobs
-from services.openai.rendering import Collected
+from services.openai.rendering import Collected, UsageShown
 from services.openai.schemas import ChatRequest
 from services.openai.tokenizer import Tokenizer
 
@@ -18,8 +18,8 @@ class ChatRendering:
         self._tokenizer = tokenizer
         self._logprobs = body.logprobs
         self._token_ids = body.return_token_ids
-        self.text_alone = not (self._logprobs or self._token_ids)
-        self._usage = body.stream_options is not None and body.stream_options.include_usage
+        self._usage = UsageShown.of(body.stream_options)
+        self.text_alone = not (self._logprobs or self._token_ids or self._usage.so_far)
         self._head = {
             "id": f"chatcmpl-{request_id}",
             "created": created_s,
@@ -28,7 +28,7 @@ class ChatRendering:
         }
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
-        chunk = self._chunk([self._piece(choice, {"role": "assistant", "content": "", "refusal": None})])
+        chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": "", "refusal": None}})
         if self._token_ids:
             chunk["prompt_token_ids"] = list(choice.request.prompt)
         return [chunk]
@@ -39,19 +39,17 @@ class ChatRendering:
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         chunks = []
         if delta.text or (delta.tokens and (self._logprobs or self._token_ids)):
-            piece = self._piece(choice, {"content": delta.text})
-            piece["logprobs"] = self.logprobs(delta)
+            piece: dict[str, Any] = {"delta": {"content": delta.text}, "logprobs": self.logprobs(delta)}
             if self._token_ids:
                 piece["token_ids"] = [token.id for token in delta.tokens]
-            chunks.append(self._chunk([piece]))
+            chunks.append(self._chunk(choice, piece))
         if delta.finish is not None:
-            piece = self._piece(choice, {})
-            piece["finish_reason"] = delta.finish.value
-            chunks.append(self._chunk([piece]))
+            chunks.append(self._chunk(choice, {"delta": {}, "finish_reason": delta.finish.value}))
         return chunks
 
     def usage(self, usage: Usage) -> list[dict[str, Any]]:
-        return [{**self._chunk([]), "usage": usage.rendered()}] if self._usage else []
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
+        return [{**chunk, "usage": usage.rendered()}] if self._usage.at_end else []
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
         reply: dict[str, Any] = {
@@ -75,10 +73,7 @@ class ChatRendering:
             choice["token_ids"] = [token.id for token in part.tokens]
         return choice
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
-        return {**chunk, "usage": None} if self._usage else chunk
-
-    @staticmethod
-    def _piece(choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _chunk(self, choice: Choice, piece: dict[str, Any]) -> dict[str, Any]:
+        shown = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": None, **piece}
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [shown]}
+        return {**chunk, **self._usage.beside(choice)}

@@ -6,7 +6,7 @@ from typing import Any
 from services.openai.answering import Usage
 from services.openai.choice import Choice, Delta
 from services.openai.logprobs import completion_logprobs
-from services.openai.rendering import Collected
+from services.openai.rendering import Collected, UsageShown
 from services.openai.schemas import CompletionRequest
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import FinishReason, Token
@@ -21,8 +21,8 @@ class CompletionRendering:
         self._tokenizer = tokenizer
         self._logprobs = body.logprobs is not None
         self._token_ids = body.return_token_ids
-        self.text_alone = not (self._logprobs or self._token_ids)
-        self._usage = body.stream_options is not None and body.stream_options.include_usage
+        self._usage = UsageShown.of(body.stream_options)
+        self.text_alone = not (self._logprobs or self._token_ids or self._usage.so_far)
         self._head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -38,18 +38,17 @@ class CompletionRendering:
         if not self._token_ids:
             return []
         piece = self._piece(choice, "", [], self.logprobs(Delta()), None)
-        return [self._chunk([{**piece, "prompt_token_ids": list(choice.request.prompt)}])]
+        return [self._chunk(choice, {**piece, "prompt_token_ids": list(choice.request.prompt)})]
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         shown = delta.text or (delta.tokens and (self._logprobs or self._token_ids))
         if not shown and delta.finish is None:
             return []
-        return [
-            self._chunk([self._piece(choice, delta.text, delta.tokens, self.logprobs(delta), delta.finish)])
-        ]
+        piece = self._piece(choice, delta.text, delta.tokens, self.logprobs(delta), delta.finish)
+        return [self._chunk(choice, piece)]
 
     def usage(self, usage: Usage) -> list[dict[str, Any]]:
-        return [{**self._chunk([]), "usage": usage.rendered()}] if self._usage else []
+        return [{**self._head, "choices": [], "usage": usage.rendered()}] if self._usage.at_end else []
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
         return {
@@ -64,9 +63,8 @@ class CompletionRendering:
             piece["prompt_token_ids"] = list(part.choice.request.prompt)
         return piece
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chunk = {**self._head, "choices": choices}
-        return {**chunk, "usage": None} if self._usage else chunk
+    def _chunk(self, choice: Choice, piece: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head, "choices": [piece], **self._usage.beside(choice)}
 
     def _piece(
         self,

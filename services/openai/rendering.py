@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.openai.answering import Usage
+from services.openai.answering import Usage, counted
 from services.openai.choice import Choice, Delta
+from services.openai.schemas import StreamOptions
 from services.rooms.request import FinishReason, Token
 
 
@@ -35,6 +36,27 @@ class Collected:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageShown:
+    """Where a stream tells how many tokens there are."""
+
+    at_end: bool
+    """After the last choice has finished."""
+    so_far: bool
+    """Beside what each choice says, too."""
+
+    @staticmethod
+    def of(options: StreamOptions | None) -> "UsageShown":
+        asked = options or StreamOptions()
+        return UsageShown(asked.include_usage, asked.include_usage and asked.continuous_usage_stats)
+
+    def beside(self, choice: Choice) -> dict[str, Any]:
+        """What a chunk of `choice` has of it; how much of its prompt was cached is told at the end."""
+        if not self.at_end:
+            return {}
+        return {"usage": counted(len(choice.request.prompt), choice.output_tokens) if self.so_far else None}
 
 
 class Rendering(Protocol):

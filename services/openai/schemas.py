@@ -148,6 +148,8 @@ class Message(Shape):
 
 class StreamOptions(Shape):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """With `include_usage`: in each event, as in vLLM."""
     include_obfuscation: bool = False
     """Padding against traffic analysis; never added here."""
 

@@ -136,6 +136,28 @@ async def test_chat_usage_and_token_ids(http: httpx.AsyncClient, backend: Script
     }
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (COMPLETIONS, completion(prompt=[[5, 6], [7]]))])
+async def test_usage_so_far_in_each_chunk(
+    path: str, body: dict[str, Any], http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    """What load generators ask for: they count tokens by it."""
+    backend.script = lambda _: [batch([T]), batch([FOX, T]), batch([tiny.END_ID], STOP)]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, end = await events(http, path, body | {"stream_options": options})
+    for index, request in enumerate(backend.asked):
+        told = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        prompt = len(request.prompt)
+        counts = [1, 1, 3, 4] if path == CHAT else [1, 3, 4]  # a chat opens with its first token
+        assert told == [
+            {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+            for count in counts
+        ]
+    assert end["choices"] == []
+    assert end["usage"]["completion_tokens"] == 4 * len(backend.asked)
+    options["include_usage"] = False
+    assert all("usage" not in chunk for chunk in await events(http, path, body | {"stream_options": options}))
+
+
 async def test_whole_chat(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     backend.script = lambda _: [batch([T, tiny.END_ID], STOP)]
     reply = (await http.post(CHAT, json=chat(return_token_ids=True), headers=ID)).json()
