@@ -64,8 +64,10 @@ def unknown_model(name: str) -> ApiError:
     return ApiError(404, f"The model '{shown}' does not exist.", param="model", code="model_not_found")
 
 
-def too_long(param: str, message: str) -> ApiError:
-    """400: there is no room for so many tokens."""
+def too_long(param: str, context_tokens: int, why: str) -> ApiError:
+    """400: there is no room for so many tokens. Clients that then ask for less, or another model, know it by
+    the first sentence, which is OpenAI's: not all look at the code."""
+    message = f"This model's maximum context length is {context_tokens} tokens. However, {why}."
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 

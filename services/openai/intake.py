@@ -155,8 +155,9 @@ def _max_tokens(asked: Asked, param: str, prompt_tokens: int, min_tokens: int, l
     if asked.max_tokens > room:
         raise too_long(
             asked.max_tokens_param,
-            f"'{asked.max_tokens_param}' is {asked.max_tokens}, but after a prompt of {prompt_tokens} tokens "
-            f"only {room} tokens fit (context: {limits.context_tokens} tokens).",
+            limits.context_tokens,
+            f"'{asked.max_tokens_param}' is {asked.max_tokens}, and after a prompt of {prompt_tokens} tokens "
+            f"only {room} tokens fit",
         )
     return asked.max_tokens
 
@@ -174,25 +175,17 @@ def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
     """Output tokens that fit after the prompt, at least 1. Raises ApiError if none fits."""
     if prompt_tokens == 0:
         raise invalid(param, f"'{param}' holds no tokens; there is nothing to continue.")
-    room = limits.context_tokens - prompt_tokens
+    room, context = limits.context_tokens - prompt_tokens, limits.context_tokens
+    holds = f"'{param}' has {prompt_tokens} tokens, and"
     if room < 1:
-        raise too_long(
-            param,
-            f"'{param}' has {prompt_tokens} tokens; the model's context of {limits.context_tokens} tokens "
-            "has to hold it and the answer.",
-        )
+        raise too_long(param, context, f"{holds} there has to be room for the answer")
     if 0 < limits.prompt_tokens < prompt_tokens:
-        raise too_long(
-            param,
-            f"'{param}' has {prompt_tokens} tokens; the prefill workers' caches hold {limits.prompt_tokens}.",
-        )
+        raise too_long(param, context, f"{holds} the prefill workers' caches hold {limits.prompt_tokens}")
     if limits.sequence_tokens:
         room = min(room, _behind(prompt_tokens, limits.sequence_tokens))
         if room < 1:
             raise too_long(
-                param,
-                f"'{param}' has {prompt_tokens} tokens; the decode workers' caches hold "
-                f"{limits.sequence_tokens}.",
+                param, context, f"{holds} the decode workers' caches hold {limits.sequence_tokens}"
             )
     return room
 

@@ -56,7 +56,7 @@ def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, setting
 def _check_count(tokens: Sequence[int], param: str, most: int) -> None:
     """Raise ApiError for more tokens than any request has: what is done with each holds up all others."""
     if len(tokens) > most:
-        raise too_long(param, f"'{param}': these are {len(tokens)} tokens; the model's context has {most}.")
+        raise too_long(param, most, f"'{param}': these are {len(tokens)} tokens")
 
 
 async def _tokens(body: TokenizeRequest, prompts: Prompts) -> list[int]:

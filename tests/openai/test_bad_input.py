@@ -46,6 +46,8 @@ def check(reply: httpx.Response, status: int, param: str | None, code: str | Non
         assert body["error"]["code"] == code
     message: str = body["error"]["message"]
     assert message
+    too_long = body["error"]["code"] == "context_length_exceeded"
+    assert message.startswith("This model's maximum context length is ") == too_long
     return message
 
 
