@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from services.openai.backend import Overloaded
+from services.openai.chat_template import ChatRefused, ChatTemplateMissing
 from services.openai.errors import from_backend, invalid
 from services.openai.schemas import Message
-from services.openai.tokenizer import ChatRefused, ChatTemplateMissing, Tokenizer
+from services.openai.tokenizer import Tokenizer
 
 INLINE_CHARS_MAX: Final = 4096
 """Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""
@@ -89,7 +90,9 @@ class Prompts:
 
 def _chars(message: Message) -> int:
     """Of what a template may make of it, at a guess."""
-    return len(message.content) + len(message.name or "") + FRAME_CHARS
+    said = message.content
+    chars = len(said) if isinstance(said, str) else sum(len(part) + FRAME_CHARS for part in said)
+    return chars + len(message.name or "") + FRAME_CHARS
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from services.openai.chat_template import Content
 from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
 
 STOP_STRINGS_MAX: Final = 16
@@ -64,10 +65,12 @@ def _prompts(value: Any) -> Any:
     )
 
 
-def _text_of(value: Any) -> Any:
-    """Message content: a text, or a list of text parts, which are joined."""
-    if not isinstance(value, list):
+def _content(value: Any) -> Any:
+    """Of a message: a text, or a list of text parts → their texts."""
+    if isinstance(value, str):
         return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "it has to be a text or a list of text parts")
     texts = []
     for place, part in enumerate(value):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
@@ -79,7 +82,7 @@ def _text_of(value: Any) -> Any:
         if not isinstance(part.get("text"), str):
             raise PydanticCustomError("content_part", f"part {place} has no text")
         texts.append(part["text"])
-    return "".join(texts)
+    return texts
 
 
 def _role(value: str) -> str:
@@ -136,7 +139,7 @@ class Message(Shape):
     """One turn of the conversation, as text."""
 
     role: Annotated[str, AfterValidator(_role)]
-    content: Annotated[str, BeforeValidator(_text_of)]
+    content: Annotated[Content, BeforeValidator(_content)]
     name: str | None = None
     refusal: Nothing = None
     """This and the next: a reply that is sent back as it came carries them, empty."""

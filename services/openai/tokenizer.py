@@ -10,11 +10,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from services.openai.chat_template import ChatTemplate
 from services.runtime.errors import StartupError
 
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
@@ -29,14 +29,6 @@ class Codec(Protocol):
 
 class TokenizerUnusable(StartupError):
     """The model directory holds no tokenizer that can be used here; the text names what is wrong."""
-
-
-class ChatTemplateMissing(Exception):
-    """The model says nothing about how messages become a prompt."""
-
-
-class ChatRefused(Exception):
-    """The model's chat template does not take these messages; the text is the template's own."""
 
 
 def keep_torch_out() -> None:
@@ -56,7 +48,7 @@ class Tokenizer:
 
     def __init__(self, reference: Any) -> None:
         """`reference` is a transformers tokenizer with a `tokenizers` backend."""
-        self._reference = reference
+        self._chat = ChatTemplate(reference)
         self._backend = reference.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -75,11 +67,6 @@ class Tokenizer:
         codec: Codec = self._backend
         return codec
 
-    @property
-    def has_chat_template(self) -> bool:
-        template = self._reference.chat_template
-        return template is not None and (not isinstance(template, dict) or "default" in template)
-
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of `text`; markup of special tokens in it becomes those tokens."""
         # The fast form leaves out where in the text each token came from, a quarter of the work.
@@ -92,37 +79,9 @@ class Tokenizer:
         return self.codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """The prompt that the model's chat template makes of `messages`.
-
-        Raises ChatTemplateMissing, or ChatRefused if the template rejects the messages, or fails: it is a
-        program of the model's.
-        """
-        if not self.has_chat_template:
-            raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
-        named = [_named_for(self._template, message) for message in messages]
-        try:
-            return self._render(messages=named, add_generation_prompt=add_generation_prompt)
-        except Exception as error:
-            raise ChatRefused(f"the model's chat template refuses these messages: {error}") from None
-
-    @cached_property
-    def _template(self) -> str:
-        template: str = self._reference.get_chat_template()
-        return template
-
-    @cached_property
-    def _render(self) -> Callable[..., str]:
-        """The chat template, of `messages` and `add_generation_prompt`. The library's own way from them to
-        the text copies and walks all messages twice, for shapes that none of ours has."""
-        try:
-            from transformers.utils.chat_template_utils import _compile_jinja_template
-        except ImportError:  # it is private, and may go
-            return lambda messages, **asked: self._reference.apply_chat_template(
-                messages, tokenize=False, **asked
-            )
-        special = dict(self._reference.special_tokens_map)
-        compiled = _compile_jinja_template(self._template)
-        return partial(compiled.render, tools=None, documents=None, **special)
+        """The prompt that the model's chat template makes of `messages`. Raises ChatTemplateMissing,
+        ChatRefused."""
+        return self._chat.render(messages, add_generation_prompt=add_generation_prompt)
 
     def token_bytes(self, id_: int) -> bytes:
         """What one token stands for: the bytes whose sequence is the text; b"" for an unknown id."""
@@ -184,13 +143,6 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     if not reference.is_fast:
         raise TokenizerUnusable(f"{model_dir}: the tokenizer has no tokenizer.json, which is needed here")
     return Tokenizer(reference)
-
-
-def _named_for(template: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """OpenAI renamed `system` to `developer`; a template that never heard of it gets `system`."""
-    if message["role"] == "developer" and "developer" not in template:
-        return {**message, "role": "system"}
-    return message
 
 
 def _is_byte_level(backend: Any) -> bool:

@@ -298,7 +298,7 @@ def test_no_class_of_the_library_puts_a_split_of_its_own_in_its_place(
     assert lost_of_tokenizer(header) == []
     config.save_pretrained(tmp_path)
     write_tokenizer(read_tokenizer(file, header, config), tmp_path)
-    made = load_tokenizer(tmp_path)._reference.backend_tokenizer.pre_tokenizer
+    made = load_tokenizer(tmp_path)._backend.pre_tokenizer
     assert [piece for piece, _ in made.pre_tokenize_str("x   12 = 345")] == pieces
 
 

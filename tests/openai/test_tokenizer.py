@@ -10,14 +10,9 @@ from typing import Any
 
 import pytest
 
+from services.openai.chat_template import ChatRefused, ChatTemplateMissing
 from services.openai.model import load_served_model
-from services.openai.tokenizer import (
-    ChatRefused,
-    ChatTemplateMissing,
-    Tokenizer,
-    TokenizerUnusable,
-    load_tokenizer,
-)
+from services.openai.tokenizer import Tokenizer, TokenizerUnusable, load_tokenizer
 from services.runtime.model_facts import read_model
 from tests.openai import tiny
 from tests.openai.test_detokenizer import REAL

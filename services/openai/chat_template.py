@@ -1,0 +1,113 @@
+"""How does a conversation become the prompt that the model was trained on?
+
+By the model's own chat template, which is a program. What a message says is one text or several parts, and
+not every template knows both: one that is given what it does not know writes Python's notation into the
+prompt, or nothing. So each is asked once, for each role, which of them it shows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple
+
+Content = str | list[str]
+"""What a message says: a text, or the texts of its parts."""
+
+FIRST: Final = "the-first"
+SECOND: Final = "the-second"
+OTHER: Final = "another"
+
+
+class ChatTemplateMissing(Exception):
+    """The model says nothing about how messages become a prompt."""
+
+
+class ChatRefused(Exception):
+    """The model's chat template does not take these messages; the text is the template's own."""
+
+
+class Shows(NamedTuple):
+    """What of a role's messages a template shows whole."""
+
+    text: bool
+    parts: bool
+
+
+class ChatTemplate:
+    """A model's. Immutable to its callers, safe in threads."""
+
+    def __init__(self, reference: Any) -> None:
+        """`reference` is a transformers tokenizer."""
+        self._reference = reference
+        self._shows: dict[str, Shows] = {}
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """The prompt that it makes of `messages`, whose `content` is a `Content`.
+
+        Raises ChatTemplateMissing, or ChatRefused if the template rejects the messages, or fails: it is a
+        program of the model's.
+        """
+        template = self._reference.chat_template
+        if template is None or (isinstance(template, dict) and "default" not in template):
+            raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
+        shaped = [self._shaped(message) for message in messages]
+        try:
+            return self._render(messages=shaped, add_generation_prompt=add_generation_prompt)
+        except Exception as error:
+            raise ChatRefused(f"the model's chat template refuses these messages: {error}") from None
+
+    @cached_property
+    def _template(self) -> str:
+        template: str = self._reference.get_chat_template()
+        return template
+
+    @cached_property
+    def _render(self) -> Callable[..., str]:
+        """The chat template, of `messages` and `add_generation_prompt`. The library's own way from them to
+        the text copies and walks all messages twice, for shapes that none of ours has."""
+        try:
+            from transformers.utils.chat_template_utils import _compile_jinja_template
+        except ImportError:  # it is private, and may go
+            return lambda messages, **asked: self._reference.apply_chat_template(
+                messages, tokenize=False, **asked
+            )
+        special = dict(self._reference.special_tokens_map)
+        compiled = _compile_jinja_template(self._template)
+        return partial(compiled.render, tools=None, documents=None, **special)
+
+    def _shaped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As the template takes it. OpenAI renamed `system` to `developer`; a template that never heard of
+        it gets `system`."""
+        role, content = message["role"], message["content"]
+        if role == "developer" and "developer" not in self._template:
+            role = "system"
+        shows = self._shows.get(role)
+        if shows is None:
+            shows = self._shows[role] = self._shown(role)
+        if isinstance(content, str):
+            content = content if shows.text or not shows.parts else _parts([content])
+        else:
+            content = _parts(content) if shows.parts else "".join(content)
+        return {**message, "role": role, "content": content}
+
+    def _shown(self, role: str) -> Shows:
+        """By trying. Parts are not shown whole where only the first is, or where one of them is not what its
+        text is; and nothing is, if the template fails."""
+        text = self._tried(role, FIRST)
+        part = self._tried(role, _parts([FIRST]))
+        both = self._tried(role, _parts([FIRST, SECOND]))
+        as_text = FIRST in text
+        as_part = part == text if as_text else FIRST in part
+        return Shows(as_text, as_part and FIRST in both and SECOND in both)
+
+    def _tried(self, role: str, content: Any) -> str:
+        message = {"role": role, "content": content}
+        user = {"role": "user", "content": OTHER if isinstance(content, str) else _parts([OTHER])}
+        beside = {"user": [message], "assistant": [user, message]}
+        try:
+            return self._render(messages=beside.get(role, [message, user]), add_generation_prompt=False)
+        except Exception:
+            return ""
+
+
+def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
