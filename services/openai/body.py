@@ -26,6 +26,14 @@ async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: 
     media_type = (header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(415, "The Content-Type has to be application/json.", code="unsupported_media_type")
+    encoding = header(request.scope, b"content-encoding") or "identity"
+    if encoding.strip().lower() != "identity":
+        raise ApiError(
+            415,
+            "The body has to be sent as it is, without a Content-Encoding.",
+            code="unsupported_content_encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
     try:
         async with asyncio.timeout(timeout_s):
             raw = await _read(request, limit)

@@ -1,6 +1,7 @@
 """Whatever is wrong with a request is said in OpenAI's shape, names the field, and enters nothing."""
 
 import asyncio
+import gzip
 import json
 from typing import Any, Final
 
@@ -217,6 +218,18 @@ async def test_content_type(http: httpx.AsyncClient) -> None:
         check(reply, 415, None, "unsupported_media_type")
     headers = {"content-type": "application/json; charset=utf-8"}
     assert (await http.post(CHAT, content=json.dumps(chat()), headers=headers)).status_code == 200
+
+
+async def test_content_encoding(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    """What is wrong is not the JSON in it."""
+    body, headers = json.dumps(chat()).encode(), {"content-type": "application/json"}
+    coded = headers | {"content-encoding": "gzip"}
+    reply = await http.post(CHAT, content=gzip.compress(body), headers=coded)
+    check(reply, 415, None, "unsupported_content_encoding")
+    assert reply.headers["accept-encoding"] == "identity"
+    assert backend.asked == []
+    coded = headers | {"content-encoding": "Identity"}
+    assert (await http.post(CHAT, content=body, headers=coded)).status_code == 200
 
 
 async def test_unknown_model_path_and_method(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
