@@ -61,6 +61,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # what differs is the body, which the server below leaves out
         given = header(scope, SENT)
         acceptable = given is None or REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and acceptable else secrets.token_hex(16)

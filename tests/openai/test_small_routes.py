@@ -16,6 +16,18 @@ from tests.openai.scripted import LENGTH, ScriptedBackend, batch
 from tests.openai.test_bad_input import CHAT, chat, check
 
 
+async def test_what_can_be_read_can_be_asked_for_without_its_body(url: str) -> None:
+    """Load balancers do, some unless they are told otherwise."""
+    async with httpx.AsyncClient(base_url=url) as client:
+        for path in ("/version", "/v1/models", f"/v1/models/{tiny.MODEL}", "/openapi.json"):
+            head, whole = await client.head(path), await client.get(path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-length"] == whole.headers["content-length"]
+            assert head.headers["x-request-id"]
+        assert (await client.head("/v1/models/other")).status_code == 404
+        assert (await client.head("/v1/chat/completions")).status_code == 405
+
+
 async def test_tokenize_a_prompt(http: httpx.AsyncClient) -> None:
     reply = (await http.post("/tokenize", json={"prompt": "The fox", "return_token_strs": True})).json()
     ids = tiny.ids("The fox")
