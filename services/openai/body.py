@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
-from services.openai.errors import ApiError, invalid
+from services.openai.errors import ApiError, invalid, shown
 from services.openai.hangup import ClientGone
 from services.openai.headers import header
 from services.openai.schemas import FIELDS_MAX
@@ -91,7 +91,7 @@ def _too_large(limit: int) -> ApiError:
 def _first(details: list[ErrorDetails]) -> ApiError:
     """The first thing that is wrong, in OpenAI's words."""
     error = min(details, key=lambda each: each["type"] == "extra_forbidden")
-    param = path(error["loc"])
+    param = shown(path(error["loc"]))
     match error["type"]:
         case "missing":
             return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")

@@ -60,8 +60,12 @@ def invalid(param: str | None, message: str, code: str | None = "invalid_value")
 
 
 def unknown_model(name: str) -> ApiError:
-    shown = name if len(name) <= NAME_SHOWN_MAX else name[:NAME_SHOWN_MAX] + "…"
-    return ApiError(404, f"The model '{shown}' does not exist.", param="model", code="model_not_found")
+    return ApiError(404, f"The model '{shown(name)}' does not exist.", param="model", code="model_not_found")
+
+
+def shown(name: str) -> str:
+    """What a caller named, for the answer, which is not to be as long as the question."""
+    return name if len(name) <= NAME_SHOWN_MAX else name[:NAME_SHOWN_MAX] + "…"
 
 
 def too_long(param: str, context_tokens: int, why: str) -> ApiError:

@@ -342,6 +342,15 @@ async def test_a_body_of_very_many_fields(http: httpx.AsyncClient, backend: Scri
     assert backend.asked == []
 
 
+async def test_a_field_with_a_very_long_name(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    name = "k" * 10**6
+    for body in (chat(**{name: 1}), chat(messages=[USER | {name: 1}]), chat(logit_bias={name: 1})):
+        reply = await http.post(CHAT, json=body)
+        assert reply.json()["error"]["message"]
+        assert (reply.status_code, len(reply.content) < 1000) == (400, True)
+    assert backend.asked == []
+
+
 async def test_one_bad_prompt_of_several_keeps_all_out(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
