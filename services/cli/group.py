@@ -163,7 +163,8 @@ class Group:
         def say(line: str) -> None:
             """A rank's log lines say which rank it is; nothing else that it writes does."""
             own = line.removeprefix(f"{name}: ")
-            print(own if HEAD.match(own) else line, file=sys.stderr, flush=True)
+            with suppress(OSError):  # a full disk, say: who does not read on stops the ranks
+                print(own if HEAD.match(own) else line, file=sys.stderr, flush=True)
 
         return await start_child(name, self._command(settings), self._environ, lambda _: True, say)
 

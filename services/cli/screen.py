@@ -1,10 +1,11 @@
 """What does whoever started the stack see of it?
 
-On a terminal, the step being made has a spinner; elsewhere each step is one plain line.
+On a terminal, the step being made has a spinner; elsewhere each step is one plain line. What cannot be
+written, since a disk is full or the reader has gone, is left out: the stack goes on.
 """
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,7 +21,11 @@ class Screen:
         self._clock = clock
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):
+            if self._console.is_terminal:
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            else:  # the console keeps what it could not write, and ends the process where nobody reads
+                print(line, file=self._console.file, flush=True)
 
     @contextmanager
     def step(self, text: str) -> Generator[Callable[[str], None], None, None]:

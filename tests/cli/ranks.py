@@ -14,8 +14,8 @@ from services.runtime.clock import SystemClock
 from services.runtime.worker_settings import WorkerSettings
 from tests.cli.stand_ins import eventually
 
-# Writes `RANK up PID` and `RANK asked` into the journal. The leader answers /started, and all leave, or lose
-# their group, when a file says so.
+# Writes `RANK up PID` and `RANK asked` into the journal, and `RANK talked` once much that it says is read.
+# The leader answers /started, and all leave, or lose their group, when a file says so.
 RANK = """
 import http.server, os, pathlib, signal, sys, threading, time
 rank, port, journal, behaviour = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4]
@@ -36,12 +36,16 @@ class Pages(http.server.BaseHTTPRequestHandler):
         self.send_response(200 if self.path == "/started" and behaviour != "never starts" else 503)
         self.end_headers()
     def log_message(self, *_): pass
+said = 0
 if port:
     server = http.server.HTTPServer(("127.0.0.1", port), Pages)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 print(f"2026-01-31T12:00:00.000Z INFO rank turning rank={rank}", flush=True)
 print("a native library greets", flush=True)
 while not leave.exists():
+    if behaviour == "talks":
+        print(4000 * "x", flush=True)
+        if (said := said + 1) == 100: write("talked")
     if lost.exists():
         print(f"baton: error: {lost.read_text()}", flush=True)
         os._exit(3)
@@ -55,7 +59,8 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         self.behaviour: dict[int, str] = {}
-        """By rank: refuses, crashes, never starts, deaf (to SIGTERM); others just run."""
+        """By rank: refuses, crashes, talks (more than a pipe holds), never starts, deaf (to SIGTERM); others
+        just run."""
         self.reported: list[tuple[str, int]] = []
         self.living_when_reported: list[list[int]] = []
         self._journal = folder / "journal"

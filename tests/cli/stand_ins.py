@@ -16,7 +16,8 @@ from services.runtime.clock import SystemClock
 PATIENCE_S = 30.0
 """Far beyond what anything here takes: reaching it means that it never happens."""
 
-# Writes `NAME up`, then `NAME asked` and `NAME ended` around a SIGTERM into the journal.
+# Writes `NAME up`, then `NAME asked` and `NAME ended` around a SIGTERM into the journal, and `NAME talked`
+# once all that it says is read.
 PART = """
 import os, signal, sys, time
 name, journal, behaviour = sys.argv[1:4]
@@ -33,6 +34,9 @@ if behaviour == "refuses":
     sys.exit("baton: error: too little memory: lower --kv-cache-memory")
 if behaviour == "crashes":
     raise ZeroDivisionError("a bug at start")
+if behaviour == "talks":
+    for _ in range(100): print("2026-01-31T12:00:00.000Z WARNING part talks " + 4000 * "x", flush=True)
+    write("talked")
 while True: time.sleep(60)
 """
 
@@ -58,7 +62,8 @@ class Parts:
 
     def __init__(self, journal: Path) -> None:
         self.behaviour: dict[str, str] = {}
-        """By name: refuses, crashes, slow (to stop), deaf (to SIGTERM); others just run."""
+        """By name: refuses, crashes, talks (more than a pipe holds), slow (to stop), deaf (to SIGTERM);
+        others just run."""
         self.said: list[str] = []
         self.children: list[Child] = []
         self.reported: list[tuple[str, int, int]] = []

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,20 @@ async def test_log_lines_come_out_as_they_are_and_other_lines_by_rank(
     for rank in range(3):
         assert f"2026-01-31T12:00:00.000Z INFO rank turning rank={rank}" in lines
         assert f"rank {rank}: a native library greets" in lines
+
+
+async def test_ranks_go_on_where_their_lines_cannot_be_written(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.behaviour[1] = "talks"
+    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    monkeypatch.setattr(sys, "stderr", full)
+    running = Running(ranks)
+    await eventually(lambda: "1 talked" in ranks.journal)
+    await asyncio.sleep(0.5)  # until the leader was seen to have started
+    assert await running.stop() == 0
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
 
 
 def test_a_reserved_port_can_be_listened_on_by_who_is_told_of_it_and_is_given_to_nobody_else() -> None:

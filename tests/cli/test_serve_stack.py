@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -56,11 +56,14 @@ class Commands:
         return self._parts.command(word)
 
 
-def stack(parts: Parts, port: int, prepare: str = PREPARES) -> tuple[Stack, io.StringIO]:
+def stack(
+    parts: Parts, port: int, prepare: str = PREPARES, to: IO[str] | None = None
+) -> tuple[Stack, io.StringIO]:
+    """`to`: where the screen's lines go, if not where they are returned."""
     flags = {"port": str(port)}
     settings = load_serve(flags, {}, KNOWN)
     out = io.StringIO()
-    screen = Screen(Console(file=out, width=80), SystemClock())
+    screen = Screen(Console(file=to or out, width=80), SystemClock())
     commands = Commands(parts, port, prepare)
     plan = make_plan(settings, flags, {}, [0, 1], 8100)
     return Stack(settings, plan, dict(os.environ), screen, commands, parts.report_exit), out
@@ -88,6 +91,30 @@ async def test_it_says_each_step_then_ready_then_drains(parts: Parts, unused_tcp
     stopped = [line for line in parts.journal if not line.endswith(" up")]
     assert stopped[0] == "bootstrap ended"
     assert {"prefill ended", "decode ended"} <= set(stopped)
+
+
+async def test_it_goes_on_where_its_lines_cannot_be_written(parts: Parts, unused_tcp_port: int) -> None:
+    """It reads on what its parts write, and starts again what ends."""
+    parts.behaviour["prefill"] = "talks"
+    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    serve, _ = stack(parts, unused_tcp_port, to=full)
+    shutdown = asyncio.Event()
+    task = asyncio.create_task(serve.serve(shutdown))
+    await eventually(lambda: {"prefill talked", "decode up"} <= set(parts.journal) or task.done())
+    assert not task.done()
+    decode = next(pid for pid in children() if b"\0decode\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(decode, signal.SIGKILL)
+    await eventually(lambda: parts.journal.count("decode up") == 2 or task.done())
+    shutdown.set()
+    assert await task == 0
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+
+
+def children(of: int | None = None) -> list[int]:
+    """Of a process, if not of this one."""
+    pid = of or os.getpid()
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_it_is_ready_though_nobody_tells_what_the_model_is_called(
@@ -157,7 +184,7 @@ async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tc
     ours, theirs = os.openpty()
     with subprocess.Popen(command, stdout=theirs) as process:
         await eventually(lambda: {"prefill up", "decode up"} <= set(parts.journal))
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        started = children(process.pid)
         process.send_signal(signal.SIGINT)
         await eventually(lambda: "bootstrap ended" in parts.journal)
         assert process.poll() is None
@@ -166,5 +193,5 @@ async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tc
     assert os.read(ours, 2**16).endswith(b"\x1b[?25h\r\n")
     for each in (ours, theirs):
         os.close(each)
-    assert len(children) == 3
-    await eventually(lambda: all(gone(int(child)) for child in children))
+    assert len(started) == 3
+    await eventually(lambda: all(gone(child) for child in started))
