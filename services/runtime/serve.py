@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, NoReturn, TypeVar
 
 import uvloop
@@ -106,12 +107,14 @@ def end_now(error: StartupError) -> NoReturn:
 
 
 def _say(begin: str, error: StartupError) -> None:
-    print(f"{begin}{' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
+    with suppress(OSError):  # a full disk, say
+        print(f"{begin}{' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _leave(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 
@@ -120,7 +123,8 @@ def _tell_any(error: BaseException) -> int:
     expected = _expected(error)
     if expected is not None:
         return tell(expected)
-    traceback.print_exception(error)
+    with suppress(OSError):
+        traceback.print_exception(error)
     return EXIT_FAILED
 
 
@@ -134,7 +138,6 @@ def _expected(error: BaseException) -> StartupError | None:
 def _stop(number: signal.Signals, shutdown: asyncio.Event) -> None:
     if shutdown.is_set():
         if sys.stdout.isatty():
-            print(SHOW_CURSOR, flush=True)  # noqa: T201 - whoever waits on a screen has hidden it
-        sys.stderr.flush()
-        os._exit(128 + number)
+            print(SHOW_CURSOR)  # noqa: T201 - whoever waits on a screen has hidden it
+        _leave(128 + number)
     shutdown.set()

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +161,13 @@ def test_a_bug_is_not_hidden_by_a_step_that_is_stuck_as_it_ends_the_process(bug:
 def test_a_startup_error_has_its_line_and_code_though_a_step_is_stuck_as_well(group: str) -> None:
     refused = group.format("SettingsError('port 1 is taken')")
     assert ended(f"raise {refused}") == (2, f"baton: error: port 1 is taken\n{STUCK_BESIDES}")
+
+
+@pytest.mark.parametrize("by", ["print('not flushed yet')", "raise ZeroDivisionError"])
+def test_a_step_that_is_stuck_ends_the_process_where_nothing_can_be_written(by: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", ENDS.format(by)]
+        assert subprocess.run(command, stdout=full, stderr=full, timeout=30, check=False).returncode == 1
 
 
 CAUSED = """
