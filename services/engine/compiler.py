@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import torch
 
+from services.runtime.errors import StartupError
 from services.runtime.logging import Log
 from services.runtime.model_cache import cache_root
 
@@ -167,7 +168,7 @@ def found(build: Build) -> Any:
             with suppress(NotCompiled):  # cut short, or made for another system
                 return _load(kept)
         return compiled(build, kept)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except (OSError, StartupError) as error:  # StartupError: there is no home
         raise NotCompiled(f"{type(error).__name__}: {error}") from error
 
 

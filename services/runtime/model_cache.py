@@ -70,9 +70,14 @@ def converted(
 
 
 def cache_root() -> Path:
-    """Where everything is kept that is made once: under $XDG_CACHE_HOME, else ~/.cache."""
+    """Where everything is kept that is made once: under $XDG_CACHE_HOME, else ~/.cache. Raises StartupError
+    where neither is told."""
     told = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(told) if Path(told).is_absolute() else Path.home() / ".cache"
+    try:
+        root = Path(told) if Path(told).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        text = "there is no home directory to keep a converted model in: set HOME or XDG_CACHE_HOME"
+        raise StartupError(text) from None
     return root / "baton"
 
 

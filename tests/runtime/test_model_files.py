@@ -1,6 +1,7 @@
 """Is the model that `--model` names found, converted once however many ask, and described from its files?"""
 
 import json
+import pwd
 import struct
 import subprocess
 import sys
@@ -55,6 +56,21 @@ def gguf(folder: Path, what: str) -> Path:
 
 def runs(file: Path) -> int:
     return len(file.with_suffix(".runs").read_text().splitlines())
+
+
+def test_without_a_home_it_is_said_what_to_set(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user whom the system does not know, as platforms give one to a container."""
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(StartupError, match=r"^there is no home directory .* HOME or XDG_CACHE_HOME$"):
+        prepare(resolve(str(gguf(tmp_path, "ok"))), pytest.fail)
 
 
 # What --model names.
