@@ -177,13 +177,11 @@ def compiled(build: Build, target: Path) -> Any:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise NotCompiled(f"there is no C compiler ({' or '.join(COMPILERS)})")
-    with tempfile.TemporaryDirectory() as part:
+    with tempfile.TemporaryDirectory(dir=target.parent) as part:
         made = _compile(compiler, build, Path(part))
         function = _load(made)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.stem, delete=False) as beside:
-            beside.write(made.read_bytes())
-        Path(beside.name).chmod(0o755)
-        Path(beside.name).rename(target)
+        made.chmod(0o755)
+        made.rename(target)
     return function
 
 

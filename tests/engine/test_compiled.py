@@ -3,6 +3,7 @@
 AVX-512 and AMX are emulated where a CPU has AVX2 alone: `emulated/build.py` says how.
 """
 
+import errno
 import logging
 import os
 import random
@@ -825,6 +826,21 @@ def test_a_cache_that_cannot_be_used_is_said(empty_cache: Path) -> None:
     empty_cache.write_text("")
     with pytest.raises(NotCompiled, match="FileExistsError"):
         found(PLAIN)
+
+
+@needs_kernel
+def test_what_cannot_be_kept_leaves_nothing_behind(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk each start would leave as much again."""
+
+    def full(*_: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(NotCompiled, match="No space left"):
+        found(PLAIN)
+    assert not [*empty_cache.iterdir()]
 
 
 @needs_kernel
