@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -141,6 +143,8 @@ def main() -> None:
         # A container's first process is not ended by a signal that it does not handle. From here on this
         # one is, and from when a service runs it drains instead.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal may know other letters than ours
+        sys.stdout.reconfigure(errors="replace")
     # Errors of gRPC's core come to us as exceptions; its own lines on stderr would say them twice.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()

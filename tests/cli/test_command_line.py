@@ -100,6 +100,15 @@ def test_serving_with_one_port_for_two_things_fails_before_anything_slow() -> No
     assert "--metrics-port" in result.stderr
 
 
+def test_what_a_terminal_has_no_letters_for_keeps_nothing_from_starting(tmp_path: Path) -> None:
+    ascii_alone = {"PYTHONIOENCODING": "ascii"}
+    model = tmp_path / "modèle"
+    ports = "--port", str(free_port()), "--grpc-port", "0"
+    result = baton("serve", *ports, "--model", str(model), environ=ascii_alone)
+    assert result.stdout.startswith("? preparing the model ")
+    assert "there is no file or directory" in one_line_error(result)
+
+
 def test_serving_with_a_flag_of_a_part_says_what_to_give_instead() -> None:
     result = baton("serve", "--tp", "2")
     assert "--tp is not taken by baton serve" in one_line_error(result)
