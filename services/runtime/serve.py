@@ -13,6 +13,7 @@ a crash of a library    where each thread was, on stderr
 import asyncio
 import faulthandler
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -50,6 +51,7 @@ def run(main: Main) -> int:
 
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
+    _allow_open_files()
 
     async def with_signals() -> int | None:
         shutdown = asyncio.Event()
@@ -104,6 +106,14 @@ def end_now(error: StartupError) -> NoReturn:
     code = _tell_any(before)
     _say(BESIDES, error)
     _leave(code)
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets this process have, and not as a shell does: each client is one, and who
+    comes beyond the limit is hung up on without a word."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _say(begin: str, error: StartupError) -> None:

@@ -52,6 +52,24 @@ def test_the_second_signal_ends_at_once() -> None:
         assert process.stdout.read() == ""
 
 
+MANY = """
+import os, resource, sys
+from services.runtime.serve import run
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+async def main(shutdown):
+    for _ in range(100): os.dup(0)
+sys.exit(run(main))
+"""
+
+
+def test_a_process_may_have_as_many_connections_as_the_system_lets_it() -> None:
+    """A shell's limit is for what uses select(); each client and each peer is an open file."""
+    with Path("/dev/null").open() as nothing:
+        process = subprocess.run([sys.executable, "-c", MANY], stdin=nothing, timeout=30, check=False)
+    assert process.returncode == 0
+
+
 LOADS = """
 import asyncio, sys, time
 from services.runtime.serve import run, unless_stopped
