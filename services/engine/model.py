@@ -56,7 +56,7 @@ class Model:
         self._load = load
         self._decoder: Decoder | None = None
         self._compiled: CompiledModel | None = None
-        probe, uncounted = Probe(), Probe()
+        probe, uncounted = Probe(facts.context_length), Probe(facts.context_length)
         where = torch.arange(2, device=device)[None]
         tokens = torch.zeros_like(where)
         try:
@@ -162,8 +162,9 @@ class Model:
         """Queries and keys of some tokens are as long at the context's end as at its beginning: what the
         position does to them there may be a rotation."""
         where = torch.arange(TURNED, device=self.device)[None]
-        first, last = Probe(), Probe()
-        for probe, begin in ((first, 0), (last, max(self.facts.context_length - TURNED, 0))):
+        context = self.facts.context_length
+        first, last = Probe(context), Probe(context)
+        for probe, begin in ((first, 0), (last, max(context - TURNED, 0))):
             self.logits(where % self.vocab_size, where + begin, where[0, :1], probe)
         return last.turned(first, TURNS[self.dtype])
 
@@ -190,7 +191,7 @@ def load_model(
     place = find_device(device, 0 if team is None else team.rank)
     library_logging.disable_progress_bar()
     config = _configuration(directory, facts.name)
-    refuse_by_configuration(facts.name, config)
+    refuse_by_configuration(facts.name, config, facts.context_length)
     if team is not None and team.topology.ranks > 1:
         share = share_of(facts.name, config, team)
         module = _load_share(directory, facts.name, config, share, dtype, place, dummy=dummy)

@@ -28,6 +28,7 @@ OPTION_NAMES: Final = {
     MASK: "an attention mask of its own",
     "is_causal": "attention to later tokens",
 }
+SLIDING: Final = "sliding_attention"
 COUNTING: Final = "positions that are not counted from 0"
 
 
@@ -45,13 +46,13 @@ class Geometry:
     head_dim: int
 
 
-def refuse_by_configuration(name: str, config: Any) -> None:
+def refuse_by_configuration(name: str, config: Any, context_length: int) -> None:
     """Raise UnsupportedModel, with all that is missing, if the library's `config` asks for it."""
     found = [what for what, asks in NEEDS.items() if asks(config)]
-    layers = {str(kind) for kind in _told(config, "layer_types") or ()} - {"full_attention"}
+    layers = {str(kind) for kind in _told(config, "layer_types") or (SLIDING,)} - {"full_attention"}
     if not _told(config, "is_encoder_decoder"):
-        if "sliding_attention" in layers and not _window_is_active(config):
-            layers.discard("sliding_attention")
+        if not _window_is_active(config, context_length):
+            layers.discard(SLIDING)
         found += [OTHER_LAYERS.get(kind, f"layers of type {kind}") for kind in sorted(layers)]
     _refuse(name, _told(config, "model_type"), found)
 
@@ -59,7 +60,8 @@ def refuse_by_configuration(name: str, config: Any) -> None:
 class Probe:
     """An attention that notes what it is asked for, and answers with zeros."""
 
-    def __init__(self) -> None:
+    def __init__(self, context_length: int) -> None:
+        self._context_length = context_length
         self._calls: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._needs: list[str] = []
 
@@ -81,7 +83,7 @@ class Probe:
         for option, asked in options.items():
             if option in WITHOUT_EFFECT or asked is None or (option == "is_causal" and asked is True):
                 continue
-            if option == "sliding_window" and not _narrow(asked, getattr(module, "config", None)):
+            if option == "sliding_window" and not _narrow(asked, self._context_length):
                 continue
             self._needs.append(OPTION_NAMES.get(option, f"the attention option {option}"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
@@ -129,19 +131,18 @@ def _told(config: Any, key: str) -> Any:
     return getattr(config, key, None)
 
 
-def _window_is_active(config: Any) -> bool:
+def _window_is_active(config: Any, context_length: int) -> bool:
     """Whether a token that is within the context can lie outside the window. That it is not used counts where
     the library knows the word: elsewhere it is a key that its definition passes over."""
     if _told(config, "use_sliding_window") is False and hasattr(type(config), "use_sliding_window"):
         return False
     window = _told(config, "sliding_window")
-    return isinstance(window, int) and _narrow(window, config)
+    return isinstance(window, int) and _narrow(window, context_length)
 
 
-def _narrow(window: Any, config: Any) -> bool:
+def _narrow(window: Any, context_length: int) -> bool:
     """Whether a window that is used can be shorter than a sequence."""
-    context = _told(config, "max_position_embeddings")
-    return not isinstance(window, int) or not isinstance(context, int) or window < context
+    return not isinstance(window, int) or window < context_length
 
 
 def _rope_by_length(config: Any) -> bool:
@@ -151,7 +152,7 @@ def _rope_by_length(config: Any) -> bool:
 
 
 OTHER_LAYERS: Final = {
-    "sliding_attention": OPTION_NAMES["sliding_window"],
+    SLIDING: OPTION_NAMES["sliding_window"],
     "chunked_attention": "attention in chunks",
     "linear_attention": "linear-attention layers",
     "mamba": "state-space (Mamba) layers",
@@ -164,9 +165,6 @@ NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
     "quantised weights": lambda config: _told(config, "quantization_config") is not None,
     "multi-head latent attention (MLA)": lambda config: bool(_told(config, "kv_lora_rank")),
     OPTION_NAMES["softcap"]: lambda config: bool(_told(config, "attn_logit_softcapping")),
-    OPTION_NAMES["sliding_window"]: lambda config: (
-        not _told(config, "layer_types") and _window_is_active(config)
-    ),
     OPTION_NAMES["is_causal"]: lambda config: (
         bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False
     ),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
     return ModelFacts(
         name=name or own_name(directory),
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
-        context_length=_positive(directory, words, CONTEXT_KEYS),
+        context_length=int(_positive(directory, words, CONTEXT_KEYS) * _stretch(words)),
         vocab_size=_positive(directory, words, ("vocab_size",)),
         eos_token_ids=_eos_token_ids(directory, words),
         fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
@@ -165,6 +166,17 @@ def _positive(directory: Path, config: Json, keys: tuple[str, ...]) -> int:
         if isinstance(value, int) and value > 0:
             return value
     raise ModelUnreadable(f"{directory / 'config.json'}: no positive {keys[0]} in it")
+
+
+def _stretch(config: Json) -> float:
+    """By what linear scaling of the rotations makes more of the positions that are told. Every other scaling,
+    and Gemma 3's, is counted there already."""
+    told = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(told, dict) or "gemma3" in str(config.get("model_type")):
+        return 1
+    kinds = [told, *(value for value in told.values() if isinstance(value, dict))]
+    factors = [kind.get("factor") for kind in kinds if kind.get("rope_type", kind.get("type")) == "linear"]
+    return max((each for each in factors if isinstance(each, int | float) and 1 < each < math.inf), default=1)
 
 
 def _object(path: Path, required: bool = False) -> Json:

@@ -66,12 +66,19 @@ BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
 def test_refused_by_configuration(kind: str, options: dict[str, Any], needs: str) -> None:
     config = getattr(transformers, kind)(**options)
     with pytest.raises(UnsupportedModel, match=f"the model mine .*cannot be served: it needs .*{needs}"):
-        refuse_by_configuration("mine", config)
+        refuse_by_configuration("mine", config, tiny.CONTEXT)
 
 
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 def test_supported_models_are_not_refused(architecture: str) -> None:
-    refuse_by_configuration("mine", tiny.ARCHITECTURES[architecture])
+    refuse_by_configuration("mine", tiny.ARCHITECTURES[architecture], tiny.CONTEXT)
+
+
+def test_a_window_of_the_positions_before_they_are_scaled_is_seen(tmp_path: Path) -> None:
+    turns = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    config = transformers.MistralConfig(**tiny.SHAPE, sliding_window=tiny.CONTEXT, rope_parameters=turns)
+    with pytest.raises(UnsupportedModel, match="sliding-window attention"):
+        load_model(tiny.save(config, tmp_path / "scaled"), "float32", "cpu")
 
 
 def test_sinks_are_seen_when_the_configuration_is_silent(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,6 +240,28 @@ def test_where_the_tokenizer_would_warn_is_not_where_the_context_ends(model: Pat
     """Published models name less there than their configuration does."""
     (model / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 32}))
     assert read_model(model).context_length == 64
+
+
+@pytest.mark.parametrize(
+    ("told", "context"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 256),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}}, 160),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2}}}, 128),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4}, "model_type": "gemma3_text"}, 64),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 64),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, 64),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, 64),
+        ({"rope_scaling": None}, 64),
+    ],
+    ids=str,
+)
+def test_positions_that_are_scaled_linearly_are_more_by_the_factor(
+    model: Path, told: dict[str, Any], context: int
+) -> None:
+    (model / "config.json").write_text(json.dumps({**CONFIG, **told}))
+    assert read_model(model).context_length == context
 
 
 def test_a_snapshot_is_named_after_its_repository(tmp_path: Path, model: Path) -> None:
