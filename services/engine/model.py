@@ -27,10 +27,16 @@ from services.engine.memory import shortage
 from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
 from services.engine.share import Share, share_of
 from services.engine.split import cut_stages, cut_weights
-from services.engine.supported import Geometry, Probe, UnsupportedModel, refuse_by_configuration
+from services.engine.supported import Geometry, Probe, refuse_by_configuration
 from services.engine.team import Team
 from services.runtime.errors import StartupError
-from services.runtime.model_facts import ModelFacts, ModelUnreadable, read_model, weight_files
+from services.runtime.model_facts import (
+    ModelFacts,
+    ModelUnreadable,
+    UnsupportedModel,
+    read_model,
+    weight_files,
+)
 from services.runtime.model_files import LoadFormat
 
 
@@ -236,7 +242,7 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModel(
             f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot load "
-            f"it with an attention of ours: {_first_line(error)}"
+            f"it with an attention of ours: {_why(error)}"
         ) from error
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
@@ -279,7 +285,7 @@ def _bare(name: str, config: Any, dtype: str) -> Any:
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModel(
             f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot make "
-            f"it with an attention of ours: {_first_line(error)}"
+            f"it with an attention of ours: {_why(error)}"
         ) from error
 
 
@@ -310,6 +316,11 @@ def _check_memory(directory: Path, device: torch.device, least: int) -> None:
     short = shortage(device, least)
     if short is not None:
         raise StartupError(f"the model {directory} takes at least {least} bytes on {device}, and {short}")
+
+
+def _why(error: Exception) -> str:
+    """A definition that knows no attentions but its own looks ours up among them by name."""
+    return "its definition takes none" if error.args == (NAME,) else _first_line(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -21,10 +21,10 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.model import Model
 from services.engine.plan import make_plan
 from services.engine.rows import Row, Sequence
-from services.engine.supported import UnsupportedModel
 from services.pages.layout import KvLayout
 from services.rooms.request import Request
 from services.runtime.logging import Log
+from services.runtime.model_facts import UnsupportedModel
 
 log = Log(__name__)
 

@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.engine.supported import Geometry, UnsupportedModel
+from services.engine.supported import Geometry
 from services.engine.team import Mute, Team
 from services.pages.errors import DoesNotDivide
 from services.pages.layout import KvLayout
 from services.pages.topology import rank_layout
 from services.runtime.errors import StartupError
+from services.runtime.model_facts import UnsupportedModel
 
 
 class CannotSplit(StartupError):

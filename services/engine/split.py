@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from services.engine.share import CannotSplit, Link, Share
-from services.engine.supported import UnsupportedModel
+from services.runtime.model_facts import UnsupportedModel
 
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"

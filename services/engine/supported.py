@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from services.engine.attention import MASK
-from services.runtime.errors import StartupError
+from services.runtime.model_facts import UnsupportedModel
 
 ROPE_BY_LENGTH: Final = ("dynamic", "longrope")
 """Position codes whose frequencies depend on the longest sequence of the batch."""
@@ -30,10 +30,6 @@ OPTION_NAMES: Final = {
 }
 SLIDING: Final = "sliding_attention"
 COUNTING: Final = "positions that are not counted from 0"
-
-
-class UnsupportedModel(StartupError):
-    """The model needs something that is not computed here. The text names the model and what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +150,8 @@ def _rope_by_length(config: Any) -> bool:
 OTHER_LAYERS: Final = {
     SLIDING: OPTION_NAMES["sliding_window"],
     "chunked_attention": "attention in chunks",
-    "linear_attention": "linear-attention layers",
-    "mamba": "state-space (Mamba) layers",
+    "linear_attention": "linear-attention or state-space (Mamba) layers",
+    "hybrid": "layers of attention and of state space (Mamba)",
     "conv": "convolution layers",
 }
 
@@ -169,6 +165,5 @@ NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
         bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False
     ),
     "keys and values shared between layers": lambda config: bool(_told(config, "num_kv_shared_layers")),
-    "linear position biases (ALiBi)": lambda config: bool(_told(config, "alibi")),
     "position codes that depend on the longest sequence": _rope_by_length,
 }

@@ -19,7 +19,17 @@ HEADER_BYTES_MAX: Final = 100 * 2**20
 SAMPLES: Final = 32
 SAMPLE_BYTES: Final = 64 * 2**10
 VOLATILE: Final = frozenset({"_name_or_path", "_model_name_or_path", "transformers_version"})
-CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+CONTEXT_KEYS: Final = (
+    "model_max_length",
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+)
+"""The first that is there counts: Cohere's models have the first two, and the second is shorter."""
+ALIBI: Final = ("bloom", "mpt")
+"""Types of models whose attention is biased by distance, whatever else their configuration says."""
 
 Json = dict[str, Any]
 
@@ -30,6 +40,10 @@ class ModelNotFound(StartupError, ValueError):
 
 class ModelUnreadable(StartupError, ValueError):
     """A file of the model is damaged or of an unknown form. The text names the file."""
+
+
+class UnsupportedModel(StartupError):
+    """The model needs something that is not computed here. The text names the model and what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +68,19 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
     """Read the facts of the model in `directory`. `name` is used where given, else the directory's own.
     `dummy`: its weights are not the files', and need not be there.
 
-    Raises ModelNotFound or ModelUnreadable.
+    Raises ModelNotFound or ModelUnreadable, and UnsupportedModel for one that may have no context's length.
     """
     config = _object(directory / CONFIG_FILE, required=True)
     architectures = config.get("architectures")
     text = config.get("text_config")
     words: Json = text if isinstance(text, dict) else config
+    name = name or own_name(directory)
+    kind = words.get("model_type")
+    if words.get("alibi") or kind in ALIBI:
+        needs = "linear position biases (ALiBi)"
+        raise UnsupportedModel(f"the model {name} ({kind}) cannot be served: it needs {needs}")
     return ModelFacts(
-        name=name or own_name(directory),
+        name=name,
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         context_length=int(_positive(directory, words, CONTEXT_KEYS) * _stretch(words)),
         vocab_size=_positive(directory, words, ("vocab_size",)),
@@ -165,7 +184,7 @@ def _positive(directory: Path, config: Json, keys: tuple[str, ...]) -> int:
         value = config.get(key)
         if isinstance(value, int) and value > 0:
             return value
-    raise ModelUnreadable(f"{directory / 'config.json'}: no positive {keys[0]} in it")
+    raise ModelUnreadable(f"{directory / 'config.json'}: no positive {', '.join(keys)} in it")
 
 
 def _stretch(config: Json) -> float:

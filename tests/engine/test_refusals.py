@@ -16,10 +16,11 @@ from services.engine.engine import load_engine
 from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
 from services.engine.model import load_model
 from services.engine.share import CannotSplit
-from services.engine.supported import UnsupportedModel, refuse_by_configuration
+from services.engine.supported import refuse_by_configuration
 from services.engine.team import Mute, alone
 from services.pages.topology import Topology
-from services.runtime.model_facts import ModelUnreadable, weight_files
+from services.runtime.model_facts import ModelUnreadable, UnsupportedModel, weight_files
+from services.runtime.model_files import LoadFormat
 from tests.engine import tiny
 
 WINDOW = {"sliding_window": 64, "max_position_embeddings": 512}
@@ -34,11 +35,12 @@ BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
     ("GptOssConfig", WINDOW, "sliding-window attention"),
     ("DeepseekV3Config", {}, r"multi-head latent attention \(MLA\)"),
     ("T5Config", {}, "an encoder"),
-    ("Qwen3NextConfig", {}, "linear-attention layers"),
+    ("Qwen3NextConfig", {}, r"linear-attention or state-space \(Mamba\) layers"),
+    ("BambaConfig", {}, r"linear-attention or state-space \(Mamba\) layers"),
+    ("FalconH1Config", {}, r"layers of attention and of state space \(Mamba\)"),
     ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "convolution layers"),
     ("Llama4TextConfig", {}, "attention in chunks"),
     ("LlavaConfig", {}, "more than text"),
-    ("FalconConfig", {"alibi": True}, "ALiBi"),
     (
         "LlamaConfig",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -89,6 +91,18 @@ def test_sinks_are_seen_when_the_configuration_is_silent(tmp_path: Path) -> None
     )
     with pytest.raises(UnsupportedModel, match="attention sinks"):
         load_model(tiny.save(config, tmp_path / "sinks"), "float32", "cpu")
+
+
+@pytest.mark.parametrize("load_format", [LoadFormat.AUTO, LoadFormat.DUMMY], ids=str)
+@pytest.mark.parametrize("kind", ["FalconConfig", "GPTNeoConfig"])
+def test_a_definition_with_attentions_of_its_own_alone_is_refused_in_words(
+    tmp_path: Path, kind: str, load_format: LoadFormat
+) -> None:
+    config = getattr(transformers, kind)(vocab_size=131)
+    config.save_pretrained(tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"with an attention of ours: its definition takes none$"):
+        load_model(tmp_path, "float32", "cpu", load_format=load_format)
 
 
 def test_layers_without_attention_are_seen(tmp_path: Path) -> None:

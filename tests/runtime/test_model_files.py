@@ -15,7 +15,7 @@ import pytest
 from services.runtime import model_cache, model_files
 from services.runtime.errors import StartupError
 from services.runtime.model_cache import ConversionFailed, converted
-from services.runtime.model_facts import weight_files
+from services.runtime.model_facts import UnsupportedModel, weight_files
 from services.runtime.model_files import (
     ModelKind,
     ModelNotFound,
@@ -264,6 +264,33 @@ def test_positions_that_are_scaled_linearly_are_more_by_the_factor(
     assert read_model(model).context_length == context
 
 
+@pytest.mark.parametrize(
+    ("told", "context"),
+    [({"max_seq_len": 32}, 32), ({"max_position_embeddings": 32, "model_max_length": 512}, 512)],
+    ids=["DBRX", "Cohere"],
+)
+def test_the_contexts_length_by_other_words(model: Path, told: dict[str, Any], context: int) -> None:
+    (model / "config.json").write_text(json.dumps({"vocab_size": 100, **told}))
+    assert read_model(model).context_length == context
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"model_type": "bloom"},
+        {"model_type": "mpt", "max_seq_len": 2048, "attn_config": {"alibi": True}},
+        {"model_type": "falcon", "alibi": True},
+    ],
+    ids=["BLOOM", "MPT", "Falcon"],
+)
+def test_attention_that_is_biased_by_distance_has_no_length_to_be_missed(
+    model: Path, told: dict[str, Any]
+) -> None:
+    (model / "config.json").write_text(json.dumps({"vocab_size": 100, **told}))
+    with pytest.raises(UnsupportedModel, match=r"the model My-Model \(\w+\) cannot be served: .* \(ALiBi\)"):
+        read_model(model)
+
+
 def test_a_snapshot_is_named_after_its_repository(tmp_path: Path, model: Path) -> None:
     snapshot = tmp_path / "models--some--thing" / "snapshots" / "0123abcd"
     snapshot.parent.mkdir(parents=True)
@@ -322,7 +349,11 @@ def test_of_two_sets_of_weights_those_that_the_library_loads_count(model: Path) 
         ("config.json", b"{", r"config.json: "),
         ("config.json", b"[]", r"config.json: not a JSON object"),
         ("config.json", b"\xff\xfe", r"config.json: "),
-        ("config.json", b'{"vocab_size": 100}', "no positive max_position_embeddings"),
+        (
+            "config.json",
+            b'{"vocab_size": 100}',
+            "no positive model_max_length, max_position_emb",
+        ),
         ("model.safetensors", b"short", "not a safetensors file, or cut short"),
         ("model.safetensors", b"\xff" * 64, "not a safetensors file, or cut short"),
         ("generation_config.json", b"nonsense", r"generation_config.json: "),
