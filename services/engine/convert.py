@@ -82,7 +82,7 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
     from what is written of it."""
     from transformers import AutoTokenizer
 
-    from services.engine.splits import BYTE_LEVEL, WHOLE_FIRST, alike, split_by, split_of
+    from services.engine.splits import BEGUN, BYTE_LEVEL, alike, split_by, split_of
 
     tokenizer: Any = AutoTokenizer.from_pretrained(
         str(source.parent), gguf_file=source.name, local_files_only=True
@@ -91,7 +91,7 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
     if split is None:
         return tokenizer
     split_by(tokenizer, split)
-    if split in WHOLE_FIRST and header.of_tokenizer("add_bos_token") is None and tokenizer.bos_token:
+    if split in BEGUN and header.of_tokenizer("add_bos_token") is None and tokenizer.bos_token:
         tokenizer.add_bos_token = True
         tokenizer.update_post_processor()
     with TemporaryDirectory() as folder:

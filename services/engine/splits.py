@@ -13,26 +13,31 @@ OF_OLD: Final = {"gpt2": "gpt-2", "qwen2": "qwen2"}
 """What files of these architectures mean that are from before the split was named."""
 AS_GPT2: Final = frozenset(
     {"gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "mellum", "gigachat", "a.x-4.0", "modern-bert"}
+    | {"exaone4", "granite-docling"}
 )
 """GPT-2's own, which the library's reader begins with."""
 DIGITS_APART: Final = frozenset(
-    {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+    {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 )
 """Every digit by itself, and then as GPT-2."""
-OTHER_NAMES: Final = {"stablelm2": "qwen2"}
+OTHER_NAMES: Final = {
+    **dict.fromkeys(("stablelm2", "grok-2", "hunyuan", "solar-open"), "qwen2"),
+    **dict.fromkeys(("chatglm-bpe", "glm4", "glm5"), "llama3"),
+}
 """The same split under a name that the library knows."""
 LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"})
-WHOLE_FIRST: Final = LLAMA3 | {"falcon3", "falcon-h1", "tekken"}
-"""A piece that is a token is that token, whatever merges would make of it. And a text begins with the token
-for that, where the file does not say."""
+BEGUN: Final = LLAMA3 | {"falcon3", "falcon-h1", "tekken"}
+"""A text begins with the token for that, where the file does not say."""
+WHOLE_FIRST: Final = BEGUN | {"glm4", "glm5"}
+"""A piece that is a token is that token, whatever merges would make of it."""
 PROBE: Final = "It's 3  o'clock:\n\t x = [1, 22,   345];\r\n\n 汉字 Ünï-çødé, naïve!!  \n"
 
 
 def split_of(header: Any) -> str | None:
     """The split's name, of a `Header`; None where it is not known which is meant."""
     name: str | None = header.of_tokenizer("pre") or OF_OLD.get(header.architecture)
-    known = AS_GPT2 | DIGITS_APART | OTHER_NAMES.keys() | _of_the_library().keys()
-    return name if name in known else None
+    known = AS_GPT2 | DIGITS_APART | _of_the_library().keys()
+    return name if OTHER_NAMES.get(name or "", name) in known else None
 
 
 def split_by(tokenizer: Any, name: str) -> None:

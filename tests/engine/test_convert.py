@@ -225,6 +225,15 @@ def test_what_the_configuration_carries_is_not_refused(tmp_path: Path) -> None:
     ("split", "pieces"),
     [
         ("gpt-2", ["x", "ĠĠ", "Ġ12", "Ġ=", "Ġ345"]),
+        ("exaone4", ["x", "ĠĠ", "Ġ12", "Ġ=", "Ġ345"]),
+        ("granite-docling", ["x", "ĠĠ", "Ġ12", "Ġ=", "Ġ345"]),
+        ("mellum2", ["x", "ĠĠĠ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
+        ("grok-2", ["x", "ĠĠ", "Ġ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
+        ("hunyuan", ["x", "ĠĠ", "Ġ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
+        ("solar-open", ["x", "ĠĠ", "Ġ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
+        ("chatglm-bpe", ["x", "ĠĠ", "Ġ", "12", "Ġ=", "Ġ", "345"]),
+        ("glm4", ["x", "ĠĠ", "Ġ", "12", "Ġ=", "Ġ", "345"]),
+        ("glm5", ["x", "ĠĠ", "Ġ", "12", "Ġ=", "Ġ", "345"]),
         ("smollm", ["x", "ĠĠĠ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
         ("stablelm2", ["x", "ĠĠ", "Ġ", "1", "2", "Ġ=", "Ġ", "3", "4", "5"]),
         ("llama-bpe", ["x", "ĠĠ", "Ġ", "12", "Ġ=", "Ġ", "345"]),
@@ -310,11 +319,22 @@ def test_a_split_that_the_library_would_not_keep_is_refused(
     assert refusal(file, capsys).endswith("would split text otherwise than smollm")
 
 
-@pytest.mark.parametrize(("split", "whole"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)])
+@pytest.mark.parametrize(
+    ("split", "whole", "begun"),
+    [
+        ("llama-bpe", True, True),
+        ("tekken", True, True),
+        ("glm4", True, False),
+        ("glm5", True, False),
+        ("chatglm-bpe", False, False),
+        ("mellum2", False, False),
+        ("qwen2", False, False),
+    ],
+)
 def test_a_piece_that_is_a_token_is_that_token_and_a_text_has_its_beginning(
-    tmp_path: Path, weights: Tensors, split: str, whole: bool
+    tmp_path: Path, weights: Tensors, split: str, whole: bool, begun: bool
 ) -> None:
-    """As Llama 3 and its like have it, whose merges do not reach all tokens."""
+    """As Llama 3 and its like have it, whose merges do not reach all tokens; GLM has the first alone."""
     vocabulary = [chr(0x100 + place) for place in range(tiny.VOCABULARY - 4)] + ["abc", "a", "b", "c"]
     file = write(
         tmp_path / "tiny.gguf",
@@ -327,5 +347,5 @@ def test_a_piece_that_is_a_token_is_that_token_and_a_text_has_its_beginning(
     tokenizer = load_tokenizer(tmp_path / "made")
     ids = tokenizer.encode("abc", add_special_tokens=True)
     abc, a, b, c = range(tiny.VOCABULARY - 4, tiny.VOCABULARY)
-    assert ids == ([0, abc] if whole else [a, b, c])
+    assert ids == [0] * begun + ([abc] if whole else [a, b, c])
     assert tokenizer.encode("abc", add_special_tokens=False) == ([abc] if whole else [a, b, c])
