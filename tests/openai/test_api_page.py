@@ -35,6 +35,15 @@ def test_every_field_that_is_read_is_named() -> None:
     assert fields - _words(told) == {"prompt", "role", "content"}
 
 
+def test_what_holds_where_nothing_is_asked_is_what_the_code_says() -> None:
+    told = dict(re.findall(r"`(\w+)` (−?\d+)", _section("Where nothing is asked")))
+    assert {name: float(value.replace("−", "-")) for name, value in told.items()} == {
+        name: field.default
+        for name, field in ChatRequest.model_fields.items()
+        if type(field.default) in (int, float) and name != "min_tokens"
+    }
+
+
 def test_what_has_no_effect_and_what_is_refused_is_what_the_code_says() -> None:
     assert _words(_section("Taken without effect")) - {"null"} == IGNORED
     rows = re.findall(r"^\| (`.*?) \|", _section("Refused by name"), re.MULTILINE)
