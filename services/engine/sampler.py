@@ -21,7 +21,7 @@ NUCLEUS_FIRST_LOOK = 256
 
 
 class NotANumber(ArithmeticError):
-    """Of one sequence the model computed NaN logits: no token can be chosen."""
+    """Of one sequence the largest of the logits is NaN or infinite: no token can be drawn."""
 
     def __init__(self) -> None:
         super().__init__("the model computed logits that are not numbers")
@@ -46,7 +46,7 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Draw
     best, chosen = _likeliest(scores)
     if drawn:
         chosen[drawn] = _draw(scores[drawn], [sequences[row] for row in drawn])
-    lost = torch.isnan(best)
+    lost = ~torch.isfinite(best)
     ids: list[int] = chosen.masked_fill(lost, 0).tolist()
     tokens: list[Drawn] = [Token(each) for each in ids]
     if told:

@@ -241,13 +241,23 @@ def test_the_given_logits_are_not_changed() -> None:
         Sampling(top_k=3, top_p=0.5, min_p=0.1, presence_penalty=1.0),
     ],
 )
-@pytest.mark.parametrize("where", [slice(4, 5), slice(None)], ids=["one", "all"])
+@pytest.mark.parametrize(
+    ("number", "where"),
+    [
+        (math.nan, slice(4, 5)),
+        (math.nan, slice(None)),
+        (math.inf, slice(4, 5)),
+        (math.inf, slice(None)),
+        (-math.inf, slice(None)),
+    ],
+    ids=["one NaN", "all NaN", "one infinite", "all infinite", "nothing likely"],
+)
 def test_logits_that_are_not_numbers_are_their_own_sequences_trouble(
-    sampling: Sampling, where: slice
+    sampling: Sampling, number: float, where: slice
 ) -> None:
     scores = logits(3)
     whole = sample(scores, [sequence(sampling)] * 3)
-    scores[1, where] = float("nan")
+    scores[1, where] = number
     drawn = sample(scores, [sequence(sampling)] * 3)
     assert isinstance(drawn[1], NotANumber)
     assert [drawn[0], drawn[2]] == [whole[0], whole[2]]
