@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
 
-from services.engine.splits import BYTE_LEVEL, split_of
+from services.engine.splits import BYTE_LEVEL, SENTENCES, split_of
 
 THETA: Final = 10_000.0
 """Of rotations, where a file does not say it."""
@@ -97,7 +97,7 @@ def lost_of_tokenizer(header: Header) -> list[str]:
             "how text is split for its tokens" + (f" ({split})" if split else ", which it does not name")
         )
     if (
-        kind == "llama"
+        kind == SENTENCES
         and header.of_tokenizer("add_space_prefix") is False
         and not header.architecture.startswith("gemma")
     ):

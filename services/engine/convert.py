@@ -82,12 +82,23 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
     from what is written of it."""
     from transformers import AutoTokenizer
 
-    from services.engine.splits import BEGUN, BYTE_LEVEL, alike, split_by, split_of
+    from services.engine.splits import (
+        BEGUN,
+        BYTE_LEVEL,
+        SENTENCES,
+        alike,
+        begin_with_a_space,
+        split_by,
+        split_of,
+    )
 
     tokenizer: Any = AutoTokenizer.from_pretrained(
         str(source.parent), gguf_file=source.name, local_files_only=True
     )
-    split = split_of(header) if header.of_tokenizer("model") == BYTE_LEVEL else None
+    kind = header.of_tokenizer("model")
+    if kind == SENTENCES and not header.architecture.startswith("gemma"):
+        begin_with_a_space(tokenizer)
+    split = split_of(header) if kind == BYTE_LEVEL else None
     if split is None:
         return tokenizer
     split_by(tokenizer, split)

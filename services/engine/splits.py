@@ -1,4 +1,5 @@
-"""How is text split before a GGUF file's byte-level vocabulary is looked up, and how is it looked up?
+"""How is text split before a GGUF file's byte-level vocabulary is looked up, and how is it looked up? What is
+done to it before another kind of vocabulary is?
 
 A file names the split that its vocabulary was learned with (`tokenizer.ggml.pre`, llama.cpp's names), and the
 model library knows some of the names; of any other it keeps GPT-2's split. Text is then cut into other tokens
@@ -9,6 +10,9 @@ from typing import Any, Final
 
 BYTE_LEVEL: Final = "gpt2"
 """The kind of vocabulary (`tokenizer.ggml.model`) that has such splits."""
+SENTENCES: Final = "llama"
+"""The kind that has none, but spaces of its own."""
+SPACE: Final = "\u2581"
 OF_OLD: Final = {"gpt2": "gpt-2", "qwen2": "qwen2"}
 """What files of these architectures mean that are from before the split was named."""
 AS_GPT2: Final = frozenset(
@@ -59,6 +63,16 @@ def split_by(tokenizer: Any, name: str) -> None:
     else:
         return
     backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
+
+
+def begin_with_a_space(tokenizer: Any) -> None:
+    """Have the library's `tokenizer` of a file put a space before every text and before what follows a token
+    that is named in it, as llama.cpp does, also where there is one: the library leaves it out there."""
+    from tokenizers import normalizers
+
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
+    backend.pre_tokenizer = None
 
 
 def alike(one: Any, other: Any) -> bool:

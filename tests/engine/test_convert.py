@@ -281,6 +281,36 @@ def test_a_space_that_a_file_does_not_want_before_a_text(
     assert lost_of_tokenizer(Header(GGUFReader(file))) == lost
 
 
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("a a", ["▁", "a", "▁", "a"]),
+        (" a", ["▁", "▁", "a"]),
+        ("<s>a</s> a", ["<s>", "▁", "a", "</s>", "▁", "▁", "a"]),
+    ],
+)
+def test_a_text_of_sentencepiece_begins_with_a_space_wherever_it_begins(
+    tmp_path: Path, weights: Tensors, text: str, pieces: list[str]
+) -> None:
+    """Behind what names a token, too, and before another space: as llama.cpp and the first Llamas have it."""
+
+    def ends(writer: GGUFWriter) -> None:
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+
+    vocabulary = ["<unk>", "<s>", "</s>", "▁", "a", *TOKENS[5:]]
+    file = write(
+        tmp_path / "tiny.gguf", in_gguf(weights), ends, tokenizer="llama", split=None, tokens=vocabulary
+    )
+    assert main([str(file), str(tmp_path / "made")]) == 0
+    tokenizer = load_tokenizer(tmp_path / "made")
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert [vocabulary[each] for each in ids] == pieces
+    assert tokenizer.encode("a", add_special_tokens=True) == [1, 3, 4]
+    assert tokenizer.decode([3, 4, 3, 4], skip_special_tokens=False) == "a a"
+
+
 def test_whatever_ends_a_turn_ends_an_answer(tmp_path: Path, weights: Tensors) -> None:
     def ends(writer: GGUFWriter) -> None:
         writer.add_eos_token_id(2)
