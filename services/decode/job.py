@@ -1,6 +1,7 @@
 """What does the decode worker keep for a room, beside the room's own record?"""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from services.engine.engine import PageSum, Sequence
 from services.pages.record import MetadataRecord
@@ -16,6 +17,10 @@ def replies_max(request: inference_pb2.InferenceRequest) -> int:
     return max(request.max_tokens - len(request.output), 0) + 2
 
 
+LOOKS_MAX: Final = 256
+"""For a room's seal, from when its record is there: what comes meanwhile takes a few milliseconds mostly."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     receiver: Receiver
@@ -27,6 +32,8 @@ class Job:
     pages: tuple[int, ...] = ()
     record: MetadataRecord | None = None
     """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
+    looks: int = LOOKS_MAX
+    """Without a pause, for the seal, that are left."""
     landed: PageSum | None = None
     """With `--kv-checksum pages`: of what landed, once the seal was seen."""
     voted: tuple[Phase, Vote] | None = None

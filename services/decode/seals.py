@@ -13,7 +13,7 @@ from services.pages.checksum import KvChecksum
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.pages.record import MetadataRecord, read_slot, touched
+from services.pages.record import MetadataRecord, announced, read_slot, touched
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Landed, Sealed
 from services.rooms.ids import Generation
@@ -49,6 +49,17 @@ class Seals:
             and job.record is None
             and touched(holdings.slots.view(holdings.get(job.receiver.id).slot))
         ]
+
+    def announced(self, jobs: Iterable[Job]) -> bool:
+        """One of these rooms has its record, and so its seal is near, unless that was looked for often."""
+        holdings = self._holdings
+        for job in jobs:
+            if job.receiver.phase is not Phase.TRANSFERRING or job.record is not None or not job.looks:
+                continue
+            if announced(holdings.slots.view(holdings.get(job.receiver.id).slot)):
+                job.looks -= 1
+                return True
+        return False
 
     def look(self, job: Job) -> bool:
         """Look for the seal. What is not this tenancy's own ends the room (`stale-never-served`)."""

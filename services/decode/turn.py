@@ -238,11 +238,15 @@ class DecodeWork:
     async def rest(self) -> None:
         """Until a turn may have something to do. NIXL is driven by its callers: while something may land, it
         is driven here, and a turn is taken when a seal is there. With others in the group, every look is a
-        turn, since they look in turns alone."""
+        turn, since they look in turns alone. Where a record says that its seal is near, there is no pause."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s(self.roster, self._clock.now_ms())
         while (left_s := ends - loop.time()) > 0:
-            await self._mailbox.rest(min(look_s(self.roster, engine_free=self._computing.free), left_s))
+            free = self._computing.free
+            if free and self._seals.announced(self._jobs.values()):
+                await asyncio.sleep(0)
+            else:
+                await self._mailbox.rest(min(look_s(self.roster, engine_free=free), left_s))
             if self._mailbox.news.is_set() or len(self.endpoints) > 1:
                 return
             self._exposure.transfer.notices()
