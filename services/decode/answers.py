@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from services.decode.job import Job
 from services.rooms.errors import Cause
 from services.rooms.evidence import Finished
-from services.rooms.phases import Phase
 from services.rooms.request import Token
 from services.runtime.worker_metrics import WorkerMetrics
 from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import finish_to_wire, outcome_to_wire, token_to_wire
+from services.wire.conversions import finish_to_wire, token_to_wire
 from services.wire.reporter import Reporter
 
 
@@ -38,7 +37,7 @@ class Answers:
         if finish is not None:
             job.finished = True
             job.receiver.note(Finished())
-            job.reply(inference_pb2.StreamRoomReply(outcome=outcome_to_wire(None)))
+            job.tell_outcome(None)
             self._reporter.note(job.receiver.id, "finished", f"{len(output)} tokens, {finish.value}")
 
     def end_early(self, job: Job) -> None:
@@ -48,15 +47,13 @@ class Answers:
             raise AssertionError(f"room {job.receiver.id} ended early without a cause")
         if job.finished:
             return
-        job.reply(inference_pb2.StreamRoomReply(outcome=outcome_to_wire(cause)))
+        job.tell_outcome(cause)
         self._metrics.room_failed(cause)
         self._reporter.failed(job.receiver.id, cause)
 
     def break_off(self, jobs: Iterable[Job], cause: Cause) -> None:
-        """The worker ends here and now: tell whoever still waits for a room, with what ended it before if
-        anything did (`first-cause-wins`)."""
+        """The worker ends here and now, in the middle of a turn it may be: tell whoever was not told how its
+        room ended, with what ended it before if anything did (`first-cause-wins`)."""
         for job in jobs:
-            ended = job.finished or job.receiver.stopping or job.receiver.phase is Phase.FAILED
-            if not ended:
-                outcome = outcome_to_wire(job.receiver.cause or cause)
-                job.reply(inference_pb2.StreamRoomReply(outcome=outcome))
+            if not job.outcome_told:
+                job.tell_outcome(job.receiver.cause or cause)

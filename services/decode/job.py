@@ -5,11 +5,13 @@ from typing import Final
 
 from services.engine.engine import PageSum, Sequence
 from services.pages.record import MetadataRecord
+from services.rooms.errors import Cause
 from services.rooms.phases import Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.request import Request
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.wire.callers import Replies
+from services.wire.conversions import outcome_to_wire
 
 
 def replies_max(request: inference_pb2.InferenceRequest) -> int:
@@ -40,6 +42,7 @@ class Job:
     """This rank's last vote that was told, of those that the other ranks did not share at once."""
     finished: bool = False
     """The sequence has ended by itself."""
+    outcome_told: bool = False
 
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))
@@ -47,6 +50,11 @@ class Job:
     def reply(self, reply: inference_pb2.StreamRoomReply) -> None:
         if self.replies is not None:
             self.replies.put_nowait(reply)
+
+    def tell_outcome(self, cause: Cause | None) -> None:
+        """The last that is said of the room."""
+        self.outcome_told = True
+        self.reply(inference_pb2.StreamRoomReply(outcome=outcome_to_wire(cause)))
 
     @property
     def given(self) -> tuple[int, ...]:

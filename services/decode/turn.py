@@ -124,8 +124,8 @@ class DecodeWork:
         return {} if job is None else job.request.names
 
     def break_off(self, cause: Cause) -> None:
-        """This worker ends here and now: tell whoever still waits for a room, with what ended it before if
-        anything did (`first-cause-wins`). Nothing is given back: all that is held ends with the process."""
+        """This worker ends here and now: tell whoever was not told how its room ended. Nothing is given back:
+        all that is held ends with the process."""
         self._answers.break_off(self._jobs.values(), cause)
 
     def census(self) -> workers_pb2.WorkerCensus:

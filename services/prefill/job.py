@@ -10,11 +10,13 @@ from services.pages.record import MetadataRecord
 from services.prefill.overlap import Overlap
 from services.prefill.push import Push
 from services.prefill.ways import Way
+from services.rooms.errors import Cause
 from services.rooms.phases import Phase, Vote
 from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.wire.baton.v1 import inference_pb2
 from services.wire.callers import Replies
+from services.wire.conversions import outcome_to_wire
 
 REPLIES_MAX = 4
 """A room's whole stream: accepted, first token, outcome."""
@@ -42,6 +44,7 @@ class Job:
     overlap: Overlap = field(default_factory=Overlap)
     voted: tuple[Phase, Vote] | None = None
     """This rank's last vote that was told, of those that the other ranks did not share at once."""
+    outcome_told: bool = False
     closers: list[asyncio.Future[None]] = field(default_factory=list)
     """Who waits for the proof that this room is quiet."""
 
@@ -98,3 +101,8 @@ class Job:
     def reply(self, reply: inference_pb2.RunRoomReply) -> None:
         if self.replies is not None:
             self.replies.put_nowait(reply)
+
+    def tell_outcome(self, cause: Cause | None) -> None:
+        """The last that is said of the room."""
+        self.outcome_told = True
+        self.reply(inference_pb2.RunRoomReply(outcome=outcome_to_wire(cause)))

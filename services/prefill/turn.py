@@ -23,7 +23,7 @@ from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Finished
 from services.rooms.ids import RoomId
-from services.rooms.phases import LIVE, Effect, Phase, Vote
+from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
@@ -32,7 +32,6 @@ from services.transfer.interface import Transfer
 from services.wire.baton.v1 import inference_pb2, workers_pb2
 from services.wire.callers import Callers
 from services.wire.census import census_to_wire
-from services.wire.conversions import outcome_to_wire
 from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter, wish_told
@@ -137,12 +136,13 @@ class PrefillWork:
         return {} if job is None else job.request.names
 
     def break_off(self, cause: Cause) -> None:
-        """This worker ends here and now: tell whoever still waits for a room, with what ended it before if
-        anything did (`first-cause-wins`). Nothing is given back: all that is held ends with the process."""
+        """This worker ends here and now, in the middle of a turn it may be: tell whoever was not told how its
+        room ended, with what ended it before if anything did (`first-cause-wins`). What is sealed is handed
+        over. Nothing is given back: all that is held ends with the process."""
         for job in self._jobs.values():
-            if job.sender.phase in LIVE:
-                outcome = outcome_to_wire(job.sender.cause or cause)
-                job.reply(inference_pb2.RunRoomReply(outcome=outcome))
+            if not job.outcome_told:
+                sealed = job.sender.phase is Phase.SUCCESS
+                job.tell_outcome(None if sealed else job.sender.cause or cause)
 
     def census(self) -> workers_pb2.WorkerCensus:
         """What is held right now, for people to look at."""
@@ -207,7 +207,7 @@ class PrefillWork:
             case Effect.SEAL:
                 self._seal(job)
             case Effect.REPORT:
-                job.reply(inference_pb2.RunRoomReply(outcome=outcome_to_wire(None)))
+                job.tell_outcome(None)
                 job.sender.note(Finished())
             case Effect.STOP:
                 self._distrust(room)
@@ -273,7 +273,7 @@ class PrefillWork:
         cause = job.sender.cause
         if cause is None:
             raise AssertionError(f"room {job.sender.id} failed without a cause")
-        job.reply(inference_pb2.RunRoomReply(outcome=outcome_to_wire(cause)))
+        job.tell_outcome(cause)
         self._sending.failed(job)
         self._metrics.worker.room_failed(cause)
         self._reporter.failed(job.sender.id, cause)

@@ -10,10 +10,11 @@ from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.parallel.interface import GroupBroken
 from services.parallel.loopback import Loopback
 from services.parallel.turns import Lap, run_turns
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause, LocalBug, Reason
 from services.rooms.evidence import Failed
 from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
+from services.rooms.room import Room
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
@@ -306,6 +307,31 @@ async def test_a_worker_that_breaks_off_tells_who_waits_with_the_first_cause(gro
     for room in (1, 2):
         await _cancel(group, room)
     await group.settle()
+
+
+async def test_a_turn_that_breaks_tells_every_room_that_it_ended_why_and_none_twice(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are settled before the first is told, so that no phase says who was."""
+    rooms = (1, 2, 3)
+    callers = [await group.stream(toy.request(f"{room}", PROMPT, max_tokens=4)) for room in rooms]
+    work: Any = group.leader.work
+    replies = [work._jobs[RoomId(room)].replies for room in rooms]
+    distrust = work._distrust
+
+    def breaks(room: Room) -> None:
+        if room.id == 2:
+            raise LocalBug("a bug in what is done about room 2")
+        distrust(room)
+
+    monkeypatch.setattr(work, "_distrust", breaks)
+    for room in rooms:
+        work.roster.note(RoomId(room), Failed(Cause(Reason.RECORD_CORRUPT, "decode: seen before")))
+    with pytest.raises(LocalBug, match="room 2"):
+        await group.turn()
+    group.leader.work.break_off(Cause(Reason.DECODE_LOST, "decode worker d ends: a bug"))
+    assert [await caller.outcome() for caller in callers] == ["record_corrupt"] * 3
+    assert all(each.empty() for each in replies), "once"
 
 
 async def _cancel(group: Group, room: int) -> None:

@@ -8,10 +8,12 @@ import pytest
 from services.pages.errors import Truncated
 from services.parallel.turns import Lap
 from services.prefill.turn import LOOKS_MAX
-from services.rooms.errors import PeerFault, Refusal, RoomExists, UnknownRoom
+from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
+from services.rooms.evidence import Failed
 from services.rooms.ids import RoomId
-from services.rooms.phases import Phase
+from services.rooms.phases import Effect, Phase
 from services.rooms.request import Request
+from services.rooms.room import Room
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
@@ -500,3 +502,45 @@ async def test_secrets_unlogged_a_timeline_tells_how_many_tokens_and_never_which
     assert any(line.startswith("accepted: 10 ") for line in lines)
     for line in lines:
         assert not any(str(token) in line for token in PROMPT), line
+
+
+async def test_a_turn_that_breaks_tells_every_room_that_it_ended_why_and_none_twice(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are settled before the first is told, so that no phase says who was."""
+    rooms = (1, 2, 3)
+    callers = [await pair.bench.run(toy.request(f"{room}", PROMPT)) for room in rooms]
+    work: Any = pair.bench.work
+    replies = [work._jobs[RoomId(room)].replies for room in rooms]
+    break_at(monkeypatch, work, 2, Effect.FENCE)
+    for room in rooms:
+        work.roster.note(RoomId(room), Failed(Cause(Reason.CONNECT_FAILED, "prefill: seen before")))
+    with pytest.raises(LocalBug, match="room 2"):
+        await pair.bench.turn()
+    work.break_off(Cause(Reason.PREFILL_LOST, "prefill worker p ends: a bug"))
+    assert [await caller.outcome() for caller in callers] == ["connect_failed"] * 3
+    assert all(each.empty() for each in replies), "once"
+
+
+async def test_a_room_that_is_sealed_is_handed_over_whatever_the_turn_then_breaks_on(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await pair.bench.run(toy.request("1", PROMPT))
+    await pair.bench.grant(1, GRANTED)
+    break_at(monkeypatch, pair.bench.work, 1, Effect.REPORT)
+    with pytest.raises(LocalBug, match="room 1"):
+        await settle(pair.bench)
+    pair.bench.work.break_off(Cause(Reason.PREFILL_LOST, "prefill worker p ends: a bug"))
+    assert await caller.outcome() == ""
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, work: Any, room_id: int, effect: Effect) -> None:
+    """The worker has a bug in what it does about one room."""
+    perform = work.perform
+
+    def breaks(room: Room, asked: Effect) -> None:
+        if (room.id, asked) == (room_id, effect):
+            raise LocalBug(f"a bug in what is done about room {room_id}")
+        perform(room, asked)
+
+    monkeypatch.setattr(work, "perform", breaks)
