@@ -194,6 +194,24 @@ async def test_a_dead_workers_part_ends_with_its_room(at: House) -> None:
     assert told["attempts"][0]["room"] == str(entry.id)
 
 
+async def test_no_stage_is_longer_than_a_room_that_failed(at: House) -> None:
+    """A worker that was paused says what it does of the room when it goes on."""
+    entry = await at.admission.admit("request-1", 3, 5)
+    say(at, "decode-0", "accepted")
+    at.clock.advance(2_000)
+    at.rooms.fail(entry.id, Cause(Reason.PREFILL_LOST, "prefill worker prefill-0: its lease ran out"))
+    at.clock.advance(9_000)
+    for source, name in (
+        ("decode-0", "granted"),
+        ("prefill-0", "accepted"),
+        ("prefill-0", "destination known"),
+        ("prefill-0", "computing"),
+    ):
+        say(at, source, name)
+    stages = {stage["text"]: stage["ms"] for stage in (await story(at, "request-1"))["stages"]}
+    assert stages == {"prefill accepts": 2_010, "decode accepts": 10, "decode reserves pages": 2_000}
+
+
 async def test_each_rank_has_a_lane_and_says_only_what_it_saw_itself(at: House) -> None:
     at.registry.worker(at.decode.incarnation)
     entry = await at.admission.admit("request-1", 3, 5)

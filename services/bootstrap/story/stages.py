@@ -1,6 +1,7 @@
 """Where did the time of a request go? The steps on its way, each from one line to the next."""
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Final
 
 from services.bootstrap.story.clocks import BOOTSTRAP
@@ -28,12 +29,15 @@ STAGES: Final = (
 
 
 def stages_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Stage]:
-    """Those whose two ends the room reached."""
+    """Those whose two ends the room reached. None goes on behind its failure: what its workers did of it
+    later is not where its time went."""
     names = {B: B, P: entry.prefill.name, D: entry.decode.name}
     first: dict[tuple[str, str], float] = {}
     for line in lines:
         first.setdefault((line.lane, line.name), line.at_ms)
+    failed_ms = first.get((B, "failed"), inf)
     for text, (role, name), (to_role, to_name), counts in STAGES:
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
-        if begin is not None and end is not None:
-            yield Stage(str(entry.id), text, round(max(end - begin, 0.0), 3), counts)
+        if begin is not None and end is not None and begin < failed_ms:
+            ms = max(min(end, failed_ms) - begin, 0.0)
+            yield Stage(str(entry.id), text, round(ms, 3), counts)
