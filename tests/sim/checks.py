@@ -21,10 +21,11 @@ DEATHS: Final = frozenset({"crash", "rank crash", "rank pause"})
 SILENCE: Final = frozenset({"pause", "rank pause", "cut", "bootstrap pause"})
 WRITES: Final = frozenset({"write failed", "write held"})
 FAILURES: Final = frozenset({"step failed", "rank abort"})
+FLIPS: Final = frozenset({"bit flipped"})
 LOSSES: Final = frozenset({"request lost", "answer lost", "reset", "slow message"})
 TROUBLE: Final = DEATHS | SILENCE | LOSSES | {"bootstrap crash"}
 
-QUIET: Final = DEATHS - {"rank pause"} | WRITES | {"step failed", "rank abort", "cancel", "storm"}
+QUIET: Final = DEATHS - {"rank pause"} | WRITES | FLIPS | {"step failed", "rank abort", "cancel", "storm"}
 """Troubles that keep no news from anyone."""
 
 EXPLAINS: Final[dict[str, frozenset[str]]] = {
@@ -38,6 +39,7 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     Reason.RECEIVER_CLOSED.value: TROUBLE | WRITES | FAILURES,
     Reason.MEMORY_REVOKED.value: SILENCE | WRITES | LOSSES | DEATHS,
     Reason.ENGINE_FAILED.value: FAILURES,
+    Reason.PAGES_CORRUPT.value: FLIPS,
     Reason.GROUP_BROKEN.value: frozenset({"rank crash", "rank pause"}),
     Reason.DRAINING.value: SILENCE | LOSSES | {"rank crash", "bootstrap crash"},
     Reason.REFUSED.value: TROUBLE | WRITES,

@@ -8,12 +8,13 @@ another layer or head is seen. What lands is read once more when it is admitted.
 """
 
 import random
-from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import shake_128
 from typing import Final, cast
 
-from services.engine.engine import Row
+from services.engine.engine import Row, SumPart
 from services.engine.stepper import StepFailed, Stepper
+from services.pages.checksum import key, lane, mix, multiplier
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Token
 from services.runtime.host_memory import HostMemory
@@ -23,9 +24,8 @@ VOCABULARY: Final = 50_000
 CONTEXT: Final = 512
 PAGE_TOKENS: Final = 4
 WHOLE: Final = KvLayout("toy", "float32", PAGE_TOKENS, (0, 3, 5), (1, 2), 1)
-"""What the ranks of any worker hold together, in pages of their own size."""
+"""What the ranks of any worker hold together, in pages of their own size, where the run has no more heads."""
 WORD: Final = WHOLE.head_dim * 4
-_LANES: Final = [(head, layer, half) for head in WHOLE.kv_heads for layer in WHOLE.layers for half in "KV"]
 _NOISE: Final = b"\xa5"
 _MASK: Final = (1 << 64) - 1
 
@@ -54,18 +54,31 @@ def history(known: tuple[int, ...]) -> int:
 class Model:
     """What pages must hold, remembered for all ranks that hold the same of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: KvLayout = WHOLE) -> None:
+        self.lanes = [
+            (head, layer, half) for head in whole.kv_heads for layer in whole.layers for half in "KV"
+        ]
         self._words: dict[int, bytes] = {}
         self.pages: dict[tuple[int, ...], dict[tuple[int, int], bytes]] = {}
         """By what a rank holds, then by history and first position."""
 
     def words(self, known: tuple[int, ...]) -> bytes:
-        """Of the last position of `known`, one for each of _LANES: no two are alike."""
-        key = history(known)
-        if key not in self._words:
-            what = f"{key} {len(known)} {known[-1]}".encode()
-            self._words[key] = blake2b(what, digest_size=WORD * len(_LANES)).digest()
-        return self._words[key]
+        """Of the last position of `known`, one for each of the lanes: no two are alike."""
+        place = history(known)
+        if place not in self._words:
+            what = f"{place} {len(known)} {known[-1]}".encode()
+            self._words[place] = shake_128(what).digest(WORD * len(self.lanes))
+        return self._words[place]
+
+    def summed(self, known: tuple[int, ...], start: int) -> dict[int, int]:
+        """Of the positions of `known` from `start` on, as `services.pages.checksum` sums them, by KV head."""
+        words = [(position, self.words(known[: position + 1])) for position in range(start, len(known))]
+        totals: dict[int, int] = {}
+        for number, (head, layer, half) in enumerate(self.lanes):
+            at = number * WORD
+            lane_words = ((position, each[at : at + WORD]) for position, each in words)
+            totals[head] = totals.get(head, 0) + _lane_sum(head, layer, half, lane_words)
+        return totals
 
 
 class Engine:
@@ -76,7 +89,7 @@ class Engine:
         self._size = layout.page_tokens
         self._lanes = tuple(
             number
-            for number, (head, layer, _) in enumerate(_LANES)
+            for number, (head, layer, _) in enumerate(model.lanes)
             if head in layout.kv_heads and layer in layout.layers
         )
         self._lane_bytes = self._size * WORD
@@ -100,7 +113,28 @@ class Engine:
             for first in range(row.start - row.start % self._size, row.stop, self._size):
                 self._write(row, first, self._page(first, known))
             drawn.append(Token(next_token(known)) if row.sample else None)
+            summed = row.sequence.page_sum
+            if summed is not None and summed.stop < row.stop:
+                # What the ranks tell each other is known here without.
+                summed.add(self._model.summed(tuple(known), summed.stop), row.stop)
+                summed.everywhere = dict(summed.here)
         return drawn
+
+    def sum_pages(self, parts: Sequence[SumPart]) -> None:
+        """Of what the pages hold now."""
+        view, page_bytes = self.memory.view, self._layout.page_bytes
+        for part in parts:
+            places = [
+                (position, part.pages[position // self._size] * page_bytes + position % self._size * WORD)
+                for position in range(part.sum.stop, part.stop)
+            ]
+            totals: dict[int, int] = {}
+            for place, number in enumerate(self._lanes):
+                head, layer, half = self._model.lanes[number]
+                start = place * self._lane_bytes
+                words = ((position, view[start + at : start + at + WORD]) for position, at in places)
+                totals[head] = totals.get(head, 0) + _lane_sum(head, layer, half, words)
+            part.sum.add(totals, part.stop)
 
     def check(
         self, request: Request, pages: Sequence[int], known: Sequence[int], stop: int, when: str
@@ -114,9 +148,9 @@ class Engine:
             found = view[at : at + page_bytes]
             if length == self._lane_bytes and found == page:
                 continue
-            for lane, start in zip(self._lanes, range(0, page_bytes, self._lane_bytes), strict=True):
+            for number, start in zip(self._lanes, range(0, page_bytes, self._lane_bytes), strict=True):
                 if found[start : start + length] != page[start : start + length]:
-                    head, layer, half = _LANES[lane]
+                    head, layer, half = self._model.lanes[number]
                     self._foreign(
                         f"request {request.request_id}: {half} of layer {layer}, head {head}, tokens {first}"
                         f" to {first + length // WORD}, page {at // page_bytes}, is foreign when {when}"
@@ -143,14 +177,22 @@ class Engine:
     def _page(self, first: int, known: Sequence[int]) -> bytes:
         """What the page of tokens from `first` on must hold, as far as they are known."""
         known = tuple(known[: first + self._size])
-        key = (history(known), first)
-        page = self._pages.get(key)
+        place = (history(known), first)
+        page = self._pages.get(place)
         if page is None:
             words = [self._model.words(known[:stop]) for stop in range(first + 1, len(known) + 1)]
-            words += [bytes(WORD * len(_LANES))] * (first + self._size - len(known))
-            lanes = [lane * WORD for lane in self._lanes]
-            page = self._pages[key] = b"".join([each[lane : lane + WORD] for lane in lanes for each in words])
+            words += [bytes(WORD * len(self._model.lanes))] * (first + self._size - len(known))
+            starts = [number * WORD for number in self._lanes]
+            page = self._pages[place] = b"".join([each[at : at + WORD] for at in starts for each in words])
         return page
+
+
+def _lane_sum(head: int, layer: int, half: str, words: Iterable[tuple[int, bytes | memoryview]]) -> int:
+    start, times = lane(layer, "KV".index(half), head), multiplier(0)
+    return sum(
+        mix(key(start, position) + int.from_bytes(word, "little", signed=True) * times)
+        for position, word in words
+    )
 
 
 class SimStepper:
@@ -169,8 +211,10 @@ class SimStepper:
         self._random = rng
         self._on_done = on_done
         self._fails = fails
-        self._rows: Sequence[Row] | None = None
+        self._running: Callable[[], list[Token | None] | None] | None = None
+        self._summing = False
         self._ended: list[Token | None] | StepFailed | None = None
+        self._over = False
         self.slow = 1.0
         """How many times longer than usual a step takes."""
 
@@ -179,31 +223,42 @@ class SimStepper:
 
     @property
     def free(self) -> bool:
-        return self._rows is None
+        return self._running is None
 
     def start(self, rows: Sequence[Row]) -> None:
-        if self._rows is not None:
-            raise RuntimeError("a step is running")
-        self._rows = rows
+        self._start(lambda: self._engine.end(rows), summing=False)
         self._engine.begin(rows)
-        self._loop.call_later(self._random.uniform(0.002, 0.006) * self.slow, self._end)
+
+    def start_sum(self, parts: Sequence[SumPart]) -> None:
+        self._start(lambda: self._engine.sum_pages(parts), summing=True)
 
     def take(self) -> list[Token | None] | None:
+        return self._take() if self._over and not self._summing else None
+
+    def take_sum(self) -> bool:
+        if not (self._over and self._summing):
+            return False
+        self._take()
+        return True
+
+    def _start(self, work: Callable[[], list[Token | None] | None], *, summing: bool) -> None:
+        if self._running is not None:
+            raise RuntimeError("a step is running")
+        self._running, self._summing = work, summing
+        self._loop.call_later(self._random.uniform(0.002, 0.006) * self.slow, self._end)
+
+    def _take(self) -> list[Token | None] | None:
         ended, self._ended = self._ended, None
-        if ended is None:
-            return None
-        self._rows = None
+        self._running, self._over = None, False
         if isinstance(ended, StepFailed):
             raise ended
         return ended
 
-    def take_sum(self) -> bool:
-        return False
-
     def _end(self) -> None:
-        assert self._rows is not None
+        assert self._running is not None
         if self._fails():
             self._ended = StepFailed("RuntimeError: a fault of the simulation")
         else:
-            self._ended = self._engine.end(self._rows)
+            self._ended = self._running()
+        self._over = True
         self._on_done()

@@ -1,6 +1,7 @@
 """Does every write land where its own room may be written to, at the moment in which it lands, and is what
 says so written last?"""
 
+import ctypes
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -93,6 +94,9 @@ class WatchedFabric(MemoryFabric):
         self.late_share = 0.0
         """Of rooms' records and seals: to one rank they come late."""
         self.late_steps = 0
+        self._random_flip = random.Random(f"{plan.seed}/flip")
+        self.flip_share = 0.0
+        """Of writes of pages: in one part of them a bit lands as another one."""
 
     def endpoint(self, incarnation: Incarnation, bank: Bank) -> MemoryTransfer:
         self._banks[incarnation] = bank
@@ -152,6 +156,11 @@ class WatchedFabric(MemoryFabric):
                     self._check(sender, unit, room, ANY, "source-pinned")
             self._note(receiver.name, f"{written[0]} written", room, f"{part.length} bytes")
         super()._land(write)
+        if carries == "pages" and self._random_flip.random() < self.flip_share:
+            part = self._random_flip.choice(landing)
+            at = part.target + self._random_flip.randrange(part.length)
+            ctypes.c_uint8.from_address(at).value ^= 1 << self._random_flip.randrange(8)
+            self._trace.fault(self._loop.time(), "bit flipped", receiver.name)
         if not write.parts:
             del self._rooms[id(write)]
             self._pending[sender.worker, room, carries] -= 1

@@ -35,6 +35,7 @@ class Faults:
         self._world.fabric.follow(self._world.shape.writes)
         self._world.fabric.late_share = troubles.late_share
         self._world.fabric.late_steps = troubles.late_steps
+        self._world.fabric.flip_share = troubles.flip_share
         kinds: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
             (troubles.crashes, self._crash),
             (troubles.rank_crashes, self._crash_rank),
@@ -65,6 +66,7 @@ class Faults:
         self._world.step_failure_share = 0.0
         self._world.fabric.follow(NO_FAULTS)
         self._world.fabric.late_share = 0.0
+        self._world.fabric.flip_share = 0.0
         self._platform.bootstrap.process.resume()
         for worker in self._platform.running():
             worker.resume()

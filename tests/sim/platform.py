@@ -31,10 +31,10 @@ class Platform:
         """By name, the present incarnation, which may be over."""
         shape, self._stack = world.shape, dict[str, tuple[Side, Shape]]()
         for number, topology in enumerate(shape.prefills):
-            made = Shape.of(topology, shape.prefill_page_tokens, shape.pages)
+            made = Shape.of(topology, world.whole, shape.prefill_page_tokens, shape.pages)
             self._stack[f"prefill-{number}"] = (Side.PREFILL, made)
         for number, topology in enumerate(shape.decodes):
-            made = Shape.of(topology, shape.decode_page_tokens, shape.pages)
+            made = Shape.of(topology, world.whole, shape.decode_page_tokens, shape.pages)
             self._stack[f"decode-{number}"] = (Side.DECODE, made)
         self.everyone: list[Worker] = []
         """Every incarnation that ever was."""

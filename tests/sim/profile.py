@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from services.pages.checksum import KvChecksum
 from services.pages.topology import Topology
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from tests.sim.network import CALM, Weather
@@ -27,6 +28,8 @@ class Troubles:
     late_share: float = 0.0
     """Of records and seals: one rank of the receiver gets them long after the others."""
     late_steps: int = 0
+    flip_share: float = 0.0
+    """Of writes of pages: one bit lands as another one than was sent."""
     pauses: int = 0
     """All of a worker's processes stop for a while."""
     rank_pauses: int = 0
@@ -70,6 +73,8 @@ class Profile:
     """Workers keep the pages of ended sequences for those that begin alike."""
     alike: float = 0.2
     """Of prompts: begin as others do."""
+    kv_heads: tuple[int, ...] = (1, 2)
+    checksum: KvChecksum = KvChecksum.RECORD
     weather: Weather = CALM
     writes: FaultPlan = NO_FAULTS
     troubles: Troubles = field(default_factory=Troubles)
@@ -94,7 +99,11 @@ NAMES: Final = (
     "late",
     "prefixes",
     "everything",
+    "sums",
+    "thirds",
 )
+MIXED: Final = NAMES[1 : NAMES.index("everything")]
+"""What "everything" is made of."""
 
 
 TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
@@ -111,6 +120,8 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "late": {"hangup_share": (0.6,), "silences": (0, 1), "cancel_share": (0.0, 0.2)},
     "aborts": {"rank_aborts": (10, 40), "slow_ranks": (0, 1), "hangup_share": (0.0, 0.2)},
     "seals": {"late_share": (0.05, 0.3), "late_steps": (50, 500, 5_000), "hangup_share": (0.0, 0.3)},
+    "sums": {"flip_share": (0.0, 0.01, 0.05), "step_failure_share": (0.0, 0.01), "hangup_share": (0.0, 0.2)},
+    "thirds": {"late_share": (0.0, 0.3), "late_steps": (50, 500), "rank_aborts": (0, 20)},
 }
 """What each kind of seed draws from."""
 
@@ -126,6 +137,11 @@ GROUPS: Final = (
     Topology(4),
 )
 """The toy has two KV heads and three layers: four ranks hold each head twice, two stages are uneven."""
+STAGELESS: Final = (ONE, Topology(2), Topology(4))
+"""A decode worker has no stages, by which the sums of its pages would have to be told apart."""
+SIX_HEADS: Final = (1, 2, 4, 7, 8, 9)
+THIRDS: Final = (ONE, Topology(2), Topology(3), Topology(3), Topology(3, 2), Topology(6))
+"""Of six KV heads: what a half of them holds and what a third does overlap in one or two."""
 GROUPED: Final = frozenset({"ranks", "aborts", "seals"})
 """Profiles that are about several ranks."""
 
@@ -161,7 +177,7 @@ def profile(seed: int, rooms: int, name: str | None = None) -> Profile:
     if name == "calm":
         return shape
     if name == "everything":
-        for each in NAMES[1:-1]:
+        for each in MIXED:
             if draw.random() < 0.5:
                 shape = _with(shape, each, draw, seed)
         return replace(shape, name=name)
@@ -203,6 +219,13 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
         case "full":
             pages, places = draw.choice((10, 12, 16)), draw.choice((2, 4))
             return replace(shape, pages=pages, places=places, queue=draw.choice((8, 40)))
+        case "sums":
+            decodes = tuple(draw.choice(STAGELESS) for _ in shape.decodes)
+            shape = replace(shape, checksum=KvChecksum.PAGES, decodes=decodes)
+        case "thirds":
+            prefills = tuple(draw.choice(THIRDS) for _ in shape.prefills)
+            decodes = tuple(draw.choice(THIRDS) for _ in shape.decodes)
+            shape = replace(shape, kv_heads=SIX_HEADS, prefills=prefills, decodes=decodes)
         case "fence":
             while len(shape.prefills) < 2:
                 shape = replace(shape, prefills=(*shape.prefills, draw.choice(shape.prefills)))

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, Peers
 from services.decode.turn import DecodeWork
+from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
@@ -65,7 +66,15 @@ class World:
     rng: random.Random
     """What processes draw at start: incarnations, drifts."""
     step_failure_share: float = 0.0
-    model: Model = field(default_factory=Model)
+    model: Model = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = Model(self.whole)
+
+    @property
+    def whole(self) -> KvLayout:
+        """What a worker holds, but for the size of its pages."""
+        return replace(WHOLE, kv_heads=self.shape.kv_heads)
 
     def incarnation(self) -> Incarnation:
         return Incarnation(self.rng.getrandbits(63) | 1)
@@ -103,8 +112,9 @@ class Outside:
         mailbox: Mailbox,
         endpoints: Callable[[], Sequence[inference_pb2.Endpoint]],
         layouts: Sequence[KvLayout],
+        checksum: KvChecksum,
     ) -> Peers:
-        return Peers(mailbox, self.channels, self.incarnation, endpoints, layouts, CONNECT_S)
+        return Peers(mailbox, self.channels, self.incarnation, endpoints, layouts, CONNECT_S, checksum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +127,9 @@ class Shape:
     """Of each rank."""
 
     @classmethod
-    def of(cls, topology: Topology, page_tokens: int, pages: int) -> "Shape":
+    def of(cls, topology: Topology, whole: KvLayout, page_tokens: int, pages: int) -> "Shape":
         """`pages`: if they held PAGE_TOKENS each."""
-        return cls(topology, replace(WHOLE, page_tokens=page_tokens), pages * PAGE_TOKENS // page_tokens)
+        return cls(topology, replace(whole, page_tokens=page_tokens), pages * PAGE_TOKENS // page_tokens)
 
     @property
     def layouts(self) -> list[KvLayout]:
@@ -221,7 +231,8 @@ def make_rank(
             deadlines=PREFILL_DEADLINES,
             chunk_tokens=shape.chunk_tokens,
             window_bytes=shape.window_bytes,
-            ways=Ways(transfer, layouts, group.rank),
+            ways=Ways(transfer, layouts, group.rank, shape.checksum),
+            checksum=shape.checksum,
         )
     else:
         exposure = Exposure(connected, world.incarnation, {"kv": engine.memory, "slots": slots})
@@ -234,13 +245,16 @@ def make_rank(
             stepper=stepper.as_stepper(),
             exposure=exposure,
             slots=slots,
-            peers=FollowerPeers() if outside is None else outside.peers(mailbox, told, layouts),
+            peers=FollowerPeers()
+            if outside is None
+            else outside.peers(mailbox, told, layouts, shape.checksum),
             mailbox=mailbox,
             reporter=reporter,
             metrics=DecodeMetrics(registry),
             clock=clock,
             deadlines=DECODE_DEADLINES,
             max_running=shape.max_running,
+            checksum=shape.checksum,
         )
         work.landed = engine
     return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known, exposure)

@@ -224,6 +224,7 @@ class Worker:
             tokens_max=self.shape.pages * whole.page_tokens,
             rooms_max=self._world.shape.places,
             pid=self.pid,
+            kv_checksum=self._world.shape.checksum.value,
         )
 
     # ---- its end
