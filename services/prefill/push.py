@@ -24,7 +24,7 @@ from services.rooms.ids import Incarnation
 from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
-POSTS_A_TURN_MAX: Final = 4
+POSTS_A_TURN_MAX: Final = 3
 """Of one room."""
 WINDOWS_A_TURN_MAX: Final = 6
 """Of all rooms together: some paths copy while they post."""
@@ -114,14 +114,18 @@ class Push:
         return self._complete and self.failure is None and not (self._unposted or self._in_flight)
 
     def tell(self, record: MetadataRecord, checksum: Callable[[Sequence[int]], int]) -> None:
-        """What each rank of the receiver is to know beside the pages. To be called by the elected rank alone,
-        with the last of the pages. `checksum`: of the pages, for the KV heads that the receiver's rank holds.
-        """
+        """What each rank of the receiver is to know beside the pages; it leaves at once. To be called by the
+        elected rank alone, with the last of the pages. `checksum`: of the pages, for the KV heads that the
+        receiver's rank holds."""
         told = [(checksum(target.kv_heads), target.peer) for target in self._way.targets]
         for value, group in groupby(told, key=lambda each: each[0]):
             peers = [peer for _, peer in group]
             self._records.append((replace(record, pages_checksum=value), peers))
         self._seal = seal_bytes(record.room, record.generation)
+        try:
+            self._post_record()
+        except TransferError as error:
+            self.failure = str(error)
 
     def seal(self) -> None:
         """Every rank has written. After `tell`."""
