@@ -89,7 +89,10 @@ class Rooms:
         rooms = self.registry.leave(incarnation, proof)
         if facts is None:
             return
-        log.warning("worker lost", worker=facts.name, cause=why, rooms=len(rooms))
+        if proof == Loss.LEFT.value and not rooms:
+            log.info("worker left", worker=facts.name)
+        else:
+            log.warning("worker lost", worker=facts.name, cause=why, rooms=len(rooms))
         self.notebook.worker_lost(facts, why, self.clock.wall_ms(), len(rooms))
         self._metrics.worker_lost(facts.side, Loss.SILENT if proof is None else Loss(proof))
         for entry in rooms:

@@ -204,7 +204,10 @@ async def test_an_opener_that_gives_up_while_it_waits_leaves_nothing(client: Cli
     assert client.at.registry.open_count() == 2
 
 
-async def test_a_worker_registers_renews_drains_and_leaves(client: Client) -> None:
+async def test_a_worker_registers_renews_drains_and_leaves(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     at, workers = client.at, client.workers
     layout = workers_pb2.KvLayout(
         model="model", dtype="float32", page_tokens=4, layers=[0], kv_heads=[0], head_dim=2
@@ -236,6 +239,8 @@ async def test_a_worker_registers_renews_drains_and_leaves(client: Client) -> No
         await client.call(workers.Register, other)
     assert (error.value.kind, error.value.field) == ("WorkerRefused", "dtype")
     await client.call(workers.Leave, workers_pb2.LeaveRequest(incarnation=77))
+    assert "worker left" in caplog.messages
+    assert "worker lost" not in caplog.messages, "nobody is to be warned of a rolling replacement"
     with pytest.raises(RemoteError) as error:
         await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77))
     assert error.value.kind == "UnknownWorker"
