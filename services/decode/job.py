@@ -1,7 +1,6 @@
 """What does the decode worker keep for a room, beside the room's own record?"""
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from services.engine.engine import PageSum, Sequence
 from services.pages.record import MetadataRecord
@@ -19,10 +18,6 @@ def replies_max(request: inference_pb2.InferenceRequest) -> int:
     return max(request.max_tokens - len(request.output), 0) + 2
 
 
-LOOKS_MAX: Final = 256
-"""For a room's seal, from when its record is there: what comes meanwhile takes a few milliseconds mostly."""
-
-
 @dataclass(slots=True, eq=False)
 class Job:
     receiver: Receiver
@@ -34,8 +29,8 @@ class Job:
     pages: tuple[int, ...] = ()
     record: MetadataRecord | None = None
     """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
-    looks: int = LOOKS_MAX
-    """Without a pause, for the seal, that are left."""
+    near_until_s: float | None = None
+    """Until when its seal is looked for without a pause, once its record is there."""
     landed: PageSum | None = None
     """With `--kv-checksum pages`: of what landed, once the seal was seen."""
     voted: tuple[Phase, Vote] | None = None

@@ -6,6 +6,7 @@ the sum (`landing.py`).
 
 from collections.abc import Iterable
 from math import inf
+from typing import Final
 
 from services.decode.job import Job
 from services.engine.engine import PageSum
@@ -21,6 +22,9 @@ from services.rooms.phases import Phase
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter
 
+NEAR_S: Final = 0.01
+"""What comes between a record and its seal takes a few milliseconds mostly."""
+
 
 class Seals:
     """Keeps nothing of a room but in its job."""
@@ -32,12 +36,15 @@ class Seals:
         bounds: ModelBounds,
         checksum: KvChecksum,
         reporter: Reporter,
+        near_s: float = NEAR_S,
     ) -> None:
+        """`near_s`: for how long a seal is near once its record is there."""
         self._holdings = holdings
         self._layout = layout
         self._bounds = bounds
         self._checksum = checksum
         self._reporter = reporter
+        self._near_s = near_s
 
     def touched(self, jobs: Iterable[Job]) -> list[Job]:
         """Rooms whose pages are on their way, and whose seal may be there."""
@@ -50,14 +57,17 @@ class Seals:
             and touched(holdings.slots.view(holdings.get(job.receiver.id).slot))
         ]
 
-    def announced(self, jobs: Iterable[Job]) -> bool:
-        """One of these rooms has its record, and so its seal is near, unless that was looked for often."""
+    def near(self, jobs: Iterable[Job], now_s: float) -> bool:
+        """One of these rooms has its record, and has not had it for long: its seal is near."""
         holdings = self._holdings
         for job in jobs:
-            if job.receiver.phase is not Phase.TRANSFERRING or job.record is not None or not job.looks:
+            if job.receiver.phase is not Phase.TRANSFERRING or job.record is not None:
                 continue
-            if announced(holdings.slots.view(holdings.get(job.receiver.id).slot)):
-                job.looks -= 1
+            if job.near_until_s is None and announced(
+                holdings.slots.view(holdings.get(job.receiver.id).slot)
+            ):
+                job.near_until_s = now_s + self._near_s
+            if job.near_until_s is not None and now_s < job.near_until_s:
                 return True
         return False
 
