@@ -141,8 +141,8 @@ class Push:
         for _ in range(POSTS_A_TURN_MAX):
             if self._in_flight:
                 moved = self._poll(count_bytes) or moved
-                if self.failure is not None:
-                    break
+            if self.failure is not None:
+                break
             try:
                 if not self._post(quota):
                     break

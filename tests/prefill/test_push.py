@@ -241,6 +241,15 @@ def test_a_destination_outside_the_peers_memory_fails_the_push() -> None:
     assert "does not lie in region 'kv'" in at.push.failure
 
 
+def test_behind_a_record_that_cannot_be_sent_no_page_leaves() -> None:
+    at = Bench(NO_FAULTS, Granted(Generation(5), GRANT.pages, PLACES), SOURCE, PAGE)
+    at.complete()
+    at.advance()
+    assert at.push.failure is not None
+    assert "does not lie in region 'slots'" in at.push.failure
+    assert [region for region, _, _ in at.transfer.posted] == ["slots"]
+
+
 def test_a_room_with_no_page_to_send_still_gets_its_record() -> None:
     at = Bench(FaultPlan(), Granted(Generation(5), (), 2, prefix_tokens=TOKENS), SOURCE, PAGE)
     at.complete()
