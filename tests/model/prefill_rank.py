@@ -206,8 +206,6 @@ class PrefillRank:
             sender.busy, job.computed = False, True
             if job.push is not None and sender.phase is Phase.TRANSFERRING:
                 job.push.ready(self._prompt, complete=True)
-                if sender.elected:
-                    self._tell(job.push, sender)
         self._step = []
         return ""
 
@@ -309,14 +307,10 @@ class PrefillRank:
 
     def _seal(self, job: Job) -> None:
         sender, push = job.sender, job.push
-        if push is None or not job.computed:
+        if push is None or not job.computed or sender.grant is None:
             raise AssertionError(f"room {sender.id} is sealed before it was computed")
-        if sender.elected:
-            push.seal()
-
-    def _tell(self, push: Push, sender: Sender) -> None:
-        if sender.grant is None:
-            raise AssertionError(f"room {sender.id} was computed without a destination")
+        if not sender.elected:
+            return
         record = MetadataRecord(
             room=sender.id,
             generation=sender.grant.generation,
@@ -325,7 +319,7 @@ class PrefillRank:
             pages=len(sender.grant.pages),
             first_token=FIRST_TOKEN,
         )
-        push.tell(record, lambda heads: told_sum(heads) if self._sums else 0)
+        push.conclude(record, lambda heads: told_sum(heads) if self._sums else 0)
 
     def _compute(self) -> None:
         for room, job in self._jobs.items():

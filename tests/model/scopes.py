@@ -91,9 +91,6 @@ class Scope:
     """The same of the receiver's engine alone."""
     tokens: int = 1
     """Steps of the receiver's engine until a sequence ends."""
-    late_records: bool = True
-    """A record may land at any time after it was posted, as every other write. False: it has landed before
-    anything else happens."""
     budget: Budget = Budget()
     depth: int | None = None
     """Explore so many events deep only."""
@@ -147,7 +144,6 @@ _ALL: Final = (
         senders=_TP2,
         receivers=_TP2,
         rooms=1,
-        late_records=False,
         budget=Budget(aborts=1, failures=1, repeats=1),
     ),
     Scope(
@@ -162,7 +158,6 @@ _ALL: Final = (
         receivers=_TP2,
         rooms=1,
         steps=True,
-        late_records=False,
         budget=Budget(aborts=1, failures=1),
     ),
     Scope(
@@ -208,7 +203,6 @@ _ALL: Final = (
         rooms=1,
         ways=True,
         steps=True,
-        late_records=False,
         budget=Budget(stalls=1),
     ),
     Scope(
@@ -261,7 +255,6 @@ _ALL: Final = (
         "pipeline-rooms",
         "two pipeline ranks write two rooms, one after the other, to one slot of one rank; late writes",
         senders=_PP2,
-        late_records=False,
         budget=Budget(aborts=1, failures=1),
         quick=False,
     ),
@@ -269,7 +262,6 @@ _ALL: Final = (
         "pipeline-death",
         "the same beside a sender's death and a message that is lost",
         senders=_PP2,
-        late_records=False,
         budget=Budget(sender_deaths=1, losses=1),
         quick=False,
     ),
@@ -279,7 +271,6 @@ _ALL: Final = (
         senders=_PP2,
         receivers=_TP2,
         rooms=1,
-        late_records=False,
         budget=Budget(aborts=1, failures=1),
     ),
     Scope(
@@ -328,7 +319,6 @@ _ALL: Final = (
         "the same without an abort, and the slot is used again",
         senders=_TP2,
         receivers=_TP2,
-        late_records=False,
         budget=Budget(lags=1),
         quick=False,
     ),
@@ -339,7 +329,6 @@ _ALL: Final = (
         receivers=_TP2,
         rooms=1,
         ways=True,
-        late_records=False,
         budget=Budget(lags=1, revocations=1, aborts=1),
         quick=False,
     ),
@@ -348,7 +337,6 @@ _ALL: Final = (
         "two ranks a side, two rooms in one slot, an abort and a fault",
         senders=_TP2,
         receivers=_TP2,
-        late_records=False,
         budget=Budget(aborts=1, failures=1),
         quick=False,
     ),
@@ -357,7 +345,6 @@ _ALL: Final = (
         "the same beside a sender's death and a message that comes twice",
         senders=_TP2,
         receivers=_TP2,
-        late_records=False,
         budget=Budget(aborts=1, repeats=1, sender_deaths=1),
         quick=False,
     ),
@@ -367,7 +354,6 @@ _ALL: Final = (
         senders=_TP2,
         receivers=_TP2,
         overlap=True,
-        late_records=False,
         budget=Budget(aborts=1, failures=1),
         depth=20,
         quick=False,
@@ -414,7 +400,6 @@ _ALL: Final = (
         senders=_TP2,
         receivers=_TP2,
         ways=True,
-        late_records=False,
         budget=Budget(stalls=1),
         depth=24,
         quick=False,
@@ -434,7 +419,6 @@ _ALL: Final = (
         senders=_TP3,
         receivers=_TP3,
         rooms=1,
-        late_records=False,
         budget=Budget(aborts=1, failures=1),
         quick=False,
     ),
