@@ -4,9 +4,10 @@ import asyncio
 import json
 import random
 import subprocess
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import uvicorn
@@ -139,52 +140,63 @@ async def test_a_server_that_answers_nothing_is_not_measurable_and_says_why() ->
         await measured(server)
 
 
+EVENT: Final = (
+    b'data: {"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
+)
+BODY: Final = EVENT + b"data: [DONE]\n\n"
+REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+"""Of one token."""
+
+
+async def asked_one_by_one(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], count: int
+) -> Outcome:
+    """What comes of so many requests to a server that does this with each connection."""
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        load = Load(Server.at(f"127.0.0.1:{port}"), "/", 10)
+        outcome = await load.closed([Ask(b"{}")] * count, 1)
+        load.close()
+    return outcome
+
+
 async def test_a_connection_that_the_server_dropped_between_requests_is_replaced() -> None:
     connections = 0
-    event = b'data: {"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
-    body = event + b"data: [DONE]\n\n"
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         await reader.readuntil(b"\r\n\r\n{}")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(REPLY)
         with_next = await reader.read(1)
         assert with_next, "the client keeps its connection"
         writer.close()
 
-    async with await asyncio.start_server(once, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        load = Load(Server.at(f"127.0.0.1:{port}"), "/", 10)
-        outcome = await load.closed([Ask(b"{}")] * 3, 1)
-        load.close()
+    outcome = await asked_one_by_one(once, 3)
     assert (len(outcome.answers), outcome.failures) == (3, [])
     assert connections == 3
 
 
 async def test_what_is_lost_with_a_connection_that_broke_before_the_answer_is_waited_for() -> None:
-    asked = 0
-    event = b'data: {"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
-    body = event + b"data: [DONE]\n\n"
+    asked, lost_s = 0, 0.0
 
     async def second_is_dropped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
+        nonlocal asked, lost_s
         with suppress(asyncio.IncompleteReadError):
             while await reader.readuntil(b"\r\n\r\n{}"):
                 asked += 1
                 if asked == 2:
                     await asyncio.sleep(0.2)
+                    lost_s = time.perf_counter()
                     break
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                writer.write(REPLY)
         writer.close()
 
-    async with await asyncio.start_server(second_is_dropped, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        load = Load(Server.at(f"127.0.0.1:{port}"), "/", 10)
-        outcome = await load.closed([Ask(b"{}")] * 2, 1)
-        load.close()
+    outcome = await asked_one_by_one(second_is_dropped, 2)
     assert (len(outcome.answers), outcome.failures, asked) == (2, [], 3)
-    assert outcome.answers[0].ttft_s < 0.2 - EARLY_MS / 1000 <= outcome.answers[1].ttft_s
+    first, second = outcome.answers
+    assert first.ended <= second.due < lost_s <= second.sent
+    assert second.ttft_s >= 0.2 - EARLY_MS / 1000
 
 
 def test_the_same_seed_asks_the_same_and_turns_share_only_their_prefix() -> None:
