@@ -23,7 +23,8 @@ from services.runtime.api_keys import ApiKeys
 
 OPEN: Final = frozenset({"/health", "/ready"})
 """What platforms ask, which have no key. They are told no more than whether."""
-READS: Final = frozenset({"GET", "HEAD"})
+READ: Final = "GET"
+"""What a HEAD is taken for, too (`edge.py`)."""
 NETWORK_BITS: Final = 64
 """Of an IPv6 address: what one household or host has all of."""
 
@@ -47,7 +48,7 @@ class Door:
                 self._count(None, scope)
             if caller is None and scope["path"] not in OPEN:
                 raise _unauthorized(scope)
-        if scope["method"] not in READS:
+        if scope["method"] != READ:
             self._count(caller, scope)
 
     def _count(self, caller: bytes | None, scope: Scope) -> None:
@@ -72,7 +73,7 @@ def _caller(keys: ApiKeys, presented: Sequence[str], method: str) -> bytes | Non
     match scheme.lower():
         case "bearer":
             return keys.who(rest.strip())
-        case "basic" if method in READS:
+        case "basic" if method == READ:
             return keys.who(_password(rest.strip()))
         case _:
             return None
@@ -88,7 +89,7 @@ def _password(encoded: str) -> str:
 
 
 def _unauthorized(scope: Scope) -> ApiError:
-    person = scope["method"] in READS and "text/html" in (header(scope, b"accept") or "")
+    person = scope["method"] == READ and "text/html" in (header(scope, b"accept") or "")
     return ApiError(
         401,
         "A valid API key is needed, as 'Authorization: Bearer KEY'.",

@@ -18,8 +18,6 @@ from services.runtime.tracing import OFF, Attribute, Kind, Span, Tracer
 
 FAULT_STATUS: Final = 500
 """From here on it is ours: the cause goes into the log, and the span is one of a failure."""
-READS: Final = frozenset({"GET", "HEAD"})
-"""Probes and people that look: their lines are for debugging."""
 
 log = Log(__name__)
 
@@ -73,7 +71,8 @@ class Exchange:
     def end(self, scope: Scope, route: str | None) -> None:
         """`route`: the path's template, if there is one."""
         status, fault = self.status, self._fault()
-        write = log.debug if scope["method"] in READS and fault is None else log.info
+        # Probes, and people that look: their lines are for debugging.
+        write = log.debug if scope["method"] == "GET" and fault is None else log.info
         write(
             "request answered" if status else "request cut off",
             **self.names,
