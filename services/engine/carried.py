@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
 
-from services.engine.splits import BYTE_LEVEL, SENTENCES, split_of
+from services.engine.splits import BYTE_LEVEL, spaced, split_of
 
 THETA: Final = 10_000.0
 """Of rotations, where a file does not say it."""
@@ -90,17 +90,13 @@ def lost_settings(header: Header, config: Any) -> list[str]:
 
 def lost_of_tokenizer(header: Header) -> list[str]:
     """What the file says of its tokenizer, and the library's reader passes over: in a few words each."""
-    kind, split = header.of_tokenizer("model"), header.of_tokenizer("pre")
+    split = header.of_tokenizer("pre")
     found = []
-    if kind == BYTE_LEVEL and split_of(header) is None:
+    if header.of_tokenizer("model") == BYTE_LEVEL and split_of(header) is None:
         found.append(
             "how text is split for its tokens" + (f" ({split})" if split else ", which it does not name")
         )
-    if (
-        kind == SENTENCES
-        and header.of_tokenizer("add_space_prefix") is False
-        and not header.architecture.startswith("gemma")
-    ):
+    if spaced(header) and header.of_tokenizer("add_space_prefix") is False:
         found.append("no space before a text (add_space_prefix)")
     return found
 

@@ -85,9 +85,9 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
     from services.engine.splits import (
         BEGUN,
         BYTE_LEVEL,
-        SENTENCES,
         alike,
         begin_with_a_space,
+        spaced,
         split_by,
         split_of,
     )
@@ -95,10 +95,9 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
     tokenizer: Any = AutoTokenizer.from_pretrained(
         str(source.parent), gguf_file=source.name, local_files_only=True
     )
-    kind = header.of_tokenizer("model")
-    if kind == SENTENCES and not header.architecture.startswith("gemma"):
+    if spaced(header):
         begin_with_a_space(tokenizer)
-    split = split_of(header) if kind == BYTE_LEVEL else None
+    split = split_of(header) if header.of_tokenizer("model") == BYTE_LEVEL else None
     if split is None:
         return tokenizer
     split_by(tokenizer, split)

@@ -65,6 +65,11 @@ def split_by(tokenizer: Any, name: str) -> None:
     backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
 
 
+def spaced(header: Any) -> bool:
+    """The texts of a `Header`'s vocabulary begin with a space, where the file does not say otherwise."""
+    return header.of_tokenizer("model") == SENTENCES and not header.architecture.startswith("gemma")
+
+
 def begin_with_a_space(tokenizer: Any) -> None:
     """Have the library's `tokenizer` of a file put a space before every text and before what follows a token
     that is named in it, as llama.cpp does, also where there is one: the library leaves it out there."""

@@ -120,7 +120,7 @@ class Probe:
 def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
     listed = ", ".join(dict.fromkeys(needs))
     if listed:
-        raise UnsupportedModel(f"the model {name} ({model_type}) cannot be served: it needs {listed}")
+        raise UnsupportedModel.needing(name, model_type, listed)
 
 
 def _told(config: Any, key: str) -> Any:

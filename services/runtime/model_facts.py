@@ -45,6 +45,10 @@ class ModelUnreadable(StartupError, ValueError):
 class UnsupportedModel(StartupError):
     """The model needs something that is not computed here. The text names the model and what it needs."""
 
+    @classmethod
+    def needing(cls, name: str, model_type: object, what: str) -> "UnsupportedModel":
+        return cls(f"the model {name} ({model_type}) cannot be served: it needs {what}")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -77,8 +81,7 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
     name = name or own_name(directory)
     kind = words.get("model_type")
     if words.get("alibi") or kind in ALIBI:
-        needs = "linear position biases (ALiBi)"
-        raise UnsupportedModel(f"the model {name} ({kind}) cannot be served: it needs {needs}")
+        raise UnsupportedModel.needing(name, kind, "linear position biases (ALiBi)")
     return ModelFacts(
         name=name,
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
