@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 
 from services.engine.kept import KeptGroup
 from services.engine.kv_cache import PagedKvCache
+from services.engine.paged import PagedRows
 from services.engine.plan import Group, Plan, Prefixed, Whole
 
 NAME: Final = "baton_paged"
@@ -99,12 +100,12 @@ class PagedStep:
         flat = entries.reshape(-1, entries.shape[2])
         self._cache.write(layer, plan.write, flat)
         if plan.alike is not None:
-            return self._singles(layer, plan.alike, query, flat, scaling)
+            return self._together(layer, plan.alike, query, flat, scaling)
         out = query.new_empty(query.shape)
-        for group in plan.singles:
+        for group in plan.groups:
             span = slice(group.begin, group.end)
             own = entries[span].reshape(-1, entries.shape[2])
-            out[span] = self._singles(layer, group, query[span], own, scaling)
+            out[span] = self._together(layer, group, query[span], own, scaling)
         kv_heads = entries.shape[1] // 2
         # [kv heads, query heads of each, T, head_dim]
         folded = query.view(len(query), kv_heads, -1, query.shape[2]).permute(1, 2, 0, 3)
@@ -116,15 +117,18 @@ class PagedStep:
             _look(out, folded, whole, own[:kv_heads], own[kv_heads:], None, scaling)
         return out
 
-    def _singles(
+    def _together(
         self,
         layer: int,
-        group: Group | KeptGroup,
+        group: Group | KeptGroup | PagedRows,
         query: torch.Tensor,
         entries: torch.Tensor,
         scaling: float,
     ) -> torch.Tensor:
-        """Rows of one token each: the query heads that share a kv head are rows of one product."""
+        """By a kernel, or, of rows of one token each, the query heads that share a kv head are rows of one
+        product."""
+        if isinstance(group, PagedRows):
+            return group.look(self._cache, layer, query, scaling)
         keys, values = group.look_up(self._cache, self._cache.places[layer], layer, entries)
         scores = torch.add(group.mask, torch.bmm(group.fold(query), keys), alpha=scaling)
         return group.unfold(torch.bmm(torch.softmax(scores, dim=-1), values))

@@ -12,12 +12,14 @@ import torch
 from services.engine.attention import PagedStep
 from services.engine.checksum import PageSummer
 from services.engine.compiled import CompiledSteps
-from services.engine.compiler import kernel
+from services.engine.compiler import kernel as compiled_kernel
 from services.engine.device import find_device, find_dtype
+from services.engine.flash import find_kernel, proven
 from services.engine.graphs import RecordedSteps, recorded_steps
 from services.engine.kept import Kept
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
 from services.engine.model import Model, load_model
+from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
 from services.engine.proof import hasten
 from services.engine.rows import PageSum, Row, Sequence, SumPart, check
@@ -50,9 +52,10 @@ class Engine:
         batch_memory: int = 0,
         recorded: RecordedSteps | None = None,
         compiled: CompiledSteps | None = None,
+        kernel: PagedKernel | None = None,
     ) -> None:
         """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`:
-        computes all steps instead."""
+        computes all steps instead. `kernel`: looks at the pages where they lie."""
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""
@@ -66,6 +69,7 @@ class Engine:
         self._kept = Kept(cache, batch_memory) if batch_memory else None
         self.recorded = recorded
         self.compiled = compiled
+        self.kernel = kernel
 
     def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
@@ -128,7 +132,7 @@ class Engine:
         replayed = None if self.recorded is None else self.recorded.logits(rows)
         if replayed is not None:
             return replayed
-        plan = make_plan(rows, self.cache, self.model.device, self._kept)
+        plan = make_plan(rows, self.cache, self.model.device, self._kept, self.kernel)
         return self.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
 
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
@@ -185,6 +189,7 @@ def load_engine(
     batch_memory: int = 0,
     cuda_graphs: int = 0,
     compiled: bool = False,
+    flash_attention: bool = False,
     topology: Topology | None = None,
     rank: int = 0,
     team: Team | None = None,
@@ -198,7 +203,8 @@ def load_engine(
     `batch_memory`: bytes beside the pages in which the
     running batch's keys and values may lie side by side, on a CPU. `cuda_graphs`: rows of the largest decode
     step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. `compiled`: have
-    steps computed by one call, on a CPU, where it can be compiled. Raises
+    steps computed by one call, on a CPU, where it can be compiled. `flash_attention`: have its kernels look
+    at the pages, on a GPU, where they are installed. Raises
     StartupError: a missing, damaged or unsupported model, one that so many ranks cannot share, a device that
     is not there, too little memory.
     """
@@ -206,7 +212,10 @@ def load_engine(
     team = alone() if team is None else team
     if (team.topology, team.rank) != (topology or Topology(), rank):
         raise ValueError(f"rank {rank} of {topology} with a team of rank {team.rank} of {team.topology}")
-    dtype = find_dtype(dtype, find_device(device, team.rank), team)
+    place = find_device(device, team.rank)
+    dtype = find_dtype(dtype, place, team)
+    # Before the model is: what its other attention is computed by from then on is proven with it.
+    kernel = find_kernel(place, dtype) if flash_attention and place.type == "cuda" else None
     model = load_model(directory, dtype, device, team, load_format)
     geometry = model.geometry
     whole = KvLayout(
@@ -219,9 +228,11 @@ def load_engine(
     )
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1:
-        hasten(model, layout, kernel if compiled and model.device.type == "cpu" else None)
+        hasten(model, layout, compiled_kernel if compiled and model.device.type == "cpu" else None)
     pages = team.least(pages_that_fit(layout, kv_cache_memory))
     beside = batch_memory if model.device.type == "cpu" and not model.compiled else 0
     cache = PagedKvCache(layout, pages, model.device, beside)
-    recorded = recorded_steps(model, cache, cuda_graphs)
-    return Engine(model, whole, cache, team, beside, recorded, model.compiled_steps(cache))
+    if kernel is not None:
+        kernel = proven(kernel, geometry.query_heads // team.topology.tensor, cache)
+    recorded = recorded_steps(model, cache, cuda_graphs, kernel)
+    return Engine(model, whole, cache, team, beside, recorded, model.compiled_steps(cache), kernel)

@@ -19,6 +19,7 @@ import torch
 from services.engine.attention import PagedStep
 from services.engine.kv_cache import PagedKvCache
 from services.engine.model import Model
+from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan, pack_singles, plan_of_singles
 from services.engine.proof import TOLERANCES, gap
 from services.engine.rows import Row, Sequence
@@ -90,9 +91,18 @@ class Shape(NamedTuple):
 class RecordedSteps:
     """Steps of up to `rows_max` rows of one token each, over one cache. One step at a time."""
 
-    def __init__(self, model: Model, cache: PagedKvCache, recorder: Recorder, rows_max: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: PagedKvCache,
+        recorder: Recorder,
+        rows_max: int,
+        kernel: PagedKernel | None = None,
+    ) -> None:
+        """`kernel`: looks at the pages."""
         self._model = model
         self._cache = cache
+        self._kernel = kernel
         self._recorder = recorder
         self._rows = sizes(1, rows_max)
         longest = cache.layout.pages_for(model.facts.context_length)
@@ -169,7 +179,7 @@ class RecordedSteps:
         logits = self._logits[: shape.rows]
 
         def work() -> None:
-            plan = plan_of_singles(numbers, shape.rows, self._cache)
+            plan = plan_of_singles(numbers, shape.rows, self._cache, self._kernel)
             step = PagedStep(plan, self._cache)
             computed = self._model.compute(plan.tokens, plan.positions, plan.keep, step)
             if computed is None:
@@ -189,7 +199,7 @@ class RecordedSteps:
         places = [row.start % size for row in rows]
         entries = self._cache.tensor.permute(0, 4, 1, 2, 3, 5)
         """[page][token][kv head][layer][K, V][head_dim]"""
-        plan = make_plan(rows, self._cache, self._model.device)
+        plan = make_plan(rows, self._cache, self._model.device, kernel=self._kernel)
         step = PagedStep(plan, self._cache)
         expected = self._model.compute(plan.tokens, plan.positions, plan.keep, step)
         if expected is None:
@@ -224,11 +234,13 @@ class RecordedSteps:
         return rows
 
 
-def recorded_steps(model: Model, cache: PagedKvCache, rows_max: int) -> RecordedSteps | None:
+def recorded_steps(
+    model: Model, cache: PagedKvCache, rows_max: int, kernel: PagedKernel | None = None
+) -> RecordedSteps | None:
     """Of up to `rows_max` rows, where this model's steps can be captured. Nothing is recorded yet."""
     if rows_max < 1 or model.device.type != "cuda" or not model.taken_apart:
         return None
-    return RecordedSteps(model, cache, Capturing(model.device), rows_max)
+    return RecordedSteps(model, cache, Capturing(model.device), rows_max, kernel)
 
 
 def sizes(first: int, last: int) -> list[int]:

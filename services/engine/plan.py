@@ -1,8 +1,9 @@
 """Which token of a step is read and written where?
 
 A step's rows become one flat batch: first the rows of a single token, in groups of similar length
-that are computed together; then the longer rows one by one. Every index tensor is made here, once a
-step, and serves all layers.
+that are computed together; then the longer rows one by one. Where a kernel looks at pages where they lie,
+there are two groups of any lengths, the rows of a single token and the longer ones. Every index tensor is
+made here, once a step, and serves all layers.
 """
 
 from collections import abc
@@ -15,6 +16,7 @@ import torch
 from services.engine.grouping import groups_of_similar_length, mask
 from services.engine.kept import Kept, KeptGroup
 from services.engine.kv_cache import PagedKvCache
+from services.engine.paged import PagedKernel, PagedRows, pack, page_table, unpack
 from services.engine.rows import Row
 
 
@@ -89,8 +91,8 @@ class Plan:
     """[1, T]"""
     write: torch.Tensor
     """[T * 2 * kv heads]: what the cache's `write` takes, token by token, keys first."""
-    singles: tuple[Group | KeptGroup, ...]
-    alike: Group | KeptGroup | None
+    groups: tuple[Group | KeptGroup | PagedRows, ...]
+    alike: Group | KeptGroup | PagedRows | None
     """The only group, where the step has no other rows."""
     prefixed: tuple[Prefixed, ...]
     wholes: tuple[Whole, ...]
@@ -99,10 +101,14 @@ class Plan:
 
 
 def make_plan(
-    rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device, kept: Kept | None = None
+    rows: abc.Sequence[Row],
+    cache: PagedKvCache,
+    device: torch.device,
+    kept: Kept | None = None,
+    kernel: PagedKernel | None = None,
 ) -> Plan:
     """Lay the checked `rows` of a step out. Moves to `device` what it needs, in one copy. `kept`: of the last
-    steps, and from now on of this one, once it has `ended`."""
+    steps, and from now on of this one, once it has `ended`; not with a `kernel`, which is to look at all."""
     size = cache.layout.page_tokens
     single = [row for row in rows if row.stop - row.start == 1]
     arranged = None if kept is None or not single else kept.arrange(single)
@@ -119,35 +125,40 @@ def make_plan(
     last = {id(row): end - 1 for row, end in zip(laid, begins[1:], strict=True)}
     keep = [last[id(row)] for row in rows if row.sample]
 
-    cuts = [] if arranged else groups_of_similar_length(lengths[: len(single)])
-    reads = _reads(laid, len(single), lengths, cuts, size)
+    if kernel is not None:
+        reads = _paged_reads(laid, len(single), size)
+    else:
+        cuts = [] if arranged else groups_of_similar_length(lengths[: len(single)])
+        reads = _reads(laid, len(single), lengths, cuts, size)
     packed = torch.tensor([*tokens, *positions, *homes, *keep, *chain(*(read.table for read in reads))])
     sizes = [len(tokens)] * 3 + [len(keep)] + [len(read.table) for read in reads]
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
 
-    singles: list[Group | KeptGroup] = []
+    together: list[Group | KeptGroup | PagedRows] = []
     prefixed: list[Prefixed] = []
     for group in groups:
-        begin = singles[-1].end if singles else 0
+        begin = together[-1].end if together else 0
         group.lay(begin, where[begin : begin + len(group)])
-        singles.append(group)
+        together.append(group)
     for read, table in zip(reads, tables, strict=True):
         begin, end = begins[read.first], begins[read.end]
-        if read.end <= len(single):
-            singles.append(_singles(begin, end, table, where, cache))
+        if kernel is not None:
+            together.append(unpack(table, laid[read.first : read.end], begin, end, kernel))
+        elif read.end <= len(single):
+            together.append(_singles(begin, end, table, where, cache))
         else:
             prefixed.append(_prefixed(begin, end, table, laid[read.first].stop, where, cache))
     wholes = [
         Whole(begins[place], begins[place + 1])
         for place in range(len(single), len(laid))
-        if laid[place].start == 0
+        if laid[place].start == 0 and kernel is None
     ]
     return Plan(
         tokens=ids[None],
         positions=where[None],
         write=_write_rows(pages, where, cache),
-        singles=tuple(singles),
-        alike=singles[0] if len(singles) == 1 and len(single) == len(laid) else None,
+        groups=tuple(together),
+        alike=together[0] if together and together[0].end == len(tokens) else None,
         prefixed=tuple(prefixed),
         wholes=tuple(wholes),
         keep=wanted,
@@ -158,19 +169,27 @@ def pack_singles(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[
     """What `plan_of_singles` takes, of rows of one token each that have up to `pages` pages."""
     tokens = chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in rows)
     homes = (row.pages[row.start // page_tokens] for row in rows)
-    return [*tokens, *(row.start for row in rows), *homes, *_table(rows, pages, page_tokens)]
+    return [*tokens, *(row.start for row in rows), *homes, *page_table(rows, pages, page_tokens)]
 
 
-def plan_of_singles(packed: torch.Tensor, rows: int, cache: PagedKvCache) -> Plan:
+def plan_of_singles(
+    packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: PagedKernel | None = None
+) -> Plan:
     """`rows` rows of one token each as one group, in their order, all wanted: from what `pack_singles` laid
     side by side, which is on the device. Makes the same calls whatever the numbers are."""
     ids, where, homes, table = torch.split(packed, [rows, rows, rows, len(packed) - 3 * rows])
-    group = _singles(0, rows, table, where, cache)
+    group: Group | PagedRows
+    if kernel is None:
+        group = _singles(0, rows, table, where, cache)
+    else:
+        begins = torch.arange(rows + 1, dtype=torch.int32, device=packed.device)
+        stops, tables = (where + 1).int(), table.view(rows, -1).int()
+        group = PagedRows(0, rows, begins, stops, tables, longest=1, kernel=kernel)
     return Plan(
         tokens=ids[None],
         positions=where[None],
         write=_write_rows(homes, where, cache),
-        singles=(group,),
+        groups=(group,),
         alike=group,
         prefixed=(),
         wholes=(),
@@ -193,25 +212,20 @@ def _reads(
     reads: list[_Read] = []
     first = 0
     for end in cuts:
-        reads.append(_Read(first, end, _table(laid[first:end], lengths[first], size)))
+        reads.append(_Read(first, end, page_table(laid[first:end], lengths[first], size)))
         first = end
     reads.extend(
-        _Read(place, place + 1, _table([laid[place]], lengths[place], size))
+        _Read(place, place + 1, page_table([laid[place]], lengths[place], size))
         for place in range(single_count, len(laid))
         if laid[place].start > 0
     )
     return reads
 
 
-def _table(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
-    """The rows' page tables, `pages` long each: a shorter one is filled up with its own first page, whose
-    contents are numbers, and which the mask hides."""
-    table: list[int] = []
-    for row in rows:
-        used = -(-row.stop // page_tokens)
-        table.extend(row.pages[:used])
-        table.extend([row.pages[0]] * (pages - used))
-    return table
+def _paged_reads(laid: abc.Sequence[Row], single_count: int, size: int) -> list[_Read]:
+    """Those of one token together, and the longer ones."""
+    spans = [span for span in ((0, single_count), (single_count, len(laid))) if span[0] < span[1]]
+    return [_Read(*span, pack(laid[slice(*span)], size)) for span in spans]
 
 
 def _write_rows(pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache) -> torch.Tensor:

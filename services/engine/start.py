@@ -80,6 +80,7 @@ def start_engine(
         batch_memory=settings.beside_pages,
         cuda_graphs=settings.replayed_rows,
         compiled=settings.compiled_steps,
+        flash_attention=settings.flash_attention,
         topology=topology,
         rank=rank,
         team=team,

@@ -161,12 +161,12 @@ def configure(level: str, log_format: str, stream: TextIO | None = None, **alway
 
     `level` is a key of LEVELS, `log_format` is "text" or "json", `always` are fields of every line. The
     HTTP client's and server's lines about single requests are kept out below "debug": they repeat what the
-    metrics count.
+    metrics count; so are the tensor library's, one for each layer of each step.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     always = {name: value for name, value in always.items() if value is not None}
     handler.setFormatter(JsonFormatter(**always) if log_format == "json" else TextFormatter(**always))
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
-    for name in ("uvicorn", "uvicorn.access", "httpx", "asyncio"):
+    for name in ("uvicorn", "uvicorn.access", "httpx", "asyncio", "torch.nn.attention.varlen"):
         logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING) if level != "debug" else "DEBUG")

@@ -64,6 +64,12 @@ class WorkerSettings(ServiceSettings):
         " a C compiler.",
         SWITCH,
     )
+    flash_attention: bool = setting(
+        True,
+        "On a GPU of Hopper's or Blackwell's kind, look at KV pages where they lie, by FlashAttention's"
+        " kernels if they are installed.",
+        SWITCH,
+    )
     kv_cache_memory: int = setting(
         2**30,
         "Memory for KV pages, of each rank; never exceeded. The default is small: give a GPU most of what the"

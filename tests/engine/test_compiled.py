@@ -627,7 +627,7 @@ def test_a_kernel_that_gives_something_else_is_not_used_and_the_log_says_so(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        engine_module, "kernel", lambda *of: replace(compiler.kernel(*of), step=lambda *_: None)
+        engine_module, "compiled_kernel", lambda *of: replace(compiler.kernel(*of), step=lambda *_: None)
     )
     engine = load(directory("three queries a head"), dtype=torch.float32)
     assert engine.compiled is None
@@ -641,7 +641,7 @@ def test_it_is_for_workers_that_do_not_refuse_it(
 ) -> None:
     assert DecodeSettings().compiled_steps
     assert PrefillSettings().compiled_steps
-    monkeypatch.setattr(engine_module, "kernel", lambda *_: pytest.fail("it was asked for"))
+    monkeypatch.setattr(engine_module, "compiled_kernel", lambda *_: pytest.fail("it was asked for"))
     assert load(directory("three queries a head"), compiled=False).compiled is None
 
 

@@ -137,3 +137,51 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_computing_goes_on(
         Capturing(device).record(lambda: number.fill_(number.item()))
     assert torch.cuda.current_stream(device) == before
     assert number.add_(1).item() == 1
+
+
+@pytest.fixture
+def in_pages(tiny_dir: Callable[[str], Path]) -> Engine:
+    """Which looks at its pages where they lie, by replays where it decodes, after its warm-up."""
+    kernels = {9: "flash_attn_interface", 10: "flash_attn.cute"}
+    major, _ = torch.cuda.get_device_capability()
+    pytest.importorskip(kernels.get(major, "a GPU of another kind"), reason="no FlashAttention for this GPU")
+    engine = load_engine(
+        tiny_dir("llama-gqa-untied"),
+        dtype="bfloat16",
+        device="cuda",
+        kv_cache_memory=4 * 2**20,
+        cuda_graphs=6,
+        flash_attention=True,
+    )
+    engine.warm_up()
+    assert engine.kernel is not None
+    assert engine.recorded is not None
+    assert engine.recorded.recorded == frozenset(engine.recorded.shapes)
+    return engine
+
+
+def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages: Engine) -> None:
+    """The same rows by both ways: prompts, chunks of them, tokens, and tokens that are replayed."""
+    worker = Worker(in_pages)
+    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
+    worker.step(tenants[1:4], chunk=30)
+    for spans in ((0, 1, 2, 3, 4), (1, 3, 4), (0, 1, 2, 3, 4)):
+        rows = []
+        for tenant in (tenants[place] for place in spans):
+            stop = min(tenant.computed + 40, tenant.sequence.length)
+            worker.grow(tenant, stop)
+            rows.append(Row(tenant.sequence, tenant.computed, stop, tenant.pages, sample=True))
+            in_pages._clear_tail(rows[-1])
+        logits = []
+        with torch.inference_mode():
+            for kernel in (None, in_pages.kernel):
+                plan = make_plan(rows, in_pages.cache, in_pages.model.device, kernel=kernel)
+                step = PagedStep(plan, in_pages.cache)
+                logits.append(in_pages.model.compute(plan.tokens, plan.positions, plan.keep, step))
+        fetched, looked = logits
+        assert fetched is not None
+        assert looked is not None
+        assert gap(looked.float(), fetched.float()) < TOLERANCES["bfloat16"]
+        worker.step([tenants[place] for place in spans], chunk=40)
+    assert all(tenant.sequence.output for tenant in tenants)
+    assert worker.run(tenants, chunk=40)

@@ -18,8 +18,10 @@ from services.engine.anatomy import anatomy_of
 from services.engine.attention import PagedStep
 from services.engine.decoder import Decoder, RmsNorm
 from services.engine.engine import Engine, Row, load_engine
+from services.engine.flash import flash_attention
 from services.engine.graphs import Calling, RecordedSteps, Replay, Shape, recorded_steps, sizes
 from services.engine.kv_cache import PagedKvCache
+from services.engine.paged import PagedKernel
 from services.engine.plan import Plan, plan_of_singles
 from services.engine.team import alone
 from services.pages.layout import KvLayout
@@ -62,7 +64,7 @@ class Forgetful(Counting):
         return replay if self.recorded != 3 else lambda: None
 
 
-def held_on_to(packed: torch.Tensor, rows: int, cache: PagedKvCache) -> Plan:
+def held_on_to(packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: None) -> Plan:
     """What was there when a shape was recorded, as a call by contents would leave it in a graph."""
     return _plans.setdefault((rows, len(packed)), plan_of_singles(packed.clone(), rows, cache))
 
@@ -267,9 +269,10 @@ def looking(self: RmsNorm, rows: torch.Tensor) -> torch.Tensor:
     return rows * 2 if rows.amax() > 1 else rows
 
 
+@pytest.mark.parametrize("kernel", [None, flash_attention], ids=["fetched", "in-pages"])
 @pytest.mark.parametrize("architecture", ["llama-gqa-untied", "qwen3-query-key-norm", "qwen2-biased"])
 def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
-    monkeypatch: pytest.MonkeyPatch, architecture: str
+    monkeypatch: pytest.MonkeyPatch, architecture: str, kernel: PagedKernel | None
 ) -> None:
     """What no capture allows. Tensors of torch's device "meta" have no values, and go where a GPU's would."""
     nowhere = torch.device("meta")
@@ -290,7 +293,7 @@ def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
         packed = torch.zeros(5 * (3 + 8), dtype=torch.int64, device=nowhere)
 
         def compute() -> torch.Tensor:
-            plan = plan_of_singles(packed, 5, cache)
+            plan = plan_of_singles(packed, 5, cache, kernel)
             return decoder.logits(plan.tokens, plan.positions, plan.keep, PagedStep(plan, cache))
 
         assert compute().shape == (5, tiny.VOCABULARY)

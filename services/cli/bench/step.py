@@ -44,6 +44,7 @@ def step(
     ] = LoadFormat.AUTO,
     graphs: Annotated[bool, typer.Option(help="On a GPU, replay decode steps (--cuda-graphs).")] = True,
     compiled: Annotated[bool, typer.Option(help="On a CPU, one call a step (--compiled-steps).")] = True,
+    flash: Annotated[bool, typer.Option(help="On a GPU, by its kernels (--flash-attention).")] = True,
     batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
@@ -65,6 +66,7 @@ def step(
         batch_memory=DecodeSettings.batch_memory if phase is Phase.DECODE else 0,
         cuda_graphs=GRAPHED_ROWS if phase is Phase.DECODE and graphs else 0,
         compiled=compiled,
+        flash_attention=flash,
     )
     if engine.recorded is not None:
         engine.warm_up()
@@ -76,6 +78,7 @@ def step(
         "dtype": engine.layout.dtype,
         "device": engine.cache.device,
         "compiled": engine.compiled is not None,
+        "flash_attention": engine.kernel is not None,
         "graphs": 0 if engine.recorded is None else len(engine.recorded.recorded),
     }
     works: dict[str, Callable[[], object]] = {"step": _stepping(engine, phase, rows)}
