@@ -73,8 +73,9 @@ class PagedKvCache:
         self.places = {layer: place for place, layer in enumerate(layout.layers)}
         """Of a layer's id among the layers that are here."""
         self._pages = {layer: pages[:, :, place] for layer, place in self.places.items()}
-        # [page][token][kv head][layer][K, V][head_dim]
-        self._tokens = self.tensor.permute(0, 4, 1, 2, 3, 5)
+        kinds = self.tensor.permute(3, 2, 0, 4, 1, 5)
+        """[K, V][layer][page][token][kv head][head_dim]"""
+        self._kinds = {layer: (kinds[0, place], kinds[1, place]) for layer, place in self.places.items()}
         self._rows = {layer: rows[2 * place * layout.page_tokens :] for layer, place in self.places.items()}
 
     def move(self) -> None:
@@ -108,11 +109,10 @@ class PagedKvCache:
         are one matrix."""
         torch.index_select(self._pages[layer], 0, pages, out=out)
 
-    def matrices(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def kinds(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the keys and the values of the layer with that id lie, [page, token, kv head, head_dim]
         each, with strides: what is written there is seen."""
-        keys, values = self._tokens[:, :, :, self.places[layer]].unbind(3)
-        return keys, values
+        return self._kinds[layer]
 
     def clear_tail(self, page: int, used: int) -> None:
         """Zero what lies behind the first `used` tokens of `page`, in every layer.

@@ -46,7 +46,7 @@ class PagedRows:
 
     def look(self, cache: PagedKvCache, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """At the layer with that id; the rest as `PagedKernel`."""
-        keys, values = cache.matrices(layer)
+        keys, values = cache.kinds(layer)
         return self.kernel(query, keys, values, self, scaling)
 
 
