@@ -5,10 +5,12 @@ both. The worker owns the pages and the sequences; the engine owns the memory, t
 """
 
 from collections import abc
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from services.engine.arrivals import flush_for
 from services.engine.attention import PagedStep
 from services.engine.checksum import PageSummer
 from services.engine.compiled import CompiledSteps
@@ -53,9 +55,11 @@ class Engine:
         recorded: RecordedSteps | None = None,
         compiled: CompiledSteps | None = None,
         kernel: PagedKernel | None = None,
+        flush: Callable[[], None] | None = None,
     ) -> None:
         """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`:
-        computes all steps instead. `kernel`: looks at the pages where they lie."""
+        computes all steps instead. `kernel`: looks at the pages where they lie. `flush`: is called before
+        pages are looked at that others may have written."""
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""
@@ -70,6 +74,7 @@ class Engine:
         self.recorded = recorded
         self.compiled = compiled
         self.kernel = kernel
+        self._flush = flush
 
     def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
@@ -108,6 +113,8 @@ class Engine:
         return tokens
 
     def _compute(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
+        if self._flush is not None:
+            self._flush()
         for row in rows:
             self._clear_tail(row)
         drawing = [row.sequence for row in rows if row.sample]
@@ -115,7 +122,7 @@ class Engine:
             logits = self._logits(rows)
             drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
             self._wait()
-        self.sum_pages(
+        self._sum_up(
             [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
         )
         tell_sums(self._team, self.whole, [each.page_sum for each in drawing if each.page_sum])
@@ -137,6 +144,11 @@ class Engine:
 
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
         """Carry each sum on over what its pages hold now, on this rank."""
+        if self._flush is not None:
+            self._flush()
+        self._sum_up(parts)
+
+    def _sum_up(self, parts: abc.Sequence[SumPart]) -> None:
         for part in parts:
             if part.sum.stop < part.stop:
                 part.sum.add(self._summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
@@ -235,4 +247,14 @@ def load_engine(
     if kernel is not None:
         kernel = proven(kernel, geometry.query_heads // team.topology.tensor, cache)
     recorded = recorded_steps(model, cache, cuda_graphs, kernel)
-    return Engine(model, whole, cache, team, beside, recorded, model.compiled_steps(cache), kernel)
+    return Engine(
+        model,
+        whole,
+        cache,
+        team,
+        beside,
+        recorded,
+        model.compiled_steps(cache),
+        kernel,
+        flush_for(model.device),
+    )

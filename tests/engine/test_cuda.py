@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.engine.arrivals import flush_for
 from services.engine.attention import PagedStep
 from services.engine.engine import Engine, PageSum, Row, SumPart, load_engine
 from services.engine.graphs import Capturing
@@ -137,6 +138,12 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_computing_goes_on(
         Capturing(device).record(lambda: number.fill_(number.item()))
     assert torch.cuda.current_stream(device) == before
     assert number.add_(1).item() == 1
+
+
+def test_writes_of_others_are_flushed_or_need_not_be() -> None:
+    flush = flush_for(torch.device("cuda", 0))
+    if flush is not None:
+        flush()
 
 
 @pytest.fixture
