@@ -22,7 +22,7 @@ from services.engine.anatomy import Anatomy, LayerParts, Norm
 from services.engine.compiler import Kernel
 from services.engine.kv_cache import PagedKvCache
 from services.engine.linears import joined
-from services.engine.rows import Row
+from services.engine.rows import Row, integers
 
 STRIP: Final = 32
 """Numbers that the kernel takes at once."""
@@ -228,7 +228,7 @@ class CompiledSteps:
             if everywhere
             else [end - 1 for row, end in zip(rows, begins[1:], strict=True) if row.sample],
         )
-        numbers = torch.tensor([*chain.from_iterable(told)])
+        numbers = integers([*chain.from_iterable(told)])
         tokens, *where = torch.split(numbers, [*map(len, told)])
         wanted = len(told[-1])
         x = functional.embedding(tokens, self._model.embedding).float()

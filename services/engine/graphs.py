@@ -22,7 +22,7 @@ from services.engine.model import Model
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan, pack_singles, plan_of_singles
 from services.engine.proof import TOLERANCES, gap
-from services.engine.rows import Row, Sequence
+from services.engine.rows import Row, Sequence, integers
 from services.rooms.request import Request
 from services.runtime.logging import Log
 
@@ -171,7 +171,7 @@ class RecordedSteps:
         reads what is overwritten here."""
         filled = [*rows, *[rows[-1]] * (shape.rows - len(rows))]
         packed = pack_singles(filled, shape.pages, self._cache.layout.page_tokens)
-        self._here[: len(packed)] = torch.tensor(packed)
+        self._here[: len(packed)] = integers(packed)
         self._there[: len(packed)].copy_(self._here[: len(packed)], non_blocking=True)
 
     def _recorded_and_proven(self, shape: Shape) -> Replay:

@@ -17,7 +17,7 @@ from services.engine.grouping import groups_of_similar_length, mask
 from services.engine.kept import Kept, KeptGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel, PagedRows, pack, page_table, unpack
-from services.engine.rows import Row
+from services.engine.rows import Row, integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def make_plan(
     else:
         cuts = [] if arranged else groups_of_similar_length(lengths[: len(single)])
         reads = _reads(laid, len(single), lengths, cuts, size)
-    packed = torch.tensor([*tokens, *positions, *homes, *keep, *chain(*(read.table for read in reads))])
+    packed = integers([*tokens, *positions, *homes, *keep, *chain(*(read.table for read in reads))])
     sizes = [len(tokens)] * 3 + [len(keep)] + [len(read.table) for read in reads]
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
 

@@ -1,5 +1,6 @@
 """What is the engine asked to compute in one step?"""
 
+from array import array
 from collections import abc
 from dataclasses import dataclass, field
 
@@ -116,3 +117,8 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
     for page in row.pages[:needed]:
         if not 0 <= page < pages:
             raise ValueError(f"{name}: page {page} of a cache of {pages} pages")
+
+
+def integers(values: list[int]) -> torch.Tensor:
+    """`values`, at least one, as int64 on the CPU: an eighth of the time that torch takes to read a list."""
+    return torch.frombuffer(array("q", values), dtype=torch.int64)
