@@ -8,7 +8,7 @@ import asyncio
 import os
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,6 +28,7 @@ from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.metrics import PrefillMetrics
+from services.prefill.push import KV
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
@@ -36,7 +37,7 @@ from services.rooms.ids import Incarnation, RoomId
 from services.runtime.clock import SystemClock
 from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
-from services.transfer.interface import PutId, Region
+from services.transfer.interface import PutId, Region, Run
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.mailbox import Mailbox
@@ -101,19 +102,28 @@ class MovingIfTold(HostMemory):
 
 
 class Turns(SoloGroup):
-    """One rank, whose turns can be paused."""
+    """One rank, whose turns can be paused. Who rests drives NIXL without a turn: so that nothing lands any
+    more, it is woken, and `paused` says when a turn waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
         super().__init__()
-        self.running = asyncio.Event()
-        self.running.set()
+        self._wake = wake
+        self._running = asyncio.Event()
+        self._running.set()
+        self._waits = False
 
     async def broadcast(self, commands: bytes | None) -> bytes:
-        await self.running.wait()
+        self._waits = not self._running.is_set()
+        await self._running.wait()
+        self._waits = False
         return await super().broadcast(commands)
 
+    def _pause(self) -> None:
+        self._running.clear()
+        self._wake()
+
     def questions(self) -> dict[str, Question]:
-        return {"pause": self.running.clear, "resume": self.running.set}
+        return {"pause": self._pause, "paused": lambda: self._waits, "resume": self._running.set}
 
 
 def _live(pipe: Connection, side: str, port: int, options: dict[str, Any]) -> None:
@@ -168,12 +178,13 @@ async def _prefill(pipe: Connection, port: int) -> None:
     put = transfer.put
 
     def stop_before_put() -> None:
-        """The next write is decided upon, and posted when the process goes on."""
+        """The next write of pages is decided upon, and posted when the process goes on."""
 
-        def stop_and_put(*arguments: Any) -> PutId:
-            transfer.put = put  # type: ignore[method-assign]
-            os.kill(os.getpid(), signal.SIGSTOP)
-            return put(*arguments)
+        def stop_and_put(peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
+            if region == KV:
+                transfer.put = put  # type: ignore[method-assign]
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return put(peer, region, runs)
 
         transfer.put = stop_and_put  # type: ignore[method-assign, assignment]
 
@@ -194,7 +205,7 @@ async def _prefill(pipe: Connection, port: int) -> None:
         window_bytes=WINDOW_BYTES,
         ways=Ways(transfer, [LAYOUT]),
     )
-    group, jobs = Turns(), work._jobs
+    group, jobs = Turns(mailbox.wake), work._jobs
 
     def add(server: Any) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(
@@ -257,7 +268,7 @@ async def _decode(pipe: Connection, port: int) -> None:
         deadlines=_deadlines(),
         max_running=PLACES,
     )
-    group = Turns()
+    group = Turns(mailbox.wake)
 
     def add(server: Any) -> None:
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(
@@ -302,7 +313,8 @@ async def _decode(pipe: Connection, port: int) -> None:
 
 
 def _in_flight(job: Any) -> int:
-    return 0 if job is None or job.push is None else len(job.push._in_flight)
+    """Windows of pages."""
+    return 0 if job is None or job.push is None else sum(map(bool, job.push._in_flight.values()))
 
 
 def _at_rest(registry: CollectorRegistry) -> str:

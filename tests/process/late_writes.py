@@ -46,6 +46,7 @@ def stop_at(pair: Pair, point: str, draw: random.Random) -> Room:
             sender.freeze()
         case "posted":
             decode.ask("pause")
+            until(lambda: decode.ask("paused"), "the pause")
             sender.ask("go")
             until(lambda: sender.ask("under_way", doomed.id), "the write")
             sender.freeze()
