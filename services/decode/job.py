@@ -29,6 +29,8 @@ class Job:
     pages: tuple[int, ...] = ()
     record: MetadataRecord | None = None
     """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
+    near_until_s: float | None = None
+    """Until when its seal is looked for without a pause, once its record is there."""
     landed: PageSum | None = None
     """With `--kv-checksum pages`: of what landed, once the seal was seen."""
     voted: tuple[Phase, Vote] | None = None

@@ -6,6 +6,7 @@ the sum (`landing.py`).
 
 from collections.abc import Iterable
 from math import inf
+from typing import Final
 
 from services.decode.job import Job
 from services.engine.engine import PageSum
@@ -13,13 +14,16 @@ from services.pages.checksum import KvChecksum
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.pages.record import MetadataRecord, read_slot, touched
+from services.pages.record import MetadataRecord, announced, read_slot, touched
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Landed, Sealed
 from services.rooms.ids import Generation
 from services.rooms.phases import Phase
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter
+
+NEAR_S: Final = 0.01
+"""What comes between a record and its seal takes a few milliseconds mostly."""
 
 
 class Seals:
@@ -32,12 +36,15 @@ class Seals:
         bounds: ModelBounds,
         checksum: KvChecksum,
         reporter: Reporter,
+        near_s: float = NEAR_S,
     ) -> None:
+        """`near_s`: for how long a seal is near once its record is there."""
         self._holdings = holdings
         self._layout = layout
         self._bounds = bounds
         self._checksum = checksum
         self._reporter = reporter
+        self._near_s = near_s
 
     def touched(self, jobs: Iterable[Job]) -> list[Job]:
         """Rooms whose pages are on their way, and whose seal may be there."""
@@ -49,6 +56,20 @@ class Seals:
             and job.record is None
             and touched(holdings.slots.view(holdings.get(job.receiver.id).slot))
         ]
+
+    def near(self, jobs: Iterable[Job], now_s: float) -> bool:
+        """One of these rooms has its record, and has not had it for long: its seal is near."""
+        holdings = self._holdings
+        for job in jobs:
+            if job.receiver.phase is not Phase.TRANSFERRING or job.record is not None:
+                continue
+            if job.near_until_s is None and announced(
+                holdings.slots.view(holdings.get(job.receiver.id).slot)
+            ):
+                job.near_until_s = now_s + self._near_s
+            if job.near_until_s is not None and now_s < job.near_until_s:
+                return True
+        return False
 
     def look(self, job: Job) -> bool:
         """Look for the seal. What is not this tenancy's own ends the room (`stale-never-served`)."""

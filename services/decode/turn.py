@@ -20,7 +20,7 @@ from services.decode.metrics import DecodeMetrics
 from services.decode.peers import Peers
 from services.decode.rest import deadline_s, look_s
 from services.decode.revocation import Revocation
-from services.decode.seals import Seals
+from services.decode.seals import NEAR_S, Seals
 from services.engine.stepper import Stepper
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -71,7 +71,9 @@ class DecodeWork:
         deadlines: Deadlines,
         max_running: int,
         checksum: KvChecksum = KvChecksum.RECORD,
+        near_s: float = NEAR_S,
     ) -> None:
+        """`near_s`: as of `Seals`."""
         self.roster: Roster[Receiver] = Roster(places)
         self.callers: Callers[inference_pb2.StreamRoomReply] = Callers(mailbox)
         self._holdings = holdings
@@ -85,7 +87,7 @@ class DecodeWork:
         self._jobs: dict[RoomId, Job] = {}
         self._answers = Answers(reporter, metrics.worker)
         self._computing = Computing(stepper, max_running, answers=self._answers, metrics=metrics, clock=clock)
-        self._seals = Seals(holdings, layout, bounds, checksum, reporter)
+        self._seals = Seals(holdings, layout, bounds, checksum, reporter, near_s)
         self._landing = LandingCheck(stepper, layout)
         self._grants = Grants(incarnation, holdings, layout, exposure, peers, reporter, metrics.worker)
         self._revocation = Revocation(exposure, holdings, slots, peers, metrics)
@@ -238,11 +240,15 @@ class DecodeWork:
     async def rest(self) -> None:
         """Until a turn may have something to do. NIXL is driven by its callers: while something may land, it
         is driven here, and a turn is taken when a seal is there. With others in the group, every look is a
-        turn, since they look in turns alone."""
+        turn, since they look in turns alone. Where a record says that its seal is near, there is no pause."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s(self.roster, self._clock.now_ms())
         while (left_s := ends - loop.time()) > 0:
-            await self._mailbox.rest(min(look_s(self.roster, engine_free=self._computing.free), left_s))
+            free = self._computing.free
+            if free and self._seals.near(self._jobs.values(), loop.time()):
+                await asyncio.sleep(0)
+            else:
+                await self._mailbox.rest(min(look_s(self.roster, engine_free=free), left_s))
             if self._mailbox.news.is_set() or len(self.endpoints) > 1:
                 return
             self._exposure.transfer.notices()

@@ -20,9 +20,10 @@ One slot holds one record and, last, its seal. All words are little-endian.
        224     24   seal: room, generation, check word over both
        248      8   zero
 
-The seal is posted only after the record's own write is DONE, which is posted only after every page's
-write is DONE (`seal-last`): nothing relies on an order between two writes. A seal that is blank or
-torn reads as unwritten; one that is whole but not ours is an error, never a wait.
+The seal is posted only after the writes of the record and of every page are DONE (`seal-last`): nothing
+relies on an order between two writes. A seal that is blank or torn reads as unwritten; one that is whole
+but not ours is an error, never a wait. What is there before it is no evidence of anything, but a sign that
+the seal is near.
 """
 
 import struct
@@ -47,6 +48,7 @@ _SEAL: Final = struct.Struct("<QQQ")
 _CHECKED_BYTES: Final = 216
 
 _BLANK_SEAL: Final = bytes(SEAL_BYTES)
+_BLANK_MAGIC: Final = bytes(4)
 SCHEMA_HASH: Final = f"record-{SCHEMA}-{SLOT_BYTES}-{SEAL_OFFSET}-{ALTERNATIVES_MAX}"
 """Compared at registration and at connect: two workers that differ here cannot hand over."""
 
@@ -101,6 +103,11 @@ def seal_bytes(room: int, generation: int) -> bytes:
 def touched(slot: memoryview) -> bool:
     """Something was written where the seal goes: `read_slot` says what."""
     return slot[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] != _BLANK_SEAL
+
+
+def announced(slot: memoryview) -> bool:
+    """Something was written where the record goes: the seal may be near."""
+    return slot[: len(_BLANK_MAGIC)] != _BLANK_MAGIC
 
 
 def read_slot(

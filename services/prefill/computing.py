@@ -117,6 +117,8 @@ class Computing:
                 self._reporter.note(job.sender.id, "chunk computed", f"{job.computed} tokens so far")
             return
         job.first = token
+        if job.sender.elected:
+            job.push.tell(job.record, job.pages_checksum)
         spent_ms = sum(job.sender.phase_ms.values()) + self._clock.now_ms() - job.sender.entered_ms
         self._metrics.first_token(spent_ms / 1000)
         finish = finish_to_wire(job.request.finish_reason([*job.request.output, token.id]))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from services.engine.engine import Sequence
 from services.pages.checksum import told
+from services.pages.record import MetadataRecord
 from services.prefill.overlap import Overlap
 from services.prefill.push import Push
 from services.prefill.ways import Way
@@ -54,6 +55,23 @@ class Job:
     def tokens(self) -> tuple[int, ...]:
         """All whose KV is handed over."""
         return self.request.prompt + self.request.output
+
+    @property
+    def record(self) -> MetadataRecord:
+        """What the receiver is to know beside the pages, once all is computed."""
+        sender, token = self.sender, self.first
+        if token is None or sender.grant is None:
+            raise AssertionError(f"room {sender.id} has a record before it was computed")
+        return MetadataRecord(
+            room=sender.id,
+            generation=sender.grant.generation,
+            prompt_tokens=self.request.prefill_tokens,
+            cached_tokens=self.cached,
+            pages=len(sender.grant.pages),
+            first_token=token.id,
+            first_logprob=token.logprob,
+            alternatives=token.top,
+        )
 
     def pages_checksum(self, kv_heads: abc.Sequence[int]) -> int:
         """Of what was computed for a rank of the receiver that holds `kv_heads`, as its record says it."""

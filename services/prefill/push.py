@@ -1,8 +1,9 @@
 """How do a room's pages, its record and its seal get from this rank to the receiver, and when is it quiet?
 
 Pages leave in windows as chunks are computed; where a window's bytes lie is found when it is to be posted, so
-that a turn costs no more for a long prompt. When every rank of this worker has written its pages, the elected
-one writes the record to each rank of the receiver, and when the records are DONE the seals
+that a turn costs no more for a long prompt. When all is computed the elected rank writes the record to each
+rank of the receiver, before the pages that are left: so the receiver knows that the seal is near. When every
+rank of this worker has written what it has to, and all of that is DONE, the elected one writes the seals
 (`seal-last`, `one-writer`). Nothing relies on an order between two writes. A room of which no page is to be
 sent has a record and a seal all the same (`zero-page-hand-over`).
 """
@@ -20,7 +21,7 @@ from services.pages.runs import Window
 from services.prefill.ways import Way
 from services.rooms.evidence import Granted
 from services.rooms.ids import Incarnation
-from services.transfer.interface import PutId, PutState, Transfer, TransferError
+from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
 POSTS_A_TURN_MAX: Final = 3
@@ -36,8 +37,10 @@ SLOTS: Final = "slots"
 
 class Stage(Enum):
     PAGES = "pages"
-    RECORD = "record"
+    """And the record."""
     SEAL = "seal"
+    """To be written: every rank has written the rest."""
+    SEALING = "sealing"
     SEALED = "sealed"
 
 
@@ -89,6 +92,7 @@ class Push:
         self._complete = False
         self._waiting: deque[tuple[Incarnation, Window]] = deque()
         self._in_flight: dict[PutId, int] = {}
+        """How many bytes of pages each carries: none, from the metadata slot."""
         self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
         self._seal = b""
         self.stage = Stage.PAGES
@@ -106,18 +110,27 @@ class Push:
 
     @property
     def written(self) -> bool:
-        """All pages were ready, and their writes are DONE."""
+        """All pages were ready, and their writes are DONE, as are the records'."""
         return self._complete and self.failure is None and not (self._unposted or self._in_flight)
 
-    def conclude(self, record: MetadataRecord, checksum: Callable[[Sequence[int]], int]) -> None:
-        """Every rank has written: this is what each rank of the receiver is to know beside the pages.
-        `checksum`: of the pages, for the KV heads that the receiver's rank holds."""
+    def tell(self, record: MetadataRecord, checksum: Callable[[Sequence[int]], int]) -> None:
+        """What each rank of the receiver is to know beside the pages; it leaves at once. To be called by the
+        elected rank alone, with the last of the pages. `checksum`: of the pages, for the KV heads that the
+        receiver's rank holds."""
         told = [(checksum(target.kv_heads), target.peer) for target in self._way.targets]
         for value, group in groupby(told, key=lambda each: each[0]):
             peers = [peer for _, peer in group]
             self._records.append((replace(record, pages_checksum=value), peers))
         self._seal = seal_bytes(record.room, record.generation)
-        self.stage = Stage.RECORD
+        try:
+            self._post_record()
+        except TransferError as error:
+            self.failure = str(error)
+
+    def seal(self) -> None:
+        """Every rank has written. After `tell`."""
+        self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = self._seal
+        self.stage = Stage.SEAL
 
     def advance(self, count_bytes: Callable[[int], None], quota: Quota | None = None) -> bool:
         """Poll what is under way and post what may follow, as long as there is something to post, and no more
@@ -128,8 +141,8 @@ class Push:
         for _ in range(POSTS_A_TURN_MAX):
             if self._in_flight:
                 moved = self._poll(count_bytes) or moved
-                if self.failure is not None:
-                    break
+            if self.failure is not None:
+                break
             try:
                 if not self._post(quota):
                     break
@@ -153,8 +166,8 @@ class Push:
 
     @property
     def _unposted(self) -> bool:
-        """Pages are ready that were not posted."""
-        return bool(self._waiting) or self._planned < self._ready
+        """Something is ready that was not posted."""
+        return bool(self._records or self._waiting) or self._planned < self._ready
 
     def _poll(self, count_bytes: Callable[[int], None]) -> bool:
         moved = False
@@ -166,7 +179,7 @@ class Push:
             del self._in_flight[put]
             if state is PutState.FAILED:
                 self.failure = "a write ended without reaching the decode worker"
-            elif self.stage is Stage.PAGES:
+            elif length:
                 count_bytes(length)
         return moved
 
@@ -184,36 +197,40 @@ class Push:
             self._planned, self._planning = stop, (0, 0)
 
     def _post(self, quota: Quota) -> bool:
-        if self._unposted:
-            if not quota.windows or len(self._in_flight) >= WINDOWS_IN_FLIGHT_MAX:
+        windows = sum(map(bool, self._in_flight.values()))
+        if self._records and windows == len(self._in_flight):
+            self._post_record()
+            return True
+        if self._waiting or self._planned < self._ready:
+            if not quota.windows or windows >= WINDOWS_IN_FLIGHT_MAX:
                 return False
             while not self._waiting and self._planned < self._ready:
                 self._plan()
         if self._waiting:
-            peer, window = self._waiting.popleft()
+            peer, (length, runs) = self._waiting.popleft()
             quota.windows -= 1
-            self._put(peer, KV, window)
+            self._put(peer, KV, runs, length)
             return True
         if self._in_flight or self.stage in (Stage.PAGES, Stage.SEALED):
             return False
-        if self.stage is Stage.RECORD and self._records:
-            record, peers = self._records.popleft()
-            body = record.pack()
-            self._staging[: len(body)] = body
-            self._write_slots(peers, 0, len(body))
-        elif self.stage is Stage.RECORD:
-            self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = self._seal
+        if self.stage is Stage.SEAL:
             self._write_slots([target.peer for target in self._way.targets], SEAL_OFFSET, SEAL_BYTES)
-            self.stage = Stage.SEAL
+            self.stage = Stage.SEALING
         else:
             self.stage = Stage.SEALED
         return True
 
+    def _post_record(self) -> None:
+        """The next one. Nothing is read from the slot meanwhile that it is written over."""
+        record, peers = self._records.popleft()
+        body = record.pack()
+        self._staging[: len(body)] = body
+        self._write_slots(peers, 0, len(body))
+
     def _write_slots(self, peers: Sequence[Incarnation], start: int, length: int) -> None:
         for peer in peers:
             run = (self._staging_offset + start, self._slot_offset + start, length)
-            self._put(peer, SLOTS, (length, [run]))
+            self._put(peer, SLOTS, [run])
 
-    def _put(self, peer: Incarnation, region: str, window: Window) -> None:
-        length, runs = window
-        self._in_flight[self._transfer.put(peer, region, runs)] = length
+    def _put(self, peer: Incarnation, region: str, runs: Sequence[Run], of_pages: int = 0) -> None:
+        self._in_flight[self._transfer.put(peer, region, runs)] = of_pages

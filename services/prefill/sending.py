@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from services.engine.engine import PageSum
 from services.pages.checksum import KvChecksum
-from services.pages.record import MetadataRecord
 from services.pages.slots import Slot, SlotPool
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
@@ -63,23 +62,6 @@ class Sending:
             slot.index,
         )
         job.push.ready(job.computed)
-
-    def conclude(self, job: Job) -> None:
-        """Every rank has written: the record says so to each rank of the receiver, and the seal after it."""
-        sender, push, token = job.sender, job.push, job.first
-        if push is None or token is None or sender.grant is None:
-            raise AssertionError(f"room {sender.id} is sealed before it was computed")
-        record = MetadataRecord(
-            room=sender.id,
-            generation=sender.grant.generation,
-            prompt_tokens=job.request.prefill_tokens,
-            cached_tokens=job.cached,
-            pages=len(sender.grant.pages),
-            first_token=token.id,
-            first_logprob=token.logprob,
-            alternatives=token.top,
-        )
-        push.conclude(record, job.pages_checksum)
 
     def send(self, jobs: Mapping[RoomId, Job], *, beside: bool) -> bool:
         """Look at every room that is sent: a few windows of all together leave, and no room is passed over

@@ -257,9 +257,9 @@ class PrefillWork:
 
     def _seal(self, job: Job) -> None:
         """The pages of every rank are there: the elected one says so to each rank of the receiver, and what
-        is for later comes after that. No page is read any more: record and seal are the slot's."""
-        if job.sender.elected:
-            self._sending.conclude(job)
+        is for later comes after that. No page is read any more: the seal is the slot's."""
+        if job.sender.elected and job.push is not None:
+            job.push.seal()
             self._sending.see(job, beside=not self._computing.free)
         self._holdings.keep(job.sender.id, job.tokens)
 

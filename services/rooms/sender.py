@@ -6,10 +6,10 @@
             +------------------+---------------------+--------------+--> FAILED ------------+
                                                                           its writes end
 
-The record and the seal are posted when every rank of the worker has written its pages (`seal-last`), by the
-elected rank alone (`one-writer`). A sender posts only while TRANSFERRING or SEALING and without a cause:
-after that `close` may be answered as soon as what was posted has ended. The diagram in docs/ARCHITECTURE.md
-is drawn from the table.
+The record is posted with the last pages, and the seal when every rank of the worker has written all of that
+(`seal-last`), both by the elected rank alone (`one-writer`). A sender posts only while TRANSFERRING or
+SEALING and without a cause: after that `close` may be answered as soon as what was posted has ended. The
+diagram in docs/ARCHITECTURE.md is drawn from the table.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What does a decode worker do in its turns, whatever comes when?"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from services.decode import peers
 from services.decode.rest import HEARTBEAT_S
 from services.pages.errors import LayoutMismatch
 from services.pages.pool import PageState
+from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.parallel.turns import Lap
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
 from services.rooms.ids import RoomId
@@ -135,15 +136,56 @@ async def test_a_step_costs_one_turn(bench: DecodeBench) -> None:
 async def test_pages_without_a_seal_admit_nothing(bench: DecodeBench) -> None:
     caller = await started(bench)
     bench.land(ASKED)
-    grant = bench.sender.grants[1]
-    seal_at = grant.slot * 256 + 224
-    seal, bench.slots.view[seal_at : seal_at + 24] = (
-        bytes(bench.slots.view[seal_at : seal_at + 24]),
-        bytes(24),
-    )
+    seal_later = held_back(bench)
     await bench.turns(5)
     assert bench.phase(1) is Phase.TRANSFERRING
-    bench.slots.view[seal_at : seal_at + 24] = seal
+    seal_later()
+    await bench.settle()
+    assert caller.tokens == toy.answer(ASKED)
+
+
+def held_back(bench: DecodeBench) -> Callable[[], None]:
+    """The seal of the first room, from what has landed, until it is called for."""
+    seal_at = bench.sender.grants[1].slot * SLOT_BYTES + SEAL_OFFSET
+    where = bench.slots.view[seal_at : seal_at + SEAL_BYTES]
+    seal, where[:] = bytes(where), bytes(SEAL_BYTES)
+
+    def land() -> None:
+        where[:] = seal
+
+    return land
+
+
+async def test_once_its_record_is_there_a_seal_is_looked_for_without_a_pause_but_not_for_ever(
+    bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await started(bench)
+    while await bench.turn() is not Lap.IDLE:
+        pass
+    bench.land(ASKED)
+    seal_later = held_back(bench)
+    done: list[str] = []
+    rest, notices = bench.mailbox.rest, MemoryTransfer.notices
+
+    async def paused(bound_s: float) -> None:
+        done.append("pause")
+        await rest(bound_s)
+
+    def looked(transfer: MemoryTransfer) -> list[tuple[str, bytes]]:
+        done.append("look")
+        return notices(transfer)
+
+    monkeypatch.setattr(bench.mailbox, "rest", paused)
+    monkeypatch.setattr(MemoryTransfer, "notices", looked)
+    monkeypatch.setattr(bench.work._seals, "_near_s", 1_000.0)
+    resting = asyncio.ensure_future(bench.work.rest())
+    await until(lambda: len(done) > 300)
+    assert "pause" not in done
+    [job] = bench.work._jobs.values()
+    job.near_until_s = 0.0
+    await until(lambda: done[-4:] == ["pause", "look", "pause", "look"])
+    seal_later()
+    await asyncio.wait_for(resting, HEARTBEAT_S / 2)
     await bench.settle()
     assert caller.tokens == toy.answer(ASKED)
 

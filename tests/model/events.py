@@ -10,7 +10,7 @@ from functools import partial
 from services.rooms.ids import RoomId
 from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
-from tests.model.flights import Flight, exposed_by, rank_of
+from tests.model.flights import RECORD, Flight, exposed_by, rank_of
 from tests.model.handover import acknowledge, can_acknowledge
 from tests.model.laws import Broken
 from tests.model.registry import abandoned, issue, joined, untold
@@ -36,7 +36,8 @@ from tests.model.world import DECODE, PREFILL, WANTED, Known, State, World, one_
 def after(world: World, state: State) -> Iterator[tuple[Label, State | Broken, bool]]:
     """(label, next state, whether it is no trouble) of every event that changes something; where a law
     breaks, Broken stands in place of the next state."""
-    for possible in (_ordinary, troubles):
+    landing = [] if world.scope.late_records else list(_records(world, state))
+    for possible in (lambda *_: landing,) if landing else (_ordinary, troubles):
         for label, make, usual in possible(world, state):
             try:
                 following = make()
@@ -145,6 +146,14 @@ def _flying(world: World, state: State, rank: int) -> Steps:
         if flight.peer != there.exposure and (lives or here.at(flight.room) is not None):
             fails = ("ended", flight.number, PutState.FAILED)
             yield ("put fails", rank, flight), partial(one_rank, world, state, PREFILL, rank, fails)
+
+
+def _records(world: World, state: State) -> Iterator[Possible]:
+    """That they land, where none comes late."""
+    for rank in range(len(state.senders)):
+        for label, make in _flying(world, state, rank):
+            if label[0] == "land" and label[2].kind == RECORD:
+                yield label, make, True
 
 
 def _land(world: World, state: State, rank: int, flight: Flight) -> State:

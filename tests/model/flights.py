@@ -204,7 +204,7 @@ class Line:
         ((source, target, length),) = runs
         kind = SEAL if length == SEAL_BYTES and target % SLOT_BYTES == SEAL_OFFSET else RECORD
         for flight in self.air.flying.values():
-            if flight.room == self.room and flight.kind != kind:
+            if kind == SEAL and flight.room == self.room and flight.kind != kind:
                 raise Broken(
                     Law.SEAL_LAST, f"room {self.room}: its {kind} is posted while its {flight.kind} flies"
                 )

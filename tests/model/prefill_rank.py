@@ -206,6 +206,8 @@ class PrefillRank:
             sender.busy, job.computed = False, True
             if job.push is not None and sender.phase is Phase.TRANSFERRING:
                 job.push.ready(self._prompt, complete=True)
+                if sender.elected:
+                    self._tell(job.push, sender)
         self._step = []
         return ""
 
@@ -307,10 +309,14 @@ class PrefillRank:
 
     def _seal(self, job: Job) -> None:
         sender, push = job.sender, job.push
-        if push is None or not job.computed or sender.grant is None:
+        if push is None or not job.computed:
             raise AssertionError(f"room {sender.id} is sealed before it was computed")
-        if not sender.elected:
-            return
+        if sender.elected:
+            push.seal()
+
+    def _tell(self, push: Push, sender: Sender) -> None:
+        if sender.grant is None:
+            raise AssertionError(f"room {sender.id} was computed without a destination")
         record = MetadataRecord(
             room=sender.id,
             generation=sender.grant.generation,
@@ -319,7 +325,7 @@ class PrefillRank:
             pages=len(sender.grant.pages),
             first_token=FIRST_TOKEN,
         )
-        push.conclude(record, lambda heads: told_sum(heads) if self._sums else 0)
+        push.tell(record, lambda heads: told_sum(heads) if self._sums else 0)
 
     def _compute(self) -> None:
         for room, job in self._jobs.items():

@@ -91,6 +91,9 @@ class Scope:
     """The same of the receiver's engine alone."""
     tokens: int = 1
     """Steps of the receiver's engine until a sequence ends."""
+    late_records: bool = True
+    """A record may land at any time after it was posted, as every other write. False: it has landed before
+    anything else happens."""
     budget: Budget = Budget()
     depth: int | None = None
     """Explore so many events deep only."""
@@ -144,6 +147,7 @@ _ALL: Final = (
         senders=_TP2,
         receivers=_TP2,
         rooms=1,
+        late_records=False,
         budget=Budget(aborts=1, failures=1, repeats=1),
     ),
     Scope(
@@ -158,6 +162,7 @@ _ALL: Final = (
         receivers=_TP2,
         rooms=1,
         steps=True,
+        late_records=False,
         budget=Budget(aborts=1, failures=1),
     ),
     Scope(
@@ -203,6 +208,7 @@ _ALL: Final = (
         rooms=1,
         ways=True,
         steps=True,
+        late_records=False,
         budget=Budget(stalls=1),
     ),
     Scope(
@@ -255,6 +261,7 @@ _ALL: Final = (
         "pipeline-rooms",
         "two pipeline ranks write two rooms, one after the other, to one slot of one rank; late writes",
         senders=_PP2,
+        late_records=False,
         budget=Budget(aborts=1, failures=1),
         quick=False,
     ),
@@ -262,6 +269,7 @@ _ALL: Final = (
         "pipeline-death",
         "the same beside a sender's death and a message that is lost",
         senders=_PP2,
+        late_records=False,
         budget=Budget(sender_deaths=1, losses=1),
         quick=False,
     ),
@@ -271,6 +279,7 @@ _ALL: Final = (
         senders=_PP2,
         receivers=_TP2,
         rooms=1,
+        late_records=False,
         budget=Budget(aborts=1, failures=1),
     ),
     Scope(
@@ -319,6 +328,7 @@ _ALL: Final = (
         "the same without an abort, and the slot is used again",
         senders=_TP2,
         receivers=_TP2,
+        late_records=False,
         budget=Budget(lags=1),
         quick=False,
     ),
@@ -329,6 +339,7 @@ _ALL: Final = (
         receivers=_TP2,
         rooms=1,
         ways=True,
+        late_records=False,
         budget=Budget(lags=1, revocations=1, aborts=1),
         quick=False,
     ),
@@ -337,6 +348,7 @@ _ALL: Final = (
         "two ranks a side, two rooms in one slot, an abort and a fault",
         senders=_TP2,
         receivers=_TP2,
+        late_records=False,
         budget=Budget(aborts=1, failures=1),
         quick=False,
     ),
@@ -345,6 +357,7 @@ _ALL: Final = (
         "the same beside a sender's death and a message that comes twice",
         senders=_TP2,
         receivers=_TP2,
+        late_records=False,
         budget=Budget(aborts=1, repeats=1, sender_deaths=1),
         quick=False,
     ),
@@ -354,6 +367,7 @@ _ALL: Final = (
         senders=_TP2,
         receivers=_TP2,
         overlap=True,
+        late_records=False,
         budget=Budget(aborts=1, failures=1),
         depth=20,
         quick=False,
@@ -400,6 +414,7 @@ _ALL: Final = (
         senders=_TP2,
         receivers=_TP2,
         ways=True,
+        late_records=False,
         budget=Budget(stalls=1),
         depth=24,
         quick=False,
@@ -419,6 +434,7 @@ _ALL: Final = (
         senders=_TP3,
         receivers=_TP3,
         rooms=1,
+        late_records=False,
         budget=Budget(aborts=1, failures=1),
         quick=False,
     ),

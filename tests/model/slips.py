@@ -14,7 +14,7 @@ from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.plan import TransferPlan
 from services.pages.pool import PagePool
 from services.pages.record import seal_bytes
-from services.pages.runs import PageRun, Window
+from services.pages.runs import PageRun
 from services.prefill import push
 from services.prefill.push import SLOTS, Push, Quota
 from services.rooms.errors import Cause, PeerFault, Reason
@@ -107,8 +107,10 @@ def drained_while_writes_fly(patch: Patch) -> None:
 
 
 def seal_with_the_pages(patch: Patch) -> None:
-    """The record is posted behind the pages without waiting for them to be DONE."""
-    post = Push._post
+    """The seal is posted behind record and pages without waiting for them to be DONE."""
+
+    def posted(push: Push) -> bool:
+        return push._complete and push.failure is None and not push._unposted
 
     def in_order_is_enough(push: Push, quota: Quota) -> bool:
         flying, push._in_flight = push._in_flight, {}
@@ -117,6 +119,8 @@ def seal_with_the_pages(patch: Patch) -> None:
         finally:
             push._in_flight = flying | push._in_flight
 
+    post = Push._post
+    patch.setattr(Push, "written", property(posted))
     patch.setattr(Push, "_post", in_order_is_enough)
 
 
@@ -136,11 +140,10 @@ def written_to_the_next_slot(patch: Patch) -> None:
     """The record goes to another slot than the one that was granted."""
     put = Push._put
 
-    def one_further(push: Push, peer: Incarnation, region: str, window: Window) -> None:
-        length, runs = window
+    def one_further(push: Push, peer: Incarnation, region: str, runs: list[Any], of_pages: int = 0) -> None:
         if region == SLOTS:
             runs = [(source, target + 256, size) for source, target, size in runs]
-        put(push, peer, region, (length, runs))
+        put(push, peer, region, runs, of_pages)
 
     patch.setattr(Push, "_put", one_further)
 

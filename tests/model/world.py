@@ -15,7 +15,7 @@ from services.rooms.phases import Phase
 from tests.model.book import Book, BookStanding, check_book
 from tests.model.cast import Cast
 from tests.model.decode_rank import DecodeRank
-from tests.model.flights import PAGE, Flight
+from tests.model.flights import PAGE, SEAL, Flight
 from tests.model.laws import Broken, Law
 from tests.model.prefill_rank import PrefillRank
 from tests.model.scopes import Budget, Scope
@@ -214,23 +214,23 @@ def _free(flight: Flight, where: str) -> None:
 
 
 def check_writers(senders: Sequence[Standing]) -> None:
-    """One rank writes a room's records and seals, when every rank has written all its pages of it."""
-    sealing = {
-        (rank, flight.room)
+    """One rank writes a room's records and seals; these when every rank has written all its pages of it."""
+    telling = {
+        (rank, flight.room, flight.kind)
         for rank, standing in enumerate(senders)
         for flight in standing.flying
         if flight.kind != PAGE
     }
-    for rank, room in sealing:
-        if (writers := {each for each, about in sealing if about == room}) != {rank}:
+    for rank, room, kind in telling:
+        if (writers := {each for each, about, _ in telling if about == room}) != {rank}:
             raise Broken(Law.ONE_WRITER, f"ranks {sorted(writers)} all write the record of room {room}")
-        for other, standing in enumerate(senders):
-            pending = any(flight.room == room and flight.kind == PAGE for flight in standing.flying)
+        for other, standing in enumerate(senders if kind == SEAL else ()):
+            pending = any(flight.room == room and flight.kind != SEAL for flight in standing.flying)
             if pending or room in standing.owing:
                 wanting = "flies" if pending else "is not written"
                 raise Broken(
                     Law.SEAL_LAST,
-                    f"r{rank} writes the record of room {room}, of which a page of r{other} {wanting}",
+                    f"r{rank} writes the seal of room {room}, of which something of r{other} {wanting}",
                 )
 
 

@@ -266,7 +266,7 @@ async def test_seal_last_nothing_is_sealed_while_one_rank_still_writes(group: Gr
     await group.connect()
     told = await group.run()
     await group.grant()
-    peer = group.receivers[1].endpoint.incarnation
+    peer = group.follower.transfer.endpoint().incarnation
     group.fabric.stall(peer)
     for _ in range(60):
         await group.turn()
@@ -288,7 +288,7 @@ async def test_one_rank_that_writes_still_does_not_let_the_others_run_out_of_tim
     await group.connect()
     told = await group.run()
     await group.grant()
-    peer = group.receivers[1].endpoint.incarnation
+    peer = group.follower.transfer.endpoint().incarnation
     group.fabric.stall(peer)
     for _ in range(10):
         await group.turn()

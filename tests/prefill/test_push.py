@@ -75,8 +75,10 @@ class Bench:
             self.push.advance(self.counted.append)
         raise AssertionError("the pages were not written")
 
-    def conclude(self) -> None:
-        self.push.conclude(RECORD, lambda _: 0)
+    def complete(self) -> None:
+        """All is computed."""
+        self.push.ready(TOKENS, complete=True)
+        self.push.tell(RECORD, lambda _: 0)
 
     def record(self) -> MetadataRecord | None:
         return self.receiver.record(2, 9, 5)
@@ -91,12 +93,15 @@ def bench(plan: FaultPlan = NO_FAULTS, window_bytes: int = PAGE) -> Bench:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_page_is_there_before_the_record_and_the_record_before_the_seal(seed: int) -> None:
+def test_every_page_and_the_record_are_there_before_the_seal(seed: int) -> None:
     at = bench(FaultPlan(seed, delay_steps_max=9, hold_share=0.3, hold_steps=20))
-    at.push.ready(TOKENS, complete=True)
+    at.complete()
     at.write()
     assert [at.receiver.page(page) for page in GRANT.pages] == [bytes([page + 1]) * PAGE for page in SOURCE]
-    at.conclude()
+    assert any(at.receiver.slots.view[2 * SLOT_BYTES :][:4]), "it knows that the seal is near"
+    at.push.advance(at.counted.append)
+    assert at.record() is None, "other ranks may be writing yet"
+    at.push.seal()
     for _ in range(500):
         at.push.advance(at.counted.append)
         if at.record() is not None:
@@ -107,8 +112,8 @@ def test_every_page_is_there_before_the_record_and_the_record_before_the_seal(se
     assert at.push.stage is Stage.SEALED
     assert sum(at.counted) == 4 * PAGE
     regions = [region for region, _, _ in at.transfer.posted]
-    assert regions == ["kv"] * 4 + ["slots"] * 2
-    assert [pending for _, _, pending in at.transfer.posted[4:]] == [0, 0]
+    assert regions == ["slots", *["kv"] * 4, "slots"]
+    assert [pending for region, _, pending in at.transfer.posted if region == "slots"] == [0, 0]
 
 
 def test_no_more_windows_are_under_way_than_may_and_none_is_larger() -> None:
@@ -118,7 +123,7 @@ def test_no_more_windows_are_under_way_than_may_and_none_is_larger() -> None:
         at.push.advance(at.counted.append)
     assert [length for _, length, _ in at.transfer.posted] == [PAGE // 2] * 8
     assert max(pending for _, _, pending in at.transfer.posted) == WINDOWS_IN_FLIGHT_MAX - 1
-    assert at.push.stage is Stage.PAGES, "nothing was concluded"
+    assert at.push.stage is Stage.PAGES, "nobody said that every rank has written"
     assert at.push.written
 
 
@@ -157,7 +162,10 @@ def test_no_more_leaves_in_a_turn_than_all_rooms_together_may_send() -> None:
     assert len(at.transfer.posted) == 2
     assert at.push.under_way, "what waits for its turn does, too"
     at.write()
-    at.conclude()
+    at.complete()
+    for _ in range(50):
+        at.push.advance(at.counted.append, quota)
+    at.push.seal()
     for _ in range(50):
         at.push.advance(at.counted.append, quota)
     assert at.push.stage is Stage.SEALED, "records and seals cost next to nothing"
@@ -233,11 +241,21 @@ def test_a_destination_outside_the_peers_memory_fails_the_push() -> None:
     assert "does not lie in region 'kv'" in at.push.failure
 
 
+def test_behind_a_record_that_cannot_be_sent_no_page_leaves() -> None:
+    at = Bench(NO_FAULTS, Granted(Generation(5), GRANT.pages, PLACES), SOURCE, PAGE)
+    at.complete()
+    at.advance()
+    assert at.push.failure is not None
+    assert "does not lie in region 'slots'" in at.push.failure
+    assert [region for region, _, _ in at.transfer.posted] == ["slots"]
+
+
 def test_a_room_with_no_page_to_send_still_gets_its_record() -> None:
     at = Bench(FaultPlan(), Granted(Generation(5), (), 2, prefix_tokens=TOKENS), SOURCE, PAGE)
-    at.push.ready(TOKENS, complete=True)
-    assert at.push.written
-    at.conclude()
+    at.complete()
+    assert not at.push.written, "its record is not"
+    at.write()
+    at.push.seal()
     at.advance()
     assert at.record() == RECORD
     assert [region for region, _, _ in at.transfer.posted] == ["slots", "slots"]

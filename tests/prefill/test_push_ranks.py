@@ -56,11 +56,14 @@ class Room:
         staging = transfer.slots.view[:SLOT_BYTES]
         return Push(transfer, way, source, page_tokens, self.grant, window_bytes, staging, 0)
 
-    def write(self, *chunks: int) -> None:
+    def write(self, *chunks: int, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
         """Compute so far on every rank, and in the end all of it; until every rank has written."""
         for stop in (*chunks, self.tokens):
             for push in self.pushes:
-                push.ready(stop, complete=stop == self.tokens)
+                if stop < self.tokens:
+                    push.ready(stop)
+                else:
+                    self.complete(push, checksum)
                 self.advance()
         for _ in range(2_000):
             if all(push.written for push in self.pushes):
@@ -68,18 +71,20 @@ class Room:
             self.advance()
         raise AssertionError("the pages were not written")
 
+    def complete(self, push: Push, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
+        """All is computed on this rank."""
+        push.ready(self.tokens, complete=True)
+        if push is self.pushes[0]:
+            pages = len(self.grant.pages)
+            push.tell(MetadataRecord(ROOM, GENERATION, self.tokens, 0, pages, first_token=3), checksum)
+
     def advance(self, laps: int = 1) -> None:
         for _ in range(laps):
             for push in self.pushes:
                 push.advance(lambda _: None)
 
-    def conclude(self, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
-        pages = len(self.grant.pages)
-        record = MetadataRecord(ROOM, GENERATION, self.tokens, 0, pages, first_token=3)
-        self.pushes[0].conclude(record, checksum)
-
     def seal(self) -> None:
-        self.conclude()
+        self.pushes[0].seal()
         for _ in range(500):
             self.advance()
             if self.pushes[0].stage is Stage.SEALED:
@@ -165,7 +170,8 @@ def test_seal_last_no_rank_is_sealed_before_every_rank_has_its_record(seed: int)
     plan = FaultPlan(seed, delay_steps_max=9, hold_share=0.4, hold_steps=60)
     room = Room(Topology(pipeline=2), Topology(4), plan=plan)
     room.write()
-    room.conclude()
+    assert room.records() == [None] * 4
+    room.pushes[0].seal()
     slots = [each.slots.view[SLOT * SLOT_BYTES :] for each in room.at.receivers]
     while room.pushes[0].stage is not Stage.SEALED:
         room.advance()
@@ -194,15 +200,16 @@ def test_ranks_of_the_receiver_that_hold_other_heads_are_told_other_sums() -> No
     """And each the sum of its own: the slot that records are written from is used again only when what was
     written from it before is DONE."""
     room = Room(Topology(), Topology(4), plan=FaultPlan(hold_share=1.0, hold_steps=30))
-    room.write()
-    room.conclude(lambda heads: 1_000 + heads[0])
-    room.advance(500)
+    room.write(checksum=lambda heads: 1_000 + heads[0])
+    room.seal()
     assert [record and record.pages_checksum for record in room.records()] == [1_001, 1_001, 1_002, 1_002]
 
 
 def test_no_more_windows_are_under_way_than_may_to_all_ranks_together() -> None:
     room = Room(Topology(), Topology(4), plan=FaultPlan(delay_steps_max=30))
-    room.write()
+    room.pushes[0].ready(room.tokens, complete=True)
+    room.advance(400)
+    assert room.pushes[0].written
     assert max(under_way for _, _, under_way in room.at.senders[0].posted) == WINDOWS_IN_FLIGHT_MAX - 1
 
 
@@ -230,8 +237,7 @@ def test_a_write_that_fails_to_one_rank_of_the_receiver_fails_the_push_for_all()
 
 def test_a_drained_push_tells_no_rank_anything_more() -> None:
     room = Room(Topology(), Topology(4), plan=FaultPlan(hold_share=1.0, hold_steps=40))
-    room.write()
-    room.conclude(lambda heads: heads[0])
+    room.complete(room.pushes[0], lambda heads: heads[0])
     room.advance()
     posted = len(room.at.senders[0].posted)
     while not room.pushes[0].drain(lambda _: None):

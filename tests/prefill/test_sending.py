@@ -134,10 +134,10 @@ async def rest_s(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 async def write(pair: Pair) -> None:
-    """Room 1 is computed, and being written."""
+    """Room 1 is computed, and its pages are being written, as its record is."""
     await pair.bench.run(toy.request("1", PROMPT[:8]))
     await pair.bench.grant(1, (9, 2))
-    while not pair.fabric.puts_under_way:
+    while pair.fabric.puts_under_way < 2:
         if not pair.bench.stepper.free:
             await pair.bench.step_end()
         await pair.bench.turn()

@@ -22,7 +22,7 @@ from tests.sim.trace import Trace
 
 WRITABLE = frozenset({Standing.EXPOSED, Standing.QUARANTINED})
 ANY = frozenset(Standing)
-BEFORE = {"pages": (), "records": ("pages",), "seals": ("pages", "records")}
+BEFORE = {"pages": (), "records": (), "seals": ("pages", "records")}
 """Writes of a room that are DONE before these are posted, whichever rank's they are."""
 
 
@@ -173,8 +173,8 @@ class WatchedFabric(MemoryFabric):
                 part.due += self.late_steps
 
     def _check_order(self, bank: Bank, room: int, carries: str) -> None:
-        """Records follow all pages of all ranks, seals all records, nothing follows a seal (`seal-last`), and
-        one rank writes both (`one-writer`)."""
+        """Seals follow all pages and records of all ranks, nothing follows a seal (`seal-last`), and one rank
+        writes records and seals (`one-writer`)."""
         if carries != "pages" and bank.rank:
             self._violate("one-writer", f"{bank.name} writes {carries} of room {room}", room)
         for earlier in BEFORE[carries]:

@@ -255,6 +255,7 @@ def make_rank(
             deadlines=DECODE_DEADLINES,
             max_running=shape.max_running,
             checksum=shape.checksum,
+            near_s=0.0,  # time stands still for who looks without a pause
         )
         work.landed = engine
     return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known, exposure)
