@@ -3,12 +3,13 @@
 A message is a constant; what varies goes into fields (`room`, `request_id`, `trace_id`, `worker`, …), so that
 lines can be searched and counted. A line that names a room names its request and its trace as well, where the
 process knows them (`name_rooms`). Prompts and generated text are never logged unless `--log-prompts` asks for
-it (`secrets-unlogged`).
+it (`secrets-unlogged`). Nobody waits for whoever reads the lines (`no-blocking`).
 """
 
 import json
 import logging
 import re
+import select
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -19,6 +20,10 @@ FieldValue = str | int | float | bool | None
 VALUE_CHARS_MAX: Final = 512
 PLAIN: Final = re.compile("[!#-&(-<>-~]+")
 """Most values: seen at once to need no quotes."""
+PIECE_CHARS: Final = select.PIPE_BUF // len(r"\U00000000")
+"""What a pipe or a terminal that takes anything takes at once, whichever letters they are."""
+PATIENCE_MS: Final = 100
+"""How long a reader may be behind before lines are left out."""
 LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -78,11 +83,17 @@ class Log:
             merged = {**self._fields, **fields}
             if isinstance(room := merged.get("room"), int) and "request_id" not in merged:
                 merged |= _names(room)
-            told = None if error is None else (type(error), error, error.__traceback__)
-            # The library's own way to a record looks for its line of source, which nobody is shown.
-            record = logging.LogRecord(self._logger.name, level, "", 0, message, None, told)
-            record.baton_fields = merged
-            self._logger.handle(record)
+            self._logger.handle(_record(self._logger.name, level, message, merged, error))
+
+
+def _record(
+    name: str, level: int, message: str, fields: dict[str, FieldValue], error: BaseException | None = None
+) -> logging.LogRecord:
+    """The library's own way to a record looks for its line of source, which nobody is shown."""
+    told = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord(name, level, "", 0, message, None, told)
+    record.baton_fields = fields
+    return record
 
 
 def _fields(record: logging.LogRecord) -> dict[str, FieldValue]:
@@ -156,6 +167,43 @@ class JsonFormatter(logging.Formatter):
         return encode(entry)
 
 
+class Lines(logging.StreamHandler[TextIO]):
+    """Leaves out what a pipe or a terminal does not take, since its reader was stopped, say; the next line
+    says how much that was."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._ready: select.poll | None = select.poll()
+        self._left_out = 0
+        self._cut = False
+        """What was written last is a part of a line."""
+        try:
+            self._ready.register(stream, select.POLLOUT)
+        except (OSError, TypeError, ValueError):  # no file of the system's
+            self._ready = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = f"{self.format(record)}\n"
+            if self._left_out:
+                fields: dict[str, FieldValue] = {"lines": self._left_out}
+                told = _record(__name__, logging.WARNING, "the log was not read: lines are missing", fields)
+                text = f"{self.format(told)}\n{text}"
+            self._left_out = 0 if self._write(f"\n{text}" if self._cut else text) else self._left_out + 1
+        except Exception:
+            self.handleError(record)
+
+    def _write(self, text: str) -> bool:
+        """False: it was not taken, or a part of it was."""
+        for begin in range(0, len(text), PIECE_CHARS):
+            if self._ready is not None and not self._ready.poll(0 if self._left_out else PATIENCE_MS):
+                return False
+            self.stream.write(text[begin : begin + PIECE_CHARS])
+            self.flush()
+            self._cut = begin + PIECE_CHARS < len(text)
+        return True
+
+
 def configure(level: str, log_format: str, stream: TextIO | None = None, **always: FieldValue) -> None:
     """Send every logger of the process to `stream` (stderr). Replaces earlier handlers.
 
@@ -163,7 +211,7 @@ def configure(level: str, log_format: str, stream: TextIO | None = None, **alway
     HTTP client's and server's lines about single requests are kept out below "debug": they repeat what the
     metrics count; so are the tensor library's, one for each layer of each step.
     """
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler = Lines(sys.stderr if stream is None else stream)
     always = {name: value for name, value in always.items() if value is not None}
     handler.setFormatter(JsonFormatter(**always) if log_format == "json" else TextFormatter(**always))
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them

@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -86,3 +88,39 @@ def test_lines_below_the_level_are_not_written() -> None:
     Log("x").info("quiet")
     logging.getLogger("elsewhere").info("quiet too")
     assert out.getvalue() == ""
+
+
+def test_nobody_waits_for_a_reader_that_stopped_and_the_next_line_says_what_is_missing() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(writing, "w") as out, os.fdopen(reading) as read:
+        configure("info", "text", out)
+        log = Log("x", filler="y" * 500)
+
+        def write() -> None:
+            for n in range(1000):
+                log.info("one", n=n)
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        writer.join(timeout=10)
+        stuck = writer.is_alive()
+        before = read.read().splitlines()
+        log.info("another")
+        *_, missing, last = read.read().splitlines()
+    assert not stuck
+    assert " WARNING services.runtime.logging the log was not read: lines are missing" in missing
+    assert len(before) + int(missing.rpartition("=")[2]) in (1000, 1001)  # one of them may be cut
+    assert " INFO x another " in last
+
+
+def test_a_line_longer_than_a_pipe_is_written_whole_while_it_is_read() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as out, os.fdopen(reading) as read:
+        configure("info", "text", out)
+        got: list[str] = []
+        reader = threading.Thread(target=lambda: got.append(read.readline()))
+        reader.start()
+        logging.getLogger("x").info("%s", "ü" * 200_000)
+        reader.join(timeout=10)
+    assert got[0].endswith(" x " + "ü" * 200_000 + "\n")
