@@ -15,6 +15,7 @@ from services.bootstrap.links import Links
 from services.bootstrap.metrics import BootstrapMetrics, Loss
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
+from services.rooms.entries import Worker
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -85,15 +86,17 @@ class Rooms:
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None) -> None:
         """A worker is gone, or silent for too long. Its rooms end now, with that cause."""
-        facts = next((w.facts for w in self.registry.workers() if w.facts.incarnation == incarnation), None)
+        worker = next((w for w in self.registry.workers() if w.facts.incarnation == incarnation), None)
+        ended = 0 if worker is None else sum(_ends_with(worker, self.registry.get(r)) for r in worker.rooms)
         rooms = self.registry.leave(incarnation, proof)
-        if facts is None:
+        if worker is None:
             return
-        if proof == Loss.LEFT.value and not rooms:
+        facts = worker.facts
+        if proof == Loss.LEFT.value and not ended:
             log.info("worker left", worker=facts.name)
         else:
-            log.warning("worker lost", worker=facts.name, cause=why, rooms=len(rooms))
-        self.notebook.worker_lost(facts, why, self.clock.wall_ms(), len(rooms))
+            log.warning("worker lost", worker=facts.name, cause=why, rooms=ended)
+        self.notebook.worker_lost(facts, why, self.clock.wall_ms(), ended)
         self._metrics.worker_lost(facts.side, Loss.SILENT if proof is None else Loss(proof))
         for entry in rooms:
             cause = Cause(LOST[facts.side], f"{facts.side.value} worker {facts.name}: {why}")
@@ -197,6 +200,12 @@ class Rooms:
         await self.calls.finish()
         while self.links.rooms():  # noqa: ASYNC110 - once, while the process ends
             await asyncio.sleep(LOOK_S)
+
+
+def _ends_with(worker: Worker, entry: RoomEntry) -> bool:
+    """Its streams may have broken off, and ended the room, before the worker was known to be gone."""
+    broke_off = entry.cause is not None and entry.cause.reason is LOST[worker.facts.side]
+    return broke_off or entry.phase is not RoomPhase.CLOSING
 
 
 def _why_unended(entry: RoomEntry) -> str:

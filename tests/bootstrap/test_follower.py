@@ -381,6 +381,22 @@ async def test_a_lost_worker_ends_its_rooms_with_the_cause_and_tells_the_other(a
     await at.at_rest()
 
 
+@pytest.mark.parametrize(
+    "script", [[None], [tokens(1, [8, 9], LENGTH), ended(D)]], ids=["killed", "answered"]
+)
+async def test_a_room_whose_stream_broke_off_ended_with_the_worker_that_is_then_known_to_be_gone(
+    at: House, script: list[object]
+) -> None:
+    at.prefill.script = [accepted(P), first(7), ended(P)]
+    at.decode.script = [accepted(D), tokens(0, [7]), *script]
+    await read(await at.backend.generate(asked(3)))
+    at.rooms.side_retired(at.entry().id, P)
+    at.rooms.exited(at.decode.name, at.decode.pid)
+    assert at.rooms.notebook.lost[-1].rooms == (script == [None])
+    at.retired()
+    await at.at_rest()
+
+
 async def test_a_bug_in_following_ends_the_stream(at: House, monkeypatch: pytest.MonkeyPatch) -> None:
     at.prefill.script = [accepted(P), first(7)]
 
