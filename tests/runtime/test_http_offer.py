@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 from fastapi import FastAPI, Request
 
+from services.openai.errors import ApiError
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 
@@ -17,6 +18,7 @@ OFFER: Final = (
     b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
 )
 """As Java's client makes it."""
+REFUSED: Final = ApiError(400, "Invalid HTTP request received.", code="invalid_http")
 WEB_SOCKET: Final = (
     b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
@@ -111,8 +113,13 @@ async def test_a_head_that_could_be_read_in_two_ways_is_refused_with_an_offer_as
 ) -> None:
     for offer in (b"", OFFER):
         head = b"POST /echo HTTP/1.1\r\nHost: here\r\n" + offer + wrong + b"\r\n"
-        [(status, _)] = await answers(port, [head + b"4\r\nbody\r\n0\r\n\r\n"], 1)
-        assert status == 400
+        [(status, told)] = await answers(port, [head + b"4\r\nbody\r\n0\r\n\r\n"], 1)
+        assert (status, told) == (400, REFUSED.body)
+
+
+async def test_what_is_no_http_is_told_so_as_any_other_error(port: int) -> None:
+    [(status, told)] = await answers(port, [b"\x16\x03\x01 of TLS, say\r\n\r\n"], 1)
+    assert (status, told) == (400, REFUSED.body)
 
 
 async def test_nobody_gets_a_tunnel(port: int) -> None:
