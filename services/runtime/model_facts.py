@@ -78,7 +78,8 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
     architectures = config.get("architectures")
     text = config.get("text_config")
     words: Json = text if isinstance(text, dict) else config
-    name = name or own_name(directory)
+    # Bytes that are no UTF-8, of a file's name, say, fit no answer: a client could not ask for it.
+    name = (name or own_name(directory)).encode(errors="replace").decode()
     kind = words.get("model_type")
     if words.get("alibi") or kind in ALIBI:
         raise UnsupportedModel.needing(name, kind, "linear position biases (ALiBi)")

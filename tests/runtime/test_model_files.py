@@ -83,6 +83,11 @@ def test_a_directory_is_itself(model: Path) -> None:
     assert prepare(source, pytest.fail) == model
 
 
+def test_a_name_that_is_no_unicode_can_be_asked_for(model: Path) -> None:
+    assert read_model(model, "na\udcffme é").name == "na?me é"
+    assert read_model(model.rename(model.with_name("My-\udcffModel"))).name == "My-?Model"
+
+
 def test_a_gguf_file_is_named_without_its_number_format(tmp_path: Path) -> None:
     source = resolve(str(gguf(tmp_path, "ok")))
     assert (source.kind, source.name) == (ModelKind.GGUF, "Some-Model")
