@@ -6,6 +6,7 @@ Writes a line for each thing it does, each beginning with PROGRESS.
 """
 
 import sys
+from io import TextIOWrapper
 from typing import Final
 
 from services.runtime.errors import StartupError
@@ -18,6 +19,8 @@ def main(model: str, load_format: str) -> int:
     """Resolve and prepare `model`. Returns the exit code."""
     from services.runtime.model_files import LoadFormat, prepare, resolve
 
+    if isinstance(sys.stdout, TextIOWrapper):  # as the command itself: a file may have any name
+        sys.stdout.reconfigure(errors="replace")
     try:
         prepare(resolve(model, LoadFormat(load_format)), lambda line: print(f"{PROGRESS}{line}", flush=True))
     except StartupError as error:

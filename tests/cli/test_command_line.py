@@ -1,5 +1,6 @@
 """The commands as they are typed: help, mistakes, and what stays unloaded."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -107,6 +108,21 @@ def test_what_a_terminal_has_no_letters_for_keeps_nothing_from_starting(tmp_path
     result = baton("serve", *ports, "--model", str(model), environ=ascii_alone)
     assert result.stdout.startswith("? preparing the model ")
     assert "there is no file or directory" in one_line_error(result)
+
+
+def test_a_file_that_a_terminal_has_no_letters_for_is_prepared(tmp_path: Path) -> None:
+    file = tmp_path / "modèle.gguf"
+    file.write_bytes(b"GGUF and no more")
+    result = subprocess.run(
+        [sys.executable, "-m", "services.cli.prepare", str(file), "auto"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.stdout.startswith("progress: converting mod?le.gguf")
+    assert "le.gguf failed" in one_line_error(result)
 
 
 def test_serving_with_a_flag_of_a_part_says_what_to_give_instead() -> None:
