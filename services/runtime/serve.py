@@ -34,6 +34,8 @@ TOLD: Final = "baton: error: "
 BESIDES: Final = "baton: as it ended: "
 """And another one behind it, which is not why."""
 
+FILES_EVERY_S = 10.0
+
 Main = Callable[[asyncio.Event], Awaitable[int | None]]
 Outcome = TypeVar("Outcome")
 
@@ -58,6 +60,7 @@ def run(main: Main) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop, number, shutdown)
+        watching = asyncio.create_task(_watch_open_files())
         try:
             return await main(shutdown)
         except StopAsked:
@@ -65,6 +68,8 @@ def run(main: Main) -> int:
             _leave(0)
         except (GroupLost, EngineStuck) as error:
             end_now(error)
+        finally:
+            watching.cancel()
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -109,11 +114,23 @@ def end_now(error: StartupError) -> NoReturn:
 
 
 def _allow_open_files() -> None:
-    """As many as the system lets this process have, and not as a shell does: each client is one, and who
-    comes beyond the limit is hung up on without a word."""
+    """As many as the system lets this process have, and not as a shell does: each client is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _watch_open_files() -> None:
+    """The event loop hangs up on whoever comes beyond the limit, and says nothing."""
+    while True:
+        await asyncio.sleep(FILES_EVERY_S)
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            log.warning(
+                "who connects is hung up on: no more files can be open", cause=str(error), limit=limit
+            )
 
 
 def _say(begin: str, error: StartupError) -> None:

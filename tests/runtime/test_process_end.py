@@ -70,6 +70,32 @@ def test_a_process_may_have_as_many_connections_as_the_system_lets_it() -> None:
     assert process.returncode == 0
 
 
+FULL = """
+import asyncio, os, resource, sys
+from services.runtime import logging, serve
+logging.configure("info", "text")
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+serve.FILES_EVERY_S = 0.01
+async def main(shutdown):
+    await asyncio.sleep(0.05)
+    held = []
+    try:
+        while True: held.append(os.dup(2))
+    except OSError: pass
+    await asyncio.sleep(0.5)
+sys.exit(serve.run(main))
+"""
+
+
+def test_who_cannot_connect_since_too_many_files_are_open_is_told_of_in_the_log() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert process.returncode == 0
+    assert "WARNING services.runtime.serve who connects is hung up on" in process.stderr
+    assert process.stderr.splitlines()[0].endswith(" limit=64")
+
+
 LOADS = """
 import asyncio, sys, time
 from services.runtime.serve import run, unless_stopped
