@@ -13,6 +13,7 @@ from typing import Final
 from services.bootstrap.metrics import BootstrapMetrics, Refused
 from services.bootstrap.timelines import Timelines
 from services.rooms.affinity import blocks
+from services.rooms.counts import counted
 from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason, Refusal, TooLarge
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -223,7 +224,7 @@ class Admission:
             except NoCapacity:
                 pass
         if before + self._hoping >= self._max_queue:
-            raise QueueFull(f"{before + self._hoping} requests are waiting for workers")
+            raise QueueFull(f"the queue for workers is full: {counted(before + self._hoping, 'request')}")
         opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(asked, opened, self._timelines.line("queued", f"{before} before it"))
         self._queue.insert(before, waiting)

@@ -11,6 +11,7 @@ from typing import Final
 from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.rooms import Rooms
 from services.openai.backend import Hangup, RoomFailed
+from services.rooms.counts import counted
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
@@ -106,7 +107,7 @@ class Canary:
         finally:
             await stream.hang_up(Hangup.CLIENT_GONE)
         if drawn != OUTPUT_TOKENS:
-            return f"{names}: {drawn} tokens came, {OUTPUT_TOKENS} were asked for"
+            return f"{names}: {counted(drawn, 'token')} came, {OUTPUT_TOKENS} were asked for"
         for worker in pair:
             self._rooms.proven(worker.facts.incarnation)
         return None

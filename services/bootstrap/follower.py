@@ -15,6 +15,7 @@ import grpc
 from services.bootstrap.outbox import Outbox
 from services.bootstrap.rooms import LOST, Rooms
 from services.openai.backend import Hangup, RoomFailed, TokenBatch
+from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry
@@ -255,7 +256,7 @@ class RoomStream:
 
     def _passed_on(self) -> str:
         before = f", {self._given} of them by earlier rooms" if self._given else ""
-        return f"{self._next} tokens passed on{before}"
+        return f"{counted(self._next, 'token')} passed on{before}"
 
     def _end(self) -> None:
         """The reader has got, or given up, all it will ever get. Outcomes are heard on for a while."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.admin import Admin, NotTold, admin
+from services.rooms.counts import counted
 
 EVERY_S: Final = 1.0
 REQUESTS_SHOWN: Final = 15
@@ -78,7 +79,9 @@ def told(live: dict[str, Any]) -> Iterator[RenderableType]:
     yield _workers(live["workers"])
     for lost in live["lost"][:3]:
         when = time.strftime("%H:%M:%S", time.localtime(lost["wall_ms"] / 1000))
-        yield Text(f"gone at {when}: {lost['name']}, {lost['why']}, {lost['rooms']} rooms", style="red")
+        yield Text(
+            f"gone at {when}: {lost['name']}, {lost['why']}, {counted(lost['rooms'], 'room')}", style="red"
+        )
     yield _requests(live["requests"][:REQUESTS_SHOWN])
     failed = [each for each in live["failed"] if each["state"] in ("failed", "refused")]
     if failed:

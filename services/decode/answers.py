@@ -6,6 +6,7 @@ Accepted, then tokens, then one outcome. Only the leader has callers; the other 
 from collections.abc import Iterable
 
 from services.decode.job import Job
+from services.rooms.counts import counted
 from services.rooms.errors import Cause
 from services.rooms.evidence import Finished
 from services.rooms.request import Token
@@ -24,7 +25,7 @@ class Answers:
         receiver = job.receiver
         self._reporter.opened(receiver.id, job.request)
         job.reply(inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted()))
-        self._reporter.note(receiver.id, "accepted", f"{receiver.pages_needed} pages needed")
+        self._reporter.note(receiver.id, "accepted", f"{counted(receiver.pages_needed, 'page')} needed")
 
     def emit(self, job: Job, token: Token) -> None:
         """Send the token that was just appended to the output; end the room with its last one."""
@@ -38,7 +39,9 @@ class Answers:
             job.finished = True
             job.receiver.note(Finished())
             job.tell_outcome(None)
-            self._reporter.note(job.receiver.id, "finished", f"{len(output)} tokens, {finish.value}")
+            self._reporter.note(
+                job.receiver.id, "finished", f"{counted(len(output), 'token')}, {finish.value}"
+            )
 
     def end_early(self, job: Job) -> None:
         """The room ends before its sequence did: say why, at once."""

@@ -11,6 +11,7 @@ from services.decode.job import Job
 from services.decode.peers import Peers, endpoint_to_wire
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
+from services.rooms.counts import counted
 from services.rooms.ids import Generation, Incarnation
 from services.runtime.worker_metrics import WorkerMetrics
 from services.transfer.exposure import Exposure
@@ -83,8 +84,8 @@ class Grants:
         if len(self.endpoints) < 2:
             self.tell_senders()
         detail = (
-            f"{len(holding.exposed)} pages behind {prefix_tokens} tokens held, slot {holding.slot.index},"
-            f" generation {holding.slot.generation}"
+            f"{counted(len(holding.exposed), 'page')} behind {counted(prefix_tokens, 'token')} held,"
+            f" slot {holding.slot.index}, generation {holding.slot.generation}"
         )
         self._reporter.note(receiver.id, "granted", detail)
 

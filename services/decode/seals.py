@@ -15,6 +15,7 @@ from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.record import MetadataRecord, announced, read_slot, touched
+from services.rooms.counts import counted
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Landed, Sealed
 from services.rooms.ids import Generation
@@ -106,7 +107,7 @@ class Seals:
         generation = Generation(record.generation)
         job.receiver.note(Sealed(generation))
         checked = "" if job.landed is None else ", contents as computed"
-        told = f"{record.pages} pages, generation {generation}{checked}"
+        told = f"{counted(record.pages, 'page')}, generation {generation}{checked}"
         self._reporter.seen(job.receiver.id, "landed", told)
 
     def _check(self, job: Job, record: MetadataRecord) -> None:

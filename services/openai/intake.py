@@ -18,6 +18,7 @@ from services.openai.schemas import (
     CompletionRequest,
     GenerationRequest,
 )
+from services.rooms.counts import counted
 from services.rooms.request import Request, Sampling
 from services.rooms.trace import TraceContext
 
@@ -92,7 +93,9 @@ def admit(
         check_ids(prompt, param, model.vocabulary)
         max_tokens = _max_tokens(asked, param, len(prompt), body.min_tokens, limits)
         if body.min_tokens > max_tokens:
-            raise invalid("min_tokens", f"'min_tokens' is more than the {max_tokens} tokens that may come.")
+            raise invalid(
+                "min_tokens", f"'min_tokens' is more than the {counted(max_tokens, 'token')} that may come."
+            )
         if place and body.seed is None:
             sampling = replace(sampling, seed=_any_seed())
         requests.append(
@@ -156,8 +159,8 @@ def _max_tokens(asked: Asked, param: str, prompt_tokens: int, min_tokens: int, l
         raise too_long(
             asked.max_tokens_param,
             limits.context_tokens,
-            f"'{asked.max_tokens_param}' is {asked.max_tokens}, and after a prompt of {prompt_tokens} tokens "
-            f"only {room} tokens fit",
+            f"'{asked.max_tokens_param}' is {asked.max_tokens}, and after a prompt of "
+            f"{counted(prompt_tokens, 'token')} there is space for {room}",
         )
     return asked.max_tokens
 
@@ -176,7 +179,7 @@ def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
     if prompt_tokens == 0:
         raise invalid(param, f"'{param}' holds no tokens; there is nothing to continue.")
     room, context = limits.context_tokens - prompt_tokens, limits.context_tokens
-    holds = f"'{param}' has {prompt_tokens} tokens, and"
+    holds = f"'{param}' has {counted(prompt_tokens, 'token')}, and"
     if room < 1:
         raise too_long(param, context, f"{holds} there has to be room for the answer")
     if 0 < limits.prompt_tokens < prompt_tokens:

@@ -6,6 +6,7 @@ from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvLayout
 from services.prefill.job import Job
 from services.prefill.ways import Ways
+from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Failed, Fenced, Granted, Proof
@@ -132,7 +133,8 @@ class Commands:
         self._jobs[room] = job
         self._reporter.opened(room, request)
         job.reply(inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted()))
-        self._reporter.note(room, "accepted", f"{request.prefill_tokens} tokens to compute, {pages} pages")
+        needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(pages, 'page')}"
+        self._reporter.note(room, "accepted", needs)
 
     def _grant(self, wire: inference_pb2.GrantRequest) -> None:
         room, receiver = RoomId(wire.room), Incarnation(wire.receiver)

@@ -8,6 +8,7 @@ from services.pages.slots import Slot, SlotPool
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.push import Push, Quota, Stage
+from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed, Fenced, Proof, Sealed, Written
 from services.rooms.ids import RoomId
@@ -100,7 +101,7 @@ class Sending:
             sender.note(Sealed(sender.grant.generation))
             spent_ms = sender.phase_ms[Phase.TRANSFERRING] + now_ms - sender.entered_ms
             self._metrics.sealed(spent_ms / 1000)
-            pages = f"{len(sender.grant.pages)} pages, generation {sender.grant.generation}"
+            pages = f"{counted(len(sender.grant.pages), 'page')}, generation {sender.grant.generation}"
             self._reporter.note(sender.id, "sealed", f"{pages}, {job.overlap.told}")
         return moved
 

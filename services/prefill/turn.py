@@ -19,6 +19,7 @@ from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.sending import Sending
 from services.prefill.ways import Ways
+from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Finished
@@ -252,7 +253,7 @@ class PrefillWork:
         job.cached = job.computed = holding.shared * self._page_tokens
         self._metrics.worker.reused(job.cached, job.request.prefill_tokens)
         self._sending.begin(job, holding.slot)
-        detail = f"{len(holding.pages)} pages, {job.cached} tokens cached"
+        detail = f"{counted(len(holding.pages), 'page')}, {counted(job.cached, 'token')} cached"
         self._reporter.note(sender.id, "computing", detail)
 
     def _seal(self, job: Job) -> None:

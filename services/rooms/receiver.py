@@ -12,6 +12,7 @@ The readiness gate is pages AND seal, and it is part of the vote (`gate-before-a
 from dataclasses import dataclass
 from typing import ClassVar
 
+from services.rooms.counts import counted
 from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGeneration
 from services.rooms.evidence import Connected, Evidence, Landed, Proof, Sealed
 from services.rooms.ids import Generation
@@ -78,7 +79,7 @@ class Receiver(Room):
         """
         if not self.sealed or self.pages_landed == self.pages_expected:
             return None
-        text = f"decode: sealed after {self.pages_landed} of {self.pages_expected} pages"
+        text = f"decode: sealed after {self.pages_landed} of {counted(self.pages_expected, 'page')}"
         return Cause(Reason.TRANSFER_FAILED, text)
 
     def _unwritten(self) -> bool:
@@ -89,9 +90,9 @@ class Receiver(Room):
             case Phase.BOOTSTRAPPING:
                 return "not connected to the prefill worker"
             case Phase.WAITING_FOR_INPUT:
-                return f"{self.pages_needed} pages are not free"
+                return f"not free yet: {counted(self.pages_needed, 'page')}"
             case Phase.TRANSFERRING:
                 seal = "sealed" if self.sealed else "not sealed"
-                return f"{self.pages_landed} of {self.pages_expected} pages landed, {seal}"
+                return f"{self.pages_landed} of {counted(self.pages_expected, 'page')} landed, {seal}"
             case _:
                 return "the sequence did not end"

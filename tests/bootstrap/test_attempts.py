@@ -500,7 +500,7 @@ async def test_a_queue_full_of_those_who_had_no_room_takes_one_who_had() -> None
         reading = asyncio.ensure_future(read(streams[0]))
         at.rooms.fail(RoomId(1), Cause(Reason.TRANSFER_FAILED, "at once"))
         await until(lambda: at.admission.queued() == 2)
-        with pytest.raises(QueueFull, match="2 requests are waiting for workers"):
+        with pytest.raises(QueueFull, match="the queue for workers is full: 2 requests"):
             await at.admission.admit("another", 3, 5)
         at.retired(1)
         assert await reading == ([7, 8, 9], "length")
@@ -517,7 +517,9 @@ async def test_no_more_of_those_who_had_a_room_wait_than_may() -> None:
         waiting = asyncio.ensure_future(read(streams[0]))
         await until(lambda: at.admission.queued() == 1)
         at.rooms.fail(RoomId(2), Cause(Reason.TRANSFER_FAILED, "at once"))
-        with pytest.raises(RoomFailed, match="at once; not retried: 1 requests are waiting for workers"):
+        with pytest.raises(
+            RoomFailed, match="at once; not retried: the queue for workers is full: 1 request"
+        ):
             await streams[1].next()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

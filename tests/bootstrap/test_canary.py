@@ -84,7 +84,7 @@ async def test_a_pair_that_brings_too_few_tokens_is_not_ready() -> None:
         canary = Canary(at.rooms, at.backend)
         task = asyncio.ensure_future(canary.run())
         await until(lambda: canary.problem is not None)
-        assert canary.problem == "prefill-0 and decode-1: 1 tokens came, 2 were asked for"
+        assert canary.problem == "prefill-0 and decode-1: 1 token came, 2 were asked for"
         assert state(at, 41) is WorkerState.JOINING
         task.cancel()
 
