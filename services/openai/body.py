@@ -1,6 +1,7 @@
 """What did the client send, if it was JSON of the right shape and of a bearable size?"""
 
 import asyncio
+from codecs import BOM_UTF8
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -47,7 +48,7 @@ async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: 
 def parse(raw: bytes, shape: type[M]) -> M:
     """`raw` as JSON of `shape`; null means absent. Raises ApiError."""
     try:
-        text = raw.decode()
+        text = raw.removeprefix(BOM_UTF8).decode()  # Windows' editors and shells write one into their files
     except UnicodeDecodeError as error:
         raise invalid(None, f"The body is not valid UTF-8 (byte {error.start}).", "invalid_utf8") from None
     try:

@@ -205,6 +205,15 @@ async def test_not_a_json_object(http: httpx.AsyncClient, path: str, raw: bytes,
     check(reply, 400, None, code)
 
 
+@pytest.mark.parametrize(("marks", "status"), [(1, 200), (2, 400)], ids=["one", "two"])
+async def test_a_file_that_begins_with_a_byte_order_mark_is_json(
+    http: httpx.AsyncClient, marks: int, status: int
+) -> None:
+    raw = b"\xef\xbb\xbf" * marks + b'{"prompt": "The fox"}'
+    reply = await http.post("/tokenize", content=raw, headers={"content-type": "application/json"})
+    assert reply.status_code == status
+
+
 async def test_a_number_beyond_floats(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     raw = json.dumps(chat()).replace("{", '{"temperature": 1e999, ', 1)
     reply = await http.post(CHAT, content=raw, headers={"content-type": "application/json"})
