@@ -186,7 +186,7 @@ async def _prefill(pipe: Connection, port: int) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             return put(peer, region, runs)
 
-        transfer.put = stop_and_put  # type: ignore[method-assign, assignment]
+        transfer.put = stop_and_put  # type: ignore[method-assign]
 
     stepper = Stepper(engine, mailbox.wake)
     work = PrefillWork(
