@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from services.runtime.errors import in_a_line
 from services.runtime.tls_files import TlsFiles
 
 REPORT_TIMEOUT_S: Final = 2.0
@@ -35,7 +36,7 @@ async def tell_exit(report: ReportExit, name: str, pid: int, stopping: asyncio.E
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 await report(name, pid)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = in_a_line(error)
         else:
             return None
         await wait(stopping, REPORT_TIMEOUT_S / REPORT_TRIES)

@@ -4,7 +4,7 @@ What was read is either evidence or the room's end. Where the pages are summed, 
 the sum (`landing.py`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Final
 
@@ -49,28 +49,23 @@ class Seals:
 
     def touched(self, jobs: Iterable[Job]) -> list[Job]:
         """Rooms whose pages are on their way, and whose seal may be there."""
-        holdings = self._holdings
-        return [
-            job
-            for job in jobs
-            if job.receiver.phase is Phase.TRANSFERRING
-            and job.record is None
-            and touched(holdings.slots.view(holdings.get(job.receiver.id).slot))
-        ]
+        return [job for job, slot in self._awaited(jobs) if touched(slot)]
 
     def near(self, jobs: Iterable[Job], now_s: float) -> bool:
         """One of these rooms has its record, and has not had it for long: its seal is near."""
-        holdings = self._holdings
-        for job in jobs:
-            if job.receiver.phase is not Phase.TRANSFERRING or job.record is not None:
-                continue
-            if job.near_until_s is None and announced(
-                holdings.slots.view(holdings.get(job.receiver.id).slot)
-            ):
+        for job, slot in self._awaited(jobs):
+            if job.near_until_s is None and announced(slot):
                 job.near_until_s = now_s + self._near_s
             if job.near_until_s is not None and now_s < job.near_until_s:
                 return True
         return False
+
+    def _awaited(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, memoryview]]:
+        """Rooms whose pages are on their way and whose seal was not seen, with their slots."""
+        holdings = self._holdings
+        for job in jobs:
+            if job.receiver.phase is Phase.TRANSFERRING and job.record is None:
+                yield job, holdings.slots.view(holdings.get(job.receiver.id).slot)
 
     def look(self, job: Job) -> bool:
         """Look for the seal. What is not this tenancy's own ends the room (`stale-never-served`)."""

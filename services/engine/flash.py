@@ -21,6 +21,7 @@ from services.engine.paged import PagedKernel, PagedRows
 from services.engine.plan import make_plan
 from services.engine.rows import Row, Sequence
 from services.rooms.request import Request
+from services.runtime.errors import in_a_line
 from services.runtime.logging import Log
 
 log = Log(__name__)
@@ -48,7 +49,7 @@ def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
     try:
         activate_flash_attention_impl(KERNELS[torch.cuda.get_device_capability(device)[0]])
     except Exception as error:  # of a package that is not as torch expects it, whatever that raises
-        log.info(FETCHED, why=_told(error))
+        log.info(FETCHED, why=in_a_line(error))
         return None
     return flash_attention
 
@@ -89,7 +90,7 @@ def proven(kernel: PagedKernel, query_heads: int, cache: PagedKvCache) -> PagedK
             cache.tensor.zero_()
         why = "" if worst <= TOLERANCE else f"a kernel's answers differ by {worst:.2g} of their length"
     except Exception as error:  # as above
-        why = _told(error)
+        why = in_a_line(error)
     if why:
         log.warning(FETCHED, why=why)
         if current_flash_attention_impl() is not None:
@@ -140,7 +141,3 @@ def _rows(cache: PagedKvCache) -> list[Row]:
         sequence = Sequence(Request("proof", (0,) * end, max_tokens=1), [])
         rows.append(Row(sequence, max(0, end - (stop - start)), end, table, sample=False))
     return rows
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -24,6 +24,7 @@ from services.engine.plan import make_plan, pack_singles, plan_of_singles
 from services.engine.proof import TOLERANCES, gap
 from services.engine.rows import Row, Sequence, integers
 from services.rooms.request import Request
+from services.runtime.errors import in_a_line
 from services.runtime.logging import Log
 
 log = Log(__name__)
@@ -260,5 +261,4 @@ def _numbers_of(shape: Shape) -> int:
 def _tell(what: str, shape: Shape, error: RuntimeError) -> None:
     # Ending a capture in which something has failed fails too: the cause is what came before.
     cause = error.__context__ or error
-    why = f"{type(cause).__name__}: {cause}".splitlines()[0]
-    log.warning(what, rows=shape.rows, pages=shape.pages, why=why)
+    log.warning(what, rows=shape.rows, pages=shape.pages, why=in_a_line(cause))

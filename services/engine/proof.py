@@ -23,6 +23,7 @@ from services.engine.plan import make_plan
 from services.engine.rows import Row, Sequence
 from services.pages.layout import KvLayout
 from services.rooms.request import Request
+from services.runtime.errors import in_a_line
 from services.runtime.logging import Log
 from services.runtime.model_facts import UnsupportedModel
 
@@ -48,9 +49,9 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
     try:
         expected = _answers(model, layout)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UnsupportedModel(
-            f"the model {model.facts.name} cannot be served: its definition computes no step here ({told})"
+            f"the model {model.facts.name} cannot be served: its definition computes no step here "
+            f"({in_a_line(error)})"
         ) from error
     try:
         if kernel_for is not None:

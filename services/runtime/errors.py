@@ -40,3 +40,8 @@ class SettingsError(StartupError):
     """A flag or a variable that is unknown or whose value is not allowed; names it and what is."""
 
     exit_code: int = EXIT_USAGE
+
+
+def in_a_line(error: BaseException) -> str:
+    """Its kind, and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
