@@ -167,7 +167,11 @@ class Push:
     @property
     def _unposted(self) -> bool:
         """Something is ready that was not posted."""
-        return bool(self._records or self._waiting) or self._planned < self._ready
+        return bool(self._records) or self._pages_left
+
+    @property
+    def _pages_left(self) -> bool:
+        return bool(self._waiting) or self._planned < self._ready
 
     def _poll(self, count_bytes: Callable[[int], None]) -> bool:
         moved = False
@@ -201,7 +205,7 @@ class Push:
         if self._records and windows == len(self._in_flight):
             self._post_record()
             return True
-        if self._waiting or self._planned < self._ready:
+        if self._pages_left:
             if not quota.windows or windows >= WINDOWS_IN_FLIGHT_MAX:
                 return False
             while not self._waiting and self._planned < self._ready:

@@ -1,4 +1,4 @@
-"""What FlashAttention computes over pages, in a few of torch's own calls: its twin on a CPU."""
+"""What does FlashAttention compute over pages? Its twin on a CPU, in a few of torch's own calls."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""A number of things is told in words that fit it."""
+"""Is a number of things told in words that fit it?"""
 
 import pytest
 
