@@ -143,21 +143,27 @@ INLINE int64_t even_share(int64_t rows) {
     return (rows + tiles - 1) / tiles;
 }
 
+/* The sum of all lanes: of its halves, of theirs, and so on. */
 INLINE float total(vec x) {
-    float parts[LANES];
-    store(parts, x);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) parts[lane] += parts[lane + half];
-    return parts[0];
+#if LANES == 16
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#else
+    const __m256 eight = x;
+#endif
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+/* The largest lane, if none is a NaN. */
 INLINE float largest(vec x) {
-    float parts[LANES];
-    store(parts, x);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++)
-            parts[lane] = parts[lane + half] > parts[lane] ? parts[lane + half] : parts[lane];
-    return parts[0];
+#if LANES == 16
+    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#else
+    const __m256 eight = x;
+#endif
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const float one = four[0] > four[1] ? four[0] : four[1], other = four[2] > four[3] ? four[2] : four[3];
+    return one > other ? one : other;
 }
 
 /* e^x; NaN of NaN, 0 of -infinity, and no more than e^88. */
@@ -702,20 +708,36 @@ static void score(const struct scoring *s, const kept *keys, int64_t tokens, flo
     }
 }
 
+/* STRIP scores from `at` on. Those from `count` on are -infinity. */
+INLINE void load_scores(const float *scores, int64_t at, int64_t count, vec *to) {
+    static const int32_t lanes[STRIP] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                         16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    const ints left = (int32_t)(count - at) - (ints){0};
+    for (int part = 0; part < STRIP / LANES; part++) {
+        to[part] = load(scores + at + part * LANES);
+        if (at + STRIP > count)
+            to[part] = pick(*(const ints_at *)(lanes + part * LANES) < left, to[part], all(-__builtin_inff()));
+    }
+}
+
 /* Scores, which it scales, to weights, not yet divided by their sum, which is returned: as numbers, from the same place
    on, and 0 from `count` to `end`, a multiple of STRIP. */
 static float soften(float *scores, float scaling, int64_t count, int64_t end) {
-    for (int64_t at = count; at < end; at++) scores[at] = -__builtin_inff();
-    vec most = load(scores);
-    for (int64_t at = LANES; at < end; at += LANES) most = larger(load(scores + at), most);
-    const float top = largest(most) * scaling;
-    vec sum = all(0);
+    vec most[STRIP / LANES], here[STRIP / LANES], sum = all(0);
+    load_scores(scores, 0, count, most);
+    for (int64_t at = STRIP; at < count; at += STRIP) {
+        load_scores(scores, at, count, here);
+        for (int part = 0; part < STRIP / LANES; part++) most[part] = larger(here[part], most[part]);
+    }
+    for (int part = 1; part < STRIP / LANES; part++) most[0] = larger(most[part], most[0]);
+    const float top = largest(most[0]) * scaling;
     for (int64_t at = 0; at < end; at += STRIP) {
+        load_scores(scores, at, count, here);
         float out[STRIP];
-        for (int part = 0; part < STRIP; part += LANES) {
-            const vec weight = exponential(load(scores + at + part) * scaling - top);
-            sum += weight;
-            store(out + part, weight);
+        for (int part = 0; part < STRIP / LANES; part++) {
+            here[part] = exponential(here[part] * scaling - top);
+            sum += here[part];
+            store(out + part * LANES, here[part]);
         }
         put((number *)scores + at, out, STRIP);
     }

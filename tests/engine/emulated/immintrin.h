@@ -46,6 +46,14 @@ EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) {
     const ints_of_512 first = a > b;
     return (__m512)((first & (ints_of_512)a) | (~first & (ints_of_512)b));
 }
+EMULATED __m256 _mm256_max_ps(__m256 a, __m256 b) {
+    for (int at = 0; at < 8; at++) a[at] = a[at] > b[at] ? a[at] : b[at];
+    return a;
+}
+EMULATED __m128 _mm_max_ps(__m128 a, __m128 b) {
+    for (int at = 0; at < 4; at++) a[at] = a[at] > b[at] ? a[at] : b[at];
+    return a;
+}
 EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) {
     const ints_of_512 first = a < b;
     return (__m512)((first & (ints_of_512)a) | (~first & (ints_of_512)b));
