@@ -143,25 +143,22 @@ INLINE int64_t even_share(int64_t rows) {
     return (rows + tiles - 1) / tiles;
 }
 
-/* The sum of all lanes: of its halves, of theirs, and so on. */
-INLINE float total(vec x) {
+/* Of lanes that are four apart, by `add` or `max`: four are left. */
+#define FOLD_EIGHT(by, x) _mm_##by##_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1))
 #if LANES == 16
-    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#define FOLD(by, x) FOLD_EIGHT(by, _mm256_##by##_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)))
 #else
-    const __m256 eight = x;
+#define FOLD(by, x) FOLD_EIGHT(by, x)
 #endif
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+
+INLINE float total(vec x) {
+    const __m128 four = FOLD(add, x);
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-/* The largest lane, if none is a NaN. */
+/* If none is a NaN. */
 INLINE float largest(vec x) {
-#if LANES == 16
-    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-#else
-    const __m256 eight = x;
-#endif
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 four = FOLD(max, x);
     const float one = four[0] > four[1] ? four[0] : four[1], other = four[2] > four[3] ? four[2] : four[3];
     return one > other ? one : other;
 }
@@ -631,11 +628,10 @@ INLINE __m128 sums(const vec *of) {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(of[0], of[1]), _mm512_unpackhi_ps(of[0], of[1]));
     const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(of[2], of[3]), _mm512_unpackhi_ps(of[2], of[3]));
     const __m512 abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
 #else
-    const __m256 half = _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
+    const __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
 #endif
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    return FOLD(add, abcd);
 }
 
 #if NUMBER == 16
@@ -710,13 +706,12 @@ static void score(const struct scoring *s, const kept *keys, int64_t tokens, flo
 
 /* STRIP scores from `at` on. Those from `count` on are -infinity. */
 INLINE void load_scores(const float *scores, int64_t at, int64_t count, vec *to) {
-    static const int32_t lanes[STRIP] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-                                         16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
-    const ints left = (int32_t)(count - at) - (ints){0};
+    static const int32_t lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int part = 0; part < STRIP / LANES; part++) {
-        to[part] = load(scores + at + part * LANES);
-        if (at + STRIP > count)
-            to[part] = pick(*(const ints_at *)(lanes + part * LANES) < left, to[part], all(-__builtin_inff()));
+        const int64_t first = at + part * LANES;
+        const ints seen = *(const ints_at *)lanes < (int32_t)(count - first) - (ints){0};
+        to[part] = load(scores + first);
+        if (at + STRIP > count) to[part] = pick(seen, to[part], all(-__builtin_inff()));
     }
 }
 

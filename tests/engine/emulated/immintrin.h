@@ -16,7 +16,7 @@ typedef int16_t __m256bh VECTOR(32), __m512bh VECTOR(64);
 
 /* Other views of the same bits. */
 typedef uint16_t shorts_of_256 VECTOR(32), shorts_of_512 VECTOR(64);
-typedef int32_t ints_of_512 VECTOR(64);
+typedef int32_t ints_of_128 VECTOR(16), ints_of_256 VECTOR(32), ints_of_512 VECTOR(64);
 typedef uint32_t uints_of_512 VECTOR(64);
 
 typedef __m128 __m128_at __attribute__((aligned(1)));
@@ -42,22 +42,15 @@ EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 EMULATED __m128 _mm_mul_ps(__m128 a, __m128 b) { return a * b; }
 
 /* The second where one of them is a NaN. */
-EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) {
-    const ints_of_512 first = a > b;
-    return (__m512)((first & (ints_of_512)a) | (~first & (ints_of_512)b));
-}
-EMULATED __m256 _mm256_max_ps(__m256 a, __m256 b) {
-    for (int at = 0; at < 8; at++) a[at] = a[at] > b[at] ? a[at] : b[at];
-    return a;
-}
-EMULATED __m128 _mm_max_ps(__m128 a, __m128 b) {
-    for (int at = 0; at < 4; at++) a[at] = a[at] > b[at] ? a[at] : b[at];
-    return a;
-}
-EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) {
-    const ints_of_512 first = a < b;
-    return (__m512)((first & (ints_of_512)a) | (~first & (ints_of_512)b));
-}
+#define CHOOSE(name, vector, ints, by)                                                                                \
+    EMULATED vector name(vector a, vector b) {                                                                        \
+        const ints first = a by b;                                                                                    \
+        return (vector)((first & (ints)a) | (~first & (ints)b));                                                      \
+    }
+CHOOSE(_mm512_max_ps, __m512, ints_of_512, >)
+CHOOSE(_mm512_min_ps, __m512, ints_of_512, <)
+CHOOSE(_mm256_max_ps, __m256, ints_of_256, >)
+CHOOSE(_mm_max_ps, __m128, ints_of_128, >)
 
 typedef uint16_t __mmask16;
 
