@@ -2,22 +2,32 @@
 
 A worker gets rooms only after a small request of our own went through it end to end (`honest-health`). The
 canary also pays the first use of everything: connections, registered memory, kernels.
+
+It is a request like a client's: made by the same intake, with the model's own defaults
+(`canary-is-a-request`). A model whose defaults no worker takes is refused before the first one joins.
 """
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.rooms import Rooms
-from services.openai.backend import Hangup, RoomFailed
+from services.openai.backend import Hangup, Limits, RoomFailed
+from services.openai.errors import ApiError
+from services.openai.intake import Defaults, admit, asked_in_completion
+from services.openai.schemas import CompletionRequest
 from services.rooms.counts import counted
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Worker, WorkerState
-from services.rooms.request import Request, Sampling
+from services.rooms.request import Request
+from services.runtime.errors import StartupError
 from services.runtime.logging import Log
+from services.wire.conversions import Malformed, request_from_wire, request_to_wire
+from services.wire.model_bounds import ModelBounds
 
 log = Log(__name__)
 
@@ -32,9 +42,11 @@ PROMPT_TOKENS: Final = 24
 class Canary:
     """Runs as one task: one canary at a time."""
 
-    def __init__(self, rooms: Rooms, backend: RoomBackend) -> None:
+    def __init__(self, rooms: Rooms, backend: RoomBackend, request: Request) -> None:
+        """`request`: what is asked, with a prompt of its own each time: of `canary_request`."""
         self._rooms = rooms
         self._backend = backend
+        self._request = request
         self._tries: Counter[Incarnation] = Counter()
         """Of the workers that are there: who failed often comes last, and keeps nobody from joining."""
         self.problem: str | None = None
@@ -85,13 +97,7 @@ class Canary:
     async def _try(self, pair: tuple[Worker, Worker]) -> str | None:
         need = Need(PROMPT_TOKENS, PROMPT_TOKENS + OUTPUT_TOKENS - 1)
         entry = self._rooms.admission.open_on(REQUEST_ID, pair, need)
-        request = Request(
-            request_id=REQUEST_ID,
-            prompt=_prompt(entry.id),
-            max_tokens=OUTPUT_TOKENS,
-            ignore_eos=True,
-            sampling=Sampling(temperature=0.0),
-        )
+        request = replace(self._request, prompt=_prompt(entry.id))
         names = " and ".join(worker.facts.name for worker in pair)
         stream = self._backend.follow(entry, request)
         drawn, finish = 0, None
@@ -111,6 +117,26 @@ class Canary:
         for worker in pair:
             self._rooms.proven(worker.facts.incarnation)
         return None
+
+
+def canary_request(model: Defaults, context_tokens: int) -> Request:
+    """What a client would ask of `model` with as few words: all that it does not say is the model's default.
+    Raises StartupError where intake or the wire does not take it, as they would not take any client's."""
+    prompt = list(_prompt(RoomId(2 ** (3 * PROMPT_TOKENS) - 1)))  # the largest ids
+    body = CompletionRequest(
+        model=model.name, prompt=[prompt], max_tokens=OUTPUT_TOKENS, ignore_eos=True, seed=0
+    )
+    try:
+        (request,) = admit(
+            body, asked_in_completion(body), [prompt], model, Limits(context_tokens, 0, 0), REQUEST_ID
+        )
+        ModelBounds(model.vocabulary, context_tokens).check(request_from_wire(request_to_wire(request)))
+    except (ApiError, Malformed, ValueError) as error:  # ValueError: what no field of a message holds
+        raise StartupError(
+            f"the model {model.name} cannot be served: the request that makes a worker ready, with the "
+            f"model's own defaults, is refused: {error}"
+        ) from error
+    return request
 
 
 def _prompt(room: RoomId) -> tuple[int, ...]:

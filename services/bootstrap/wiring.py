@@ -10,7 +10,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.canary import Canary
+from services.bootstrap.canary import Canary, canary_request
 from services.bootstrap.doors import Serving, open_doors
 from services.bootstrap.http import admin_router, probe_router
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
@@ -65,6 +65,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     loop = asyncio.get_running_loop()
     facts, model = await serve.unless_stopped(shutdown, loop.run_in_executor(None, _load, settings))
 
+    asked_of_each = canary_request(model, facts.context_length)
     clock, metrics_registry = SystemClock(), CollectorRegistry()
     metrics = BootstrapMetrics(metrics_registry)
     describe_process(metrics_registry, settings.role, settings.role, rank=0)
@@ -92,7 +93,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         settings.request_timeout_ms / 1000,
         RetryBounds(settings.room_attempts, settings.retry_wait_ms / 1000),
     )
-    canary = Canary(rooms, backend)
+    canary = Canary(rooms, backend, asked_of_each)
 
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)

@@ -7,7 +7,7 @@ is resolved, so that any worker, and any later attempt, computes the same tokens
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from services.openai.backend import Limits
 from services.openai.errors import ApiError, invalid, too_long, unknown_model
@@ -27,6 +27,17 @@ SEQUENCES_AT_ONCE: Final = 8
 most an eighth of the smallest cache: else the first has all of it, and every other waits for its end."""
 GREEDY_BELOW: Final = 1e-5
 """A temperature below it means greedy, as in vLLM: dividing by it would overflow."""
+
+
+class Defaults(Protocol):
+    """What a model brings to each of its requests: of a `ServedModel`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def vocabulary(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ def admit(
     body: GenerationRequest,
     asked: Asked,
     prompts: Sequence[Sequence[int]],
-    model: ServedModel,
+    model: Defaults,
     limits: Limits,
     request_id: str,
     trace: TraceContext | None = None,

@@ -15,6 +15,10 @@ TOP_LOGPROBS_MAX = 20
 """Most alternatives reported per token: what a metadata record holds (`record-fits`)."""
 
 STOP_TOKEN_IDS_MAX = 64
+"""Of a caller's own."""
+EOS_TOKEN_IDS_MAX = 1024
+"""Of a model's: some name every reserved token. It is sent with each request, and all of a vocabulary would
+leave nothing to draw."""
 LOGIT_BIAS_MAX = 1024
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
+from services.rooms.request import EOS_TOKEN_IDS_MAX
 from services.runtime.errors import StartupError
 
 CONFIG_FILE: Final = "config.json"
@@ -83,12 +84,13 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
     kind = words.get("model_type")
     if words.get("alibi") or kind in ALIBI:
         raise UnsupportedModel.needing(name, kind, "linear position biases (ALiBi)")
+    vocab_size = _positive(directory, words, ("vocab_size",))
     return ModelFacts(
         name=name,
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         context_length=int(_positive(directory, words, CONTEXT_KEYS) * _stretch(words)),
-        vocab_size=_positive(directory, words, ("vocab_size",)),
-        eos_token_ids=_eos_token_ids(directory, words),
+        vocab_size=vocab_size,
+        eos_token_ids=_eos_token_ids(directory, words, vocab_size),
         fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
     )
 
@@ -165,8 +167,9 @@ def _header(path: Path) -> bytes:
     return header
 
 
-def _eos_token_ids(directory: Path, config: Json) -> tuple[int, ...]:
-    """The union of what the generation settings, the configuration and the tokenizer name."""
+def _eos_token_ids(directory: Path, config: Json, vocab_size: int) -> tuple[int, ...]:
+    """The union of what the generation settings, the configuration and the tokenizer name, but for those that
+    the model never draws. Raises UnsupportedModel for more than a request carries."""
     ids: set[int] = set()
     for told in (_object(directory / "generation_config.json"), config):
         value = told.get("eos_token_id")
@@ -176,7 +179,13 @@ def _eos_token_ids(directory: Path, config: Json) -> tuple[int, ...]:
     for added in _object(directory / "tokenizer.json").get("added_tokens") or ():
         if isinstance(added, dict) and added.get("content") == content and _is_id(added.get("id")):
             ids.add(added["id"])
-    return tuple(sorted(ids))
+    drawn = tuple(sorted(each for each in ids if each < vocab_size))
+    if len(drawn) > EOS_TOKEN_IDS_MAX:
+        raise UnsupportedModel(
+            f"{directory}: {len(drawn)} ids end a sequence, by generation_config.json, config.json and the "
+            f"tokenizer; a request carries {EOS_TOKEN_IDS_MAX} at most"
+        )
+    return drawn
 
 
 def _is_id(value: object) -> TypeGuard[int]:

@@ -20,6 +20,7 @@ from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Event, RoomEntry, WorkerFacts
 from services.rooms.request import (
+    EOS_TOKEN_IDS_MAX,
     LOGIT_BIAS_MAX,
     STOP_TOKEN_IDS_MAX,
     TOP_LOGPROBS_MAX,
@@ -94,9 +95,9 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         raise Malformed("request.max_tokens must be at least 1")
     if wire.min_tokens > wire.max_tokens:
         raise Malformed("request.min_tokens is larger than request.max_tokens")
-    for name in ("eos_token_ids", "stop_token_ids"):  # all of a vocabulary would leave nothing to draw
-        if len(getattr(wire, name)) > STOP_TOKEN_IDS_MAX:
-            raise Malformed(f"request.{name} has more than {STOP_TOKEN_IDS_MAX} ids")
+    for name, most in (("eos_token_ids", EOS_TOKEN_IDS_MAX), ("stop_token_ids", STOP_TOKEN_IDS_MAX)):
+        if len(getattr(wire, name)) > most:
+            raise Malformed(f"request.{name} has more than {most} ids")
     sampling = wire.sampling
     _check_sampling(sampling)
     request = Request(

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RequestStream, RoomBackend
+from services.bootstrap.canary import canary_request
 from services.bootstrap.follower import RoomStream
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
@@ -195,6 +196,17 @@ class DecodeWorker(Worker, inference_pb2_grpc.DecodeServiceServicer):
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+
+
+class Defaults(NamedTuple):
+    """What a model brings to its requests."""
+
+    name: str = "mine"
+    eos_token_ids: tuple[int, ...] = (2,)
+    vocabulary: int = 100
+
+
+CANARY = canary_request(Defaults(), 500)
 
 
 def asked(max_tokens: int = 3) -> Request:

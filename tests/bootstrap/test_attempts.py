@@ -21,6 +21,7 @@ from services.rooms.retry import GUILT, RETRIED, Guilt
 from services.wire.conversions import room_to_wire
 from services.wire.errors import Draining, WrongIncarnation
 from tests.bootstrap.scripted import (
+    CANARY,
     LENGTH,
     DecodeWorker,
     House,
@@ -552,5 +553,7 @@ async def test_a_canary_has_one_room_whatever_becomes_of_it() -> None:
         at.prefill.script = [accepted(P)]
         at.decode.script = broken(D, Reason.TRANSFER_FAILED)
         pair = (at.registry.worker(Incarnation(11)), at.registry.worker(Incarnation(22)))
-        assert await Canary(at.rooms, at.backend)._try(pair) == "prefill-0 and decode-0: as it happens"
+        assert (
+            await Canary(at.rooms, at.backend, CANARY)._try(pair) == "prefill-0 and decode-0: as it happens"
+        )
         assert len(at.registry.find("canary")) == 1

@@ -1,16 +1,23 @@
 """Does a worker get rooms only after a hand-over has passed through it?"""
 
 import asyncio
+from dataclasses import replace
 
-from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, _prompt
+import pytest
+
+from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, _prompt, canary_request
 from services.rooms.entries import CANARY_ROOMS
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import WorkerState
+from services.rooms.request import EOS_TOKEN_IDS_MAX, Sampling
+from services.runtime.errors import StartupError
 from tests.bootstrap.scripted import (
+    CANARY,
     LENGTH,
     DecodeWorker,
+    Defaults,
     House,
     PrefillWorker,
     accepted,
@@ -38,14 +45,14 @@ async def test_a_hand_over_of_a_few_tokens_makes_both_ready() -> None:
             old.name, old.incarnation = f"{name}-1", Incarnation(old.incarnation + 100)
             at.join(old, proven=False)
         at.prefill.script, at.decode.script = GOOD_PREFILL, GOOD_DECODE
-        canary = Canary(at.rooms, at.backend)
+        canary = Canary(at.rooms, at.backend, CANARY)
         task = asyncio.ensure_future(canary.run())
         await until(lambda: state(at, 111) is state(at, 122) is WorkerState.READY)
         assert canary.problem is None
         assert at.entry(1).canary
         at.retired(1)
         await at.at_rest()
-        assert [asked.prompt for asked in at.prefill.asked] == [_prompt(RoomId(1))]
+        assert at.prefill.asked == [replace(CANARY, prompt=_prompt(RoomId(1)))]
         task.cancel()
 
 
@@ -54,6 +61,31 @@ def test_honest_health_no_canary_asks_what_was_asked_before() -> None:
     prompts = {_prompt(RoomId(room))[:4] for room in range(2**61, 2**61 + 4096)}
     assert len(prompts) == 4096
     assert {token for prompt in prompts for token in prompt} == set(range(1, 9))
+
+
+def test_canary_is_a_request_with_the_models_own_defaults() -> None:
+    """What a client's request brings to a worker, a canary has brought there before."""
+    ends = tuple(range(70))
+    canary = canary_request(Defaults(eos_token_ids=ends), 500)
+    assert canary.eos_token_ids == ends
+    assert canary.sampling == Sampling(), "as of a client that says nothing"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "context_tokens", "why"),
+    [
+        (Defaults(eos_token_ids=tuple(range(EOS_TOKEN_IDS_MAX + 1))), 500, "eos_token_ids has more than"),
+        (Defaults(eos_token_ids=(2**40,)), 500, "is refused: "),
+        (Defaults(vocabulary=5), 500, "not in the vocabulary of 5 tokens"),
+        (Defaults(), 25, "there is space for 1"),
+    ],
+    ids=["many ends", "an end beyond the wire", "few tokens", "a short context"],
+)
+def test_a_model_whose_defaults_no_worker_takes_is_refused_before_one_joins(
+    defaults: Defaults, context_tokens: int, why: str
+) -> None:
+    with pytest.raises(StartupError, match=f"^the model mine cannot be served: .*{why}"):
+        canary_request(defaults, context_tokens)
 
 
 async def test_a_worker_that_fails_its_canary_says_why_and_keeps_nobody_else_out() -> None:
@@ -65,7 +97,7 @@ async def test_a_worker_that_fails_its_canary_says_why_and_keeps_nobody_else_out
             bad.address, good.address = bad_address, good_address
             at.join(bad, proven=False)
             at.join(good, proven=False)
-            canary = Canary(at.rooms, at.backend)
+            canary = Canary(at.rooms, at.backend, CANARY)
             task = asyncio.ensure_future(canary.run())
             await until(lambda: canary.problem is not None)
             at.retired(1)
@@ -81,7 +113,7 @@ async def test_a_pair_that_brings_too_few_tokens_is_not_ready() -> None:
         at.decode.script = [accepted(D)]
         late = DecodeWorker("decode-1", D, Incarnation(41), address=at.decode.address)
         at.join(late, proven=False)
-        canary = Canary(at.rooms, at.backend)
+        canary = Canary(at.rooms, at.backend, CANARY)
         task = asyncio.ensure_future(canary.run())
         await until(lambda: canary.problem is not None)
         assert canary.problem == "prefill-0 and decode-1: 1 token came, 2 were asked for"
@@ -99,7 +131,7 @@ async def test_a_partner_that_leaves_while_the_canary_ends_ends_nothing_else() -
         at.rooms.lose(at.decode.incarnation, "replaced", proof="left")
         at.decode.incarnation = joining.incarnation
         at.join(joining, proven=False)
-        canary = Canary(at.rooms, at.backend)
+        canary = Canary(at.rooms, at.backend, CANARY)
         task = asyncio.ensure_future(canary.run())
         await until(lambda: at.decode.called == at.prefill.called == [1])
         await until(lambda: not len(at.rooms.links.to(at.prefill.facts)))  # all of it was heard
@@ -119,7 +151,7 @@ async def test_a_full_partner_has_one_canary_at_a_time() -> None:
         bad = PrefillWorker("prefill-bad", P, Incarnation(31), script=[accepted(P), None])
         async with serving(bad.add) as bad.address:
             at.join(bad, proven=False)
-            canary = Canary(at.rooms, at.backend)
+            canary = Canary(at.rooms, at.backend, CANARY)
             task = asyncio.ensure_future(canary.run())
             await until(lambda: canary.problem is not None)
             assert len(pair[1].rooms) == at.decode.rooms_max + CANARY_ROOMS

@@ -18,6 +18,7 @@ commands-ordered no-starvation
 terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
+canary-is-a-request
 no-blocking reconnect rejected-stays-out bounded-admission drain-keeps-promises zero-page-hand-over
 
 no-pickle known-callers-only authorised-writer malformed-is-contained secrets-unlogged

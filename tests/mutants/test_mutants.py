@@ -16,7 +16,14 @@ from tests.mutants.tables import MUTANTS
 
 JOBS = 2
 OF_NO_ROOM = frozenset(
-    {"known-callers-only", "secrets-unlogged", "no-pickle", "rejected-stays-out", "honest-health"}
+    {
+        "known-callers-only",
+        "secrets-unlogged",
+        "no-pickle",
+        "rejected-stays-out",
+        "honest-health",
+        "canary-is-a-request",
+    }
 )
 """What no schedule of rooms can show: it is about the way in, or about what is told of a process."""
 FAST = [each for each in MUTANTS if all(check.kind in ("story", "model") for check in each.checks)]

@@ -348,6 +348,18 @@ def test_of_two_sets_of_weights_those_that_the_library_loads_count(model: Path) 
     assert weight_files(model) == (old,)
 
 
+def test_ids_that_are_never_drawn_end_nothing_and_more_than_a_request_carries_are_refused(
+    model: Path,
+) -> None:
+    (model / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 5000}))
+    ends = {"eos_token_id": [*range(1000), 5000, 2**40]}
+    (model / "generation_config.json").write_text(json.dumps(ends))
+    assert read_model(model).eos_token_ids == tuple(range(1000))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [*range(1025)]}))
+    with pytest.raises(UnsupportedModel, match=r"1025 ids end a sequence.* 1024 at most$"):
+        read_model(model)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -6,7 +6,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.canary import Canary
+from services.bootstrap.canary import Canary, canary_request
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
@@ -18,7 +18,7 @@ from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels
 from tests.sim.calls import Channel, Server
 from tests.sim.clock import SkewedClock
-from tests.sim.engine import CONTEXT, WHOLE
+from tests.sim.engine import CONTEXT, WHOLE, Defaults
 from tests.sim.loop import Process
 from tests.sim.rank import World
 from tests.sim.worker import BOOTSTRAP
@@ -66,7 +66,7 @@ class Bootstrap:
         self.rooms.tell_world = world
         self.metrics.register(RegistryCollector(self.registry, self.rooms.admission.queued))
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
-        self.canary = Canary(self.rooms, self.backend)
+        self.canary = Canary(self.rooms, self.backend, canary_request(Defaults(), CONTEXT))
         self._server = Server(world.network, self.process, BOOTSTRAP)
 
     def start(self) -> None:

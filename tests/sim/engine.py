@@ -10,7 +10,7 @@ another layer or head is seen. What lands is read once more when it is admitted.
 import random
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import shake_128
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from services.engine.engine import Row, SumPart
 from services.engine.stepper import StepFailed, Stepper
@@ -22,6 +22,16 @@ from tests.sim.loop import VirtualLoop
 
 VOCABULARY: Final = 50_000
 CONTEXT: Final = 512
+
+
+class Defaults(NamedTuple):
+    """What a model brings to its requests."""
+
+    name: str = "toy"
+    eos_token_ids: tuple[int, ...] = ()
+    vocabulary: int = VOCABULARY
+
+
 PAGE_TOKENS: Final = 4
 WHOLE: Final = KvLayout("toy", "float32", PAGE_TOKENS, (0, 3, 5), (1, 2), 1)
 """What the ranks of any worker hold together, in pages of their own size, where the run has no more heads."""

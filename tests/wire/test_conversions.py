@@ -154,7 +154,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("min_tokens", change(min_tokens=5)),
         ("request_id", change(request_id="x" * 300)),
         ("stop_token_ids", change(stop_token_ids=[1] * 65)),
-        ("eos_token_ids", change(eos_token_ids=[1] * 65)),
+        ("eos_token_ids", change(eos_token_ids=[1] * 1025)),
         ("output", change(output=[1, 2, 3, 4])),
         ("output", change(output=[1, 9], stop_token_ids=[9])),
         ("temperature", change(temperature=-0.1)),

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.canary import Canary
+from services.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary
 from services.bootstrap.metrics import BootstrapMetrics
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
@@ -153,7 +153,8 @@ async def _start(stack: AsyncExitStack, patience_s: float) -> _Bench:
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)
     await server.start(("baton.v1.WorkerRegistry", "baton.v1.RoomService"))
     stack.push_async_callback(server.stop, 0)
-    for work in (rooms.keep_time(), Canary(rooms, backend).run()):
+    canary = Canary(rooms, backend, Request(REQUEST_ID, (1,), OUTPUT_TOKENS, ignore_eos=True))
+    for work in (rooms.keep_time(), canary.run()):
         stack.callback(asyncio.create_task(work).cancel)
     workers = {side.value: _spawn(stack, side, f"{HOST}:{port}") for side in Side}
     await _until_ready(registry, patience_s)
