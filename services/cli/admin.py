@@ -4,21 +4,23 @@ The key and the certificates are those that every client of the API takes: see `
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 
 from services.cli.asking import distrusted, key_headers, trusted
-from services.cli.chat_settings import DEFAULT_URL, URL
+from services.cli.chat_settings import DEFAULT_URL, URL, base_of
 from services.runtime.errors import StartupError
 from services.runtime.settings import load, setting
 
 TIMEOUT_S: Final = 10.0
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 UNAUTHORIZED: Final = 401
+
+Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,18 @@ class Admin:
             return body
         raise NotTold(self._refusal(reply, body))
 
+    def understood(
+        self, tell: Callable[[dict[str, Any]], Iterable[Drawn]], body: dict[str, Any]
+    ) -> list[Drawn]:
+        """What `tell` makes of an answer. Raises NotTold for one that is not what this version's commands
+        read."""
+        try:
+            return list(tell(body))
+        except (KeyError, TypeError, ValueError):
+            raise NotTold(
+                f"what answers at {self.url} tells it in another way than this version of baton"
+            ) from None
+
     def _refusal(self, reply: httpx.Response, body: Any) -> str:
         match body:
             case {"error": {"message": str(message)}}:
@@ -78,10 +92,10 @@ def admin(url: str | None, known: frozenset[str]) -> Iterator[Admin]:
     settings = load(AdminSettings, {"url": url}, os.environ, known)
     local = httpx.URL(settings.url).host in LOOPBACK
     with httpx.Client(
-        base_url=settings.url,
+        base_url=base_of(settings.url),
         timeout=TIMEOUT_S,
         trust_env=not local,
         verify=trusted(),
         headers=key_headers(),
     ) as http:
-        yield Admin(http, settings.url)
+        yield Admin(http, base_of(settings.url))

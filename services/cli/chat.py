@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 import httpx
 
 from services.cli.asking import distrusted, key_headers, trusted
-from services.cli.chat_settings import ChatSettings
+from services.cli.chat_settings import ChatSettings, base_of
 from services.cli.options import Flags
 from services.runtime.errors import StartupError
 from services.runtime.settings import load
@@ -19,6 +19,9 @@ CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 300.0
 """Longest silence: waiting in the queue and a long prompt come before the first token."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+ENDS: Final = frozenset({"exit", "quit", "/exit", "/quit"})
+"""What ends a conversation on a terminal, and is asked of nobody."""
 
 Message = dict[str, str]
 
@@ -33,7 +36,11 @@ def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> 
     local = httpx.URL(settings.url).host in LOOPBACK
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     with httpx.Client(
-        base_url=settings.url, timeout=timeout, trust_env=not local, verify=trusted(), headers=key_headers()
+        base_url=base_of(settings.url),
+        timeout=timeout,
+        trust_env=not local,
+        verify=trusted(),
+        headers=key_headers(),
     ) as http:
         conversation = Conversation(http, settings)
         if question is not None:
@@ -57,13 +64,14 @@ class Conversation:
     def ask(self, question: str, out: TextIO) -> None:
         """Stream the answer to `out` and remember both. Raises ChatFailed, remembering neither."""
         messages = [*self.messages, {"role": "user", "content": question}]
-        body = {
+        body: dict[str, object] = {
             "model": self.model,
             "messages": messages,
             "stream": True,
-            "max_tokens": self._settings.max_tokens,
             "temperature": float(self._settings.temperature),
         }
+        if self._settings.max_tokens is not None:
+            body["max_tokens"] = self._settings.max_tokens
         answer = ""
         try:
             with (
@@ -90,7 +98,7 @@ def converse(conversation: Conversation) -> int:
     if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401
-        print(f"{conversation.model}: ask away. Ctrl-C stops an answer, Ctrl-D ends.")
+        print(f"{conversation.model}: ask away. Ctrl-C stops an answer; exit, quit or Ctrl-D end.")
     while True:
         try:
             question = input("> " if interactive else "").strip()
@@ -98,6 +106,8 @@ def converse(conversation: Conversation) -> int:
             return 0
         if not question:
             continue
+        if interactive and question.lower() in ENDS:
+            return 0
         try:
             conversation.ask(question, sys.stdout)
         except KeyboardInterrupt:

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
-from services.runtime.setting_kinds import TEXT, matching, number
+from services.runtime.setting_kinds import TEXT, matching, number, optional
 from services.runtime.settings import setting
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
+MOST_TOKENS = optional(number(1, 10**6), None)
+API: Final = "/v1"
 URL = matching(r"https?://[^\s/?#]+(/[^\s?#]*)?", "URL", "an address such as http://127.0.0.1:8000")
 TEMPERATURE = matching(r"\d(\.\d{1,6})?", "T", "a number from 0 to 9.99, such as 0.7")
 
@@ -15,7 +17,14 @@ TEMPERATURE = matching(r"\d(\.\d{1,6})?", "T", "a number from 0 to 9.99, such as
 class ChatSettings:
     """Where to ask, and how."""
 
-    url: str = setting(DEFAULT_URL, "Where the server is.", URL)
+    url: str = setting(DEFAULT_URL, "Where the server is, with or without /v1.", URL)
     system: str = setting("", "Instruction put before the conversation.", TEXT)
-    max_tokens: int = setting(1024, "Most tokens per answer.", number(1, 10**6))
+    max_tokens: int | None = setting(
+        None, "Most tokens per answer (not given: what the server gives).", MOST_TOKENS
+    )
     temperature: str = setting("0", "Randomness; 0 always gives the same answer.", TEMPERATURE)
+
+
+def base_of(url: str) -> str:
+    """What every path is asked at: `url` may be the API's, as OpenAI's clients are given it."""
+    return url.rstrip("/").removesuffix(API)

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.admin import admin
+from services.cli.admin import NotTold, admin
 
 BAR: Final = 32
 STATES: Final = {"answered": "bold green", "failed": "bold red", "refused": "bold red", "gone": "bold"}
@@ -29,12 +29,14 @@ KINDS: Final = {
 
 def run_explain(asked: str, url: str | None, known: frozenset[str], *, as_json: bool) -> int:
     """`baton explain`. Returns the exit code. Raises StartupError."""
+    if not asked.strip("."):  # no address can end so
+        raise NotTold(f"no request has the id {asked!r}")
     with admin(url, known) as pages:
         story = pages.read(f"requests/{quote(asked, safe='')}")
-    if as_json:
-        print(json.dumps(story, ensure_ascii=False))
-    else:
-        Console(soft_wrap=False, highlight=False).print(Group(*told(story)))
+        if as_json:
+            print(json.dumps(story, ensure_ascii=False))
+        else:
+            Console(soft_wrap=False, highlight=False).print(Group(*pages.understood(told, story)))
     return 0
 
 

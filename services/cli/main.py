@@ -16,11 +16,14 @@ from services.cli.bench.app import bench
 from services.cli.certs import certs
 from services.cli.chat_settings import ChatSettings
 from services.cli.options import Flags, add_command
-from services.cli.serve_settings import ServeSettings, not_taken, passed_on
+from services.cli.peers_flags import refuse_peers_flags
+from services.cli.serve_settings import ServeSettings, not_taken, panels
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime import logging
 from services.runtime.cpus import pin
+from services.runtime.errors import SettingsError
+from services.runtime.serve import tell
 from services.runtime.settings import load, settings_of, variables_of
 
 KNOWN = variables_of(BootstrapSettings, PrefillSettings, DecodeSettings, ServeSettings, ChatSettings)
@@ -111,7 +114,7 @@ QUESTION = Annotated[str | None, typer.Argument(help="What to ask; none starts a
 add_command(
     app,
     "serve",
-    {"The stack": settings_of(ServeSettings), **passed_on()},
+    panels(),
     _serve,
     "Start a whole stack on this machine: bootstrap, prefill and decode workers.",
     refused=not_taken(),
@@ -147,6 +150,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")
     # Errors of gRPC's core come to us as exceptions; its own lines on stderr would say them twice.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        refuse_peers_flags(sys.argv[1:])
+    except SettingsError as error:
+        sys.exit(tell(error))
     app()
 
 

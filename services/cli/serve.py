@@ -33,6 +33,7 @@ from services.runtime.serve import StopAsked, run, unless_stopped
 from services.runtime.settings import PREFIX
 
 Command = Callable[[str, Sequence[str]], Sequence[str]]
+MODULE: Final = "services.cli.main"
 PREPARE: Final = "prepare"
 HTTP_TIMEOUT_S: Final = 2.0
 STOP_MARGIN_MS: Final = 5_000
@@ -61,7 +62,7 @@ def _free_ports(settings: ServeSettings) -> int:
 
 def baton_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
     """What runs `word`: a service's command, the very one that a pod runs, or PREPARE."""
-    module = "services.cli.prepare" if word == PREPARE else "services.cli.main"
+    module = "services.cli.prepare" if word == PREPARE else MODULE
     words = () if word == PREPARE else (word,)
     return (sys.executable, "-m", module, *words, *arguments)
 
@@ -197,7 +198,7 @@ def ready_lines(
 ) -> list[str]:
     """What to type now. `keyed`: the API asks for a key; `apart`: operators have a port of their own;
     `metrics`: where each worker's are, if that was asked for."""
-    baton = "baton" if shutil.which("baton") else os.path.relpath(sys.argv[0])
+    baton = command_words(sys.argv[0])
     question = "What is the capital of France?"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
     to = "" if url == DEFAULT_URL else f" --url {url}"
@@ -219,6 +220,16 @@ def ready_lines(
         "",
         "Ctrl-C stops it.",
     ]
+
+
+def command_words(started_as: str) -> str:
+    """How this very program is run again, from any directory. `started_as`: its own first argument."""
+    script, found = os.path.abspath(started_as), shutil.which("baton")  # noqa: PTH100 - a link is kept
+    if found and os.path.realpath(found) == os.path.realpath(script):
+        return "baton"
+    if script.endswith(".py"):
+        return f"{shlex.quote(sys.executable)} -m {MODULE}"
+    return shlex.quote(script)
 
 
 def _described(part: Part) -> str:

@@ -51,6 +51,12 @@ CHOSEN: Final = frozenset(
 AMBIGUOUS: Final = frozenset({"transfer_timeout_ms"})
 """Settings that mean another thing on prefill than on decode."""
 
+FIRST_DAY: Final = (
+    *("model", "served_model_name", "host", "port", "prefill", "decode"),
+    *("dtype", "device", "kv_cache_memory", "api_key_file"),
+)
+"""Settings that most people change, in the order in which they ask for them."""
+
 NOT_TAKEN: Final = CHOSEN | AMBIGUOUS
 """Settings of a service that `baton serve` does not take."""
 
@@ -161,6 +167,17 @@ def passed_on() -> dict[str, tuple[Setting, ...]]:
         group = "All parts" if len(roles) == len(SERVICES) else " and ".join(roles)
         groups[group] = (*groups.get(group, ()), each)
     return groups
+
+
+def panels() -> dict[str, tuple[Setting, ...]]:
+    """All that `baton serve` takes, by the headings of its help: what is set on the first day comes first."""
+    groups = {"The stack": tuple(settings_of(ServeSettings)), **passed_on()}
+    by_name = {each.name: each for group in groups.values() for each in group}
+    first = {"To begin with": tuple(by_name[name] for name in FIRST_DAY)}
+    rest = {
+        title: tuple(each for each in group if each.name not in FIRST_DAY) for title, group in groups.items()
+    }
+    return first | rest
 
 
 def not_taken() -> tuple[Setting, ...]:

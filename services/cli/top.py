@@ -2,19 +2,23 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from services.cli.admin import Admin, NotTold, admin
+from services.cli.keyboard import Keyboard
 from services.rooms.counts import counted
 
 EVERY_S: Final = 1.0
+WIDE: Final = 110
+"""Columns of a terminal from which on everything is told; narrower ones get counts in place of lists."""
+ENDS: Final = Text("q or Ctrl-C ends.", style="dim")
 REQUESTS_SHOWN: Final = 15
 PAGES_BAR: Final = 20
 PAGES: Final = (
@@ -45,7 +49,7 @@ def run_top(url: str | None, known: frozenset[str], *, once: bool, as_json: bool
         if as_json:
             print(json.dumps(live, ensure_ascii=False))
         elif once:
-            Console(highlight=False).print(Group(*told(live)))
+            Console(highlight=False).print(Group(*pages.understood(told, live)))
         else:
             _follow(pages, live)
     return 0
@@ -54,18 +58,32 @@ def run_top(url: str | None, known: frozenset[str], *, once: bool, as_json: bool
 def _follow(pages: Admin, live: dict[str, Any]) -> None:
     """Until the reader has had enough. A bootstrap that is being restarted is waited for."""
     console = Console(highlight=False)
-    with Live(Group(*told(live)), console=console, screen=console.is_terminal, auto_refresh=False) as screen:
+    first = Group(*pages.understood(told, live), ENDS)
+    with (
+        Keyboard() as keyboard,
+        Live(first, console=console, screen=console.is_terminal, auto_refresh=False) as screen,
+    ):
         try:
-            while True:
-                time.sleep(EVERY_S)
+            while keyboard.wait(EVERY_S) != "q":
+                said: RenderableType = ENDS
                 try:
                     live = pages.read("live")
-                    said: RenderableType = Text("Ctrl-C ends.", style="dim")
                 except NotTold as error:
                     said = Text(str(error), style="bold red")
                 screen.update(Group(*told(live), said), refresh=True)
         except KeyboardInterrupt:
             return
+
+
+class Fitted:
+    """What is drawn in one way where there is space, and in another on a narrow terminal."""
+
+    def __init__(self, draw: Callable[[bool], RenderableType]) -> None:
+        """`draw`: is told whether there is space."""
+        self._draw = draw
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._draw(options.max_width >= WIDE)
 
 
 def told(live: dict[str, Any]) -> Iterator[RenderableType]:
@@ -89,7 +107,11 @@ def told(live: dict[str, Any]) -> Iterator[RenderableType]:
         yield _requests(failed)
 
 
-def _workers(workers: list[dict[str, Any]]) -> Table:
+def _workers(workers: list[dict[str, Any]]) -> RenderableType:
+    return Fitted(lambda wide: _all_of_workers(workers) if wide else _counts_of_workers(workers))
+
+
+def _all_of_workers(workers: list[dict[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for name in ("worker", "state", "rooms", "queues", "KV pages", "", "tokens/s"):
         table.add_column(name, justify="right" if name in ("rooms", "tokens/s") else "left")
@@ -97,23 +119,50 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
         queues = "  ".join(f"{name} {count}" for name, count in worker["queues"].items())
         table.add_row(
             Text(worker["name"], style="bold"),
-            Text(worker["state"], style=STATES.get(worker["state"], "")),
+            _state(worker),
             f"{worker['rooms']}/{worker['rooms_max']}",
             Text(queues or "not told yet"),
-            _bar(worker["pages"]),
+            _bar(worker["pages"], PAGES_BAR),
             _counts(worker["pages"]),
             f"{worker['tokens_s']:,.0f}",
         )
     return table
 
 
-def _bar(pages: dict[str, int]) -> Text:
+def _counts_of_workers(workers: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("worker", no_wrap=True, overflow="ellipsis", max_width=22)
+    table.add_column("state", no_wrap=True)
+    for name in ("rooms", "queued"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("KV pages", no_wrap=True)
+    for name in ("free", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in workers:
+        queued = sum(count for name, count in worker["queues"].items() if name != "running")
+        table.add_row(
+            Text(worker["name"], style="bold"),
+            _state(worker),
+            f"{worker['rooms']}/{worker['rooms_max']}",
+            f"{queued:,}",
+            _bar(worker["pages"], PAGES_BAR // 2),
+            f"{worker['pages'].get('free', 0):,}",
+            f"{worker['tokens_s']:,.0f}",
+        )
+    return table
+
+
+def _state(what: dict[str, Any], other: str = "") -> Text:
+    return Text(what["state"], style=STATES.get(what["state"], other))
+
+
+def _bar(pages: dict[str, int], length: int) -> Text:
     whole = sum(pages.values())
     bar = Text()
     for state, style in PAGES:
         count = pages.get(state, 0)
-        bar.append("█" * (max(round(PAGES_BAR * count / whole), 1) if count else 0), style=style)
-    bar.truncate(PAGES_BAR)
+        bar.append("█" * (max(round(length * count / whole), 1) if count else 0), style=style)
+    bar.truncate(length)
     return bar
 
 
@@ -122,25 +171,28 @@ def _counts(pages: dict[str, int]) -> Text:
     return Text("  ").join(Text(text, style=style) for text, style in counts)
 
 
-def _requests(requests: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+def _requests(requests: list[dict[str, Any]]) -> RenderableType:
+    return Fitted(lambda wide: _table_of_requests(requests, wide=wide))
+
+
+def _table_of_requests(requests: list[dict[str, Any]], *, wide: bool) -> Table:
+    """A narrow one does not say where a request was served, but why it failed."""
+    padding = (0, 1) if wide else (0, 1, 0, 0)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, header_style="dim")
     table.add_column("time", no_wrap=True)
-    table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=40)
+    table.add_column("request", no_wrap=True, overflow="ellipsis", max_width=40 if wide else 18)
     table.add_column("state", no_wrap=True)
-    table.add_column("first token", justify="right", no_wrap=True)
+    table.add_column("first token" if wide else "first", justify="right", no_wrap=True)
     table.add_column("total", justify="right", no_wrap=True)
-    table.add_column("where")
+    table.add_column("where" if wide else "cause", no_wrap=not wide, overflow="ellipsis")
     for each in requests:
-        where = f"{each['prefill']} → {each['decode']}" if each["prefill"] else ""
+        where = f"{each['prefill']} → {each['decode']}  " if wide and each["prefill"] else ""
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(each["begun_wall_ms"] / 1000)),
             Text(each["request_id"]),
-            Text(each["state"], style=STATES.get(each["state"], "blue")),
+            _state(each, "blue"),
             "" if each["first_token_ms"] is None else f"{each['first_token_ms']:,} ms",
             f"{each['total_ms']:,} ms",
-            Text(
-                where if not each["cause"] else f"{where}  {each['cause']}",
-                style="red" if each["cause"] else "",
-            ),
+            Text(f"{where}{each['cause'] or ''}".rstrip(), style="red" if each["cause"] else ""),
         )
     return table

@@ -53,7 +53,7 @@ def run(main: Main) -> int:
 
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    _allow_open_files()
+    allow_open_files()
 
     async def with_signals() -> int | None:
         shutdown = asyncio.Event()
@@ -113,7 +113,7 @@ def end_now(error: StartupError) -> NoReturn:
     _leave(code)
 
 
-def _allow_open_files() -> None:
+def allow_open_files() -> None:
     """As many as the system lets this process have, and not as a shell does: each client is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):

@@ -1,5 +1,10 @@
 """What do `baton top` and `baton explain` say when they cannot read, and print of odd stories?"""
 
+import io
+import os
+import subprocess
+import sys
+import termios
 from typing import Any
 
 import httpx
@@ -8,6 +13,7 @@ from rich.console import Console, Group
 
 from services.cli import explain, top
 from services.cli.admin import Admin, NotTold
+from services.cli.chat_settings import base_of
 from tests.cli.typed import baton
 
 
@@ -120,3 +126,95 @@ def test_names_and_texts_are_printed_as_they_are_and_never_as_markup() -> None:
     text = printed(top.told(live))
     assert "[bold]x[/bold]" in text
     assert "3 free" in text
+
+
+def worker_of_live(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "state": "draining",
+        "rooms": 255,
+        "rooms_max": 256,
+        "queues": {"prealloc": 10, "transfer": 3, "waiting": 2, "running": 128},
+        "pages": {"committed": 12_000, "cached": 1200, "free": 30_000, "quarantined": 3},
+        "tokens_s": 12_345.0,
+    }
+
+
+def live_of(*names: str) -> dict[str, Any]:
+    request = {
+        "begun_wall_ms": 1,
+        "request_id": "req-0123456789abcdef0123456789abcdef",
+        "state": "answered",
+        "first_token_ms": 1234,
+        "total_ms": 12_345,
+        "prefill": names[0],
+        "decode": names[0],
+        "cause": None,
+    }
+    failed = {**request, "state": "failed", "cause": "transfer_failed"}
+    return {
+        "rooms": {"open": 1},
+        "queued": 0,
+        "kept": 1,
+        "workers": [worker_of_live(each) for each in names],
+        "lost": [],
+        "requests": [request, failed],
+        "failed": [failed],
+    }
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_the_stack_keeps_its_shape_whatever_the_terminals_width(width: int) -> None:
+    names = ("prefill-0", "baton-decode-7f9c6d5b5d-x2x8k")
+    console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
+    console.print(Group(*top.told(live_of(*names))))
+    text = console.export_text()
+    lines = text.splitlines()
+    assert max(len(line) for line in lines) <= width
+    assert "transfer_failed" in text
+    assert "draining" in text
+    if width == 80:
+        assert sum("draining" in line for line in lines) == len(names)
+        assert all("12,345" in line for line in lines if "draining" in line), "one line tells all of a worker"
+
+
+def test_a_screen_ends_at_q_and_the_terminal_is_as_it_was() -> None:
+    ours, theirs = os.openpty()
+    before = termios.tcgetattr(theirs)
+    script = (
+        "from services.cli.keyboard import Keyboard\n"
+        "with Keyboard() as keyboard:\n"
+        "    print('ready', flush=True)\n"
+        "    while (key := keyboard.wait(0.01)) != 'q': key and print('key', key, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=theirs, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "ready\n"
+        os.write(ours, b"x")
+        assert reader.stdout.readline() == "key x\n"
+        os.write(ours, b"q")
+        assert reader.wait(30) == 0
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("asked", [".", ".."])
+def test_what_can_be_no_id_is_told_so(asked: str) -> None:
+    said = baton("explain", asked, "--url", "http://127.0.0.1:1")
+    assert said.stderr == f"baton: error: no request has the id '{asked}'\n"
+
+
+def test_an_answer_of_another_shape_is_told_and_is_no_traceback() -> None:
+    pages = reading(httpx.Response(200, json={"requests": []}))
+    with pytest.raises(NotTold, match="another way than this version"):
+        pages.understood(explain.told, pages.read("requests/x"))
+
+
+def test_the_url_of_the_api_is_taken_as_the_servers() -> None:
+    assert [base_of(f"http://h:1{path}") for path in ("", "/", "/v1", "/v1/", "/gpu/v1")] == [
+        *["http://h:1"] * 4,
+        "http://h:1/gpu",
+    ]

@@ -107,3 +107,31 @@ def test_each_line_of_standard_input_is_asked(
     monkeypatch.setattr("sys.stdin", io.StringIO("first\n\n  second  \n"))
     assert converse(conversation(echo)) == 0
     assert capsys.readouterr().out == "FIRST\nSECOND\n"
+
+
+@pytest.mark.parametrize("word", ["exit", "Quit"])
+def test_a_conversation_on_a_terminal_ends_by_a_word(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nobody(_: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"{word} was asked")
+
+    typed = io.StringIO(f"{word}\n")
+    monkeypatch.setattr(typed, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", typed)
+    assert converse(conversation(nobody)) == 0
+    assert "exit, quit or Ctrl-D end" in capsys.readouterr().out
+
+
+def test_no_length_is_asked_for_that_was_not_given() -> None:
+    """The server knows its context, and gives what is left of it."""
+    asked: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return sse(delta("Par"))
+
+    conversation(answer).ask("Capital of France?", io.StringIO())
+    conversation(answer, ChatSettings(max_tokens=7)).ask("Capital of France?", io.StringIO())
+    assert "max_tokens" not in asked[0]
+    assert asked[1]["max_tokens"] == 7

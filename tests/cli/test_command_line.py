@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.serve_settings import FIRST_DAY
 from services.decode.settings import DecodeSettings
 from services.runtime.settings import settings_of
 from tests.cli.typed import baton
@@ -77,6 +78,21 @@ def test_an_unknown_flag_is_a_usage_error() -> None:
     result = baton("prefill", "--chunk-token", "5")
     assert result.returncode == 2
     assert "--chunk-token" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--max-model-len", "--max-model-len=4096"])
+def test_a_peers_flag_is_answered_with_what_to_give_instead(flag: str) -> None:
+    result = baton("serve", flag, "4096")
+    assert "--max-model-len is not a flag of baton serve: leave it out" in one_line_error(result)
+    assert result.returncode == 2
+
+
+def test_the_help_of_serve_begins_with_what_the_first_day_needs() -> None:
+    text = baton("serve", "--help").stdout
+    places = [text.index(f" --{name.replace('_', '-')} ") for name in FIRST_DAY]
+    assert places == sorted(places)
+    assert places[-1] < text.index("The stack")
+    assert [text.count(f"│ --{name.replace('_', '-')} ") for name in FIRST_DAY] == [1] * len(FIRST_DAY)
 
 
 def test_serving_on_a_busy_port_fails_before_anything_slow() -> None:

@@ -8,6 +8,7 @@ import yaml
 
 from services.bootstrap.settings import BootstrapSettings
 from services.cli.metric_catalog import exported
+from services.cli.peers_flags import INSTEAD
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime.settings import settings_of
@@ -30,6 +31,19 @@ def test_every_flag_of_ours_is_a_setting() -> None:
     }
     assert len(named) > 20
     assert named <= known
+
+
+def test_every_flag_of_a_peer_that_is_not_ours_too_is_answered_with_ours() -> None:
+    rows = [row.split("|")[1:4] for row in _section("Flags").splitlines() if row.startswith("|")]
+    theirs = set(re.findall(r"--[a-z][\w-]+", " ".join(cell for row in rows for cell in row[:2])))
+    ours = {
+        each.flag
+        for settings in (BootstrapSettings, PrefillSettings, DecodeSettings)
+        for each in settings_of(settings)
+    }
+    assert theirs - ours == set(INSTEAD)
+    named = set(re.findall(r"--[a-z][\w-]+", " ".join(INSTEAD.values())))
+    assert named <= ours | {"--prefill-tp", "--decode-tp", "--prefill-pp"}
 
 
 def test_every_metric_of_ours_is_exported() -> None:

@@ -1,11 +1,14 @@
 """`baton serve` gives each part the command line that a pod would run."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from services.bootstrap.settings import BootstrapSettings
 from services.cli.gpus import VISIBLE
 from services.cli.main import KNOWN
-from services.cli.serve import ready_lines
+from services.cli.serve import command_words, ready_lines
 from services.cli.serve_settings import NOT_TAKEN, Part, load_serve, make_plan, passed_on
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
@@ -130,6 +133,20 @@ def test_every_service_setting_is_either_taken_or_listed_as_not() -> None:
     for cls in (BootstrapSettings, PrefillSettings, DecodeSettings):
         for each in settings_of(cls):
             assert each.name in taken | NOT_TAKEN | {"host", "grpc_port", "metrics_port", "log_level"}
+
+
+def test_printed_commands_run_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, others = tmp_path / "our s" / "baton", tmp_path / "other" / "baton"
+    for script in (ours, others):
+        script.parent.mkdir()
+        script.write_text("#!/bin/sh\n")
+        script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(others.parent))
+    assert command_words("our s/baton") == f"'{ours}'", "what is on the path is another installation's"
+    monkeypatch.setenv("PATH", str(ours.parent))
+    assert command_words("our s/baton") == "baton"
+    assert command_words("/x/services/cli/main.py") == f"{sys.executable} -m services.cli.main"
 
 
 def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:

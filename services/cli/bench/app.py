@@ -6,6 +6,7 @@
     baton bench step        a decode step beside reading weights and KV once, a prefill beside its products
     baton bench agree       a turn's agreement of 1, 2 and 3 ranks, beside gloo's all-reduce of the same bytes
     baton bench router      the bootstrap on one core before workers that answer at once
+    baton bench burst       many requests at once, and a steady flow: what was answered, what failed
     baton bench serve       any OpenAI-compatible server under load: first token, time per token, goodput
     baton bench compare     Baton and other systems under the same load, in turns; writes a table and bars
 
@@ -16,6 +17,7 @@ What takes long to load is imported by the command that needs it.
 import typer
 
 from services.cli.bench.agree import agree
+from services.cli.bench.burst import burst
 from services.cli.bench.compare import compare
 from services.cli.bench.handover import handover
 from services.cli.bench.rooms import rooms
@@ -25,5 +27,5 @@ from services.cli.bench.step import step
 from services.cli.bench.transfer import transfer
 
 bench = typer.Typer(name="bench", help="Measure a part beside its limit; prints JSON.", no_args_is_help=True)
-for command in (transfer, handover, rooms, step, agree, serve, compare, router):
+for command in (transfer, handover, rooms, step, agree, burst, serve, compare, router):
     bench.command()(command)

@@ -1,0 +1,68 @@
+"""Which flag of Baton's is meant by one of vLLM's or SGLang's?
+
+docs/migrating.md has the same table for people; a test compares the two.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from services.runtime.errors import SettingsError
+
+COMMANDS: Final = frozenset({"serve", "bootstrap", "prefill", "decode"})
+CONTEXT: Final = "leave it out: the context is what the model's config.json says"
+MEMORY: Final = "give --kv-cache-memory, in bytes for each rank"
+RANKS: Final = "give --tp (of baton serve --prefill-tp and --decode-tp)"
+STAGES: Final = "give --pp to prefill (of baton serve --prefill-pp)"
+SIDES: Final = "run baton prefill and baton decode, or baton serve for both"
+MACHINES: Final = "give --machines, --machine and --rendezvous"
+
+INSTEAD: Final[Mapping[str, str]] = {
+    "--api-key": "give --api-key-file, or BATON_API_KEYS",
+    "--block-size": "give --page-tokens",
+    "--chunked-prefill-size": "give --chunk-tokens",
+    "--context-length": CONTEXT,
+    "--disable-cuda-graph": "give --cuda-graphs 0, which is the default",
+    "--disable-radix-cache": "give --prefix-cache false",
+    "--disaggregation-bootstrap-port": "give --advertise and --grpc-port to each worker",
+    "--disaggregation-ib-device": "set UCX_NET_DEVICES",
+    "--disaggregation-mode": SIDES,
+    "--disaggregation-transfer-backend": "leave it out: pages travel over NIXL with UCX",
+    "--dist-init-addr": MACHINES,
+    "--enable-cache-report": "leave it out: cached tokens are always told",
+    "--enable-metrics": "leave it out: metrics are always served",
+    "--enable-trace": "give --otlp-endpoint",
+    "--enforce-eager": "give --cuda-graphs 0, which is the default",
+    "--gpu-memory-utilization": MEMORY,
+    "--kv-cache-memory-bytes": MEMORY,
+    "--kv-transfer-config": SIDES,
+    "--master-addr": MACHINES,
+    "--max-model-len": CONTEXT,
+    "--max-num-batched-tokens": "give --chunk-tokens",
+    "--max-num-seqs": "give --max-running",
+    "--max-running-requests": "give --max-running",
+    "--max-total-tokens": MEMORY,
+    "--mem-fraction-static": MEMORY,
+    "--nnodes": MACHINES,
+    "--no-enable-prefix-caching": "give --prefix-cache false",
+    "--node-rank": MACHINES,
+    "--otlp-traces-endpoint": "give --otlp-endpoint",
+    "--page-size": "give --page-tokens",
+    "--pd-disaggregation": SIDES,
+    "--pipeline-parallel-size": STAGES,
+    "--pp-size": STAGES,
+    "--ssl-certfile": "give --http-tls-cert",
+    "--ssl-keyfile": "give --http-tls-key",
+    "--tensor-parallel-size": RANKS,
+    "--tp-size": RANKS,
+}
+
+
+def refuse_peers_flags(words: Sequence[str]) -> None:
+    """`words`: of a command line, the command first. Raises SettingsError for the first flag that is a
+    peer's."""
+    if not words or words[0] not in COMMANDS:
+        return
+    for word in words[1:]:
+        flag = word.partition("=")[0]
+        if flag in INSTEAD:
+            raise SettingsError(f"{flag} is not a flag of baton {words[0]}: {INSTEAD[flag]}")
