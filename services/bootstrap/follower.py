@@ -278,8 +278,7 @@ class RoomStream:
             self._rooms.registry.suspect(facts.incarnation)
             return Cause(LOST[side], f"{who} is another process now: {remote}")
         if not remote.unreachable:
-            if remote.kind != TimeoutError.__name__:  # else a turn that comes later opens it yet
-                self._holding.discard(side)
+            self._holding.discard(side)
             if remote.kind == Draining.__name__:
                 self._rooms.registry.suspect(facts.incarnation)
             return Cause(Reason.REFUSED, f"{who}: {str(remote).removeprefix(f'{who}: ')}")

@@ -9,7 +9,7 @@ from services.decode.job import replies_max
 from services.decode.turn import DecodeWork
 from services.rooms.ids import Incarnation, RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
-from services.wire.channel import UNARY_S, check_incarnation
+from services.wire.channel import check_incarnation
 from services.wire.conversions import room_from_wire
 from services.wire.errors import Draining, errors_as_status
 from services.wire.mailbox import Mailbox
@@ -47,7 +47,7 @@ class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
     ) -> inference_pb2.CancelReply:
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(cancel=request), UNARY_S)
+            await self._mailbox.ask(group_pb2.Command(cancel=request))
         return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)
 
     def _judge(self, request: inference_pb2.StreamRoomRequest) -> tuple[group_pb2.Command, int]:

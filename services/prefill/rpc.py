@@ -10,7 +10,7 @@ from services.prefill.job import REPLIES_MAX
 from services.prefill.turn import PrefillWork
 from services.rooms.ids import Incarnation, RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
-from services.wire.channel import UNARY_S, check_incarnation
+from services.wire.channel import check_incarnation
 from services.wire.conversions import layout_to_wire, room_from_wire
 from services.wire.errors import Draining, errors_as_status
 from services.wire.mailbox import Mailbox
@@ -51,7 +51,7 @@ class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
     ) -> inference_pb2.CancelReply:
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(cancel=request), UNARY_S)
+            await self._mailbox.ask(group_pb2.Command(cancel=request))
         return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)
 
     def _judge(self, request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
@@ -82,7 +82,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     ) -> inference_pb2.ConnectReply:
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(connect=request), UNARY_S)
+            await self._mailbox.ask(group_pb2.Command(connect=request))
         return inference_pb2.ConnectReply(layouts=[layout_to_wire(each) for each in self._layouts])
 
     async def Grant(
@@ -90,7 +90,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     ) -> inference_pb2.GrantReply:
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(grant=request), UNARY_S)
+            await self._mailbox.ask(group_pb2.Command(grant=request))
         return inference_pb2.GrantReply()
 
     async def Close(
@@ -98,6 +98,6 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     ) -> inference_pb2.CloseReply:
         async with errors_as_status(context):
             check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(close=request), UNARY_S)
+            await self._mailbox.ask(group_pb2.Command(close=request))
             await self._work.quiet(RoomId(request.room), CLOSE_S)
         return inference_pb2.CloseReply()

@@ -12,7 +12,6 @@ from typing import Generic, Protocol, TypeVar
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
 from services.rooms.ids import RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.channel import UNARY_S
 from services.wire.conversions import cause_to_wire
 from services.wire.mailbox import Mailbox
 
@@ -51,7 +50,7 @@ class Callers(Generic[Reply]):
             raise RoomExists(f"room {room} is being opened by another call")
         self._waiting[room] = replies
         try:
-            await self._mailbox.ask(command, UNARY_S)
+            await self._mailbox.ask(command)
         finally:
             if self._waiting.get(room) is replies:
                 del self._waiting[room]

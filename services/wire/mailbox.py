@@ -53,20 +53,16 @@ class Mailbox:
         """Enter a command whose fate nobody waits for. Raises MailboxFull at twice COMMANDS_MAX."""
         self._enter(command, None, 2 * COMMANDS_MAX)
 
-    async def ask(self, command: group_pb2.Command, timeout_s: float) -> None:
-        """Enter a command and wait until it was applied. Raises what applying it raised, TimeoutError
-        when it was not applied in time (it may be later), MailboxFull and CommandTooLong when it was not
-        entered, and what the mailbox ended with."""
+    async def ask(self, command: group_pb2.Command) -> None:
+        """Enter a command and wait until it was applied, for as long as the caller does. That it waits for a
+        turn of this very process says nothing about anybody: turns that stand still are
+        told of by the worker's health, and end by `fail`. Raises what applying it raised, MailboxFull and
+        CommandTooLong when it was not entered, and what the mailbox ended with."""
         if self._end is not None:
             raise self._end
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enter(command, answer, COMMANDS_MAX)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await answer
-        except TimeoutError as error:
-            what = command.WhichOneof("what")
-            raise TimeoutError(f"no turn of this worker took the {what} in {timeout_s:g} s") from error
+        await answer
 
     def wake(self) -> None:
         """Something other than a command wants a turn."""

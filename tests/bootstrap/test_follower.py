@@ -246,19 +246,6 @@ async def test_a_worker_that_says_who_it_is_is_named_once(at: House) -> None:
     await at.at_rest()
 
 
-async def test_a_room_that_no_turn_took_in_time_is_waited_for_since_a_later_one_may(at: House) -> None:
-    """Its command is in the worker's mailbox."""
-    at.prefill.script = [TimeoutError("no turn of this worker took the run in 5 s")]
-    at.decode.script = [accepted(D)]
-    assert await read(await at.backend.generate(asked())) == ([], "refused")
-    at.decode.cancelled.set()
-    await at.unfollowed()
-    at.rooms.side_retired(RoomId(1), D)
-    assert set(at.entry().waiting_for) == {P}
-    at.rooms.side_retired(RoomId(1), P)
-    await at.at_rest()
-
-
 async def test_both_workers_are_called_before_either_has_answered(at: House) -> None:
     go = asyncio.Event()
     at.prefill.script = [go, accepted(P), first(7), ended(P)]

@@ -178,7 +178,7 @@ class DecodeBench:
         return caller
 
     async def enter(self, command: group_pb2.Command) -> None:
-        asked = asyncio.ensure_future(self.mailbox.ask(command, 20))
+        asked = asyncio.ensure_future(self.mailbox.ask(command))
         await asyncio.sleep(0)
         await self.turn()
         await asked

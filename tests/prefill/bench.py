@@ -131,7 +131,7 @@ class PrefillBench:
 
     async def enter(self, command: group_pb2.Command) -> None:
         """A command and its turn. Raises what applying it raised."""
-        asked = asyncio.ensure_future(self.mailbox.ask(command, 20))
+        asked = asyncio.ensure_future(self.mailbox.ask(command))
         await asyncio.sleep(0)
         await self.turn()
         await asked
@@ -181,7 +181,7 @@ class PrefillBench:
             wire = inference_pb2.CloseRequest(
                 room=room, incarnation=PREFILL, receiver=receiver, generation=generation
             )
-            await self.mailbox.ask(group_pb2.Command(close=wire), 20)
+            await self.mailbox.ask(group_pb2.Command(close=wire))
             await self.work.quiet(RoomId(room), 20)
 
         return asyncio.ensure_future(close())
