@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,10 @@ CONTEXT_KEYS: Final = (
     "seq_length",
 )
 """The first that is there counts: Cohere's models have the first two, and the second is shorter."""
+SCALED: Final = ("linear", "yarn")
+"""Scalings of the rotations whose factor makes the context longer than it is told to be."""
+ORIGINAL: Final = "original_max_position_embeddings"
+POSITIONS_MAX: Final = 2**31 - 1
 ALIBI: Final = ("bloom", "mpt")
 """Types of models whose attention is biased by distance, whatever else their configuration says."""
 
@@ -88,7 +91,7 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
     return ModelFacts(
         name=name,
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
-        context_length=int(_positive(directory, words, CONTEXT_KEYS) * _stretch(words)),
+        context_length=_context_length(directory, words),
         vocab_size=vocab_size,
         eos_token_ids=_eos_token_ids(directory, words, vocab_size),
         fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
@@ -200,15 +203,33 @@ def _positive(directory: Path, config: Json, keys: tuple[str, ...]) -> int:
     raise ModelUnreadable(f"{directory / 'config.json'}: no positive {', '.join(keys)} in it")
 
 
-def _stretch(config: Json) -> float:
-    """By what linear scaling of the rotations makes more of the positions that are told. Every other scaling,
-    and Gemma 3's, is counted there already."""
-    told = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(told, dict) or "gemma3" in str(config.get("model_type")):
-        return 1
-    kinds = [told, *(value for value in told.values() if isinstance(value, dict))]
-    factors = [kind.get("factor") for kind in kinds if kind.get("rope_type", kind.get("type")) == "linear"]
-    return max((each for each in factors if isinstance(each, int | float) and 1 < each < math.inf), default=1)
+def _context_length(directory: Path, config: Json) -> int:
+    """The positions that the configuration tells, or what a scaling of the rotations makes of them: linear
+    scaling makes more of those that are told, YaRN of the original ones. Every other scaling, and Gemma 3's,
+    is counted in what is told. (As vLLM derives it.)"""
+    told = _positive(directory, config, CONTEXT_KEYS)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    scaled = []
+    if isinstance(scaling, dict) and "gemma3" not in str(config.get("model_type")):
+        for kind in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
+            factor, word = kind.get("factor"), kind.get("rope_type", kind.get("type"))
+            if word in SCALED and _is_factor(factor):
+                scaled.append(int((_original(config, kind, told) if word == "yarn" else told) * factor))
+    length = max(scaled, default=told)
+    if length > POSITIONS_MAX:
+        raise ModelUnreadable(f"{directory / CONFIG_FILE}: a context of {length} tokens is none")
+    return length
+
+
+def _original(config: Json, kind: Json, told: int) -> int:
+    """Positions before YaRN scales them. The first that is there counts, as in the model library; it takes
+    those that are told for the original ones where nothing else is said."""
+    named = (config.get(ORIGINAL), kind.get(ORIGINAL))
+    return next((each for each in named if isinstance(each, int) and each > 0), told)
+
+
+def _is_factor(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < POSITIONS_MAX
 
 
 def _object(path: Path, required: bool = False) -> Json:

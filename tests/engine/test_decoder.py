@@ -33,6 +33,7 @@ OURS = (
     "mistral-window-beyond-context",
     "llama-biased-two-kv-heads",
     "granite-own-scaling",
+    "qwen3-yarn-by-the-vendors-recipe",
 )
 Directory = Callable[[str], Path]
 

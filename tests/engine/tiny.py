@@ -56,6 +56,15 @@ ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
             "llama_4_scaling_beta": 0.1,
         },
     ),
+    "qwen3-yarn-by-the-vendors-recipe": Qwen3Config(
+        **{**SHAPE, "max_position_embeddings": 32},
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": CONTEXT / 32,
+            "original_max_position_embeddings": 32,
+        },
+    ),
     "llama-biased-two-kv-heads": LlamaConfig(
         **{**SHAPE, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 8},
         attention_bias=True,

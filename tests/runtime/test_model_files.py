@@ -8,7 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -254,7 +254,8 @@ def test_where_the_tokenizer_would_warn_is_not_where_the_context_ends(model: Pat
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}}, 160),
         ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2}}}, 128),
         ({"rope_scaling": {"rope_type": "linear", "factor": 4}, "model_type": "gemma3_text"}, 64),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 64),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 256),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}}, 64),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64),
         ({"rope_scaling": {"rope_type": "linear", "factor": None}}, 64),
         ({"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, 64),
@@ -267,6 +268,105 @@ def test_positions_that_are_scaled_linearly_are_more_by_the_factor(
 ) -> None:
     (model / "config.json").write_text(json.dumps({**CONFIG, **told}))
     assert read_model(model).context_length == context
+
+
+def _yarn(factor: float, original: int, **more: Any) -> dict[str, Any]:
+    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **more}
+
+
+PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
+    "Qwen2.5, by its recipe": (
+        {"max_position_embeddings": 32_768, "rope_scaling": {**_yarn(4.0, 32_768), "type": "yarn"}},
+        131_072,
+    ),
+    "Qwen3, by its recipe": (
+        {"max_position_embeddings": 40_960, "rope_scaling": _yarn(4.0, 32_768)},
+        131_072,
+    ),
+    "Qwen3, in newer words": (
+        {"max_position_embeddings": 40_960, "rope_parameters": _yarn(4.0, 32_768, rope_theta=1e6)},
+        131_072,
+    ),
+    "Yarn-Llama-2": (
+        {
+            "max_position_embeddings": 4096,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 32.0,
+                "finetuned": True,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        131_072,
+    ),
+    "DeepSeek-V3": (
+        {
+            "max_position_embeddings": 163_840,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        163_840,
+    ),
+    "gpt-oss": ({"max_position_embeddings": 131_072, "rope_scaling": _yarn(32.0, 4096)}, 131_072),
+    "Ministral 3": (
+        {"max_position_embeddings": 262_144, "rope_parameters": _yarn(16.0, 16_384, beta_fast=32.0)},
+        262_144,
+    ),
+    "OLMo 3, by kinds of layers": (
+        {
+            "max_position_embeddings": 65_536,
+            "rope_parameters": {
+                "full_attention": _yarn(8.0, 8192),
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+        65_536,
+    ),
+    "Llama 3.1": (
+        {
+            "max_position_embeddings": 131_072,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+        },
+        131_072,
+    ),
+    "Vicuna 16k": (
+        {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        16_384,
+    ),
+    "Phi 3": (
+        {
+            "max_position_embeddings": 131_072,
+            "original_max_position_embeddings": 4096,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
+        },
+        131_072,
+    ),
+}
+
+
+@pytest.mark.parametrize("told", PUBLISHED)
+def test_the_context_of_published_models_is_the_scaled_one(model: Path, told: str) -> None:
+    words, context = PUBLISHED[told]
+    (model / "config.json").write_text(json.dumps({**CONFIG, **words}))
+    assert read_model(model).context_length == context
+
+
+def test_a_context_that_no_number_of_ours_holds_is_damage(model: Path) -> None:
+    scaling = {"type": "linear", "factor": 2e9}
+    (model / "config.json").write_text(json.dumps({**CONFIG, "rope_scaling": scaling}))
+    with pytest.raises(ModelUnreadable, match="a context of"):
+        read_model(model)
 
 
 @pytest.mark.parametrize(
