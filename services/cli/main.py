@@ -25,6 +25,7 @@ from services.runtime.cpus import pin
 from services.runtime.errors import SettingsError
 from services.runtime.serve import tell
 from services.runtime.settings import load, settings_of, variables_of
+from services.runtime.surroundings import settle
 
 KNOWN = variables_of(BootstrapSettings, PrefillSettings, DecodeSettings, ServeSettings, ChatSettings)
 """Every `BATON_*` name of the project; others are mistakes, whichever command is run."""
@@ -148,8 +149,10 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal may know other letters than ours
         sys.stdout.reconfigure(errors="replace")
-    # Errors of gRPC's core come to us as exceptions; its own lines on stderr would say them twice.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    dropped = settle(os.environ)
+    if dropped:
+        told = "dropped from the environment, as docs/settings.md says"
+        print(f"baton: {told}: {', '.join(dropped)}", file=sys.stderr)
     try:
         refuse_peers_flags(sys.argv[1:])
     except SettingsError as error:

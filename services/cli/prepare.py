@@ -5,18 +5,21 @@
 Writes a line for each thing it does, each beginning with PROGRESS.
 """
 
+import os
 import sys
 from io import TextIOWrapper
 from typing import Final
 
 from services.runtime.errors import StartupError
 from services.runtime.serve import tell
+from services.runtime.surroundings import settle
 
 PROGRESS: Final = "progress: "
 
 
 def main(model: str, load_format: str) -> int:
     """Resolve and prepare `model`. Returns the exit code."""
+    settle(os.environ)
     from services.runtime.model_files import LoadFormat, prepare, resolve
 
     if isinstance(sys.stdout, TextIOWrapper):  # as the command itself: a file may have any name

@@ -6,6 +6,7 @@ from typing import Any, Final
 from services.cli.serve_settings import SERVICES, ServeSettings, not_taken
 from services.runtime.setting_kinds import ADDRESS, CPUS, DURATION_MS, FILE, HOST, PORT, SIZE, TEXT, Kind
 from services.runtime.settings import Setting, settings_of
+from services.runtime.surroundings import FAMILIES, Family
 
 HEAD: Final = """\
 # Settings
@@ -43,6 +44,12 @@ It takes these, and hands those of the services above on to its parts, all but {
 each part, or leaves at their defaults.
 """
 
+OTHERS: Final = """\
+The libraries read variables of their own. What becomes of each is decided before the first of them is loaded.
+The first line that has the name counts; `*` stands for any ending. `dropped`: taken out, and said so; `set`,
+`default`: as told; `ignored`: nothing of Baton reads it; `honoured`: it means what its library says.
+"""
+
 COLUMNS: Final = "| flag | variable | default | values | meaning |\n|---|---|---|---|---|"
 
 
@@ -62,12 +69,25 @@ def settings_page() -> str:
             "".join(f"* `{name}`: {kind.allowed}\n" for name, kind in LEGEND.items()),
             *(f"## {title}\n\n{_table(group)}\n" for title, group in found.items()),
             f"## `baton serve`\n\n{SERVE.format(rest=rest)}\n{_table(settings_of(ServeSettings))}\n",
+            f"## Variables of others\n\n{OTHERS}\n{_others()}\n",
         ]
     )
 
 
 def _table(settings: Sequence[Setting]) -> str:
     return "\n".join([COLUMNS, *map(_row, settings)])
+
+
+def _others() -> str:
+    rows = (
+        f"| {' '.join(f'`{name}`' for name in each.names)} | {_verdict(each)} | {each.why} |"
+        for each in FAMILIES
+    )
+    return "\n".join(["| variables | what becomes of them | why |", "|---|---|---|", *rows])
+
+
+def _verdict(family: Family) -> str:
+    return f"{family.verdict.value}: `{family.value}`" if family.value else family.verdict.value
 
 
 def _row(each: Setting) -> str:

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from opentelemetry import trace as otel
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -20,6 +21,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from services.rooms.trace import TraceContext
+from services.runtime.exposed import beyond_this_machine
 from services.runtime.logging import Log
 from services.runtime.process_metrics import release
 from services.runtime.tracing import Attribute, Kind, Tracer
@@ -67,7 +69,10 @@ class OtlpTracer(Tracer):
     def __init__(self, endpoint: str, sample: float, service: str, instance: str) -> None:
         # What it would say at each try is said once, below.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        self._exporter = _SaysOnce(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S), endpoint)
+        exporter = OTLPSpanExporter(
+            endpoint=endpoint, timeout=EXPORT_S, channel_options=channel_options(endpoint)
+        )
+        self._exporter = _SaysOnce(exporter, endpoint)
         resource = Resource.create(
             {
                 "service.name": service,
@@ -122,6 +127,11 @@ class OtlpTracer(Tracer):
                     await sent.wait()
             except TimeoutError:
                 self._exporter.give_up()
+
+
+def channel_options(endpoint: str) -> Any:
+    """A collector on this machine is not asked by way of the platform's proxy; one elsewhere may be."""
+    return () if beyond_this_machine(urlsplit(endpoint).hostname or "") else (("grpc.enable_http_proxy", 0),)
 
 
 class _SaysOnce(SpanExporter):

@@ -52,6 +52,8 @@ _CHANNEL: Final = (
     ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
     ("grpc.http2.bdp_probe", 0),  # which would raise it to what the line can carry
     ("grpc.enable_retries", 0),
+    # Its core would send what the parts say to each other through the platform's proxy for HTTP.
+    ("grpc.enable_http_proxy", 0),
     # What another channel to this address has lived through (an earlier process, a back-off) is not ours.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),

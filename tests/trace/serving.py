@@ -74,12 +74,31 @@ class Served:
         return self.process.wait(STOP_S)
 
 
+def others_variables(folder: Path) -> dict[str, str]:
+    """What a machine's other programs may be told, none of which is meant for Baton."""
+    nowhere = "http://127.0.0.1:1"  # whose port only the system's administrator can listen on
+    missing = str(folder / "not-there")
+    given = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), nowhere)
+    given |= {"no_proxy": "", "NO_PROXY": "", "HF_ENDPOINT": nowhere, "TRANSFORMERS_OFFLINE": "0"}
+    given |= {
+        "GRPC_ADDRESS_HTTP_PROXY": "127.0.0.1:1",
+        "GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES": "127.0.0.0/8",
+    }
+    given |= dict.fromkeys(("PROMETHEUS_MULTIPROC_DIR", "HF_HOME", "SSL_CERT_FILE"), missing)
+    given |= {"GOMP_CPU_AFFINITY": "0", "OMP_PLACES": "{0}", "OMP_PROC_BIND": "true"}
+    given |= {"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "7", "MASTER_ADDR": "127.0.0.1"}
+    return given | {"MASTER_PORT": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
+
+
 @contextmanager
 def serving(model: Path, folder: Path, *flags: str) -> Iterator[Served]:
+    """With an environment that is full of other programs' variables: what is read of a stack here is what it
+    says in spite of them."""
     log, port = folder / "serve.log", free_port()
     command = [sys.executable, "-m", "services.cli.main", "serve", "--port", str(port), "--grpc-port", "0"]
     command += ["--model", str(model), "--kv-cache-memory", "128MiB", *flags]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("BATON_", "OTEL_"))}
+    environ |= others_variables(folder)
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ)
     served = Served(process, log, f"http://127.0.0.1:{port}")

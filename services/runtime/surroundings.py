@@ -1,0 +1,201 @@
+"""Which variables of others would change what a process does, and what becomes of each?
+
+The libraries read the environment themselves, unasked. What would lead the stack's own connections astray,
+change its numbers or take its cores is dropped before any of them is loaded; what a platform says with good
+reason is left. Each family has its line here, and docs/settings.md is made from it.
+"""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Verdict(StrEnum):
+    """What becomes of a variable."""
+
+    DROPPED = "dropped"
+    """It is taken out at the start, with one line of the log."""
+    SET = "set"
+    """It has our value, whatever it had before."""
+    BY_OTHERS = "default"
+    """It has our value where nobody gave one."""
+    IGNORED = "ignored"
+    """Nobody reads it on our ways."""
+    HONOURED = "honoured"
+    """It means what its library says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Variables that are judged together."""
+
+    names: tuple[str, ...]
+    verdict: Verdict
+    why: str
+    value: str = ""
+    """Of those that are SET or BY_OTHERS."""
+
+
+FAMILIES: Final = (
+    Family(
+        (
+            *("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy"),
+            *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        ),
+        Verdict.IGNORED,
+        "between the parts, and by every command that asks a loopback address; commands that ask another one"
+        " (`baton chat`, `top`, `explain`, `bench`) and traces for another host go through them",
+    ),
+    Family(
+        ("GRPC_ADDRESS_HTTP_PROXY", "GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES"),
+        Verdict.DROPPED,
+        "they would lead the parts' connections through a proxy",
+    ),
+    Family(
+        ("GRPC_ENABLE_FORK_SUPPORT",),
+        Verdict.DROPPED,
+        "its handlers stop a process that starts others while it has connections",
+    ),
+    Family(
+        ("GRPC_VERBOSITY",),
+        Verdict.BY_OTHERS,
+        "errors come to Baton and are told once, in its own words",
+        "NONE",
+    ),
+    Family(
+        ("GRPC_TRACE",),
+        Verdict.HONOURED,
+        "with GRPC_VERBOSITY=debug; what it writes holds what is sent, secrets and prompts included",
+    ),
+    Family(
+        ("GRPC_DNS_RESOLVER", "GRPC_POLL_STRATEGY", "GRPC_EXPERIMENTS", "GRPC_SSL_CIPHER_SUITES"),
+        Verdict.HONOURED,
+        "how gRPC finds names, waits, and encrypts",
+    ),
+    Family(
+        ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"),
+        Verdict.DROPPED,
+        "each process tells its own metrics; they would go to another program's files",
+    ),
+    Family(
+        ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"),
+        Verdict.DROPPED,
+        "they would put the threads of all workers on the same cores; `--cpus` says which",
+    ),
+    Family(
+        ("OMP_NUM_THREADS",),
+        Verdict.HONOURED,
+        "where `--threads` is 0; `baton serve` gives each worker `--threads`",
+    ),
+    Family(
+        (
+            *("OMP_THREAD_LIMIT", "OMP_WAIT_POLICY", "OMP_DYNAMIC", "KMP_BLOCKTIME", "MKL_NUM_THREADS"),
+            *("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
+        ),
+        Verdict.HONOURED,
+        "how much of its cores a process takes, and how it waits",
+    ),
+    Family(
+        (
+            *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+            *("NVIDIA_TF32_OVERRIDE", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"),
+        ),
+        Verdict.DROPPED,
+        "they would compute float32 with fewer bits, or read weights that run code; `--dtype` says which"
+        " numbers are meant",
+    ),
+    Family(
+        (
+            *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"),
+            *("MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG"),
+        ),
+        Verdict.HONOURED,
+        "which instructions compute: sums may round otherwise, so give all workers the same",
+    ),
+    Family(
+        ("TORCH_*", "PYTORCH_*", "CUDA_*", "NVIDIA_*"),
+        Verdict.HONOURED,
+        "but for those above: which devices there are, how their memory is had, what is logged",
+    ),
+    Family(
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*"),
+        Verdict.IGNORED,
+        "`--rank`, `--world` and `--rendezvous` say it",
+    ),
+    Family(
+        ("HF_HUB_OFFLINE",),
+        Verdict.SET,
+        "models are not downloaded, and no library asks the hub for anything",
+        "1",
+    ),
+    Family(
+        ("HF_TOKEN", "HF_HOME", "HF_ENDPOINT", "HF_HUB_*", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE"),
+        Verdict.IGNORED,
+        "there is nothing to ask the hub for",
+    ),
+    Family(
+        ("TRANSFORMERS_VERBOSITY", "TRANSFORMERS_NO_ADVISORY_WARNINGS"),
+        Verdict.HONOURED,
+        "what transformers logs",
+    ),
+    Family(
+        ("UCX_*", "NIXL_*"),
+        Verdict.HONOURED,
+        "the data path's devices and transports, which the platform knows; unset, their logs tell fatal"
+        " errors alone",
+    ),
+    Family(
+        ("GLOO_SOCKET_IFNAME", "GLOO_*"),
+        Verdict.HONOURED,
+        "the interface between a worker's ranks; unset, the one toward `--rendezvous`",
+    ),
+    Family(
+        ("OTEL_*",),
+        Verdict.HONOURED,
+        "where traces go, unless `--otlp-endpoint` says it, and with which headers and certificates",
+    ),
+    Family(
+        ("SSL_CERT_FILE", "SSL_CERT_DIR", "OPENAI_API_KEY"),
+        Verdict.HONOURED,
+        "by the commands that ask a server; between the parts `--tls-ca` alone says who is believed",
+    ),
+    Family(
+        ("FORWARDED_ALLOW_IPS",),
+        Verdict.HONOURED,
+        "which proxies may say a client's address ([security.md](security.md))",
+    ),
+    Family(
+        ("XDG_CACHE_HOME", "HOME", "TMPDIR", "PATH", "CPATH", "LIBRARY_PATH"),
+        Verdict.HONOURED,
+        "where converted models and the compiled kernel lie, and where a C compiler is; what was compiled is"
+        " compared with what it has to compute before it is used",
+    ),
+    Family(
+        ("LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_*", "PYTHON*"),
+        Verdict.HONOURED,
+        "they have worked before Baton's first line; whoever sets them runs code as Baton's user. `baton"
+        " serve` puts its own code before PYTHONPATH, and sets PYTHONSAFEPATH and PYTHONUNBUFFERED for its"
+        " parts",
+    ),
+)
+"""A name is judged by the first family that has it; `*` stands for any ending."""
+
+
+def settle(environ: MutableMapping[str, str]) -> list[str]:
+    """Give the libraries the environment that they are meant to read. Before any of them is loaded. Returns
+    the names that were dropped."""
+    dropped = []
+    for family in FAMILIES:
+        for name in family.names:
+            match family.verdict:
+                case Verdict.DROPPED if name in environ:
+                    del environ[name]
+                    dropped.append(name)
+                case Verdict.SET:
+                    environ[name] = family.value
+                case Verdict.BY_OTHERS:
+                    environ.setdefault(name, family.value)
+                case _:
+                    pass
+    return dropped
