@@ -15,7 +15,9 @@ from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomPhase, WorkerState
 from services.rooms.retry import RETRIED
 from services.runtime.failed_rooms import FailedRooms
+from services.wire.presence import Presence
 
+NOT_GONE: Final = (Presence.THERE, Presence.SILENT)
 _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -63,6 +65,15 @@ class BootstrapMetrics:
         for side in Side:
             for how in Loss:
                 self._lost.labels(side.value, how.value)
+        self._not_believed = Counter(
+            "baton_exits_not_believed_total",
+            "Reports that a worker's process had exited which were not believed: it answered (there), or its"
+            " lease ran and it did not answer (silent).",
+            ["found"],
+            registry=registry,
+        )
+        for found in NOT_GONE:
+            self._not_believed.labels(found.value)
         self._waited = Tally(
             "baton_admission_wait_seconds",
             "From a request's asking for a pair of workers until its room was opened.",
@@ -98,6 +109,10 @@ class BootstrapMetrics:
 
     def worker_lost(self, side: Side, how: Loss) -> None:
         self._lost.labels(side.value, how.value).inc()
+
+    def exit_not_believed(self, found: Presence) -> None:
+        """`found`: one of NOT_GONE."""
+        self._not_believed.labels(found.value).inc()
 
     def refused(self, why: Refused) -> None:
         self._refused.labels(why.value).inc()

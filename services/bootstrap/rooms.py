@@ -16,14 +16,16 @@ from services.bootstrap.metrics import BootstrapMetrics, Loss
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
 from services.rooms.entries import Worker
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause, NotGone, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
+from services.runtime.party import Party
 from services.runtime.room_spans import NO_ERRORS, RoomSpans
 from services.wire.channel import Channels
+from services.wire.presence import Presence, PresenceAsker
 
 log = Log(__name__)
 
@@ -46,7 +48,10 @@ class Rooms:
         max_queue: int,
         queue_timeout_ms: int,
         spans: RoomSpans | None = None,
+        presence: PresenceAsker | None = None,
     ) -> None:
+        """`presence`: asks workers whether they are there; None: by `channels`."""
+        self._presence = presence or PresenceAsker(channels)
         self.registry = registry
         self.clock = clock
         self.links = Links(channels)
@@ -80,9 +85,29 @@ class Rooms:
             self.admission.wake()
 
     def exited(self, name: str, pid: int) -> None:
-        """Whoever started the worker saw its process exit."""
+        """The process of a worker is known to be gone."""
         for incarnation in self.registry.exited(name, pid):
             self.lose(incarnation, "its process exited", proof="exited")
+
+    async def hear_of_exit(self, name: str, pid: int) -> None:
+        """Whoever started the worker says that its process has exited. The worker is asked: if it lived, its
+        memory would be given to others, and it would be refused for ever. One that is silent is gone if its
+        lease has run out.
+
+        Raises NotGone where the report is not believed.
+        """
+        for incarnation in self.registry.exited(name, pid):
+            facts = self.registry.facts_of(incarnation)
+            if facts is None:
+                continue  # it was lost while another was asked
+            found = await self._presence.of(facts.address, Party.of(facts.side), incarnation)
+            holds_lease = self.registry.holds_lease(incarnation)
+            if found is Presence.THERE or (found is Presence.SILENT and holds_lease):
+                self._metrics.exit_not_believed(found)
+                log.warning("an exit was not believed", worker=name, pid=pid, found=found.value)
+                told = "it answers" if found is Presence.THERE else "it is silent, and its lease decides"
+                raise NotGone(f"{name}, process {pid}, is not taken for gone: {told}")
+        self.exited(name, pid)
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None) -> None:
         """A worker is gone, or silent for too long. Its rooms end now, with that cause."""

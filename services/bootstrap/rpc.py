@@ -102,7 +102,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
                 if side is not None:
                     # Whoever started the whole stack shows the bootstrap's certificate.
                     check_speaks_for(context, side, also=BOOTSTRAP)
-            self._rooms.exited(request.name, request.pid)
+            await self._rooms.hear_of_exit(request.name, request.pid)
         return workers_pb2.ReportExitReply()
 
 

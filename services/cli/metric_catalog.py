@@ -68,6 +68,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_canaries_failed_total",
         "baton_request_retries_total",
         "baton_workers_lost_total",
+        "baton_exits_not_believed_total",
         "baton_lease_failures_total",
         "baton_rooms_unknown_news_total",
         "baton_timeline_lines_dropped_total",

@@ -82,6 +82,10 @@ class RosterFull(Refusal):
     """Every place of the roster is taken."""
 
 
+class NotGone(Refusal):
+    """A worker was said to be gone that answers, or whose lease has not run out."""
+
+
 class UnknownWorker(Refusal):
     """No worker of that incarnation holds a lease."""
 

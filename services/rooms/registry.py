@@ -75,10 +75,17 @@ class Registry:
             raise UnknownWorker(f"incarnation {incarnation} holds no lease")
         return self._workers[incarnation]
 
-    def side_of(self, incarnation: Incarnation) -> Side | None:
+    def holds_lease(self, incarnation: Incarnation) -> bool:
+        return incarnation in self._workers
+
+    def facts_of(self, incarnation: Incarnation) -> WorkerFacts | None:
         """Of a worker that holds its lease or fell silent; None for any other."""
         worker = self._workers.get(incarnation)
-        facts = self._silent.get(incarnation) if worker is None else worker.facts
+        return self._silent.get(incarnation) if worker is None else worker.facts
+
+    def side_of(self, incarnation: Incarnation) -> Side | None:
+        """The same of its side."""
+        facts = self.facts_of(incarnation)
         return None if facts is None else facts.side
 
     def silent(self, name: str) -> list[Incarnation]:

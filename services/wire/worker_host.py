@@ -28,12 +28,14 @@ from services.runtime.serve import end_now
 from services.runtime.setting_kinds import join_address, split_address
 from services.runtime.tracing import Kind, make_tracer
 from services.runtime.worker_settings import WorkerSettings
-from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
+from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, Server
 from services.wire.errors import Draining
 from services.wire.identity import Identity
 from services.wire.lease import LeaseKeeper
 from services.wire.mailbox import Mailbox
+from services.wire.presence import SERVICE as PRESENCE
+from services.wire.presence import PresenceService
 from services.wire.reporter import Reporter
 from services.wire.worker_pages import Progress, WorkerPages
 
@@ -93,6 +95,7 @@ class WorkerHost:
             )
         self.channels = Channels.showing(identity)
         self.server = Server(identity)
+        workers_pb2_grpc.add_PresenceServiceServicer_to_server(PresenceService(incarnation), self.server.grpc)
         try:
             self.port = self.server.bind(settings.host, settings.grpc_port)
         except OSError as error:
@@ -156,7 +159,7 @@ class WorkerHost:
         )
         self._lease = lease
         spare_what_is_loaded()
-        await self.server.start(role.services)
+        await self.server.start((*role.services, PRESENCE))
         await self.server.set_serving(serving=True)
         turns = asyncio.create_task(role.turns, name="turns")
         helpers = [asyncio.create_task(lease.run()), asyncio.create_task(self.reporter.run())]

@@ -22,7 +22,7 @@ from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.request import FinishReason, Request, Sampling, Token
 from services.rooms.retry import RetryBounds
 from services.runtime.clock import ManualClock
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.conversions import finish_to_wire, outcome_to_wire, request_from_wire, token_to_wire
 from services.wire.errors import refusal_to_wire
@@ -87,6 +87,15 @@ class Worker:
     cut: list[int] = field(default_factory=list)
     """Rooms whose streams the caller ended."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    found: int | None = None
+    """Which incarnation answers for it, if another does."""
+    mute: asyncio.Event | None = None
+    """It answers nobody who asks whether it is there before this is set."""
+
+    async def WhoIsThere(self, _: Any, __: Any) -> workers_pb2.WhoIsThereReply:  # noqa: N802
+        if self.mute is not None:
+            await self.mute.wait()
+        return workers_pb2.WhoIsThereReply(incarnation=self.found or self.incarnation)
 
     @property
     def facts(self) -> WorkerFacts:
@@ -176,7 +185,9 @@ class Worker:
         return inference_pb2.CancelReply(absent=request.room in self.absent)
 
 
-class PrefillWorker(Worker, inference_pb2_grpc.PrefillServiceServicer):
+class PrefillWorker(
+    Worker, inference_pb2_grpc.PrefillServiceServicer, workers_pb2_grpc.PresenceServiceServicer
+):
     RunRoom = Worker.unasked
     RunRooms = Worker.play_all
 
@@ -185,9 +196,12 @@ class PrefillWorker(Worker, inference_pb2_grpc.PrefillServiceServicer):
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
+        workers_pb2_grpc.add_PresenceServiceServicer_to_server(self, server)
 
 
-class DecodeWorker(Worker, inference_pb2_grpc.DecodeServiceServicer):
+class DecodeWorker(
+    Worker, inference_pb2_grpc.DecodeServiceServicer, workers_pb2_grpc.PresenceServiceServicer
+):
     StreamRoom = Worker.unasked
     StreamRooms = Worker.play_all
 
@@ -196,6 +210,7 @@ class DecodeWorker(Worker, inference_pb2_grpc.DecodeServiceServicer):
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+        workers_pb2_grpc.add_PresenceServiceServicer_to_server(self, server)
 
 
 class Defaults(NamedTuple):

@@ -13,6 +13,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase
+from services.wire import presence
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import outcome_to_wire
 from services.wire.errors import RemoteError, remote_error
@@ -248,7 +249,37 @@ async def test_a_worker_registers_renews_drains_and_leaves(
 
 async def test_a_process_seen_to_exit_is_lost_and_one_of_another_pid_is_not(client: Client) -> None:
     exited = client.workers.ReportExit
+    client.at.prefill.found = 99  # another process has its port
     await client.call(exited, workers_pb2.ReportExitRequest(name="prefill-0", pid=5))
     assert len(client.at.registry.workers()) == 2
     await client.call(exited, workers_pb2.ReportExitRequest(name="prefill-0", pid=111))
     assert [worker.facts.name for worker in client.at.registry.workers()] == ["decode-0"]
+
+
+async def test_an_exit_is_not_believed_of_a_process_that_answers_or_is_silent_within_its_lease(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory would be another's while it is written to, and it would be refused for ever."""
+    monkeypatch.setattr(presence, "ASK_S", 0.05)
+    at, request = client.at, workers_pb2.ReportExitRequest(name="prefill-0", pid=111)
+    for mute, found in ((None, "there"), (asyncio.Event(), "silent")):
+        at.prefill.mute = mute
+        with pytest.raises(RemoteError, match="not taken for gone") as refused:
+            await client.call(client.workers.ReportExit, request)
+        assert refused.value.kind == "NotGone"
+        assert at.registry.departed() == []
+        counted = at.metrics.get_sample_value("baton_exits_not_believed_total", {"found": found})
+        assert counted == 1
+    at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
+    await client.call(client.workers.ReportExit, request)
+    assert at.registry.departed() == [at.prefill.incarnation], "and silence since then"
+
+
+async def test_a_silent_worker_that_answers_is_not_taken_for_dead(client: Client) -> None:
+    """Whom the bootstrap has not heard for a lease may still write to others' memory."""
+    at = client.at
+    at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
+    request = workers_pb2.ReportExitRequest(name="prefill-0", pid=111)
+    with pytest.raises(RemoteError, match="it answers"):
+        await client.call(client.workers.ReportExit, request)
+    assert at.registry.departed() == []

@@ -170,6 +170,7 @@ async def test_an_exit_is_believed_of_the_own_side_and_of_whoever_started_the_st
     for party in (Party.of(side), Party.BOOTSTRAP):
         async with stack(ours) as here:
             worker = here.worker(side)
+            worker.found = UNKNOWN  # another process answers where it listened
             exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
             assert await here.ask(party, exited) == "OK"
             assert here.at.registry.departed() == [Incarnation(worker.incarnation)]

@@ -1,6 +1,7 @@
 """One incarnation of the bootstrap, wired of the product's own parts as `wiring.py` wires them."""
 
 import asyncio
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,7 @@ from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomPhase
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels
+from services.wire.presence import PresenceAsker
 from tests.sim.calls import Channel, Server
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import CONTEXT, WHOLE, Defaults
@@ -61,7 +63,13 @@ class Bootstrap:
             failed_kept=1024,
         )
         self.rooms = WatchedRooms(
-            self.registry, self.clock, self._channels, metrics, world.shape.queue, QUEUE_MS
+            self.registry,
+            self.clock,
+            self._channels,
+            metrics,
+            world.shape.queue,
+            QUEUE_MS,
+            presence=PresenceAsker(self._channels, partial(world.network.is_listening, self.process.host)),
         )
         self.rooms.tell_world = world
         self.metrics.register(RegistryCollector(self.registry, self.rooms.admission.queued))

@@ -81,7 +81,7 @@ class Channel:
     def unary_unary(
         self, method: str, request_serializer: Bytes, response_deserializer: Message, **_: object
     ) -> Callable[..., "UnaryCall"]:
-        def call(request: Any, timeout: float | None = None) -> UnaryCall:
+        def call(request: Any, timeout: float | None = None, **_: object) -> UnaryCall:
             reader = UnaryCall(response_deserializer)
             self._start(reader, method, request_serializer(request), timeout)
             return reader

@@ -115,6 +115,13 @@ class Network:
         self._calls[self._number] = call
         return self._number
 
+    async def is_listening(self, source: str, address: str) -> bool:
+        """What a connection from `source` to an address would meet. Raises OSError where no way is open."""
+        target = address.partition(":")[0]
+        if self.is_cut(source, target) or self.is_cut(target, source):
+            raise OSError("no route to host")
+        return address in self._servers
+
     def ended(self, number: int) -> None:
         self._calls.pop(number, None)
 

@@ -20,11 +20,12 @@ from services.rooms.errors import Cause, Reason, RostersDiverged
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.runtime.party import Party
-from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
+from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.conversions import layout_to_wire, side_to_wire
 from services.wire.errors import Draining
 from services.wire.lease import LeaseKeeper
+from services.wire.presence import PresenceService
 from services.wire.reporter import Reporter
 from services.wire.worker_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from tests.sim.calls import Channel, Server
@@ -199,6 +200,7 @@ class Worker:
 
     def _add_services(self) -> None:
         work, mailbox, server = self.work, self.leader.mailbox, self._server
+        workers_pb2_grpc.add_PresenceServiceServicer_to_server(PresenceService(self.incarnation), server)
         if isinstance(work, PrefillWork):
             inference_pb2_grpc.add_PrefillServiceServicer_to_server(
                 PrefillService(work, mailbox, self.incarnation), server

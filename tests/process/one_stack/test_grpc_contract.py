@@ -3,6 +3,7 @@
 import asyncio
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -11,7 +12,10 @@ from services.wire.baton.v1 import (
     inference_pb2_grpc,
     rooms_pb2,
     rooms_pb2_grpc,
+    workers_pb2,
+    workers_pb2_grpc,
 )
+from services.wire.errors import remote_error
 from tests.process.stack import Stack
 
 PROMPT = (504, 3575, 282, 4649, 314)  # "The capital of France is"
@@ -54,6 +58,24 @@ async def test_a_room_is_driven_by_grpc_alone(idle_stack: Stack) -> None:
     assert room.phase == "retired"
     assert not room.HasField("cause")
     assert [each.room for each in listed.rooms] == [opened.room]
+
+
+async def test_a_worker_that_lives_is_not_taken_for_gone_on_anybodys_word(idle_stack: Stack) -> None:
+    process = idle_stack.services["prefill-0"].process
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{idle_stack.grpc_port}") as channel:
+        registry = workers_pb2_grpc.WorkerRegistryStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await registry.ReportExit(
+                workers_pb2.ReportExitRequest(name="prefill-0", pid=process.pid), timeout=CALL_S
+            )
+        assert remote_error(refused.value).kind == "NotGone"
+        rooms = rooms_pb2_grpc.RoomServiceStub(channel)
+        asked = rooms_pb2.OpenRoomRequest(request_id="after-it", prompt_tokens=5, tokens=9)
+        opened = await rooms.OpenRoom(asked, timeout=CALL_S)
+        assert opened.prefill.name == "prefill-0"
+        assert len((await _drive(opened))[1]) == OUTPUT_TOKENS
+        report = rooms_pb2.RoomReport(room=opened.room, outcome=rooms_pb2.Outcome())
+        await rooms.ReportRooms(rooms_pb2.ReportRoomsRequest(reports=[report]), timeout=CALL_S)
 
 
 async def _watch(rooms: rooms_pb2_grpc.RoomServiceStub, room: int) -> list[str]:

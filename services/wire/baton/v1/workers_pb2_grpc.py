@@ -93,7 +93,8 @@ class WorkerRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportExit(self, request, context):
-        """Whoever started a worker saw its process exit: the proof that nothing of it can still write.
+        """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
+        asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -263,6 +264,82 @@ class WorkerRegistry:
             '/baton.v1.WorkerRegistry/ReportExit',
             baton_dot_v1_dot_workers__pb2.ReportExitRequest.SerializeToString,
             baton_dot_v1_dot_workers__pb2.ReportExitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class PresenceServiceStub:
+    """What every worker answers, whatever its side.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.WhoIsThere = channel.unary_unary(
+                '/baton.v1.PresenceService/WhoIsThere',
+                request_serializer=baton_dot_v1_dot_workers__pb2.WhoIsThereRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_workers__pb2.WhoIsThereReply.FromString,
+                _registered_method=True)
+
+
+class PresenceServiceServicer:
+    """What every worker answers, whatever its side.
+    """
+
+    def WhoIsThere(self, request, context):
+        """Which process is this?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PresenceServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'WhoIsThere': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoIsThere,
+                    request_deserializer=baton_dot_v1_dot_workers__pb2.WhoIsThereRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_workers__pb2.WhoIsThereReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.PresenceService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.PresenceService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class PresenceService:
+    """What every worker answers, whatever its side.
+    """
+
+    @staticmethod
+    def WhoIsThere(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.PresenceService/WhoIsThere',
+            baton_dot_v1_dot_workers__pb2.WhoIsThereRequest.SerializeToString,
+            baton_dot_v1_dot_workers__pb2.WhoIsThereReply.FromString,
             options,
             channel_credentials,
             insecure,

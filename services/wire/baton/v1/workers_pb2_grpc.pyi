@@ -40,7 +40,9 @@ class WorkerRegistryStub:
     Leave: _grpc.UnaryUnaryMultiCallable[_workers_pb2.LeaveRequest, _workers_pb2.LeaveReply]
     """The worker's last word: it holds nothing and is about to exit."""
     ReportExit: _grpc.UnaryUnaryMultiCallable[_workers_pb2.ReportExitRequest, _workers_pb2.ReportExitReply]
-    """Whoever started a worker saw its process exit: the proof that nothing of it can still write."""
+    """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
+    asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+    """
 
 @_typing.type_check_only
 class WorkerRegistryAsyncStub(WorkerRegistryStub):
@@ -54,7 +56,9 @@ class WorkerRegistryAsyncStub(WorkerRegistryStub):
     Leave: _aio.UnaryUnaryMultiCallable[_workers_pb2.LeaveRequest, _workers_pb2.LeaveReply]  # type: ignore[assignment]
     """The worker's last word: it holds nothing and is about to exit."""
     ReportExit: _aio.UnaryUnaryMultiCallable[_workers_pb2.ReportExitRequest, _workers_pb2.ReportExitReply]  # type: ignore[assignment]
-    """Whoever started a worker saw its process exit: the proof that nothing of it can still write."""
+    """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
+    asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+    """
 
 class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -95,6 +99,39 @@ class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
         request: _workers_pb2.ReportExitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workers_pb2.ReportExitReply, _abc.Awaitable[_workers_pb2.ReportExitReply]]:
-        """Whoever started a worker saw its process exit: the proof that nothing of it can still write."""
+        """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
+        asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+        """
 
 def add_WorkerRegistryServicer_to_server(servicer: WorkerRegistryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class PresenceServiceStub:
+    """What every worker answers, whatever its side."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> PresenceServiceAsyncStub: ...
+    WhoIsThere: _grpc.UnaryUnaryMultiCallable[_workers_pb2.WhoIsThereRequest, _workers_pb2.WhoIsThereReply]
+    """Which process is this?"""
+
+@_typing.type_check_only
+class PresenceServiceAsyncStub(PresenceServiceStub):
+    """What every worker answers, whatever its side."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    WhoIsThere: _aio.UnaryUnaryMultiCallable[_workers_pb2.WhoIsThereRequest, _workers_pb2.WhoIsThereReply]  # type: ignore[assignment]
+    """Which process is this?"""
+
+class PresenceServiceServicer(metaclass=_abc_1.ABCMeta):
+    """What every worker answers, whatever its side."""
+
+    @_abc_1.abstractmethod
+    def WhoIsThere(
+        self,
+        request: _workers_pb2.WhoIsThereRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_workers_pb2.WhoIsThereReply, _abc.Awaitable[_workers_pb2.WhoIsThereReply]]:
+        """Which process is this?"""
+
+def add_PresenceServiceServicer_to_server(servicer: PresenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,82 @@
+"""Is the process that was once at an address still there?
+
+Whoever says that a process is gone may be mistaken, or lie; the process itself is asked. It is gone when
+nobody listens where it did, or another process answers there. Silence proves neither
+(`proof-not-time`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Final
+
+import grpc
+
+from services.rooms.ids import Incarnation
+from services.runtime.party import Party
+from services.runtime.setting_kinds import split_address
+from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from services.wire.channel import Channels
+
+ASK_S: Final = 1.0
+"""Longest that a process is asked for. Whoever reports its exit waits for twice as long."""
+SERVICE: Final = "baton.v1.PresenceService"
+
+
+class Presence(Enum):
+    """What was found where a process once listened."""
+
+    THERE = "there"
+    """It answered."""
+    GONE = "gone"
+    """Nobody listens there, or another process answered."""
+    SILENT = "silent"
+    """Nobody answered in time."""
+
+
+async def is_listening(address: str) -> bool:
+    """Whether anybody takes connections at host:port. Raises OSError when that is not known: no way there, no
+    such name."""
+    try:
+        _, writer = await asyncio.open_connection(*split_address(address))
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
+
+
+class PresenceAsker:
+    """Asks processes whether they are there."""
+
+    def __init__(
+        self, channels: Channels, listening: Callable[[str], Awaitable[bool]] = is_listening
+    ) -> None:
+        self._channels = channels
+        self._listening = listening
+
+    async def of(self, address: str, party: Party, incarnation: Incarnation) -> Presence:
+        """Within ASK_S."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                if not await self._listening(address):
+                    return Presence.GONE
+                stub = workers_pb2_grpc.PresenceServiceStub(self._channels.to(address, party, incarnation))
+                # The way to it may have broken, and be made anew meanwhile.
+                asked = workers_pb2.WhoIsThereRequest()
+                reply = await stub.WhoIsThere(asked, timeout=ASK_S, wait_for_ready=True)
+        except (OSError, grpc.aio.AioRpcError):  # TimeoutError is an OSError
+            return Presence.SILENT
+        return Presence.THERE if reply.incarnation == incarnation else Presence.GONE
+
+
+class PresenceService(workers_pb2_grpc.PresenceServiceServicer):
+    """Answers for this process."""
+
+    def __init__(self, incarnation: Incarnation) -> None:
+        self._incarnation = incarnation
+
+    async def WhoIsThere(
+        self, request: workers_pb2.WhoIsThereRequest, context: grpc.aio.ServicerContext
+    ) -> workers_pb2.WhoIsThereReply:
+        del request, context
+        return workers_pb2.WhoIsThereReply(incarnation=self._incarnation)

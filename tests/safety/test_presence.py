@@ -1,0 +1,67 @@
+"""Is a process that lives ever taken for gone, with and without certificates?"""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from services.rooms.ids import Incarnation
+from services.runtime.party import Party
+from services.wire import presence as module
+from services.wire.baton.v1 import workers_pb2_grpc
+from services.wire.channel import Channels, Server
+from services.wire.identity import Identity
+from services.wire.presence import Presence, PresenceAsker, PresenceService
+from tests.safety.certificates import of
+
+MINE: Final = Incarnation(7)
+OTHER: Final = Incarnation(8)
+TLS: Final = pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
+
+
+@asynccontextmanager
+async def answering(identity: Identity | None) -> AsyncIterator[str]:
+    """A worker's address."""
+    server = Server(identity)
+    workers_pb2_grpc.add_PresenceServiceServicer_to_server(PresenceService(MINE), server.grpc)
+    address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
+    await server.start(())
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+@TLS
+async def test_it_is_there_while_it_answers_and_gone_when_another_does_or_nobody_listens(
+    ours: Path, secured: bool
+) -> None:
+    def identity(party: Party) -> Identity | None:
+        return Identity(of(ours, party)) if secured else None
+
+    channels = Channels.showing(identity(Party.BOOTSTRAP))
+    asker = PresenceAsker(channels)
+    async with answering(identity(Party.PREFILL)) as address:
+        assert await asker.of(address, Party.PREFILL, MINE) is Presence.THERE
+        assert await asker.of(address, Party.PREFILL, OTHER) is Presence.GONE
+    assert await asker.of(address, Party.PREFILL, MINE) is Presence.GONE
+    await channels.close()
+
+
+async def test_a_port_of_somebody_else_and_one_that_nobody_answers_at_prove_nothing(
+    ours: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_S", 0.3)
+    channels = Channels.showing(Identity(of(ours, Party.BOOTSTRAP)))
+    asker = PresenceAsker(channels)
+    for somebody in (Identity(of(strangers, Party.PREFILL)), Identity(of(ours, Party.DECODE))):
+        async with answering(somebody) as address:
+            assert await asker.of(address, Party.PREFILL, MINE) is Presence.SILENT
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        address = f"127.0.0.1:{stopped.getsockname()[1]}"
+        assert await asker.of(address, Party.PREFILL, MINE) is Presence.SILENT
+    assert await asker.of("no-such-host.invalid:1", Party.PREFILL, MINE) is Presence.SILENT
+    await channels.close()
