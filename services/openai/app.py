@@ -11,21 +11,23 @@ around it (Starlette's BaseHTTPMiddleware does): it would hide clients that hang
 """
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend, BackendError
-from services.openai.body import path
 from services.openai.door import Door
 from services.openai.edge import Edge, api_error, backend_error, bug, routing_error
-from services.openai.errors import ApiError, invalid
+from services.openai.errors import ApiError
+from services.openai.field_faults import first_fault
 from services.openai.generate_routes import generate_routes
 from services.openai.metrics import HttpMetrics
 from services.openai.model import ServedModel
@@ -52,7 +54,7 @@ def create_app(
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
-    prompts = Prompts(model.tokenizer)
+    prompts = Prompts(model)
     version = release()
     generating = generate_routes(backend, model, prompts, metrics, settings, clock)
     direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}
@@ -100,10 +102,10 @@ def _application(
     return Edge(app, metrics, direct, door or Door(), tracer)
 
 
-async def _validation_error(_: Request, error: Exception) -> Response:
+async def _validation_error(request: Request, error: Exception) -> Response:
     """Handler for routes that let FastAPI parse: its 422 is OpenAI's 400."""
     if not isinstance(error, RequestValidationError):
         raise error
-    first = error.errors()[0]
-    param = path(tuple(first["loc"][1:]))
-    return invalid(param, f"Invalid value for '{param}': {first['msg']}.").response()
+    given = {**request.query_params, **request.path_params}
+    faults = [cast(ErrorDetails, {**each, "loc": tuple(each["loc"][1:])}) for each in error.errors()]
+    return first_fault(faults, given, {}).response()

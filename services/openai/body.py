@@ -2,21 +2,22 @@
 
 import asyncio
 from codecs import BOM_UTF8
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.requests import Request
 
-from services.openai.errors import ApiError, invalid, shown
+from services.openai.errors import ApiError, invalid
+from services.openai.field_faults import first_fault
 from services.openai.hangup import ClientGone
 from services.openai.headers import header
-from services.openai.schemas import FIELDS_MAX
+from services.openai.schemas import FIELDS_MAX, Shape, fields_of
 from services.openai.unsupported import without_ignored
 
 LENGTH_DIGITS_MAX: Final = 18
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Shape)
 
 
 async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: float) -> M:
@@ -59,10 +60,12 @@ def parse(raw: bytes, shape: type[M]) -> M:
         raise invalid(None, "The body has to be a JSON object.", "invalid_type")
     if len(value) > FIELDS_MAX:
         raise invalid(None, f"The body has {len(value)} fields, more than any request may have.")
+    given = without_ignored(value)
     try:
-        return shape.model_validate(without_ignored(value))
+        return shape.model_validate(given)
     except ValidationError as error:
-        raise _first(error.errors(include_url=False, include_input=False)) from None
+        faults = error.errors(include_url=False, include_input=False)
+        raise first_fault(faults, given, fields_of(shape)) from None
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -87,27 +90,3 @@ async def _read(request: Request, limit: int) -> bytes:
 
 def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
-
-
-def _first(details: list[ErrorDetails]) -> ApiError:
-    """The first thing that is wrong, in OpenAI's words."""
-    error = min(details, key=lambda each: each["type"] == "extra_forbidden")
-    param = shown(path(error["loc"]))
-    match error["type"]:
-        case "missing":
-            return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
-        case "extra_forbidden":
-            return invalid(param, f"Unrecognized request argument supplied: {param}", "unknown_parameter")
-        case kind if kind.endswith("_type") or kind.startswith("int_from_float"):
-            return invalid(param, f"Invalid type for '{param}': {error['msg']}.", "invalid_type")
-        case _:
-            message = error["msg"].removeprefix("Value error, ")
-            return invalid(param, f"Invalid value for '{param}': {message}.")
-
-
-def path(loc: tuple[Any, ...]) -> str:
-    """`("messages", 0, "role")` → `messages[0].role`"""
-    text = ""
-    for step in loc:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
-    return text

@@ -5,9 +5,11 @@ not every template knows both: one that is given what it does not know writes Py
 prompt, or nothing. So each is asked once, for each role, which of them it shows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
+
+from jinja2 import TemplateError, nodes
 
 Content = str | list[str]
 """What a message says: a text, or the texts of its parts."""
@@ -16,6 +18,18 @@ FIRST: Final = "the-first"
 SECOND: Final = "the-second"
 OTHER: Final = "another"
 
+ROUNDS_MAX: Final = 1_000_000
+"""Of all loops of one rendering. A template takes a few tens of thousands for the most messages there may
+be; one that goes through them again for each message would hold a thread for minutes."""
+GROWTH_MAX: Final = 16
+"""How often what it is given may stand in what it makes; a template says a message once."""
+FRAME_CHARS_MAX: Final = 1024
+"""That it may put around a message."""
+PREFACE_CHARS_MAX: Final = 2**20
+"""That it may say beside the messages."""
+COUNTED: Final = "baton_counted"
+"""Under which name a template knows what counts its rounds."""
+
 
 class ChatTemplateMissing(Exception):
     """The model says nothing about how messages become a prompt."""
@@ -23,6 +37,11 @@ class ChatTemplateMissing(Exception):
 
 class ChatRefused(Exception):
     """The model's chat template does not take these messages; the text is the template's own."""
+
+
+class ChatTemplateFailed(Exception):
+    """The model's chat template fails, whatever the messages: whoever serves the model has to mend it. The
+    text holds nothing of them."""
 
 
 class Shows(NamedTuple):
@@ -43,8 +62,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """The prompt that it makes of `messages`, whose `content` is a `Content`.
 
-        Raises ChatTemplateMissing, or ChatRefused if the template rejects the messages, or fails: it is a
-        program of the model's.
+        Raises ChatTemplateMissing, ChatRefused if the template rejects the messages by its own word
+        (`raise_exception`), ChatTemplateFailed if it fails or does too much: it is a program of the model's.
         """
         template = self._reference.chat_template
         if template is None or (isinstance(template, dict) and "default" not in template):
@@ -52,8 +71,16 @@ class ChatTemplate:
         shaped = [self._shaped(message) for message in messages]
         try:
             return self._render(messages=shaped, add_generation_prompt=add_generation_prompt)
+        except ChatTemplateFailed:
+            raise
         except Exception as error:
-            raise ChatRefused(f"the model's chat template refuses these messages: {error}") from None
+            if type(error) is TemplateError:  # what `raise_exception` raises; the others are subclasses of it
+                raise ChatRefused(f"the model's chat template refuses these messages: {error}") from None
+            # What other errors say may quote a message.
+            said = f": {error}".splitlines()[0] if isinstance(error, TemplateError) else ""
+            raise ChatTemplateFailed(
+                f"the model's chat template fails ({type(error).__name__}{said})"
+            ) from None
 
     @cached_property
     def _template(self) -> str:
@@ -71,8 +98,20 @@ class ChatTemplate:
                 messages, tokenize=False, **asked
             )
         special = dict(self._reference.special_tokens_map)
-        compiled = _compile_jinja_template(self._template)
-        return partial(compiled.render, tools=None, documents=None, **special)
+        compiled = _counting(_compile_jinja_template(self._template).environment, self._template)
+
+        def render(messages: Sequence[Mapping[str, Any]], **asked: Any) -> str:
+            rounds = _Rounds()
+            chars, most, texts = 0, _most_chars(messages), []
+            said = {**special, COUNTED: rounds.counted, "tools": None, "documents": None}
+            for text in compiled.generate(messages=messages, **said, **asked):
+                chars += len(text)
+                if chars > most:
+                    raise ChatTemplateFailed(f"the model's chat template makes more than {most} characters")
+                texts.append(text)
+            return "".join(texts)
+
+        return render
 
     def _shaped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """As the template takes it. OpenAI renamed `system` to `developer`; a template that never heard of
@@ -111,3 +150,40 @@ class ChatTemplate:
 
 def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
+
+
+class _Rounds:
+    """Of the loops of one rendering. Ending it by the clock would need a thread that can be ended."""
+
+    def __init__(self) -> None:
+        self._left = ROUNDS_MAX
+
+    def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        """Raises ChatTemplateFailed."""
+        for value in values:
+            self._left -= 1
+            if self._left < 0:
+                raise ChatTemplateFailed(
+                    f"the model's chat template loops more than {ROUNDS_MAX} times over these messages"
+                )
+            yield value
+
+
+def _counting(environment: Any, template: str) -> Any:
+    """The template, compiled so that each of its loops is over what `_Rounds.counted` makes of it."""
+    tree = environment.parse(template)
+    for loop in tree.find_all(nodes.For):
+        loop.iter = nodes.Call(nodes.Name(COUNTED, "load"), [loop.iter], [], None, None).set_lineno(
+            loop.lineno
+        )
+    tree.set_environment(environment)
+    return environment.from_string(tree)
+
+
+def _most_chars(messages: Sequence[Mapping[str, Any]]) -> int:
+    chars = PREFACE_CHARS_MAX
+    for message in messages:
+        said = message["content"]
+        own = len(said) if isinstance(said, str) else sum(len(part["text"]) for part in said)
+        chars += own * GROWTH_MAX + FRAME_CHARS_MAX
+    return chars

@@ -25,6 +25,8 @@ OPEN: Final = frozenset({"/health", "/ready"})
 """What platforms ask, which have no key. They are told no more than whether."""
 READ: Final = "GET"
 """What a HEAD is taken for, too (`edge.py`)."""
+REALM: Final = "Baton: any name, and an API key as the password"
+"""What a browser shows where it asks for them."""
 NETWORK_BITS: Final = 64
 """Of an IPv6 address: what one household or host has all of."""
 
@@ -90,11 +92,13 @@ def _password(encoded: str) -> str:
 
 def _unauthorized(scope: Scope) -> ApiError:
     person = scope["method"] == READ and "text/html" in (header(scope, b"accept") or "")
+    needed = "A valid API key is needed, as 'Authorization: Bearer KEY'."
+    by_hand = " A browser asks for a name and a password: any name, and the key as the password."
     return ApiError(
         401,
-        "A valid API key is needed, as 'Authorization: Bearer KEY'.",
+        needed + by_hand if person else needed,
         code="invalid_api_key",
-        headers={"WWW-Authenticate": 'Basic realm="baton", charset="UTF-8"' if person else "Bearer"},
+        headers={"WWW-Authenticate": f'Basic realm="{REALM}", charset="UTF-8"' if person else "Bearer"},
     )
 
 

@@ -33,7 +33,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_sentence(message))
         self.status = status
         self.kind = kind
         self.param = param
@@ -52,6 +52,12 @@ class ApiError(Exception):
     def event(self) -> bytes:
         """The same as the last server-sent event of a reply that has begun."""
         return b"data: " + json.dumps(self.body).encode() + b"\n\n"
+
+
+def _sentence(message: str) -> str:
+    """With one full stop at most, also where a library's or a template's sentence ends it."""
+    text = message.rstrip()
+    return text.rstrip(".") + "." if text.endswith("..") else text
 
 
 def invalid(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:

@@ -45,6 +45,7 @@ def generate_routes(
         body = await read(request, ChatRequest)
         asked = asked_in_chat(body)
         prompt = await prompts.of_messages(body.messages)
+        await prompts.check_messages(body.messages, prompt)
         rendering = ChatRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
@@ -55,6 +56,7 @@ def generate_routes(
         body = await read(request, CompletionRequest)
         asked = asked_in_completion(body)
         tokens = await prompts.of_texts(body.prompt)
+        prompts.check_texts(body.prompt, tokens, asked.prompt_param)
         rendering = CompletionRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from services.openai.backend import Overloaded
-from services.openai.chat_template import ChatRefused, ChatTemplateMissing
-from services.openai.errors import from_backend, invalid
+from services.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
+from services.openai.errors import SERVER, ApiError, from_backend, invalid, shown
+from services.openai.model import ServedModel
 from services.openai.schemas import Message
-from services.openai.tokenizer import Tokenizer
 
 INLINE_CHARS_MAX: Final = 4096
 """Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""
@@ -27,8 +27,9 @@ T = TypeVar("T")
 class Prompts:
     """Makes prompts of what callers send. One for the application; its threads end with the process."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, model: ServedModel) -> None:
+        self._tokenizer = model.tokenizer
+        self._vocabulary = model.vocabulary
         self._waiting = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenise")
 
@@ -52,6 +53,8 @@ class Prompts:
             raise invalid("messages", f"{error}.", "unsupported_value") from None
         except ChatRefused as error:
             raise invalid("messages", f"{error}.") from None
+        except ChatTemplateFailed as error:
+            raise _operators(str(error)) from None
 
     async def of_texts(
         self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True
@@ -67,6 +70,47 @@ class Prompts:
             ]
 
         return await self._run(sum(len(each) for each in prompts if isinstance(each, str)), work)
+
+    async def check_messages(self, messages: Sequence[Message], ids: Sequence[int]) -> None:
+        """Raise ApiError for the first token of a conversation that the model does not have, a tokenizer's
+        being more than a model's: a client's that wrote it, whose text is named, or the operator's whose
+        template did."""
+        if (id_ := self._foreign(ids)) is None:
+            return
+        texts = [text for message in messages for text in _texts(message)]
+        places = [place for at, message in enumerate(messages) for place in _places(at, message)]
+        place = await self._run(sum(map(len, texts)), lambda: self._first_with(texts, id_))
+        if place is None:
+            raise _operators(f"the model's chat template writes {self._shown(id_)}")
+        raise self._not_the_models(places[place], id_)
+
+    def check_texts(
+        self, prompts: Sequence[str | list[int]], tokens: Sequence[Sequence[int]], param: str
+    ) -> None:
+        """The same of prompts; token ids that a client gave are not looked at."""
+        for place, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
+            if isinstance(prompt, str) and (id_ := self._foreign(ids)) is not None:
+                raise self._not_the_models(param if len(prompts) == 1 else f"{param}[{place}]", id_)
+
+    def _foreign(self, ids: Sequence[int]) -> int | None:
+        if not ids or max(ids) < self._vocabulary:
+            return None
+        return next(each for each in ids if each >= self._vocabulary)
+
+    def _first_with(self, texts: Sequence[str], id_: int) -> int | None:
+        """Which of them holds the token; at a text's edge it may be one beside another alone."""
+        for place, text in enumerate(texts):
+            if id_ in self._tokenizer.encode(text, add_special_tokens=False):
+                return place
+        piece = self._tokenizer.piece(id_)
+        return next((place for place, text in enumerate(texts) if piece in text), None)
+
+    def _shown(self, id_: int) -> str:
+        piece = shown(self._tokenizer.piece(id_))
+        return f"the token {piece!r}, which its tokenizer has and the model does not have"
+
+    def _not_the_models(self, param: str, id_: int) -> ApiError:
+        return invalid(param, f"Invalid value for '{param}': it holds {self._shown(id_)}.")
 
     async def text_of(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -93,6 +137,33 @@ def _chars(message: Message) -> int:
     said = message.content
     chars = len(said) if isinstance(said, str) else sum(len(part) + FRAME_CHARS for part in said)
     return chars + len(message.name or "") + FRAME_CHARS
+
+
+def _texts(message: Message) -> list[str]:
+    """All that it says, as `_places` names them."""
+    said = [message.content] if isinstance(message.content, str) else list(message.content)
+    return said if message.name is None else [*said, message.name]
+
+
+def _places(at: int, message: Message) -> list[str]:
+    """Of the message at `at`: the path of each of its texts."""
+    here = f"messages[{at}]"
+    if isinstance(message.content, str):
+        said = [f"{here}.content"]
+    else:
+        said = [f"{here}.content[{part}].text" for part in range(len(message.content))]
+    return said if message.name is None else [*said, f"{here}.name"]
+
+
+def _operators(what: str) -> ApiError:
+    """500: no client can mend it."""
+    return ApiError(
+        500,
+        f"{what[:1].upper()}{what[1:]}. Whoever serves the model has to mend it; until then there is"
+        " /v1/completions.",
+        kind=SERVER,
+        code="chat_template_failed",
+    )
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which of OpenAI's parameters are taken and change nothing, and which are refused for now?
+"""Which parameters are taken and change nothing, and which are known and refused for now?
 
 Nothing is ignored that the caller would miss in the answer. A parameter that would change it and is not
 served yet is refused by name, unless its value asks for what happens anyway.
@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.openai.errors import invalid
+from services.openai.errors import ApiError, invalid
 
 IGNORED: Final = frozenset(
     (
@@ -44,6 +44,49 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 """Not served yet; the values that ask for nothing else than what is served."""
 
 
+_OF_A_BODY: Final = """
+    add_generation_prompt add_special_tokens allowed_token_ids bad_words bootstrap_host bootstrap_port
+    bootstrap_room cache_prompt cache_salt chat_template chat_template_kwargs continue_final_message
+    custom_logit_processor custom_params data_parallel_rank decoder_input_details details do_sample
+    documents dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers
+    dynatemp_exponent dynatemp_range early_stopping ebnf enable_thinking extra_key format grammar
+    guided_choice guided_decoding_backend guided_grammar guided_json guided_regex
+    guided_whitespace_pattern id_slot include_reasoning input input_ids instructions json_schema
+    keep_alive kv_transfer_params length_penalty logits_processors lora_path max_new_tokens
+    max_output_tokens media_io_kwargs min_keep min_new_tokens mirostat mirostat_eta mirostat_tau
+    mm_processor_kwargs models n_keep n_predict n_probs no_stop_trim options plugins
+    previous_response_id priority prompt_embeds prompt_logprobs provider random_seed reasoning regex
+    repeat_last_n repeat_penalty repetition_context_size request_id response_format_schema
+    return_full_text return_hidden_states return_routed_experts return_tokens_as_token_ids rid route
+    safe_prompt samplers sampling_params sampling_seed separate_reasoning session_params
+    spaces_between_special_tokens stop_regex stop_sequences stream_reasoning structural_tag
+    structured_outputs system template text tfs_z think thinking thinking_budget thinking_token_budget
+    top_a top_n_sigma top_n_tokens transforms truncate truncate_prompt_tokens truncation typical_p
+    use_beam_search vllm_xargs watermark xtc_probability xtc_threshold
+"""
+_OF_A_MESSAGE: Final = """
+    cache_control images partial prefix reasoning reasoning_content reasoning_details thinking
+    thinking_blocks tool_call_id tool_name tools
+"""
+NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
+    "": frozenset(_OF_A_BODY.split()),
+    "messages.[]": frozenset(_OF_A_MESSAGE.split()),
+}
+"""What OpenAI's other routes and other servers take and nobody misspelt (vLLM, SGLang, llama.cpp,
+Ollama, TGI and hosted ones), by the object that it stands in (as in `field_faults`)."""
+INSTEAD: Final[Mapping[str, str]] = {
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "n_predict": "max_tokens",
+    "random_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "sampling_seed": "seed",
+    "stop_sequences": "stop",
+}
+"""The field that means the same here."""
+
+
 def without_ignored(body: Mapping[str, Any]) -> dict[str, Any]:
     """`body` without nulls and without what changes nothing. Raises ApiError for what is not served."""
     kept: dict[str, Any] = {}
@@ -57,9 +100,15 @@ def without_ignored(body: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _refused(name: str) -> Exception:
+def not_supported(param: str) -> ApiError:
+    """The field is known, and not served."""
+    instead = f"; use '{INSTEAD[param]}'" if param in INSTEAD else ""
+    return invalid(param, f"'{param}' is not supported{instead}.", "unsupported_parameter")
+
+
+def _refused(name: str) -> ApiError:
     choices = HARMLESS[name]
     if not choices:
-        return invalid(name, f"'{name}' is not supported.", "unsupported_parameter")
+        return not_supported(name)
     allowed = " or ".join(json.dumps(each) for each in choices)
     return invalid(name, f"'{name}' is not supported, except as {allowed}.", "unsupported_value")

@@ -451,3 +451,20 @@ async def test_the_pages_files_are_served_and_may_load_nothing_from_elsewhere(at
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert style.status_code == 200
     assert (other.status_code, unknown.status_code) == (404, 404)
+
+
+async def test_a_browser_that_comes_in_at_the_top_is_sent_to_the_page(at: House) -> None:
+    async with client(at) as http:
+        reply = await http.get("/", headers={"Accept": "text/html,application/xhtml+xml"})
+        assert (reply.status_code, reply.headers["location"]) == (307, "/ui")
+        told = await http.get("/", headers={"Accept": "*/*"})
+    assert told.status_code == 404
+    assert "/ui" in told.json()["error"]["message"]
+
+
+async def test_whoever_asks_for_a_refused_requests_id_is_told_that_it_may_have_been_refused(
+    at: House,
+) -> None:
+    async with client(at) as http:
+        told = await http.get("/requests/never-was")
+    assert "refused as it came in never had a room" in told.json()["error"]["message"]

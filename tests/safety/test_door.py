@@ -107,7 +107,8 @@ async def test_a_browser_reads_by_its_own_dialogue_and_cannot_be_made_to_compute
     async with asking(ApiKeys([KEY], None)) as http:
         asked = await http.get("/rooms", headers=page)
         assert asked.status_code == 401
-        assert asked.headers["www-authenticate"].startswith("Basic realm=")
+        assert asked.headers["www-authenticate"].startswith('Basic realm="Baton: any name, and an API key')
+        assert "any name, and the key as the password" in asked.json()["error"]["message"]
         assert (await http.get("/rooms", headers=page | basic(KEY))).status_code == 200
         assert (await http.get("/rooms", headers=page | basic(OTHER))).status_code == 401
         assert (await http.post(CHAT, json=BODY, headers=basic(KEY))).status_code == 401

@@ -1,5 +1,6 @@
 """What does the bootstrap show to people: the page, and the JSON that it and `baton top|explain` read?
 
+GET /                for a browser: go to /ui
 GET /ui              the page: live picture, requests, and a request's timeline as a picture
 GET /live            workers, queues, pages, rooms by phase, the newest requests and the newest failed ones
 GET /workers         the workers, as in /live
@@ -13,8 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, Query
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.story import live
@@ -49,6 +50,14 @@ HEADERS: Final = {
 
 def story_router(rooms: Rooms) -> APIRouter:
     router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def root(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("/ui")
+        return _unknown(
+            "Nothing is served at /. The API is at /v1; a browser finds the pages at /ui.", "path"
+        )
 
     @router.get("/ui", include_in_schema=False)
     async def page() -> Response:
@@ -85,7 +94,7 @@ def story_router(rooms: Rooms) -> APIRouter:
                 f"Nothing is kept of request {asked[:ID_CHARS_MAX]!r}. {kept} rooms are kept, since the"
                 " bootstrap started: the open ones, the last that ended (--rooms-kept), the last that failed"
                 " (--failed-rooms-kept). An id is a request's (X-Request-Id), an answer's (chatcmpl-…) or a"
-                " room's.",
+                " room's. A request that was refused as it came in never had a room, and is not kept.",
                 "id",
             )
         return _json(story)
