@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.runtime.listen import port_of, reserve_port
 from tests.http import web
+from tests.process.hosts import Hosts
 
 READY_S = 180.0
 IDLE_S = 30.0
@@ -81,8 +82,9 @@ class Service:
     def ranks(self) -> list[Rank]:
         """A worker's processes as they were started last, the leader first."""
         latest: dict[int, Rank] = {}
+        host = self.http.rpartition(":")[0]
         for rank, port, pid in LISTENING.findall(self.log.read_text(errors="replace")):
-            latest[int(rank or 0)] = Rank(int(pid), f"http://127.0.0.1:{port}")
+            latest[int(rank or 0)] = Rank(int(pid), f"{host}:{port}")
         return [latest[rank] for rank in sorted(latest)]
 
     def total(self, name: str) -> float:
@@ -133,6 +135,8 @@ class Stack:
     services: dict[str, Service] = field(default_factory=dict)
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
+    hosts: Hosts | None = None
+    """Where workers have hosts of their own; without, all processes are on this one."""
     _gone: set[str] = field(default_factory=set)
     """Incarnations that were killed: until its lease ends, the bootstrap still counts one as ready."""
 
@@ -142,13 +146,20 @@ class Stack:
 
     def start_bootstrap(self, **flags: str) -> Service:
         command = ["bootstrap", "--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)]
+        if self.hosts is not None:
+            command += ["--grpc-host", self.hosts.address]
         return self._start("bootstrap", command, self.url, flags)
 
     def start_worker(self, side: str, name: str, **flags: str) -> Service:
         port = free_port()
         command = [side, "--name", name, "--metrics-port", str(port)]
-        command += ["--bootstrap", f"127.0.0.1:{self.grpc_port}"]
-        return self._start(name, command, f"http://127.0.0.1:{port}", {**self.common, **flags})
+        if self.hosts is None:
+            address = "127.0.0.1"
+            command += ["--bootstrap", f"{address}:{self.grpc_port}"]
+        else:
+            address = self.hosts.add(name)
+            command += ["--host", address, "--bootstrap", f"{self.hosts.address}:{self.grpc_port}"]
+        return self._start(name, command, f"http://{address}:{port}", {**self.common, **flags})
 
     def restart(self, name: str) -> Service:
         """The same command line again, as a supervisor does."""
@@ -238,9 +249,10 @@ class Stack:
         log = self.folder / f"{name}.log"
         environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environ}
+        there = () if self.hosts is None or name == "bootstrap" else self.hosts.on(name)
         with log.open("ab") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "services.cli.main", *command],
+                [*there, sys.executable, "-m", "services.cli.main", *command],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=environ,
@@ -260,6 +272,8 @@ def running_stack(
     prefill: Sequence[Mapping[str, str]] = ({},),
     decode: Sequence[Mapping[str, str]] = ({},),
     bootstrap: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    hosts: Hosts | None = None,
     **common: str,
 ) -> Iterator[Stack]:
     """A ready stack: one worker per mapping of flags. Whatever happens, its processes end with it.
@@ -268,7 +282,7 @@ def running_stack(
     side by side, and a worker that is slow is not gone.
     """
     with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:
-        stack = Stack(model, Path(folder), common)
+        stack = Stack(model, Path(folder), common, environ or {}, hosts=hosts)
         try:
             stack.start_bootstrap(**{"lease_ms": "10000", **(bootstrap or {})})
             for index, flags in enumerate(prefill):

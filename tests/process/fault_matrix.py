@@ -1,0 +1,376 @@
+"""What do clients see of each fault of each process? Real stacks, one fault after another.
+
+`python -m tests.process.fault_matrix` runs all of it (an hour on two cores) and prints one JSON object;
+`--table` prints the rows of docs/verification.md, `--only decode` or `--only pairs/decode-0/kill` runs
+a part. Six clients ask greedy requests over and over, from before the fault until the stack has recovered:
+each stream has to be what the reference library draws, to the token. Only those whose bootstrap died may
+break. Afterwards every gauge has to be back where it was.
+
+pairs   two prefill and two decode workers of one rank each
+groups  one prefill worker of two pipeline ranks, one decode worker of two tensor ranks, no other pair
+hosts   as pairs, each worker on a host of its own (network namespaces: needs root), KV over TCP
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
+from tests.http import web
+from tests.models import VOCABULARY, eight_heads
+from tests.process.hosts import Hosts, hosts, missing
+from tests.process.load import Asked, any_prompts, asked
+from tests.process.stack import Stack, running_stack
+
+CLIENTS: Final = 6
+LENGTHS: Final = (40, 90, 150, 250, 330, 480)
+OUTPUT_TOKENS: Final = 250
+ANSWER_S: Final = 300.0
+BEGUN: Final = 20
+"""Tokens that each stream has had when the fault comes."""
+KILLS: Final = 5
+BETWEEN_KILLS_S: Final = 3.0
+SLOW_S: Final = 10.0
+SLOW_BEAT_S: Final = (0.09, 0.01)
+"""How long a slow process stands still, and goes on, in turns."""
+SETTLED_ANSWERS: Final = 6
+"""Answers after the recovery, so that what is left broken is seen."""
+TCP: Final = {"UCX_TLS": "tcp"}
+
+Fault = Callable[["Scene", str], None]
+
+
+@dataclass
+class Client:
+    """Asks one prompt again and again, and looks at every token."""
+
+    stack: Stack
+    model: str
+    prompt: Sequence[int]
+    want: Sequence[int]
+    may_break: bool
+    """The bootstrap dies: a stream may break with it, and is asked for again."""
+    answers: int = 0
+    broken: int = 0
+    refused: int = 0
+    wrong: list[str] = field(default_factory=list)
+    longest_gap_s: float = 0.0
+    had: int = 0
+    """Tokens of the stream that runs."""
+
+    def run(self, leave: threading.Event) -> None:
+        while not leave.is_set():
+            try:
+                self._ask()
+            except httpx.TransportError as error:
+                self.broken += 1
+                if not self.may_break:
+                    self.wrong.append(f"the stream broke after {self.had} tokens: {error!r}")
+                time.sleep(0.2)
+
+    def _ask(self) -> None:
+        body = {"model": self.model, "prompt": list(self.prompt), "max_tokens": len(self.want)}
+        body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True}
+        got: list[int] = []
+        self.had, last = 0, time.monotonic()
+        url = f"{self.stack.url}/v1/completions"
+        with web().stream("POST", url, json=body, timeout=ANSWER_S) as reply:
+            if reply.status_code in (429, 503):
+                reply.read()
+                self._note_refusal(reply)
+                return
+            for line in reply.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    self._note_error(event["error"])
+                    return
+                for choice in event["choices"]:
+                    got += choice.get("token_ids") or []
+                now = time.monotonic()
+                self.longest_gap_s, last = max(self.longest_gap_s, now - last), now
+                self.had = len(got)
+        self.answers += 1
+        if got != list(self.want):
+            place = next(
+                (at for at, (a, b) in enumerate(zip(got, self.want, strict=False)) if a != b), len(got)
+            )
+            self.wrong.append(f"parts from the reference at {place} of {len(self.want)}")
+
+    def _note_refusal(self, reply: httpx.Response) -> None:
+        """A request that comes while a side is away may be told so: no stream has begun."""
+        self.refused += 1
+        if reply.json()["error"]["code"] != "no_worker":
+            self.wrong.append(f"HTTP {reply.status_code}: {reply.text}")
+        time.sleep(0.2)
+
+    def _note_error(self, error: dict[str, Any]) -> None:
+        self.broken += 1
+        if not self.may_break:
+            self.wrong.append(f"ended after {self.had} tokens: {error['message']}")
+
+
+@dataclass
+class Scene:
+    """A stack with a fault in it."""
+
+    stack: Stack
+    workers: int
+
+    def pid(self, target: str) -> int:
+        if "/" in target:
+            name, rank = target.split("/")
+            return self.stack.services[name].ranks()[int(rank)].pid
+        return self.stack.services[target].process.pid
+
+    def send(self, target: str, number: signal.Signals) -> None:
+        os.kill(self.pid(target), number)
+
+    def revive(self, target: str) -> None:
+        """As a platform does: the process is gone, the same command line again. A group's launcher revives
+        its ranks by itself."""
+        if "/" in target:
+            return
+        self.stack.services[target].process.wait(ANSWER_S)
+        self.stack.restart(target)
+
+    def doom(self, target: str) -> None:
+        """It does not count as ready any more."""
+        if target != "bootstrap":
+            self.stack.forget(target.split("/")[0])
+
+
+def kill(scene: Scene, target: str) -> None:
+    scene.doom(target)
+    scene.send(target, signal.SIGKILL)
+    scene.revive(target)
+
+
+def kill_often(scene: Scene, target: str) -> None:
+    for number in range(KILLS):
+        if number:
+            time.sleep(BETWEEN_KILLS_S)
+        if "/" in target:
+            with_rank_up(scene, target)
+        kill(scene, target)
+
+
+def with_rank_up(scene: Scene, target: str) -> None:
+    """Until the rank, which its launcher starts again, is another process than the last one."""
+    deadline = time.monotonic() + ANSWER_S
+    while not Path(f"/proc/{scene.pid(target)}").exists():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{target} did not come back\n{scene.stack.tails()}")
+        time.sleep(0.1)
+
+
+def terminate(scene: Scene, target: str) -> None:
+    scene.doom(target)
+    scene.send(target, signal.SIGTERM)
+    scene.revive(target)
+
+
+def pause(scene: Scene, target: str, seconds: float) -> None:
+    scene.send(target, signal.SIGSTOP)
+    time.sleep(seconds)
+    scene.send(target, signal.SIGCONT)
+
+
+def slow(scene: Scene, target: str) -> None:
+    still_s, going_s = SLOW_BEAT_S
+    ends = time.monotonic() + SLOW_S
+    while time.monotonic() < ends:
+        scene.send(target, signal.SIGSTOP)
+        time.sleep(still_s)
+        scene.send(target, signal.SIGCONT)
+        time.sleep(going_s)
+
+
+def cut(scene: Scene, target: str, seconds: float) -> None:
+    assert scene.stack.hosts is not None
+    scene.stack.hosts.cut(target)
+    time.sleep(seconds)
+    scene.stack.hosts.mend(target)
+
+
+HERE: Final[dict[str, Fault]] = {
+    "kill": kill,
+    "kill-5": kill_often,
+    "term": terminate,
+    "stop-2": partial(pause, seconds=2.0),
+    "stop-20": partial(pause, seconds=20.0),
+    "slow": slow,
+}
+CUTS: Final[dict[str, Fault]] = {"cut-5": partial(cut, seconds=5.0), "cut-60": partial(cut, seconds=60.0)}
+SHAPES: Final[dict[str, tuple[Sequence[str], dict[str, Fault]]]] = {
+    "pairs": (("bootstrap", "prefill-0", "decode-0"), HERE),
+    "groups": (("prefill-0/0", "prefill-0/1", "decode-0/0", "decode-0/1"), HERE),
+    "hosts": (("prefill-0", "decode-0"), CUTS),
+}
+
+
+@dataclass
+class Found:
+    """What came of one fault."""
+
+    shape: str
+    target: str
+    fault: str
+    answers: int
+    broken: int
+    """Streams that ended before their time; allowed where the bootstrap died."""
+    refused: int
+    """Requests that were told, before they had begun, that a side has no worker."""
+    longest_gap_s: float
+    """Between two tokens of a stream, or from asking to the first."""
+    recovered_s: float
+    """From the fault's end until everything is ready."""
+    problems: list[str]
+
+
+def dies(target: str, fault: str) -> bool:
+    return target == "bootstrap" and fault in ("kill", "kill-5", "term")
+
+
+def run_one(scene: Scene, known: Asked, shape: str, target: str, name: str, fault: Fault) -> Found:
+    start = scene.stack.idle_gauges()
+    model = web().get(f"{scene.stack.url}/v1/models").json()["data"][0]["id"]
+    clients = [
+        Client(scene.stack, model, prompt, answer, dies(target, name))
+        for prompt, answer in zip(known.prompts, known.answers, strict=True)
+    ]
+    problems: list[str] = []
+    recovered_s = 0.0
+    with _asking(clients):
+        try:
+            _until(lambda: all(each.answers or each.had >= BEGUN for each in clients), scene.stack)
+            fault(scene, target)
+            ended = time.monotonic()
+            scene.stack.wait_ready(scene.workers)
+            recovered_s = time.monotonic() - ended
+            done = sum(each.answers for each in clients)
+            _until(lambda: sum(each.answers for each in clients) >= done + SETTLED_ANSWERS, scene.stack)
+        except AssertionError as error:
+            problems.append(str(error))
+    problems += [f"client {index}: {told}" for index, each in enumerate(clients) for told in each.wrong]
+    try:
+        scene.stack.wait_idle(start)
+    except AssertionError as error:
+        problems.append(str(error).partition("\n----")[0])
+    return Found(
+        shape=shape,
+        target=target,
+        fault=name,
+        answers=sum(each.answers for each in clients),
+        broken=sum(each.broken for each in clients),
+        refused=sum(each.refused for each in clients),
+        longest_gap_s=round(max(each.longest_gap_s for each in clients), 1),
+        recovered_s=round(recovered_s, 1),
+        problems=problems,
+    )
+
+
+@contextmanager
+def _asking(clients: Sequence[Client]) -> Iterator[None]:
+    leave = threading.Event()
+    threads = [threading.Thread(target=each.run, args=(leave,)) for each in clients]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join(ANSWER_S)
+
+
+def _until(holds: Callable[[], bool], stack: Stack) -> None:
+    deadline = time.monotonic() + ANSWER_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the streams do not go on\n{stack.tails()}")
+        time.sleep(0.02)
+
+
+@contextmanager
+def scene_of(shape: str, model: Path) -> Iterator[Scene]:
+    # Lives as short as a user's: a fault has to be noticed by the defaults.
+    run = partial(
+        running_stack, str(model), bootstrap={"lease_ms": "3000"}, dtype="float32", kv_cache_memory="16MiB"
+    )
+    chunks = {"chunk_tokens": "64"}
+    with ExitStack() as stack:
+        if shape == "groups":
+            running = run(prefill=[{"pp": "2", **chunks}], decode=[{"tp": "2"}], group_timeout_ms="10000")
+        else:
+            apart: Hosts | None = stack.enter_context(hosts()) if shape == "hosts" else None
+            environ = {} if apart is None else TCP
+            running = run(prefill=[chunks] * 2, decode=[{}, {}], environ=environ, hosts=apart)
+        yield Scene(stack.enter_context(running), 2 if shape == "groups" else 4)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.process.fault_matrix", description=__doc__)
+    parser.add_argument("--only", default="", help="what a row's SHAPE/TARGET/FAULT has to contain")
+    parser.add_argument("--table", action="store_true", help="rows of Markdown in place of JSON")
+    args = parser.parse_args()
+    found: list[Found] = []
+    left_out = {}
+    with tempfile.TemporaryDirectory(prefix="baton-matrix-") as folder:
+        model = eight_heads(Path(folder) / "model", prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None))
+        known = asked(model, any_prompts(LENGTHS, VOCABULARY), OUTPUT_TOKENS)
+        for shape, (targets, faults) in SHAPES.items():
+            chosen = [
+                (target, name)
+                for target in targets
+                for name in faults
+                if args.only in f"{shape}/{target}/{name}"
+            ]
+            why = missing() if shape == "hosts" else None
+            if why is not None and chosen:
+                left_out[shape] = why
+            elif chosen:
+                with scene_of(shape, model) as scene:
+                    for target, name in chosen:
+                        found.append(run_one(scene, known, shape, target, name, faults[name]))
+                        sys.stderr.write(json.dumps(asdict(found[-1])) + "\n")
+    if args.table:
+        sys.stdout.write("".join(f"{row(each)}\n" for each in found))
+    else:
+        told = {"faults": [asdict(each) for each in found], "left_out": left_out}
+        sys.stdout.write(json.dumps({**told, "ok": not any(each.problems for each in found)}) + "\n")
+    return 1 if left_out or any(each.problems for each in found) else 0
+
+
+def row(found: Found) -> str:
+    """Of the table in docs/verification.md."""
+    seen = "; ".join(found.problems) or "identical, gauges back"
+    cells = (
+        found.shape,
+        found.target,
+        found.fault,
+        str(found.answers),
+        str(found.broken),
+        f"{found.longest_gap_s} s",
+        f"{found.recovered_s} s",
+        seen,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
