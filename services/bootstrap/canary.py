@@ -19,6 +19,7 @@ from services.openai.errors import ApiError
 from services.openai.intake import Defaults, admit, asked_in_completion
 from services.openai.schemas import CompletionRequest
 from services.rooms.counts import counted
+from services.rooms.entries import CANARY_TOKENS
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
@@ -36,7 +37,8 @@ RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 60.0
 REQUEST_ID: Final = "canary"
 OUTPUT_TOKENS: Final = 2
-PROMPT_TOKENS: Final = 24
+PROMPT_TOKENS: Final = CANARY_TOKENS + 1 - OUTPUT_TOKENS
+"""The last token that is drawn takes no KV."""
 
 
 class Canary:
@@ -95,7 +97,7 @@ class Canary:
         return (joining, partner) if joining.facts.side is Side.PREFILL else (partner, joining)
 
     async def _try(self, pair: tuple[Worker, Worker]) -> str | None:
-        need = Need(PROMPT_TOKENS, PROMPT_TOKENS + OUTPUT_TOKENS - 1)
+        need = Need(PROMPT_TOKENS, CANARY_TOKENS)
         entry = self._rooms.admission.open_on(REQUEST_ID, pair, need)
         request = replace(self._request, prompt=_prompt(entry.id))
         names = " and ".join(worker.facts.name for worker in pair)

@@ -197,6 +197,7 @@ def load_engine(
     device: str = "auto",
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
+    tokens_min: int = 1,
     threads: int = 1,
     batch_memory: int = 0,
     cuda_graphs: int = 0,
@@ -207,7 +208,7 @@ def load_engine(
     team: Team | None = None,
 ) -> Engine:
     """Load the model in `directory`, or this rank's share of it, and take `kv_cache_memory` bytes at most for
-    its pages: as many on every rank.
+    its pages: as many on every rank, and together enough for `tokens_min` tokens.
 
     `topology`, `rank`: of the worker, with the `team` that joins its ranks where there are several. `dtype`:
     "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights. `device`:
@@ -241,7 +242,7 @@ def load_engine(
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1:
         hasten(model, layout, compiled_kernel if compiled and model.device.type == "cpu" else None)
-    pages = team.least(pages_that_fit(layout, kv_cache_memory))
+    pages = team.least(pages_that_fit(layout, kv_cache_memory, tokens_min))
     beside = batch_memory if model.device.type == "cpu" and not model.compiled else 0
     cache = PagedKvCache(layout, pages, model.device, beside)
     if kernel is not None:

@@ -7,6 +7,7 @@ import torch
 
 from services.engine.memory import shortage
 from services.pages.layout import KvLayout
+from services.rooms.counts import counted
 from services.runtime.errors import StartupError
 from services.runtime.host_memory import CannotMove, HostMemory
 
@@ -18,13 +19,14 @@ class NotEnoughMemory(StartupError):
     """The KV cache cannot be had, or would hold nothing. The text has both sizes."""
 
 
-def pages_that_fit(layout: KvLayout, memory_bytes: int) -> int:
-    """How many whole pages fit into `memory_bytes`. Raises NotEnoughMemory if none does."""
-    pages = memory_bytes // layout.page_bytes
-    if pages < 1:
+def pages_that_fit(layout: KvLayout, memory_bytes: int, tokens_min: int = 1) -> int:
+    """How many whole pages fit into `memory_bytes`. Raises NotEnoughMemory if they hold less than
+    `tokens_min` tokens."""
+    pages, needed = memory_bytes // layout.page_bytes, layout.pages_for(tokens_min)
+    if pages < needed:
         raise NotEnoughMemory(
-            f"--kv-cache-memory {memory_bytes} holds no page: one of {layout.page_tokens} tokens takes "
-            f"{layout.page_bytes} bytes ({layout.token_bytes} a token)"
+            f"--kv-cache-memory {memory_bytes} holds {counted(pages, 'page')} of {layout.page_tokens} tokens,"
+            f" and {needed} are needed at least: {needed * layout.page_bytes} bytes"
         )
     return pages
 

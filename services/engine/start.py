@@ -8,6 +8,7 @@ from services.engine.engine import Engine, load_engine
 from services.engine.ranks import join_team
 from services.engine.team import Team, TeamBroken
 from services.pages.topology import Topology
+from services.rooms.entries import CANARY_TOKENS
 from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
 from services.runtime.model_files import LoadFormat, prepare, resolve
@@ -76,6 +77,7 @@ def start_engine(
         device=settings.device,
         page_tokens=settings.page_tokens,
         kv_cache_memory=settings.kv_cache_memory,
+        tokens_min=CANARY_TOKENS,
         threads=threads,
         batch_memory=settings.beside_pages,
         cuda_graphs=settings.replayed_rows,

@@ -12,6 +12,8 @@ from services.rooms.phases import Side
 
 CANARY_ROOMS: Final = 1
 """Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""
+CANARY_TOKENS: Final = 25
+"""KV positions that a canary takes of a worker: with less it would never be ready."""
 
 BOTH: Final = frozenset(Side)
 EVENTS_PER_ROOM_MAX: Final = 256

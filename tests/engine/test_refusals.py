@@ -19,6 +19,7 @@ from services.engine.share import CannotSplit
 from services.engine.supported import refuse_by_configuration
 from services.engine.team import Mute, alone
 from services.pages.topology import Topology
+from services.rooms.entries import CANARY_TOKENS
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel, weight_files
 from services.runtime.model_files import LoadFormat
 from tests.engine import tiny
@@ -232,8 +233,24 @@ def test_ranks_on_unlike_hosts_compute_in_the_same_numbers(monkeypatch: pytest.M
 
 
 def test_memory_for_less_than_a_page(llama: Path) -> None:
-    with pytest.raises(NotEnoughMemory, match=r"--kv-cache-memory 1000 holds no page.* 12288 bytes \(768 a"):
+    with pytest.raises(
+        NotEnoughMemory, match=r"--kv-cache-memory 1000 holds 0 pages .* 1 .* needed at least: 12288 bytes"
+    ):
         load_engine(llama, dtype="float32", device="cpu", page_tokens=16, kv_cache_memory=1000, threads=1)
+
+
+def test_memory_for_less_than_a_worker_needs_to_get_ready(llama: Path) -> None:
+    """A canary would never pass through it, and the stack never say why."""
+    told = rf"12288 holds 1 page of 16 tokens, and {-(-CANARY_TOKENS // 16)} are needed"
+    with pytest.raises(NotEnoughMemory, match=told):
+        load_engine(
+            llama,
+            dtype="float32",
+            device="cpu",
+            page_tokens=16,
+            kv_cache_memory=12288,
+            tokens_min=CANARY_TOKENS,
+        )
 
 
 def test_more_memory_than_the_machine_has(llama: Path) -> None:
