@@ -237,7 +237,7 @@ class DecodeWork:
             "running": min(count, self._max_running),
         }
 
-    async def rest(self) -> None:
+    async def rest(self) -> bool:
         """Until a turn may have something to do. NIXL is driven by its callers: while something may land, it
         is driven here, and a turn is taken when a seal is there. With others in the group, every look is a
         turn, since they look in turns alone. Where a record says that its seal is near, there is no pause."""
@@ -250,10 +250,11 @@ class DecodeWork:
             else:
                 await self._mailbox.rest(min(look_s(self.roster, engine_free=free), left_s))
             if self._mailbox.news.is_set() or len(self.endpoints) > 1:
-                return
+                break
             self._exposure.transfer.notices()
             if self._seals.touched(self._jobs.values()):
-                return
+                break
+        return self._mailbox.news.is_set()
 
     async def pause(self, most_s: float) -> None:
         await self._mailbox.rest(most_s)

@@ -31,6 +31,7 @@ from services.rooms.errors import RostersDiverged
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.runtime import serve
+from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import pin
 from services.runtime.host_memory import HostMemory
@@ -140,7 +141,7 @@ async def _serve(
         checksum=checksum,
     )
     name_rooms(work.names_of)
-    turns = explained(run_turns(work, group, clock, progress), group, TeamBroken)
+    turns = explained(run_turns(work, group, clock, progress, SystemArrivals(loop, clock)), group, TeamBroken)
     try:
         if isinstance(host, FollowerHost):
             return await host.serve(turns, BROKEN, shutdown)

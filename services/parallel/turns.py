@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from services.parallel.interface import GroupBroken, RankGroup
+from services.parallel.share import Share
 from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.errors import Cause, RostersDiverged
 from services.rooms.evidence import Failed
@@ -24,6 +25,7 @@ from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
+from services.runtime.arrivals import Arrivals
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
 
@@ -87,8 +89,8 @@ class Work(Protocol):
     def record(self, agreement_s: float) -> None:
         """Publish the turn's census."""
 
-    async def rest(self) -> None:
-        """Wait, within a bound, until a turn may have something to do."""
+    async def rest(self) -> bool:
+        """Wait, within a bound, until a turn may have something to do. True when something has come."""
 
     async def pause(self, most_s: float) -> None:
         """Wait for what comes from outside, and no longer than `most_s`."""
@@ -134,25 +136,34 @@ class Lap(Enum):
 
 
 async def run_turns(
-    work: Work, group: RankGroup, clock: Clock, progress: TurnProgress, behind_s: float = BEHIND_S
+    work: Work,
+    group: RankGroup,
+    clock: Clock,
+    progress: TurnProgress,
+    arrivals: Arrivals,
+    behind_s: float = BEHIND_S,
 ) -> None:
-    """Turn until all ranks agree to leave.
+    """Turn until all ranks agree to leave. `arrivals`: of the loop that this runs in.
 
     The leader alone rests, since what comes from outside wakes it; the others wait for it in the broadcast.
     What they have seen and it has not, it does not hear of by itself: it looks again after `behind_s`, or as
-    soon as something comes from outside.
+    soon as something comes from outside. Between two turns of the leader the handlers have their share
+    (`Share`); a rank that does not lead is called by nobody, and lets go of its loop as it waits for others.
     """
     await _tell_each_other(work, group)
+    share = Share(clock, arrivals)
     while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
         if lap is Lap.QUEUED:
             continue  # bounded: none comes to a queue but by a command, and handlers enter none meanwhile
-        if group.rank or lap is Lap.BUSY:
-            # Let the RPC handlers run between two busy turns.
+        if group.rank:
             await asyncio.sleep(0)
-        elif lap is Lap.BEHIND:
+            continue
+        share.turned()
+        if lap is Lap.BEHIND:
             await work.pause(behind_s)
-        else:
-            await work.rest()
+        elif lap is Lap.IDLE and await work.rest():
+            arrivals.came()
+        await share.give()
 
 
 async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> Lap:

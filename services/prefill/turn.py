@@ -233,12 +233,12 @@ class PrefillWork:
         self._metrics.record_queues(**self._queues(census))
         self._turns += 1
 
-    async def rest(self) -> None:
+    async def rest(self) -> bool:
         if self._looks and self._computing.free and self._under_way():
             self._looks -= 1
             await asyncio.sleep(0)
-        else:
-            await self._mailbox.rest(self._rest_s())
+            return self._mailbox.news.is_set()
+        return await self._mailbox.rest(self._rest_s())
 
     async def pause(self, most_s: float) -> None:
         await self._mailbox.rest(most_s)

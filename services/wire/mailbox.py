@@ -55,7 +55,7 @@ class Mailbox:
 
     async def ask(self, command: group_pb2.Command) -> None:
         """Enter a command and wait until it was applied, for as long as the caller does. That it waits for a
-        turn of this very process says nothing about anybody: turns that stand still are
+        turn of this very process says nothing about anybody (`live-is-not-lost`): turns that stand still are
         told of by the worker's health, and end by `fail`. Raises what applying it raised, MailboxFull and
         CommandTooLong when it was not entered, and what the mailbox ended with."""
         if self._end is not None:
@@ -106,13 +106,13 @@ class Mailbox:
         self._asked.clear()
         self._waiting.clear()
 
-    async def rest(self, bound_s: float) -> None:
-        """Wait for news, `bound_s` at most."""
+    async def rest(self, bound_s: float) -> bool:
+        """Wait for news, `bound_s` at most. True when there is some."""
         try:
             async with asyncio.timeout(bound_s):
-                await self.news.wait()
+                return await self.news.wait()
         except TimeoutError:
-            return
+            return False
 
     def _enter(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:
         if len(self._waiting) >= limit:

@@ -20,6 +20,7 @@ from services.transfer.faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.conversions import cause_to_wire
 from tests.decode.bench import Caller, DecodeBench, Sender, tell
+from tests.parallel.arrivals import NoArrivals
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS
 from tests.wire.servers import serving
@@ -188,7 +189,9 @@ async def test_a_leader_whose_ranks_are_behind_hears_of_a_command_at_once(group:
     await group.turn()
     assert (await group.turn())[0] is Lap.BEHIND
     turning = [
-        asyncio.ensure_future(run_turns(each.work, each.group, each.clock, each._progress, behind_s=1_000))
+        asyncio.ensure_future(
+            run_turns(each.work, each.group, each.clock, each._progress, NoArrivals(), behind_s=1_000)
+        )
         for each in group.ranks
     ]
     await asyncio.sleep(0.1)

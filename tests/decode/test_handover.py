@@ -30,6 +30,7 @@ from services.wire.channel import Channels
 from services.wire.conversions import request_to_wire
 from services.wire.errors import remote_error
 from tests.decode.bench import DecodeBench, Sender
+from tests.parallel.arrivals import NoArrivals
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench
 from tests.wire.servers import serving, until
@@ -152,7 +153,9 @@ async def pair(
         at.prefill_address = await stack.enter_async_context(serving(at.add_prefill))
         at.decode_address = await stack.enter_async_context(serving(at.add_decode))
         loops = [
-            asyncio.ensure_future(run_turns(bench.work, SoloGroup(), bench.clock, TurnProgress(bench.clock)))
+            asyncio.ensure_future(
+                run_turns(bench.work, SoloGroup(), bench.clock, TurnProgress(bench.clock), NoArrivals())
+            )
             for bench in (at.prefill, at.decode)
         ]
         try:

@@ -19,7 +19,8 @@ terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-att
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
 canary-is-a-request
-no-blocking reconnect rejected-stays-out bounded-admission drain-keeps-promises zero-page-hand-over
+no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
+drain-keeps-promises zero-page-hand-over
 
 no-pickle known-callers-only authorised-writer malformed-is-contained secrets-unlogged
 """

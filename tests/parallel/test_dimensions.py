@@ -86,7 +86,8 @@ class Rooms:
 
     def record(self, agreement_s: float) -> None: ...
 
-    async def rest(self) -> None: ...
+    async def rest(self) -> bool:
+        return False
 
     async def pause(self, most_s: float) -> None: ...
 

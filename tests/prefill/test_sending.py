@@ -123,8 +123,9 @@ async def rest_s(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> float:
     """How long the worker rests, when it does."""
     bounds: list[float] = []
 
-    async def rest(_: Mailbox, bound_s: float) -> None:
+    async def rest(_: Mailbox, bound_s: float) -> bool:
         bounds.append(bound_s)
+        return False
 
     with monkeypatch.context() as patch:
         patch.setattr(Mailbox, "rest", rest)

@@ -143,9 +143,10 @@ async def test_what_is_under_way_is_looked_at_without_a_pause_for_a_while(
     """Most writes end sooner than the shortest pause. Those that do not are looked at once in a while."""
     bench, rested = slow.bench, 0
 
-    async def rest(mailbox: Mailbox, bound_s: float) -> None:
+    async def rest(mailbox: Mailbox, bound_s: float) -> bool:
         nonlocal rested
         rested += 1
+        return False
 
     await bench.run(toy.request("1", PROMPT[:8]))
     await bench.grant(1, GRANTED[:2])

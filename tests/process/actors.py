@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.decode.metrics import DecodeMetrics
@@ -34,6 +35,7 @@ from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.ids import Incarnation, RoomId
+from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
 from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
@@ -128,7 +130,7 @@ class Turns(SoloGroup):
 
 def _live(pipe: Connection, side: str, port: int, options: dict[str, Any]) -> None:
     live = {"prefill": _prefill, "decode": _decode}[side]
-    asyncio.run(live(pipe, port, **options))
+    uvloop.run(live(pipe, port, **options))
 
 
 async def _serve(
@@ -227,7 +229,8 @@ async def _prefill(pipe: Connection, port: int) -> None:
         "depart": lambda peer: mailbox.put(group_pb2.Command(departed=peer)),
     }
     try:
-        turns = run_turns(work, group, clock, TurnProgress(clock))
+        arrivals = SystemArrivals(asyncio.get_running_loop(), clock)
+        turns = run_turns(work, group, clock, TurnProgress(clock), arrivals)
         await _serve(pipe, port, incarnation, add, turns, questions)
     finally:
         engine.go()
@@ -302,7 +305,8 @@ async def _decode(pipe: Connection, port: int) -> None:
         "depart": lambda peer: mailbox.put(group_pb2.Command(departed=peer)),
     }
     try:
-        turns = run_turns(work, group, clock, TurnProgress(clock))
+        arrivals = SystemArrivals(asyncio.get_running_loop(), clock)
+        turns = run_turns(work, group, clock, TurnProgress(clock), arrivals)
         await _serve(pipe, port, incarnation, add, turns, questions)
     finally:
         engine.go()

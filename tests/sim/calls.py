@@ -184,9 +184,11 @@ class Call:
         if self._network.loses_answer():
             self._loop.call_later(self._network.patience_s(), self.break_off, "Connection timed out")
 
-    async def _requests(self, read: Message) -> AsyncIterator[Any]:
+    async def _requests(self, read: Message, server: Server) -> AsyncIterator[Any]:
         while True:
-            yield read(await self._came.get())
+            request = await self._came.get()
+            await self._network.handle(server.process)
+            yield read(request)
 
     def _arrive(self) -> None:
         if self._over:
@@ -230,9 +232,10 @@ class Call:
         read = method.request_deserializer
         try:
             if method.request_streaming:
-                async for reply in method.stream_stream(self._requests(read), Context()):
+                async for reply in method.stream_stream(self._requests(read, server), Context()):
                     send(method.response_serializer(reply))
                 return None
+            await self._network.handle(server.process)
             request = read(self._request)
             if method.response_streaming:
                 async for reply in method.unary_stream(request, Context()):

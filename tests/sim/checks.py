@@ -48,6 +48,19 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
 """By what a client is told: which kinds of trouble can be the root of it. No entry: nothing ever is."""
 
 
+PATIENCE: Final = frozenset(
+    {
+        Reason.DEADLINE.value,
+        Reason.PREFILL_LOST.value,
+        Reason.DECODE_LOST.value,
+        Reason.BOOTSTRAP_LOST.value,
+        Reason.CONNECT_FAILED.value,
+        Reason.RECEIVER_CLOSED.value,
+        Reason.REFUSED.value,
+        "no worker",
+    }
+)
+"""Reasons that come of waiting for an answer no longer than it takes."""
 OUR_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE})
 NAMED: Final = {
     Reason.RECORD_CORRUPT.value: "slot-owner",
@@ -63,6 +76,8 @@ def explained(reason: str, faults: "Counter[str]") -> bool:
 
 def broken_by(reason: str, faults: "Counter[str]") -> str:
     """The invariant that does not hold when rooms fail for this reason, and nothing explains it."""
+    if faults["slow handlers"] and reason in PATIENCE:
+        return "live-is-not-lost"
     return NAMED.get(reason, "drain-keeps-promises" if faults["drain"] else "first-cause-wins")
 
 

@@ -31,6 +31,9 @@ class Faults:
     def start(self) -> None:
         troubles = self._world.shape.troubles
         self._world.network.weather = self._world.shape.weather
+        self._world.network.handler_rounds = troubles.handler_rounds
+        if troubles.handler_rounds:
+            self._note("slow handlers", f"{troubles.handler_rounds} rounds")
         self._world.step_failure_share = troubles.step_failure_share
         self._world.fabric.follow(self._world.shape.writes)
         self._world.fabric.late_share = troubles.late_share
@@ -63,6 +66,7 @@ class Faults:
             self._world.network.mend(one, other, both=both)
         self._cuts.clear()
         self._world.network.weather = CALM
+        self._world.network.handler_rounds = 0
         self._world.step_failure_share = 0.0
         self._world.fabric.follow(NO_FAULTS)
         self._world.fabric.late_share = 0.0

@@ -2,7 +2,8 @@
 
 An event loop without I/O. Time is a number: it stands still while anything can run, and then jumps to the
 next timer. Each callback belongs to the process in whose context it was scheduled, so that one process can
-be paused (what it has to do waits, while its clock goes on) or killed (it never runs again), alone.
+be paused (what it has to do waits, while its clock goes on), killed (it never runs again) or busy (its core
+is taken, and whatever else it has to do waits), alone.
 """
 
 import asyncio
@@ -48,6 +49,8 @@ class Process:
         self.host = host
         self.life = Life.RUNNING
         self.held: list[events.Handle] = []
+        self.busy_until_s = 0.0
+        self.waking = False
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self)
         self.tasks: list[asyncio.Task[Any]] = []
@@ -77,6 +80,15 @@ class Process:
             held, self.held = self.held, []
             self._loop.again(held)
 
+    def compute(self, seconds: float) -> None:
+        """Its core is taken for so long, from the end of the callback that runs now."""
+        self.busy_until_s = max(self.busy_until_s, self._loop.time()) + seconds
+
+    @property
+    def waits(self) -> bool:
+        """Something of it could run at once."""
+        return self._loop.queued(self) or bool(self.held)
+
     def kill(self) -> None:
         """Nothing of it runs any more, not even what it would do on its way out."""
         self.life = Life.DEAD
@@ -89,6 +101,11 @@ PROCESS: Final[contextvars.ContextVar[Process]] = contextvars.ContextVar("proces
 def this_process() -> Process:
     """Whose code is running. LookupError in code that belongs to the simulation itself."""
     return PROCESS.get()
+
+
+def _process(handle: events.Handle) -> Process | None:
+    process: Process | None = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+    return process
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -121,6 +138,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def again(self, handles: list[events.Handle]) -> None:
         self._queue.extend(handles)
+
+    def queued(self, process: Process) -> bool:
+        return any(_process(handle) is process for handle in self._queue if not handle._cancelled)
 
     def forget(self) -> None:
         """What is left over never runs."""
@@ -203,11 +223,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle = queue.popleft()
                 if handle._cancelled:
                     continue
-                process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-                if process is None or process.life is Life.RUNNING:
+                process = _process(handle)
+                if process is None or (process.life is Life.RUNNING and process.busy_until_s <= self._now):
                     handle._run()
-                elif process.life is Life.PAUSED:
+                elif process.life is not Life.DEAD:
                     process.held.append(handle)
+                    self._wake(process)
+
+    def _wake(self, process: Process) -> None:
+        """When its core is free again."""
+        if process.busy_until_s > self._now and not process.waking:
+            process.waking = True
+            self.call_at(process.busy_until_s, self._free, process)
+
+    def _free(self, process: Process) -> None:
+        process.waking = False
+        if process.life is Life.RUNNING:
+            held, process.held = process.held, []
+            self.again(held)
 
     def _advance(self) -> None:
         timers, queue = self._timers, self._queue

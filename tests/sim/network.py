@@ -6,6 +6,7 @@ way is cut waits for the way to heal, as TCP does; a way that stays cut, or a pr
 longer than keepalive breaks the connection.
 """
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tests.sim.calls import Call, Server
 
 KEEPALIVE_S: Final = 15.0
+ROUND_S: Final = 0.00005
+"""Of a handler's way to its message."""
 REPEATED: Final = frozenset(
     {"Connect", "Close", "Cancel", "Register", "Renew", "Drain", "ReportRooms", "ReportExit"}
 )
@@ -52,6 +55,8 @@ class Network:
         self.loop = loop
         self.trace = trace
         self.weather = weather
+        self.handler_rounds = 0
+        """Of its process's event loop, that a message takes to get to its handler."""
         self._random = random.Random(f"{seed}/network")
         self._servers: dict[str, Server] = {}
         self._calls: dict[int, Call] = {}
@@ -133,6 +138,12 @@ class Network:
         at_s = max(self.loop.time() + self._latency_s(), not_before_s)
         self.loop.call_at(at_s, message)
         return at_s
+
+    async def handle(self, process: Process) -> None:
+        """A message has come for this process, whose handler gets it when so many rounds have gone by."""
+        for _ in range(self.handler_rounds):
+            process.compute(ROUND_S)
+            await asyncio.sleep(0)
 
     def loses(self) -> bool:
         return self._draw(self.weather.lost_share, "request lost")

@@ -45,6 +45,10 @@ class Troubles:
     """Many clients hang up at about one time."""
     step_failure_share: float = 0.0
     slow_ranks: int = 0
+    handler_rounds: int = 0
+    """Of the event loop, each of which takes a while, until a handler has a message that came for it."""
+    turn_s: float = 0.0
+    """What a turn takes of a worker's core."""
     skew: bool = False
     hangup_share: float = 0.0
     """Of clients: hang up at some time, or have read enough."""
@@ -101,6 +105,7 @@ NAMES: Final = (
     "everything",
     "sums",
     "thirds",
+    "handlers",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
@@ -121,6 +126,7 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "aborts": {"rank_aborts": (10, 40), "slow_ranks": (0, 1), "hangup_share": (0.0, 0.2)},
     "seals": {"late_share": (0.05, 0.3), "late_steps": (50, 500, 5_000), "hangup_share": (0.0, 0.3)},
     "sums": {"flip_share": (0.0, 0.01, 0.05), "step_failure_share": (0.0, 0.01), "hangup_share": (0.0, 0.2)},
+    "handlers": {"handler_rounds": (30, 100, 200), "turn_s": (0.005, 0.01, 0.02)},
     "thirds": {"late_share": (0.0, 0.3), "late_steps": (50, 500), "rank_aborts": (0, 20)},
 }
 """What each kind of seed draws from."""

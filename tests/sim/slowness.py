@@ -7,6 +7,7 @@ from typing import Any
 
 from services.parallel.interface import RankGroup
 from services.wire.mailbox import Mailbox
+from tests.sim.loop import Process
 
 
 class PatientMailbox(Mailbox):
@@ -16,8 +17,8 @@ class PatientMailbox(Mailbox):
         super().__init__()
         self._look_s = look_s
 
-    async def rest(self, bound_s: float) -> None:
-        await super().rest(max(bound_s, self._look_s))
+    async def rest(self, bound_s: float) -> bool:
+        return await super().rest(max(bound_s, self._look_s))
 
 
 class SlowGroup:
@@ -54,3 +55,47 @@ class SlowGroup:
     async def _be_late(self) -> Any:
         if self._late_s:
             await asyncio.sleep(self._random.uniform(0.0, self._late_s))
+
+
+class BusyGroup:
+    """Of a rank whose turns take time."""
+
+    def __init__(self, group: RankGroup, process: Process, turn_s: float) -> None:
+        self._group = group
+        self._process = process
+        self._turn_s = turn_s
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    async def agree(self, ballot: Sequence[int]) -> list[int]:
+        if self._turn_s:
+            self._process.compute(self._turn_s)
+            await asyncio.sleep(0)
+        return await self._group.agree(ballot)
+
+    async def broadcast(self, commands: bytes | None) -> bytes:
+        return await self._group.broadcast(commands)
+
+    async def gather(self, data: bytes) -> list[bytes]:
+        return await self._group.gather(data)
+
+    async def close(self) -> None:
+        await self._group.close()
+
+
+class QueuedArrivals:
+    """`services.runtime.arrivals.Arrivals`: nothing is between the simulated network and the loop."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def waiting(self, lull_us: int) -> bool:
+        return self._process.waits
+
+    def came(self) -> None: ...

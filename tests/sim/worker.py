@@ -31,7 +31,7 @@ from services.wire.worker_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from tests.sim.calls import Channel, Server
 from tests.sim.loop import Life, Process
 from tests.sim.rank import LOOK_S, Outside, Rank, Shape, World, make_rank
-from tests.sim.slowness import SlowGroup
+from tests.sim.slowness import BusyGroup, QueuedArrivals, SlowGroup
 
 BOOTSTRAP: Final = "bootstrap:8100"
 DRAIN_MS: Final = 20_000
@@ -192,7 +192,9 @@ class Worker:
             self._world.trace.violate(self._world.loop.time(), "drain-keeps-promises", text)
 
     def _turns(self, rank: Rank) -> Any:
-        return run_turns(rank.work, rank.group, rank.clock, TurnProgress(rank.clock), LOOK_S)
+        group = BusyGroup(rank.group, rank.process, self._world.shape.troubles.turn_s)
+        arrivals = QueuedArrivals(rank.process)
+        return run_turns(rank.work, group, rank.clock, TurnProgress(rank.clock), arrivals, LOOK_S)
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:

@@ -1,0 +1,10 @@
+"""What tells turns of a test that nothing from outside waits for them, so that one round follows each?"""
+
+
+class NoArrivals:
+    """`services.runtime.arrivals.Arrivals` of a loop to which nothing comes."""
+
+    def waiting(self, lull_us: int) -> bool:
+        return False
+
+    def came(self) -> None: ...
