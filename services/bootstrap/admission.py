@@ -14,7 +14,7 @@ from services.bootstrap.metrics import BootstrapMetrics, Refused
 from services.bootstrap.timelines import Timelines
 from services.rooms.affinity import blocks
 from services.rooms.counts import counted
-from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason, Refusal, TooLarge
+from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
@@ -40,8 +40,8 @@ class Retry:
     reason: Reason
     avoid: frozenset[Incarnation]
     """Workers that get the request only if there are no others."""
-    wait_s: float
-    """How long a side without a worker for it is hoped to get one."""
+    wait_s: float | None
+    """How long a side without a worker for it is hoped to get one; None: as long as the caller waits."""
     fits: bool = True
     """The workers that it had could hold what is asked for now."""
 
@@ -109,8 +109,8 @@ class Admission:
         span is a part of.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
-        the queue either: as many again may wait. Where a side has no ready worker, it waits for one for a
-        while.
+        the queue either: as many again may wait. It waits until its caller gives it up; where a side has no
+        ready worker, for one to come. One that had no room waits for that only where a worker is expected.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
         """
@@ -173,7 +173,7 @@ class Admission:
 
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
-        until_s = asyncio.get_running_loop().time() + retry.wait_s
+        until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
         self.retrying.add(retry.room)
         try:
             while True:
@@ -229,7 +229,7 @@ class Admission:
         waiting = _Waiting(asked, opened, self._timelines.line("queued", f"{before} before it"))
         self._queue.insert(before, waiting)
         try:
-            async with asyncio.timeout(self._queue_timeout_s):
+            async with asyncio.timeout(self._queue_timeout_s if asked.retry is None else None):
                 return await opened
         except BaseException as error:
             if opened.done() and not opened.cancelled() and opened.exception() is None:
@@ -244,7 +244,7 @@ class Admission:
         """How many of the queue had a room before."""
         return sum(each.asked.retry is not None for each in self._queue)
 
-    async def _worker_news(self, until_s: float) -> bool:
+    async def _worker_news(self, until_s: float | None) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
         if self._retries() + self._hoping >= self._max_queue:
             return False
@@ -265,12 +265,18 @@ class Admission:
         retry = asked.retry
         if asked.prompt and self._registry.has_choice:
             asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt)), ()
-        pair = self._registry.place(asked.need, frozenset() if retry is None else retry.avoid)
+        now_ms = self._clock.now_ms()
+        try:
+            pair = self._registry.place(asked.need, frozenset() if retry is None else retry.avoid)
+        except NoneReady as error:
+            if retry is None and self._registry.expects(error.side, now_ms):
+                raise NoCapacity(f"{error} yet") from error
+            raise
         entry = self._registry.open_room(
             asked.request_id,
             pair,
             asked.need,
-            self._clock.now_ms(),
+            now_ms,
             retry_of=None if retry is None else retry.room,
             trace_id="" if asked.trace is None else asked.trace.trace_id,
         )

@@ -117,7 +117,7 @@ class RoomStream:
 
     def _opening(self, side: Side) -> inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest:
         entry, incarnation = self.entry, self.entry.worker(side).incarnation
-        request = self._wire = self._wire or request_to_wire(self._request)
+        request = self._wire = self._wire or request_to_wire(self._request, self._timeout_s)
         if side is Side.PREFILL:
             decode = peer_to_wire(entry.decode)
             return inference_pb2.RunRoomRequest(

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from services.openai.metrics import Tally
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
-from services.rooms.registry import Registry, RoomPhase, WorkerState
+from services.rooms.registry import GOODBYE, Registry, RoomPhase, WorkerState
 from services.rooms.retry import RETRIED
 from services.runtime.failed_rooms import FailedRooms
 from services.wire.presence import Presence
@@ -34,7 +34,7 @@ class Refused(Enum):
 class Loss(Enum):
     """How a worker was lost."""
 
-    LEFT = "left"
+    LEFT = GOODBYE
     """It said goodbye."""
     EXITED = "exited"
     """Whoever started it saw its process end."""

@@ -113,7 +113,7 @@ class Rooms:
         """A worker is gone, or silent for too long. Its rooms end now, with that cause."""
         worker = next((w for w in self.registry.workers() if w.facts.incarnation == incarnation), None)
         ended = 0 if worker is None else sum(_ends_with(worker, self.registry.get(r)) for r in worker.rooms)
-        rooms = self.registry.leave(incarnation, proof)
+        rooms = self.registry.leave(incarnation, proof, self.clock.now_ms())
         if worker is None:
             return
         facts = worker.facts

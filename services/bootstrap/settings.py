@@ -22,6 +22,7 @@ from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
 
 ADMIN_PORT = optional(PORT, None)
+DURATION_MS_OR_NONE = optional(DURATION_MS, None)
 LOOPBACK = "127.0.0.1"
 ROOMS_KEPT = number(1, 100_000)
 
@@ -43,17 +44,22 @@ class BootstrapSettings(ServiceSettings):
         " beside a full queue, up to as many again.",
         POSITIVE,
     )
-    queue_timeout_ms: int = setting(60_000, "Longest wait of a request for a pair of workers.", DURATION_MS)
+    queue_timeout_ms: int = setting(
+        60_000,
+        "Longest wait of a request for a pair of workers. One whose room failed may wait for all its time.",
+        DURATION_MS,
+    )
     request_timeout_ms: int = setting(
         600_000, "Longest that one request may take once it has its workers.", DURATION_MS
     )
     room_attempts: int = setting(
         3, "Most rooms that one request gets: it goes on in a new one when a worker fails it.", POSITIVE
     )
-    retry_wait_ms: int = setting(
-        15_000,
-        "Longest wait of a request whose room failed for a worker to be ready, where none of a side is.",
-        DURATION_MS,
+    retry_wait_ms: int | None = setting(
+        None,
+        "Longest wait of a request whose room failed for a worker to be ready, where none of a side is (not"
+        " given: as long as the request may take).",
+        DURATION_MS_OR_NONE,
     )
     lease_ms: int = setting(3_000, "A worker that is silent for this long is taken for lost.", DURATION_MS)
     rooms_kept: int = setting(1024, "Finished rooms whose timelines are kept.", ROOMS_KEPT)

@@ -91,7 +91,9 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         rooms,
         facts.context_length,
         settings.request_timeout_ms / 1000,
-        RetryBounds(settings.room_attempts, settings.retry_wait_ms / 1000),
+        RetryBounds(
+            settings.room_attempts, None if settings.retry_wait_ms is None else settings.retry_wait_ms / 1000
+        ),
     )
     canary = Canary(rooms, backend, asked_of_each)
 

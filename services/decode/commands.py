@@ -19,7 +19,13 @@ from services.runtime.clock import Clock
 from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.callers import Callers
-from services.wire.conversions import cause_from_wire, check_peer, request_from_wire, room_from_wire
+from services.wire.conversions import (
+    cause_from_wire,
+    check_peer,
+    ends_from_wire,
+    request_from_wire,
+    room_from_wire,
+)
 from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
 
@@ -115,6 +121,7 @@ class Commands:
                 needed,
                 self._deadlines,
                 now_ms,
+                ends_from_wire(wire.request, now_ms),
                 pages_expected=expected,
             )
 

@@ -28,10 +28,18 @@ class DecodeSettings(WorkerSettings):
         " them (0: none; not run on a GPU yet).",
         number(0, 1024),
     )
-    prealloc_timeout_ms: int = setting(120_000, "Longest that a room waits for free pages.", DURATION_MS)
+    prealloc_timeout_ms: int = setting(
+        120_000,
+        "Longest that a room waits for free pages, where its opener did not say how long the request may"
+        " take. The bootstrap says it.",
+        DURATION_MS,
+    )
     connect_timeout_ms: int = setting(5_000, "Longest that connecting to a prefill may take.", DURATION_MS)
     transfer_timeout_ms: int = setting(
-        600_000, "Longest from the grant of pages until all landed, prefill's queue included.", DURATION_MS
+        600_000,
+        "Longest from the grant of pages until all landed, prefill's queue included; bounds the rooms that"
+        " --prealloc-timeout-ms does.",
+        DURATION_MS,
     )
     revoke_after_ms: int = setting(
         60_000,

@@ -48,7 +48,7 @@ from services.wire.model_bounds import ModelBounds
 from services.wire.worker_host import Role, WorkerHost
 
 DECODING_MS = 3_600_000
-"""Longest that one sequence is decoded; its caller's own deadline is shorter."""
+"""Longest that one sequence is decoded, where its opener did not say how long its request may take."""
 
 BROKEN = (GroupBroken, RostersDiverged, TeamBroken)
 """What ends a rank's turns because of another rank."""

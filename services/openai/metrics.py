@@ -12,9 +12,28 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 TTFT_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-ITL_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+ITL_BUCKETS_S: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+    600,
+)
 """The first token: a queue, and then all that a request may take. A gap: a stream that goes on in another
-room, for which it waited and which computes all of it anew."""
+room, for which it waited as long as the request may take, at most."""
 STATUSES: Final = frozenset((200, 400, 401, 404, 405, 408, 413, 415, 429, 499, 500, 503))
 """499: the client was gone before the answer began. Every other status is counted as "other"."""
 OTHER: Final = "other"

@@ -16,7 +16,13 @@ from services.rooms.sender import Sender
 from services.runtime.clock import Clock
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.callers import Callers
-from services.wire.conversions import cause_from_wire, check_peer, request_from_wire, room_from_wire
+from services.wire.conversions import (
+    cause_from_wire,
+    check_peer,
+    ends_from_wire,
+    request_from_wire,
+    room_from_wire,
+)
 from services.wire.errors import NotConnected
 from services.wire.mailbox import Answer, Mailbox
 from services.wire.model_bounds import ModelBounds
@@ -125,6 +131,7 @@ class Commands:
                 pages,
                 self._deadlines,
                 now_ms,
+                ends_from_wire(wire.request, now_ms),
                 elected=self._ways.elected,
             )
 

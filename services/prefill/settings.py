@@ -18,10 +18,16 @@ class PrefillSettings(WorkerSettings):
     pp: int = setting(1, "Pipeline parallel: ranks that share the layers.", PARALLEL)
     chunk_tokens: int = setting(512, "Most prompt tokens computed in one step.", POSITIVE)
     bootstrap_timeout_ms: int = setting(
-        180_000, "Longest that a room waits here for its destination.", DURATION_MS
+        180_000,
+        "Longest that a room waits here for its destination, where its opener did not say how long the"
+        " request may take. The bootstrap says it.",
+        DURATION_MS,
     )
     waiting_timeout_ms: int = setting(
-        120_000, "Longest that a room with a destination waits to be computed.", DURATION_MS
+        120_000,
+        "Longest that a room with a destination waits to be computed; bounds the rooms that"
+        " --bootstrap-timeout-ms does.",
+        DURATION_MS,
     )
     transfer_timeout_ms: int = setting(
         30_000, "Longest without progress while a room is computed and written.", DURATION_MS

@@ -1,8 +1,10 @@
 """How long may a room stay in a phase?
 
-Every phase has one (`deadline-everywhere`), which starts when the phase is entered. Waiting for capacity has
-its own, longer one: it is not lack of progress. A deadline changes a vote, never a phase, and never frees a
-page.
+Every phase has one (`deadline-everywhere`), which starts when the phase is entered. A phase that waits for
+capacity (`Room.WAITS`) lasts as long as its request may, where the room's opener told how long that is:
+waiting is not lack of progress (`waiting-has-no-deadline`). Its own bound here is for rooms whose opener did
+not. That a peer is gone is told by its lease or its stream. A deadline changes a vote, never a phase, and
+never frees a page.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ class Deadlines:
     waiting_ms: int
     transferring_ms: int
     success_ms: int
-    """Sender: until retired. Receiver: for the whole of decoding."""
+    """Sender: until retired. Receiver: for the whole of decoding, where its request's time is not known."""
     fence_ms: int
     """How long a proof is sought by asking before the memory is taken back (`quarantine.py`)."""
 

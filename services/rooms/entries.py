@@ -68,6 +68,8 @@ class Worker:
     """Those of them that no client asked for."""
     tokens: int = 0
     """KV positions that its open rooms may come to take there."""
+    joined_ms: int = 0
+    """When it registered first."""
     sent: Sent = field(init=False)
     """Beginnings of prompts that it may hold."""
 

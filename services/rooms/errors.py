@@ -7,6 +7,8 @@ is an answer to a caller who asked for something that cannot be given.
 from dataclasses import dataclass
 from enum import Enum
 
+from services.rooms.phases import Side
+
 
 class Reason(Enum):
     """Why a room failed. A closed set: it is a metric label, a wire value and a timeline word."""
@@ -108,6 +110,14 @@ class NoCapacity(Refusal):
 
 class NoSuchWorker(Refusal):
     """No worker of the role is ready. The text names the role."""
+
+
+class NoneReady(NoSuchWorker):
+    """No worker of the role is ready, however little is asked of it."""
+
+    def __init__(self, side: Side) -> None:
+        super().__init__(f"no {side.value} worker is ready")
+        self.side = side
 
 
 class TooLarge(NoSuchWorker):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.rooms.affinity import Block
 from services.rooms.entries import Worker, WorkerState
-from services.rooms.errors import NoCapacity, NoSuchWorker, TooLarge
+from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 
@@ -75,7 +75,7 @@ def _able(role: Sequence[Worker], side: Side, tokens: int) -> list[Worker]:
         raise NoSuchWorker(
             f"no {side.value} worker that is ready can hold {tokens} tokens: the largest holds {ready}"
         )
-    raise NoSuchWorker(f"no {side.value} worker is ready")
+    raise NoneReady(side)
 
 
 def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]:

@@ -26,6 +26,10 @@ class Receiver(Room):
 
     SIDE: ClassVar[Side] = Side.DECODE
     MOVES: ClassVar[Moves] = RECEIVER_MOVES
+    WAITS: ClassVar[frozenset[Phase]] = frozenset(
+        {Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING, Phase.SUCCESS}
+    )
+    """For pages, for the sender's queue, for a place in the batch."""
 
     pages_expected: int = 0
     """Pages that the sender writes: the prompt's, from its grant on less those that are held already. May be

@@ -35,6 +35,11 @@ UNTAKEN_MS = 60_000
 """How long a room waits for its opener to bring it to both workers."""
 UNTOLD_MS = 10_000
 """How long a room that both workers gave back waits for its opener to say how it ended."""
+EXPECTED_MS = 30_000
+"""How long a worker is expected to be ready after it registered, or after another of its side was lost: about
+twice what one takes to start, to load and to prove itself."""
+GOODBYE = "left"
+"""The proof of a worker that has said that it leaves."""
 CANARIES_KEPT = 64
 """Canaries' rooms are kept apart: a worker that never gets ready makes one a second."""
 
@@ -64,6 +69,8 @@ class Registry:
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
         """Workers whose lease ran out and of whom nothing more is known."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
+        self._expected_until_ms = dict.fromkeys(Side, 0)
+        """Of each side, since a worker of it was lost."""
 
     # ---- workers
 
@@ -110,7 +117,7 @@ class Registry:
             _check_fit(other.facts, facts)
         known = self._workers.get(facts.incarnation)
         if known is None:
-            self._workers[facts.incarnation] = Worker(facts, now_ms + self.lease_ms)
+            self._workers[facts.incarnation] = Worker(facts, now_ms + self.lease_ms, joined_ms=now_ms)
             self._regroup()
             self._silent.pop(facts.incarnation, None)
             self._supersede(facts)
@@ -143,11 +150,20 @@ class Registry:
     def drain(self, incarnation: Incarnation) -> None:
         self.worker(incarnation).state = WorkerState.DRAINING
 
-    def leave(self, incarnation: Incarnation, proof: str | None) -> list[RoomEntry]:
+    def expects(self, side: Side, now_ms: int) -> bool:
+        """Where no worker of a side is ready: one is known to be starting, or was lost a moment ago, so that
+        it is likely to be started again. Who has said goodbye is not expected back."""
+        joining = (worker for worker in self._on[side] if worker.state is WorkerState.JOINING)
+        joined = any(now_ms < worker.joined_ms + EXPECTED_MS for worker in joining)
+        return joined or now_ms < self._expected_until_ms[side]
+
+    def leave(self, incarnation: Incarnation, proof: str | None, now_ms: int) -> list[RoomEntry]:
         """Remove a worker. `proof`: how its process is known to be gone, or None for a mere silence, which
         ends its rooms but proves nothing. Returns its open rooms: the caller ends them. A process that is
         gone holds nothing, so no report of its rooms is waited for."""
         worker = self._workers.pop(incarnation, None)
+        if worker is not None and worker.proven and proof != GOODBYE:
+            self._expected_until_ms[worker.facts.side] = now_ms + EXPECTED_MS
         self._regroup()
         entries = [] if worker is None else [self._open[room] for room in sorted(worker.rooms)]
         if proof is not None:

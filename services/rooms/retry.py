@@ -58,9 +58,9 @@ class RetryBounds:
 
     rooms_max: int = 3
     """Rooms that one request may have, the first included."""
-    wait_s: float = 15.0
+    wait_s: float | None = None
     """How long a request whose room failed waits for a worker of a side that has none ready: a restarted one
-    may be on its way."""
+    may be on its way. None: as long as the request may take."""
 
 
 def guilty(reason: Reason, teller: Side | None) -> frozenset[Side]:

@@ -25,10 +25,13 @@ class Room:
       cause-dies-with-room  the cause is part of this record: nothing else remembers it
       fresh-attempt       a retry is another room, which starts in BOOTSTRAPPING like any other
       apply-verdict       `phase` changes in `settle` alone, never in `note` or `vote`
+      waiting-has-no-deadline  in a phase that waits, its request's own time alone is a deadline
     """
 
     SIDE: ClassVar[Side]
     MOVES: ClassVar[Moves]
+    WAITS: ClassVar[frozenset[Phase]]
+    """Phases that may last because capacity is awaited, here or at the peer."""
 
     id: RoomId
     request_id: str
@@ -40,6 +43,8 @@ class Room:
     """Pages to reserve before the transfer starts."""
     deadlines: Deadlines
     entered_ms: int
+    ends_ms: int | None = None
+    """When its request's own time is over; None where its opener did not say."""
     progress_ms: int = 0
     """When the phase's work was last seen to go on (see `progressed`)."""
     phase: Phase = Phase.BOOTSTRAPPING
@@ -79,7 +84,8 @@ class Room:
         if now_ms < self.deadline_ms:
             return None
         spent_ms = now_ms - self._since_ms
-        text = f"no progress for {spent_ms} ms while {self.phase.value}: {self._wanting()}"
+        late = "no progress for" if self._waits_until is None else "its request's time is over, after"
+        text = f"{late} {spent_ms} ms while {self.phase.value}: {self._wanting()}"
         return Cause(Reason.DEADLINE, f"{self.SIDE.value}: {text}")
 
     def vote(self, now_ms: int, *, has_capacity: bool) -> Vote:
@@ -132,7 +138,13 @@ class Room:
     def deadline_ms(self) -> int:
         """When this rank starts to wish that the room end (FAILED: that the proof be made, see
         `services/rooms/quarantine.py`)."""
-        return self._since_ms + self.deadlines.for_phase(self.phase)
+        until_ms = self._waits_until
+        return self._since_ms + self.deadlines.for_phase(self.phase) if until_ms is None else until_ms
+
+    @property
+    def _waits_until(self) -> int | None:
+        """What bounds the phase in the place of its own deadline, if something does."""
+        return self.ends_ms if self.phase in self.WAITS else None
 
     @property
     def _since_ms(self) -> int:

@@ -28,6 +28,8 @@ class Sender(Room):
 
     SIDE: ClassVar[Side] = Side.PREFILL
     MOVES: ClassVar[Moves] = SENDER_MOVES
+    WAITS: ClassVar[frozenset[Phase]] = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT})
+    """For the receiver's pages, for its own."""
 
     elected: bool = True
     grant: Granted | None = None

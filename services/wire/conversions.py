@@ -35,6 +35,8 @@ from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 TEXT_CHARS_MAX = 1024
 """Longest text of a cause; the rest is cut."""
 REQUEST_ID_CHARS_MAX = 256
+TIME_LEFT_MS_MAX: Final = 2**32 - 1
+"""Of a request, as it is told: more is told as this, which is seven weeks."""
 LINE_BYTES_MAX: Final = 1024
 """Longest line of a timeline that is kept as it came."""
 UNREADABLE: Final = "unreadable"
@@ -59,7 +61,8 @@ _FINISHES = {
 _FINISHED = {int(value): finish for finish, value in _FINISHES.items()}
 
 
-def request_to_wire(request: Request) -> inference_pb2.InferenceRequest:
+def request_to_wire(request: Request, left_s: float | None = None) -> inference_pb2.InferenceRequest:
+    """`left_s`: how long the request may take from now on, if that is known."""
     sampling = request.sampling
     return inference_pb2.InferenceRequest(
         request_id=request.request_id,
@@ -72,6 +75,7 @@ def request_to_wire(request: Request) -> inference_pb2.InferenceRequest:
         output=request.output,
         traceparent="" if request.trace is None else request.trace.parent,
         tracestate="" if request.trace is None else request.trace.state,
+        time_left_ms=None if left_s is None else min(max(int(left_s * 1000), 1), TIME_LEFT_MS_MAX),
         sampling=inference_pb2.Sampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -156,6 +160,11 @@ def _check_sampling(sampling: inference_pb2.Sampling) -> None:
         )
     if sampling.top_logprobs > TOP_LOGPROBS_MAX:
         raise Malformed(f"request.sampling.top_logprobs must be at most {TOP_LOGPROBS_MAX}")
+
+
+def ends_from_wire(wire: inference_pb2.InferenceRequest, now_ms: int) -> int | None:
+    """When the request's time is over, by the clock that it is now `now_ms` on; None where nobody told."""
+    return now_ms + wire.time_left_ms if wire.HasField("time_left_ms") else None
 
 
 def request_id_from_wire(request_id: str) -> str:

@@ -80,6 +80,8 @@ class Worker:
     """How long after the call its first rooms are heard of here."""
     called: list[int] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
+    left_ms: list[int] = field(default_factory=list)
+    """How long each of them may take, as it was told."""
     cancels: dict[int, str] = field(default_factory=dict)
     """Rooms to reasons."""
     absent: set[int] = field(default_factory=set)
@@ -156,6 +158,7 @@ class Worker:
         self.called.append(request.room)
         asked = request_from_wire(request.request)
         self.asked.append(asked)
+        self.left_ms.append(request.request.time_left_ms)
         script = self.scripts.pop(0) if self.scripts else self.script
         return asked, script if self.choose is None else self.choose(asked)
 
@@ -237,7 +240,7 @@ class House:
         max_queue: int = 4,
         queue_timeout_ms: int = 60_000,
         rooms_max: int = 1,
-        wait_s: float = 20.0,
+        wait_s: float | None = None,
         timeout_s: float = 20.0,
         places: int = 2,
     ) -> None:

@@ -10,7 +10,7 @@ from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
-from services.rooms.registry import UNTAKEN_MS, RoomEntry, RoomPhase, Worker
+from services.rooms.registry import EXPECTED_MS, UNTAKEN_MS, RoomEntry, RoomPhase, Worker
 from services.runtime.party import Party
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.wire.servers import until
@@ -252,10 +252,43 @@ async def test_who_waits_for_a_role_that_is_gone_is_told_so(at: House) -> None:
     await fill(at)
     waiting = late(at, "a")
     await until(lambda: at.admission.queued() == 1)
-    at.rooms.lose(at.prefill.incarnation, "its process exited", proof="exited")
+    at.rooms.lose(at.prefill.incarnation, "it has left", proof="left")
     with pytest.raises(NoSuchWorker, match="prefill"):
         await waiting
     assert at.admission.queued() == 0
+
+
+async def test_where_a_worker_was_lost_a_moment_ago_a_new_request_waits_for_the_next(at: House) -> None:
+    at.rooms.exited(at.decode.name, at.decode.pid)
+    waiting = late(at, "a")
+    await until(lambda: at.admission.queued() == 1)
+    at.decode.incarnation = Incarnation(23)
+    at.join(at.decode, proven=False)
+    assert not waiting.done()
+    at.rooms.proven(at.decode.incarnation)
+    assert (await waiting).request_id == "a"
+
+
+@pytest.mark.parametrize("joins", [False, True])
+async def test_a_worker_is_expected_for_a_while_and_then_no_more(at: House, *, joins: bool) -> None:
+    at.rooms.exited(at.decode.name, at.decode.pid)
+    waiting = late(at, "a")
+    await until(lambda: at.admission.queued() == 1)
+    at.clock.advance(EXPECTED_MS - 1)
+    at.decode.incarnation = Incarnation(23)
+    if joins:
+        at.join(at.decode, proven=False)
+    at.admission.wake()
+    assert not waiting.done()
+    at.clock.advance(1)
+    at.admission.wake()
+    assert at.admission.queued() == joins, "one that has just registered is about to be tried"
+    at.clock.advance(EXPECTED_MS)
+    at.admission.wake()
+    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+        await waiting
+    with pytest.raises(NoSuchWorker):
+        await at.admission.admit("b", 3, 5)
 
 
 async def test_time_ends_leases_rooms_that_nobody_reports_and_queues_that_nobody_woke(at: House) -> None:

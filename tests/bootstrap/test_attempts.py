@@ -322,8 +322,22 @@ async def test_the_stream_goes_on_when_a_lost_worker_is_back_in_time() -> None:
         await at.at_rest()
 
 
+async def test_one_that_had_a_room_waits_for_space_for_longer_than_one_that_had_none() -> None:
+    """Its client has begun to read: the queue's time is for those who have not."""
+    async with house(rooms_max=2, queue_timeout_ms=1, places=1) as at:
+        at.prefill.scripts = [prefills(), prefills()]
+        at.decode.scripts = [broken(D, Reason.TRANSFER_FAILED), decodes()]
+        stream = await at.backend.generate(asked())
+        reading = asyncio.ensure_future(read(stream))
+        await until(lambda: at.admission.queued() == 1)
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        at.retired(1)
+        assert await reading == ([7, 8, 9], "length")
+
+
 async def test_where_nobody_comes_back_the_client_hears_the_cause_and_who_is_missing() -> None:
-    async with house(rooms_max=3, wait_s=0.05) as at:
+    async with house(rooms_max=3, wait_s=0.05) as at:  # --retry-wait-ms
         at.prefill.script = prefills()
         at.decode.script = [accepted(D), tokens(0, [7])]
         stream = await at.backend.generate(asked())
@@ -401,8 +415,21 @@ async def test_the_requests_own_time_bounds_all_its_rooms() -> None:
         assert len(at.registry.find("request-1")) == 2, "no time was left for a third"
 
 
+async def test_both_workers_of_each_room_are_told_how_long_the_request_may_still_take() -> None:
+    async with house(rooms_max=2, timeout_s=20.0) as at:
+        at.prefill.script = prefills()
+        at.decode.scripts = [broken(D, Reason.TRANSFER_FAILED), decodes()]
+        stream = await at.backend.generate(asked())
+        await until(lambda: at.decode.called == [1])
+        await asyncio.sleep(0.05)
+        assert await read(stream) == ([7, 8, 9], "length")
+        for worker in (at.prefill, at.decode):
+            assert worker.left_ms[0] == 20_000
+            assert 10_000 < worker.left_ms[1] <= 19_950
+
+
 async def test_hopes_end_with_the_requests_time() -> None:
-    async with house(rooms_max=3, timeout_s=0.7, wait_s=1_000.0) as at:
+    async with house(rooms_max=3, timeout_s=0.7, wait_s=None) as at:
         at.prefill.script = [accepted(P)]
         stream = await at.backend.generate(asked())
         at.rooms.exited("decode-0", 222)

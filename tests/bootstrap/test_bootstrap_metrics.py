@@ -34,7 +34,7 @@ async def test_a_full_queue_and_a_side_without_worker_are_counted_apart(at: Hous
         await at.admission.admit("d", 3, 5)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    at.rooms.lose(at.decode.incarnation, "its process exited", proof="exited")
+    at.rooms.lose(at.decode.incarnation, "it has left", proof="left")
     with pytest.raises(NoSuchWorker):
         await at.admission.admit("e", 3, 5)
     refused = {

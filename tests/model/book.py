@@ -62,7 +62,7 @@ class Book:
 
     def lose(self, side: int, incarnation: Incarnation, proof: str | None) -> tuple[RoomId, ...]:
         """The open rooms that it had."""
-        return tuple(each.id for each in self._registry.leave(_named(side, incarnation), proof))
+        return tuple(each.id for each in self._registry.leave(_named(side, incarnation), proof, 0))
 
     def drain(self, side: int, incarnation: Incarnation) -> str:
         self._registry.drain(_named(side, incarnation))

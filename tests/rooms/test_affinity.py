@@ -152,7 +152,7 @@ def test_incarnation_what_a_worker_was_sent_is_forgotten_with_it() -> None:
     stack = workers()
     first = send(stack, PROMPT)
     gone = next(worker.facts for worker in stack.workers() if worker.facts.name == first.names[0])
-    stack.leave(gone.incarnation, "exited")
+    stack.leave(gone.incarnation, "exited", 0)
     stack.register(replace(gone, incarnation=Incarnation(gone.incarnation + 1000)), 0)
     assert [worker.sent.tokens(blocks(PROMPT)) > 0 for worker in stack.workers()].count(True) == 1
 

@@ -164,6 +164,32 @@ def test_progress_starts_the_deadline_anew_and_the_next_phase_has_its_own() -> N
     assert room.deadline_ms == 100
 
 
+WAITING = [
+    (Sender, Phase.BOOTSTRAPPING),
+    (Sender, Phase.WAITING_FOR_INPUT),
+    (Receiver, Phase.WAITING_FOR_INPUT),
+    (Receiver, Phase.TRANSFERRING),
+    (Receiver, Phase.SUCCESS),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"), [*LIVING, (Sender, Phase.SUCCESS), (Receiver, Phase.SUCCESS)], ids=str
+)
+def test_waiting_has_no_deadline_but_its_requests_and_what_is_no_waiting_keeps_its_own(
+    kind: type[Room], phase: Phase
+) -> None:
+    room = room_in(kind, phase, ms=40)
+    room.ends_ms = 500
+    ends_ms = 500 if (kind, phase) in WAITING else 40
+    assert room.vote(ends_ms - 1, has_capacity=False) is Vote.STAY
+    assert room.vote(ends_ms, has_capacity=False) is Vote.ABORT
+    room.settle(Vote.ABORT, ends_ms)
+    assert room.cause is not None
+    assert room.cause.reason is Reason.DEADLINE
+    assert ("its request's time is over" in room.cause.text) == ((kind, phase) in WAITING)
+
+
 def test_a_seal_after_the_deadline_does_not_save_the_room() -> None:
     """The vote is one thing or the other; whoever is late wishes the end, sealed or not."""
     room = room_in(Sender, Phase.SEALING, ms=40)

@@ -150,7 +150,7 @@ def test_a_name_is_held_once_in_the_whole_stack(stack: Registry, side: Side) -> 
     other = replace(P2, name=P1.name, side=side)
     with pytest.raises(NameInUse, match=f"held by incarnation 1 for {LEASE_MS - 400} ms"):
         stack.register(other, 400)
-    stack.leave(P1.incarnation, None)
+    stack.leave(P1.incarnation, None, 0)
     stack.register(other, 400)
     assert stack.worker(other.incarnation).facts == other
 
@@ -190,7 +190,7 @@ def test_silence_counts_only_while_somebody_listens(stack: Registry) -> None:
 
 
 def test_a_worker_that_left_must_register_again(stack: Registry) -> None:
-    stack.leave(D1.incarnation, None)
+    stack.leave(D1.incarnation, None, 0)
     with pytest.raises(UnknownWorker):
         stack.renew(D1.incarnation, 0)
     with pytest.raises(UnknownWorker):
@@ -200,12 +200,12 @@ def test_a_worker_that_left_must_register_again(stack: Registry) -> None:
 
 
 def test_proof_not_time_a_lost_lease_declares_nobody_gone(stack: Registry) -> None:
-    stack.leave(D1.incarnation, None)
+    stack.leave(D1.incarnation, None, 0)
     assert stack.departed() == []
 
 
 def test_a_names_next_holder_is_the_proof_that_the_last_is_gone(stack: Registry) -> None:
-    stack.leave(D1.incarnation, None)
+    stack.leave(D1.incarnation, None, 0)
     stack.register(replace(D1, incarnation=Incarnation(7)), 0)
     assert stack.departed() == [D1.incarnation]
     with pytest.raises(UnknownWorker, match="declared gone: restart"):
@@ -213,7 +213,7 @@ def test_a_names_next_holder_is_the_proof_that_the_last_is_gone(stack: Registry)
 
 
 def test_exact_match_another_names_holder_proves_nothing(stack: Registry) -> None:
-    stack.leave(D1.incarnation, None)
+    stack.leave(D1.incarnation, None, 0)
     stack.register(replace(D2, name=D1.name + "0"), 0)
     stack.register(replace(P2, name=D1.name[:-1]), 0)
     assert stack.departed() == []
@@ -223,7 +223,7 @@ def test_exact_match_another_names_holder_proves_nothing(stack: Registry) -> Non
 def test_an_exit_is_proof_for_the_process_that_exited_alone(stack: Registry, silent: bool) -> None:
     stack.register(D2, 0)
     if silent:
-        stack.leave(D1.incarnation, None)
+        stack.leave(D1.incarnation, None, 0)
     assert stack.exited(D1.name, D1.pid) == [D1.incarnation]
     assert stack.exited(D1.name, D1.pid + 7) == []
     assert stack.exited(D1.name[:-1], D1.pid) == []
@@ -239,8 +239,8 @@ def test_leaving_by_proof_releases_its_side_and_by_silence_does_not() -> None:
     stack = registry_of(P1, D1, D2)
     entries = [opened(stack), opened(stack)]
     assert [entry.decode for entry in entries] == [D1, D2]
-    assert stack.leave(D1.incarnation, "exit seen") == [entries[0]]
-    assert stack.leave(D2.incarnation, None) == [entries[1]]
+    assert stack.leave(D1.incarnation, "exit seen", 0) == [entries[0]]
+    assert stack.leave(D2.incarnation, None, 0) == [entries[1]]
     assert entries[0].waiting_for == {Side.PREFILL}
     assert entries[1].waiting_for == {Side.PREFILL, Side.DECODE}
     assert stack.departed() == [D1.incarnation]
@@ -250,14 +250,14 @@ def test_an_ended_room_whose_last_worker_is_proven_gone_is_over(stack: Registry)
     entry = opened(stack)
     stack.end(entry.id, LOST, 0)
     stack.side_retired(entry.id, Side.PREFILL)
-    assert stack.leave(D1.incarnation, "exit seen") == []
+    assert stack.leave(D1.incarnation, "exit seen", 0) == []
     assert (entry.phase, stack.open_count()) == (RoomPhase.RETIRED, 0)
 
 
 @pytest.mark.parametrize("by", ["its next holder", "an exit seen"])
 def test_a_silent_workers_rooms_are_released_by_the_proof_that_comes_later(stack: Registry, by: str) -> None:
     entry = opened(stack)
-    stack.leave(D1.incarnation, None)
+    stack.leave(D1.incarnation, None, 0)
     stack.end(entry.id, LOST, 0)
     stack.side_retired(entry.id, Side.PREFILL)
     assert entry.phase is RoomPhase.CLOSING
@@ -265,13 +265,13 @@ def test_a_silent_workers_rooms_are_released_by_the_proof_that_comes_later(stack
         stack.register(replace(D1, incarnation=Incarnation(999)), 1)
     else:
         for gone in stack.exited(D1.name, D1.pid):
-            stack.leave(gone, "exited")
+            stack.leave(gone, "exited", 0)
     assert stack.get(entry.id).phase is RoomPhase.RETIRED
 
 
 def test_what_is_remembered_of_the_departed_is_bounded(stack: Registry) -> None:
     for number in range(1, DEPARTED_MAX + 3):
-        stack.leave(Incarnation(10_000 + number), "exit seen")
+        stack.leave(Incarnation(10_000 + number), "exit seen", 0)
     departed = stack.departed()
     assert len(departed) == DEPARTED_MAX
     assert departed[-1] == 10_000 + DEPARTED_MAX + 2
@@ -284,7 +284,7 @@ def test_a_suspect_gets_no_rooms_until_it_renews_and_is_worth_waiting_for(stack:
     stack.renew(D1.incarnation, 10)
     pair(stack)
     stack.suspect(D1.incarnation)
-    stack.leave(D1.incarnation, None)
+    stack.leave(D1.incarnation, None, 0)
     with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
         pair(stack)
 
@@ -384,7 +384,7 @@ def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> No
     stack.drain(D2.incarnation)
     assert holding(stack) == (200, 200), "better than nothing to go by"
     for each in (D1.incarnation, D2.incarnation, small.incarnation):
-        stack.leave(each, None)
+        stack.leave(each, None, 0)
     assert holding(stack) == (0, 0)
 
 
@@ -420,7 +420,7 @@ def test_bounded_admission_a_full_worker_is_worth_waiting_for() -> None:
 def test_a_missing_side_is_told_even_while_the_other_is_full() -> None:
     registry = registry_of(facts(Side.PREFILL, 1, rooms_max=1), D1)
     opened(registry)
-    registry.leave(D1.incarnation, None)
+    registry.leave(D1.incarnation, None, 0)
     with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
         pair(registry)
 

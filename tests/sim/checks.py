@@ -78,6 +78,8 @@ def broken_by(reason: str, faults: "Counter[str]") -> str:
     """The invariant that does not hold when rooms fail for this reason, and nothing explains it."""
     if faults["slow handlers"] and reason in PATIENCE:
         return "live-is-not-lost"
+    if reason == Reason.DEADLINE.value and not faults:
+        return "waiting-has-no-deadline"
     return NAMED.get(reason, "drain-keeps-promises" if faults["drain"] else "first-cause-wins")
 
 

@@ -215,7 +215,9 @@ class SimStepper:
         rng: random.Random,
         on_done: Callable[[], None],
         fails: Callable[[], bool],
+        slow: float = 1.0,
     ) -> None:
+        """`slow`: how many times as long as usual a step takes."""
         self._engine = engine
         self._loop = loop
         self._random = rng
@@ -225,8 +227,7 @@ class SimStepper:
         self._summing = False
         self._ended: list[Token | None] | StepFailed | None = None
         self._over = False
-        self.slow = 1.0
-        """How many times longer than usual a step takes."""
+        self._slow = slow
 
     def as_stepper(self) -> Stepper:
         return cast(Stepper, self)
@@ -255,7 +256,7 @@ class SimStepper:
         if self._running is not None:
             raise RuntimeError("a step is running")
         self._running, self._summing = work, summing
-        self._loop.call_later(self._random.uniform(0.002, 0.006) * self.slow, self._end)
+        self._loop.call_later(self._random.uniform(0.002, 0.006) * self._slow, self._end)
 
     def _take(self) -> list[Token | None] | None:
         ended, self._ended = self._ended, None

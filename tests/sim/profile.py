@@ -79,6 +79,8 @@ class Profile:
     """Of prompts: begin as others do."""
     kv_heads: tuple[int, ...] = (1, 2)
     checksum: KvChecksum = KvChecksum.RECORD
+    slow: float = 1.0
+    """How many times as long a step takes."""
     weather: Weather = CALM
     writes: FaultPlan = NO_FAULTS
     troubles: Troubles = field(default_factory=Troubles)
@@ -106,6 +108,7 @@ NAMES: Final = (
     "sums",
     "thirds",
     "handlers",
+    "packed",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
@@ -188,7 +191,7 @@ def profile(seed: int, rooms: int, name: str | None = None) -> Profile:
                 shape = _with(shape, each, draw, seed)
         return replace(shape, name=name)
     shape = _with(shape, name, draw, seed)
-    if draw.random() < 0.3:
+    if name != "packed" and draw.random() < 0.3:
         shape = _with(shape, draw.choice(("network", "writes", "hangups")), draw, seed)
     return shape
 
@@ -225,6 +228,10 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
         case "full":
             pages, places = draw.choice((10, 12, 16)), draw.choice((2, 4))
             return replace(shape, pages=pages, places=places, queue=draw.choice((8, 40)))
+        case "packed":
+            # More places than pages: rooms wait on the workers, for longer than any phase may last.
+            places, queue = draw.choice((14, 18)), draw.choice((4, 40))
+            return replace(shape, pages=10, places=places, queue=queue, slow=30.0)
         case "sums":
             decodes = tuple(draw.choice(STAGELESS) for _ in shape.decodes)
             shape = replace(shape, checksum=KvChecksum.PAGES, decodes=decodes)

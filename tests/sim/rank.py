@@ -195,7 +195,7 @@ def make_rank(
         return True
 
     engine = Engine(layout, worker_shape.pages, world.model, foreign)
-    stepper = SimStepper(engine, world.loop, rng, mailbox.wake, fails)
+    stepper = SimStepper(engine, world.loop, rng, mailbox.wake, fails, shape.slow)
     places = shape.places + CANARY_ROOMS
     slots = HostMemory(places * SLOT_BYTES)
     prefixes = PrefixTree(layout.page_tokens) if shape.reuse else None

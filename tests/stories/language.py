@@ -6,7 +6,8 @@ stage says to them.
     group decode ranks=2 pages=8 slots=2     a worker's ranks, each with so many pages and slots
     open decode room=7 needed=4 expected=3   the registry's room reaches every rank (prefill: no expected),
                                              or one rank alone, which is a bug: rank=1; deadline=… of each
-                                             phase in ms, waiting=… of waiting for pages
+                                             phase in ms, waiting=… of waiting for pages,
+                                             ends=… when its request's time is over
     connect room=7                           decode is connected to the sender
     grant room=7                             decode's destination, the same on its ranks, reaches the sender's
     post / ended room=7 rank=0               the sender has writes under way / they have ended
@@ -84,6 +85,7 @@ class Play:
             else:
                 made = receiver(room, place, needed=needed, expected=expected, now_ms=now_ms, ms=ms)
             made.deadlines = replace(made.deadlines, waiting_ms=int(words.get("waiting", ms)))
+            made.ends_ms = int(words["ends"]) if "ends" in words else None
             return made
 
         for rank, roster in self._ranks(side, words):

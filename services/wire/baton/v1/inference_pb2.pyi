@@ -127,6 +127,7 @@ class InferenceRequest(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_tokens: _builtins.int
     min_tokens: _builtins.int
@@ -136,6 +137,10 @@ class InferenceRequest(_message.Message):
     not traced.
     """
     tracestate: _builtins.str
+    time_left_ms: _builtins.int
+    """How long the request may take from now on. While its room waits for capacity this alone ends it; absent:
+    the worker's own bounds of waiting do.
+    """
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -164,12 +169,15 @@ class InferenceRequest(_message.Message):
         output: _abc.Iterable[_builtins.int] | None = ...,
         traceparent: _builtins.str = ...,
         tracestate: _builtins.str = ...,
+        time_left_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_time_left_ms", b"_time_left_ms", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_left_ms", b"_time_left_ms", "eos_token_ids", b"eos_token_ids", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__time_left_ms: _TypeAlias = _typing.Literal["time_left_ms"]  # noqa: Y015
+    _WhichOneofArgType__time_left_ms: _TypeAlias = _typing.Literal["_time_left_ms", b"_time_left_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_ms) -> _WhichOneofReturnType__time_left_ms | None: ...
 
 Global___InferenceRequest: _TypeAlias = InferenceRequest  # noqa: Y015
 
