@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from services.bootstrap.admission import Admission
 from services.bootstrap.calls import Calls
+from services.bootstrap.credentials import Credentials
 from services.bootstrap.links import Links
 from services.bootstrap.metrics import BootstrapMetrics, Loss
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
 from services.rooms.entries import Worker
-from services.rooms.errors import Cause, NotGone, Reason
+from services.rooms.errors import Cause, NameInUse, NotGone, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
@@ -52,6 +53,7 @@ class Rooms:
     ) -> None:
         """`presence`: asks workers whether they are there; None: by `channels`."""
         self._presence = presence or PresenceAsker(channels)
+        self.credentials = Credentials()
         self.registry = registry
         self.clock = clock
         self.links = Links(channels)
@@ -83,6 +85,17 @@ class Rooms:
         if worker is not None:
             log.info("worker ready", worker=worker.name)
             self.admission.wake()
+
+    async def check_name_is_free(self, name: str, incarnation: Incarnation) -> None:
+        """Its next holder is the proof that a worker is gone that fell silent. Raises NameInUse for one that
+        answers."""
+        for silent in self.registry.silent(name):
+            facts = self.registry.facts_of(silent)
+            if facts is None or silent == incarnation:
+                continue
+            if await self._presence.of(facts.address, Party.of(facts.side), silent) is Presence.THERE:
+                log.warning("a name was not given to another worker", worker=name, address=facts.address)
+                raise NameInUse(f"{name} is incarnation {silent}, which answers, though its lease ran out")
 
     def exited(self, name: str, pid: int) -> None:
         """The process of a worker is known to be gone."""

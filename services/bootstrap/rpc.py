@@ -53,7 +53,12 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
                 side = registry.side_of(known)
                 if side is not None:
                     check_speaks_for(context, side)
+            credentials = self._rooms.credentials
+            credentials.check_new(facts.incarnation, request.credential)
+            await self._rooms.check_name_is_free(facts.name, facts.incarnation)
+            credentials.check_new(facts.incarnation, request.credential)  # nobody else came meanwhile
             self._rooms.register(facts)
+            credentials.enter(facts.incarnation, request.credential)
         return workers_pb2.RegisterReply(lease_ms=self._rooms.registry.lease_ms)
 
     async def Renew(
@@ -63,6 +68,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             registry = self._rooms.registry
             worker = registry.worker(Incarnation(request.incarnation))
             check_speaks_for(context, worker.facts.side)
+            self._rooms.credentials.check(worker.facts.incarnation, request.credential)
             self._rooms.renew(worker.facts.incarnation, census_from_wire(request.census))
             unproven = not worker.proven
         return workers_pb2.RenewReply(
@@ -75,6 +81,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
         async with errors_as_status(context):
             worker = self._rooms.registry.worker(Incarnation(request.incarnation))
             check_speaks_for(context, worker.facts.side)
+            self._rooms.credentials.check(worker.facts.incarnation, request.credential)
             self._rooms.registry.drain(worker.facts.incarnation)
             return workers_pb2.DrainReply(rooms=len(worker.rooms))
 
@@ -84,11 +91,11 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
         async with errors_as_status(context):
             incarnation = Incarnation(request.incarnation)
             side = self._rooms.registry.side_of(incarnation)
-            if side is not None:
-                check_speaks_for(context, side)
-            elif shows_certificate(context):
+            if side is None:
                 # Peers reuse memory on a goodbye: not on one that could be anybody's.
                 raise UnknownWorker(f"incarnation {incarnation} is not known here: nobody speaks for it")
+            check_speaks_for(context, side)
+            self._rooms.credentials.check(incarnation, request.credential)
             self._rooms.lose(incarnation, "it has left", proof="left")
         return workers_pb2.LeaveReply()
 
@@ -122,7 +129,10 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             except (QueueFull, TimeoutError) as error:
                 raise NoCapacity(str(error) or "no pair of workers had space in time") from error
         return rooms_pb2.OpenRoomReply(
-            room=entry.id, prefill=peer_to_wire(entry.prefill), decode=peer_to_wire(entry.decode)
+            room=entry.id,
+            prefill=peer_to_wire(entry.prefill),
+            decode=peer_to_wire(entry.decode),
+            key=self._rooms.credentials.key_of(entry.id),
         )
 
     async def WatchRoom(
@@ -157,6 +167,13 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             if shows_certificate(context):
                 for side in self._sides(reporter, request.reports):
                     check_speaks_for(context, side)
+            if reporter:
+                if not self._rooms.credentials.knows(reporter):
+                    return rooms_pb2.ReportRoomsReply()  # it has no room here
+                self._rooms.credentials.check(reporter, request.credential, request.rank)
+            else:
+                for report in request.reports:
+                    self._check_opener(context, RoomId(report.room), report.key)
             for room, reports in groupby(request.reports, attrgetter("room")):
                 self._report(reporter, request.rank, RoomId(room), reports)
         return rooms_pb2.ReportRoomsReply()
@@ -166,6 +183,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
     ) -> rooms_pb2.CancelRoomReply:
         async with errors_as_status(context):
             entry = self._rooms.registry.get(RoomId(request.room))
+            self._check_opener(context, entry.id, request.key)
             self._rooms.fail(entry.id, Cause(Reason.CANCELLED, request.why[:WHY_CHARS_MAX] or "cancelled"))
         return rooms_pb2.CancelRoomReply()
 
@@ -184,6 +202,12 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             limit = min(request.limit or LIST_DEFAULT, LIST_MAX)
             rooms = [room_to_wire(entry, events=False) for entry in islice(entries, limit)]
         return rooms_pb2.ListRoomsReply(rooms=rooms)
+
+    def _check_opener(self, context: grpc.aio.ServicerContext, room: RoomId, key: bytes) -> None:
+        """A caller without a certificate, which is not known to be the bootstrap or another router, ends the
+        rooms that it opened alone. Raises NotProven."""
+        if not shows_certificate(context):
+            self._rooms.credentials.check_key(room, key)
 
     def _sides(self, reporter: Incarnation, reports: Iterable[rooms_pb2.RoomReport]) -> set[Side]:
         """Whose news the reporter of these tells. A worker that is gone is known by its rooms."""

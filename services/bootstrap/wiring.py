@@ -57,7 +57,8 @@ def run(settings: BootstrapSettings) -> int:
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     doors = open_doors(settings)
     identity = Identity.of(settings.tls)
-    server, channels = Server(identity), Channels.showing(identity)
+    server = Server(identity, settings.run_token)
+    channels = Channels.showing(identity, settings.run_token)
     grpc_port = _bind(server, settings)
     tracer = make_tracer(
         settings.otlp_endpoint, settings.trace_sample, f"baton-{settings.role}", settings.role, os.environ

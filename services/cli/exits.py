@@ -14,13 +14,13 @@ ReportExit = Callable[[str, int], Awaitable[None]]
 """Tells the bootstrap that the worker's process (name, pid) was seen to exit. Raises when it could not."""
 
 
-def reporter(bootstrap_address: str, tls: TlsFiles | None) -> ReportExit:
+def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") -> ReportExit:
     """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
 
     async def report(name: str, pid: int) -> None:
         from services.wire.clients import report_exit
 
-        await report_exit(bootstrap_address, tls, name, pid)
+        await report_exit(bootstrap_address, tls, run_token, name, pid)
 
     return report
 

@@ -32,7 +32,7 @@ from services.runtime.listen import port_of, reserve_port
 from services.runtime.logging import Log
 from services.runtime.serve import run
 from services.runtime.setting_kinds import join_address
-from services.runtime.settings import PREFIX, to_flags
+from services.runtime.settings import PREFIX, to_environ, to_flags
 from services.runtime.worker_settings import WILDCARDS, WorkerSettings
 
 log = Log(__name__)
@@ -50,7 +50,9 @@ Command = Callable[[WorkerSettings], Sequence[str]]
 def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
     """Run a worker of several ranks until it is told to stop. Returns the exit code. Raises StartupError."""
     check_shape(settings)
-    group = Group(settings, environ, reporter(settings.bootstrap, settings.tls), SystemClock())
+    group = Group(
+        settings, environ, reporter(settings.bootstrap, settings.tls, settings.run_token), SystemClock()
+    )
     return run(group.serve)
 
 
@@ -71,7 +73,8 @@ class Group:
         backoff: Backoff | None = None,
     ) -> None:
         self._settings = settings
-        self._environ = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+        others = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+        self._environ = others | to_environ(settings)
         self._report_exit = report_exit
         self._clock = clock
         self._command = command

@@ -82,7 +82,7 @@ class Stack:
         self._settings = settings
         self._plan = plan
         self._command = command
-        self._report_exit = report_exit or reporter(plan.bootstrap_address, plan.tls)
+        self._report_exit = report_exit or reporter(plan.bootstrap_address, plan.tls, plan.run_token)
         self._environ = environ
         self._screen = screen
 

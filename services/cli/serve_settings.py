@@ -5,6 +5,7 @@ each part the command line that a pod would run.
 """
 
 import os
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings)
 Worker = TypeVar("Worker", PrefillSettings, DecodeSettings)
 LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65_535
+RUN_TOKEN: Final = f"{PREFIX}RUN_TOKEN"
+TOKEN_BYTES: Final = 32
 ON_GPUS: Final = ("auto", "cuda")
 """Values of `--device` that leave the choice of a GPU to us."""
 CHOSEN: Final = frozenset(
@@ -152,6 +155,8 @@ class Plan:
     http_tls: TlsFiles | None
     api_key: str = field(repr=False)
     """One that the API takes; empty if it asks for none."""
+    run_token: str = field(repr=False)
+    """What the parts show each other; empty where they show certificates."""
 
 
 def passed_on() -> dict[str, tuple[Setting, ...]]:
@@ -211,6 +216,8 @@ def make_plan(
 ) -> Plan:
     """Each part's command line. `cores` and `gpus` are dealt out to the workers; `grpc_port` is the real one,
     never 0. Raises SettingsError."""
+    if not serve.tls_dir:
+        environ = {RUN_TOKEN: secrets.token_urlsafe(TOKEN_BYTES), **environ}
     reachable = LOOPBACK if serve.host in WILDCARDS else serve.host
     address = join_address(reachable if serve.tls_dir else LOOPBACK, grpc_port)
     # Parts tell at least what went on before a failure; the screen shows what `--log-level` asks for.
@@ -259,6 +266,7 @@ def make_plan(
         drain_timeout_ms=bootstrap.drain_timeout_ms,
         tls=bootstrap.tls,
         http_tls=bootstrap.http_tls,
+        run_token=bootstrap.run_token,
         api_key=first_key(bootstrap.api_keys, bootstrap.api_key_file),
     )
 
@@ -314,7 +322,7 @@ def _decided(
 def _part(settings: PrefillSettings | DecodeSettings, gpus: Gpus) -> Part:
     """It sees `gpus` alone and counts them from 0, unless it computes elsewhere or on one that was named."""
     own = {VISIBLE: ",".join(gpus)} if gpus and settings.device in ON_GPUS else {}
-    return Part(settings.role, settings.name, tuple(to_flags(settings)), own)
+    return Part(settings.role, settings.name, tuple(to_flags(settings)), to_environ(settings) | own)
 
 
 def _load(

@@ -31,7 +31,7 @@ OWN: Final = frozenset(
     {"rank", "name", "bootstrap", "host", "advertise", "grpc_port", "metrics_port", "model", "device"}
     | {"threads", "cpus", "drain_timeout_ms", "log_level", "log_format", "kv_cache_memory", "rendezvous"}
     | {"world", "meet_timeout_ms", "machines", "machine"}
-    | {"tls_cert", "tls_key", "tls_ca"}
+    | {"tls_cert", "tls_key", "tls_ca", "run_token"}
 )
 """Settings that may differ from rank to rank: they say where and with what a rank runs, not what it does."""
 
@@ -48,28 +48,30 @@ class Formed:
 
     group: RankGroup
     leaders: int
-    """What the leader brought."""
+    """The number that the leader brought."""
+    leaders_word: str = ""
+    """And its word."""
 
 
-async def form_group(settings: WorkerSettings, mine: int) -> Formed:
+async def form_group(settings: WorkerSettings, mine: int, word: str = "") -> Formed:
     """Meet the other ranks, and compare what they were started with.
 
-    `mine`: a number of which all learn the leader's. Raises GroupLost, and StartedDifferently on every rank.
+    `mine`, `word`: of which all learn the leader's. Raises GroupLost, and StartedDifferently on every rank.
     """
     if not settings.grouped:
-        return Formed(SoloGroup(), mine)
+        return Formed(SoloGroup(), mine, word)
     assert settings.rank is not None
     host, port = split_address(settings.rendezvous)
     ranks, timeout_s = settings.topology.ranks, settings.group_timeout_ms / 1000
     try:
         meet_s = max(settings.meet_timeout_ms / 1000, timeout_s)
         group = await GlooGroup.join(settings.rank, ranks, host, port, timeout_s, meet_s)
-        told = await _tell(group, {"number": mine, "settings": _shared(settings)})
+        told = await _tell(group, {"number": mine, "word": word, "settings": _shared(settings)})
     except GroupBroken as error:
         raise GroupLost(str(error)) from error
     compare([each["settings"] for each in told], "was started with")
     log.info("the group has met", ranks=ranks)
-    return Formed(group, told[0]["number"])
+    return Formed(group, told[0]["number"], told[0]["word"])
 
 
 async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:

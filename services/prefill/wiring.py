@@ -41,8 +41,10 @@ from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
 from services.transfer.nixl_library import install_memory_hooks
 from services.transfer.start import offering
+from services.wire import credential
 from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
+from services.wire.credential import of_ranks
 from services.wire.follower_host import FollowerHost
 from services.wire.model_bounds import ModelBounds
 from services.wire.worker_host import Role, WorkerHost
@@ -59,10 +61,10 @@ def run(settings: PrefillSettings, load: Load = start_rank) -> int:
 
 async def _main(settings: PrefillSettings, threads: int, load: Load, shutdown: asyncio.Event) -> int:
     install_memory_hooks()
-    mine = Incarnation(secrets.randbits(63) | 1)
-    host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine)
+    mine, own = Incarnation(secrets.randbits(63) | 1), credential.draw()
+    host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine, own)
     try:
-        return await _serve(settings, threads, load, host, mine, shutdown)
+        return await _serve(settings, threads, load, host, mine, of_ranks(own), shutdown)
     finally:
         await host.close()
 
@@ -73,6 +75,7 @@ async def _serve(
     load: Load,
     host: WorkerHost | FollowerHost,
     mine: Incarnation,
+    ranks_word: bytes,
     shutdown: asyncio.Event,
 ) -> int:
     clock, registry = SystemClock(), CollectorRegistry()
@@ -83,10 +86,10 @@ async def _serve(
     progress = TurnProgress(clock)
     await host.start_pages(registry, progress)
 
-    formed = await serve.unless_stopped(shutdown, form_group(settings, mine))
+    formed = await serve.unless_stopped(shutdown, form_group(settings, mine, ranks_word.hex()))
     group = formed.group
     if isinstance(host, FollowerHost):
-        host.led_by(Incarnation(formed.leaders))
+        host.led_by(Incarnation(formed.leaders), bytes.fromhex(formed.leaders_word))
     loop = asyncio.get_running_loop()
     loading = loop.run_in_executor(None, load, settings, threads)
     engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))

@@ -12,6 +12,7 @@ LOG_LEVEL = choices("debug", "info", "warning", "error")
 LOG_FORMAT = choices("text", "json")
 LOAD_FORMAT = choices(*(each.value for each in LoadFormat))
 COLLECTOR = matching(f"({ENDPOINT})?", "URL", "http://host:port, or https:// for TLS")
+RUN_TOKEN = matching("[!-~]{16,512}", "TOKEN", "16 to 512 visible ASCII characters")
 HOST_OR_NONE = optional(HOST, "")
 
 
@@ -49,6 +50,13 @@ class ServiceSettings:
         "",
         "Authority (PEM) whose certificates are believed over gRPC; then none is served without one.",
         TEXT,
+    )
+    run_token: str = setting(
+        "",
+        "Token that the parts of a stack show each other over gRPC where they show no certificates: a call"
+        " without it is refused. `baton serve` draws one (not given elsewhere: none is asked for).",
+        RUN_TOKEN,
+        secret=True,
     )
 
     @property

@@ -18,6 +18,7 @@ from services.wire.decoding import RefuseUndecodable
 from services.wire.errors import WrongIncarnation
 from services.wire.identity import Identity
 from services.wire.mailbox import TAKEN_BYTES_MAX
+from services.wire.run_token import AskForToken, Showing
 
 UNARY_S: Final = 5.0
 """Deadline of a call that needs no work: everything is answered from tables."""
@@ -73,22 +74,28 @@ _SERVER: Final = (
 )
 
 
-def open_channel(address: str, party: Party, identity: Identity | None = None) -> grpc.aio.Channel:
-    """To `party`, which has to be able to prove that it is that where there is an `identity`."""
+def open_channel(
+    address: str, party: Party, identity: Identity | None = None, run_token: str = ""
+) -> grpc.aio.Channel:
+    """To `party`, which has to be able to prove that it is that where there is an `identity`. `run_token`:
+    shown with each call, if there is one."""
     if identity is None:
-        return grpc.aio.insecure_channel(address, options=_CHANNEL)
-    options = (*_CHANNEL, ("grpc.ssl_target_name_override", party.tls_name))
-    return grpc.aio.secure_channel(address, identity.channel(), options=options)
+        channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
+    else:
+        options = (*_CHANNEL, ("grpc.ssl_target_name_override", party.tls_name))
+        channel = grpc.aio.secure_channel(address, identity.channel(), options=options)
+    return Showing(channel, run_token) if run_token else channel
 
 
 class Server:
     """A gRPC server with health and reflection. Services are added before `start`."""
 
-    def __init__(self, identity: Identity | None = None) -> None:
-        """With an `identity`, callers have to show whose they are."""
+    def __init__(self, identity: Identity | None = None, run_token: str = "") -> None:
+        """With an `identity`, callers have to show whose they are; with a `run_token`, that token."""
         self._identity = identity
+        ask = (AskForToken(run_token),) if run_token else ()
         admit = () if identity is None else (Admit(),)
-        self.grpc = grpc.aio.server(interceptors=(*admit, RefuseUndecodable()), options=_SERVER)
+        self.grpc = grpc.aio.server(interceptors=(*ask, *admit, RefuseUndecodable()), options=_SERVER)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self._names: list[str] = []
@@ -159,11 +166,10 @@ class Channels:
         self._closing: set[asyncio.Task[None]] = set()
 
     @staticmethod
-    def showing(identity: Identity | None) -> "Channels":
-        """Those of a process that has, or has not, a certificate."""
-        if identity is None:
-            return Channels()
-        return Channels(partial(open_channel, identity=identity), identity.version)
+    def showing(identity: Identity | None, run_token: str = "") -> "Channels":
+        """Those of a process that has, or has not, a certificate, and a token of its run."""
+        opener = partial(open_channel, identity=identity, run_token=run_token)
+        return Channels(opener) if identity is None else Channels(opener, identity.version)
 
     def to(self, address: str, party: Party, incarnation: Incarnation | None = None) -> grpc.aio.Channel:
         """`party`: who is there, as long as anybody is."""

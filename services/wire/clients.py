@@ -10,12 +10,12 @@ from services.wire.errors import remote_error
 from services.wire.identity import Identity
 
 
-async def report_exit(bootstrap: str, tls: TlsFiles | None, name: str, pid: int) -> None:
+async def report_exit(bootstrap: str, tls: TlsFiles | None, run_token: str, name: str, pid: int) -> None:
     """Say that process `pid` of worker `name` was seen to exit: the proof "dead" for all it was writing.
 
     Raises RemoteError when the bootstrap does not take it.
     """
-    channel = open_channel(bootstrap, Party.BOOTSTRAP, Identity.of(tls))
+    channel = open_channel(bootstrap, Party.BOOTSTRAP, Identity.of(tls), run_token)
     try:
         stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         await stub.ReportExit(workers_pb2.ReportExitRequest(name=name, pid=pid), timeout=UNARY_S)

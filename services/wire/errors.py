@@ -53,6 +53,10 @@ class NotAdmitted(Refusal):
     """The caller's certificate is good, but not for this."""
 
 
+class NotProven(Refusal):
+    """The caller has not shown that it is whom it speaks for."""
+
+
 STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (UnknownRoom, grpc.StatusCode.NOT_FOUND),
     (UnknownWorker, grpc.StatusCode.NOT_FOUND),
@@ -71,6 +75,7 @@ STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (NotQuiet, grpc.StatusCode.FAILED_PRECONDITION),
     (NotConnected, grpc.StatusCode.FAILED_PRECONDITION),
     (NotAdmitted, grpc.StatusCode.PERMISSION_DENIED),
+    (NotProven, grpc.StatusCode.UNAUTHENTICATED),
     (Malformed, grpc.StatusCode.INVALID_ARGUMENT),
     (PeerFault, grpc.StatusCode.INVALID_ARGUMENT),
     (Truncated, grpc.StatusCode.INVALID_ARGUMENT),

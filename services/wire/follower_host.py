@@ -42,7 +42,7 @@ class FollowerHost:
         self._pages = WorkerPages(settings)
         self._problem: str | None = "still starting"
         self.mailbox = Mailbox()
-        self.channels = Channels.showing(Identity.of(settings.tls))
+        self.channels = Channels.showing(Identity.of(settings.tls), settings.run_token)
         self.reporter = RankReporter(
             self._bootstrap(),
             settings.rank or 0,
@@ -50,9 +50,9 @@ class FollowerHost:
             lambda: self.reporter.reach(self._bootstrap()),
         )
 
-    def led_by(self, leader: Incarnation) -> None:
+    def led_by(self, leader: Incarnation, credential: bytes) -> None:
         """The group has met."""
-        self.reporter.led_by(leader)
+        self.reporter.led_by(leader, credential)
 
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
         """Serve /metrics, /started, /health and /ready from now on."""

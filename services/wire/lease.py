@@ -43,6 +43,7 @@ class LeaseKeeper:
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         self._registration = registration
         self._incarnation = registration.worker.incarnation
+        self._credential = registration.credential
         self._on_departed = on_departed
         self._on_renewal = on_renewal
         self._census = census
@@ -83,13 +84,14 @@ class LeaseKeeper:
         """Ask for no more rooms. Returns how many of those that were opened here the bootstrap still waits
         for; 0 when it cannot be reached, since then none will come. One that comes back is asked again."""
         self._draining = True
-        request = workers_pb2.DrainRequest(incarnation=self._incarnation)
+        request = workers_pb2.DrainRequest(incarnation=self._incarnation, credential=self._credential)
         reply = await self._call(self._stub.Drain, request)
         return 0 if reply is None else int(reply.rooms)
 
     async def leave(self) -> None:
         """The last word before exit. Best effort."""
-        await self._call(self._stub.Leave, workers_pb2.LeaveRequest(incarnation=self._incarnation))
+        request = workers_pb2.LeaveRequest(incarnation=self._incarnation, credential=self._credential)
+        await self._call(self._stub.Leave, request)
 
     async def _register(self) -> None:
         reply = await _typed(self._stub.Register(self._registration, timeout=UNARY_S))
@@ -100,7 +102,9 @@ class LeaseKeeper:
             await self.drain()
 
     async def _renew(self) -> None:
-        request = workers_pb2.RenewRequest(incarnation=self._incarnation, census=self._census())
+        request = workers_pb2.RenewRequest(
+            incarnation=self._incarnation, census=self._census(), credential=self._credential
+        )
         reply = await _typed(self._stub.Renew(request, timeout=max(self._lease_ms / 3000, 0.5)))
         self._lease_ms = max(reply.lease_ms, LEASE_MS_MIN)
         self.proven = not reply.unproven

@@ -42,14 +42,17 @@ class Reporter:
         clock: Clock,
         spans: RoomSpans | None = None,
         on_unreachable: Callable[[], None] = lambda: None,
+        credential: bytes = b"",
     ) -> None:
         """`spans`: where the lines of rooms that are traced go as well. `on_unreachable`: told of each try
-        that nobody answered, so that the next may go another way."""
+        that nobody answered, so that the next may go another way. `credential`: proves that it speaks for its
+        worker."""
         self._clock = clock
         self._on_unreachable = on_unreachable
         self._spans = RoomSpans() if spans is None else spans
         self._stub = rooms_pb2_grpc.RoomServiceStub(channel)
         self._incarnation = incarnation
+        self._credential = credential
         self._rank = 0
         self._source = source
         self._waiting: list[rooms_pb2.RoomReport] = []
@@ -102,7 +105,10 @@ class Reporter:
             while self._waiting:
                 batch = self._waiting[:BATCH_MAX]
                 request = rooms_pb2.ReportRoomsRequest(
-                    incarnation=self._incarnation, rank=self._rank, reports=batch
+                    incarnation=self._incarnation,
+                    rank=self._rank,
+                    reports=batch,
+                    credential=self._credential,
                 )
                 try:
                     await self._stub.ReportRooms(request, timeout=UNARY_S)
@@ -143,9 +149,11 @@ class RankReporter(Reporter):
         super().__init__(channel, Incarnation(0), f"rank {rank}", clock, on_unreachable=on_unreachable)
         self._rank = rank
 
-    def led_by(self, leader: Incarnation) -> None:
-        """Who the bootstrap knows this rank's worker as. To be told before anything is sent."""
+    def led_by(self, leader: Incarnation, credential: bytes) -> None:
+        """Who the bootstrap knows this rank's worker as, and what it believes its ranks by. To be told before
+        anything is sent."""
         self._incarnation = leader
+        self._credential = credential
 
     def opened(self, room: RoomId, request: Request) -> None: ...
 

@@ -73,12 +73,13 @@ class Role:
 class WorkerHost:
     """One worker process on the wire. Made before the slow part of a start: a busy port fails first."""
 
-    def __init__(self, settings: WorkerSettings, incarnation: Incarnation) -> None:
+    def __init__(self, settings: WorkerSettings, incarnation: Incarnation, credential: bytes) -> None:
         """Raises StartupError for a port that is in use."""
         self._settings = settings
         self._pages = WorkerPages(settings)
         self._lost: str | None = None
         self.incarnation = incarnation
+        self._credential = credential
         self.mailbox = Mailbox()
         identity = Identity.of(settings.tls)
         if identity is None and beyond_this_machine(settings.host):
@@ -93,8 +94,8 @@ class WorkerHost:
                 advertise=settings.advertise,
                 bootstrap=settings.bootstrap,
             )
-        self.channels = Channels.showing(identity)
-        self.server = Server(identity)
+        self.channels = Channels.showing(identity, settings.run_token)
+        self.server = Server(identity, settings.run_token)
         workers_pb2_grpc.add_PresenceServiceServicer_to_server(PresenceService(incarnation), self.server.grpc)
         try:
             self.port = self.server.bind(settings.host, settings.grpc_port)
@@ -109,7 +110,9 @@ class WorkerHost:
             os.environ,
         )
         self._spans = RoomSpans(self._tracer, settings.role, Kind.SERVER)
-        self.reporter = Reporter(bootstrap, incarnation, settings.name, SystemClock(), self._spans)
+        self.reporter = Reporter(
+            bootstrap, incarnation, settings.name, SystemClock(), self._spans, credential=credential
+        )
         self._lease: LeaseKeeper | None = None
 
     @property
@@ -150,6 +153,7 @@ class WorkerHost:
             )
         )
         registration.pid = os.getpid()
+        registration.credential = self._credential
         lease = LeaseKeeper(
             self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP),
             registration,

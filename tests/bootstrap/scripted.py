@@ -100,6 +100,10 @@ class Worker:
         return workers_pb2.WhoIsThereReply(incarnation=self.found or self.incarnation)
 
     @property
+    def credential(self) -> bytes:
+        return f"of {self.name}, a secret".encode()
+
+    @property
     def facts(self) -> WorkerFacts:
         return WorkerFacts(
             self.name,
@@ -265,6 +269,7 @@ class House:
         self.decode = DecodeWorker("decode-0", D, Incarnation(22), rooms_max=places, pid=222)
 
     def join(self, worker: Worker, *, proven: bool = True) -> None:
+        self.rooms.credentials.enter(worker.incarnation, worker.credential)
         self.rooms.register(worker.facts)
         if proven:
             self.rooms.proven(worker.incarnation)

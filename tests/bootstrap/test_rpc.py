@@ -16,9 +16,12 @@ from services.rooms.registry import RoomPhase
 from services.wire import presence
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import outcome_to_wire
+from services.wire.credential import of_ranks
 from services.wire.errors import RemoteError, remote_error
 from tests.bootstrap.scripted import House, house
 from tests.wire.servers import channel_to, serving, until
+
+OWN = b"drawn by this worker"
 
 
 class Client:
@@ -35,6 +38,14 @@ class Client:
         except grpc.aio.AioRpcError as error:
             raise remote_error(error) from error
 
+    def key(self, room: int) -> bytes:
+        return self.at.rooms.credentials.key_of(RoomId(room))
+
+    def credential(self, incarnation: int) -> bytes:
+        """Of one of the two workers; nobody else has one."""
+        workers = (self.at.prefill, self.at.decode)
+        return next((each.credential for each in workers if each.incarnation == incarnation), b"")
+
     async def open(self, name: str = "request-1") -> int:
         reply = await self.call(
             self.rooms.OpenRoom, rooms_pb2.OpenRoomRequest(request_id=name, prompt_tokens=3, tokens=5)
@@ -42,9 +53,11 @@ class Client:
         return int(reply.room)
 
     async def report(self, reporter: int, *reports: rooms_pb2.RoomReport) -> None:
-        await self.call(
-            self.rooms.ReportRooms, rooms_pb2.ReportRoomsRequest(incarnation=reporter, reports=reports)
-        )
+        request = rooms_pb2.ReportRoomsRequest(incarnation=reporter, reports=reports)
+        request.credential = self.credential(reporter)
+        for report in request.reports:
+            report.key = b"" if reporter else self.key(report.room)
+        await self.call(self.rooms.ReportRooms, request)
 
 
 @pytest.fixture
@@ -94,10 +107,11 @@ async def test_a_worker_that_is_not_the_rooms_is_not_believed(client: Client) ->
 async def test_a_line_is_put_down_under_the_name_of_whoever_sent_it(client: Client) -> None:
     room = await client.open()
     event = rooms_pb2.RoomEvent(source="bootstrap", name="landed").SerializeToString()
-    request = rooms_pb2.ReportRoomsRequest(incarnation=client.at.decode.incarnation)
+    decode = client.at.decode
+    request = rooms_pb2.ReportRoomsRequest(incarnation=decode.incarnation, credential=decode.credential)
     request.reports.add(room=room, event=event)
     await client.call(client.rooms.ReportRooms, request)
-    request.rank = 3
+    request.rank, request.credential = 3, of_ranks(decode.credential)
     request.reports[0].retired = True
     await client.call(client.rooms.ReportRooms, request)
     await client.report(0, rooms_pb2.RoomReport(room=room, event=event))
@@ -145,7 +159,8 @@ async def test_a_watcher_that_leaves_is_forgotten(client: Client) -> None:
 async def test_cancelling_ends_the_room_on_both_workers_once(client: Client) -> None:
     room = await client.open()
     for why in ("changed my mind", "again"):
-        await client.call(client.rooms.CancelRoom, rooms_pb2.CancelRoomRequest(room=room, why=why))
+        request = rooms_pb2.CancelRoomRequest(room=room, why=why, key=client.key(room))
+        await client.call(client.rooms.CancelRoom, request)
     at = client.at
     await until(lambda: at.prefill.cancels == at.decode.cancels == {room: "cancelled"})
     cause = at.entry(room).cause
@@ -222,16 +237,17 @@ async def test_a_worker_registers_renews_drains_and_leaves(
         schema="s",
         tokens_max=10,
         rooms_max=1,
+        credential=OWN,
     )
     reply = await client.call(workers.Register, register)
     assert reply.lease_ms == at.registry.lease_ms
-    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77))
+    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77, credential=OWN))
     assert set(renewed.departed) == {11, 22}
     assert renewed.unproven
     at.rooms.proven(Incarnation(77))
-    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77))
+    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77, credential=OWN))
     assert not renewed.unproven
-    await client.call(workers.Drain, workers_pb2.DrainRequest(incarnation=77))
+    await client.call(workers.Drain, workers_pb2.DrainRequest(incarnation=77, credential=OWN))
     assert at.registry.worker(Incarnation(77)).state.value == "draining"
     other = workers_pb2.RegisterRequest()
     other.CopyFrom(register)
@@ -239,11 +255,11 @@ async def test_a_worker_registers_renews_drains_and_leaves(
     with pytest.raises(RemoteError, match="dtype differs") as error:
         await client.call(workers.Register, other)
     assert (error.value.kind, error.value.field) == ("WorkerRefused", "dtype")
-    await client.call(workers.Leave, workers_pb2.LeaveRequest(incarnation=77))
+    await client.call(workers.Leave, workers_pb2.LeaveRequest(incarnation=77, credential=OWN))
     assert "worker left" in caplog.messages
     assert "worker lost" not in caplog.messages, "nobody is to be warned of a rolling replacement"
     with pytest.raises(RemoteError) as error:
-        await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77))
+        await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77, credential=OWN))
     assert error.value.kind == "UnknownWorker"
 
 

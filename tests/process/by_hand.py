@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import httpx
 
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from tests.http import web
+from tests.process.cancelling import cancel_room
 from tests.process.hooked_rank import FOLDER
 from tests.process.hooks import Folder
 from tests.process.load import Answer
@@ -143,10 +142,8 @@ class Hand:
             time.sleep(POLL_S)
 
     def cancel(self, room: dict[str, Any]) -> None:
-        """As another router may: the room ends, and is not tried again."""
-        with grpc.insecure_channel(f"127.0.0.1:{self.stack.grpc_port}") as channel:
-            request = rooms_pb2.CancelRoomRequest(room=int(room["id"]), why="by a test")
-            rooms_pb2_grpc.RoomServiceStub(channel).CancelRoom(request, timeout=ANSWER_S)
+        """The room ends, and is not tried again."""
+        cancel_room(f"127.0.0.1:{self.stack.grpc_port}", int(room["id"]), "by a test")
 
     @contextmanager
     def asking(self, prompt: Sequence[int], tokens: int = OUTPUT_TOKENS) -> Iterator[Answer]:

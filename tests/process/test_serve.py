@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import psutil
+import pytest
 
 from tests.http import web
 from tests.process.stack import READY_S, STOP_S, free_port
@@ -55,6 +57,23 @@ def _open_to_others(processes: Sequence[psutil.Process]) -> set[int]:
     }
 
 
+def _assert_closed_to_other_users(processes: Sequence[psutil.Process], log: Path) -> None:
+    """Who has not the token, which no other user can read, is refused."""
+    tokens = {
+        each.environ()["BATON_RUN_TOKEN"] for each in processes if "services.cli.main" in each.cmdline()
+    }
+    assert len(tokens) == 1
+    said = [" ".join(each.cmdline()) for each in processes] + [log.read_text()]
+    assert not any(token in text for token in tokens for text in said)
+    listing = "/baton.v1.RoomService/ListRooms"
+    with grpc.insecure_channel("127.0.0.1:8100") as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(listing)(b"", timeout=STOP_S)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        shown = [("baton-run-token", *tokens)]
+        assert channel.unary_unary(listing)(b"", timeout=STOP_S, metadata=shown)
+
+
 def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) -> None:
     log, port, metrics = tmp_path / "serve.log", free_port(), _two_free_ports()
     url = f"http://127.0.0.1:{port}"
@@ -74,6 +93,7 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
 
         children = psutil.Process(process.pid).children(recursive=True)
         assert _open_to_others(children) == {port}, "whoever reaches another one may be a worker"
+        _assert_closed_to_other_users(children, log)
         decode = next(child for child in children if "decode" in child.cmdline())
         decode.kill()
         _said(log, "starting it again", process)

@@ -274,7 +274,7 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
     async with serving(of(before, "bootstrap")) as (address, served):
         tls = {"tls_cert": str(live.cert), "tls_key": str(live.key), "tls_ca": str(live.ca)}
         host = FollowerHost(load(DecodeSettings, {"name": "decode-0", "bootstrap": address} | tls, {}))
-        host.led_by(Incarnation(7))
+        host.led_by(Incarnation(7), b"of the ranks")
         host.reporter.seen(RoomId(1), "landed")
         await host.reporter.flush()
         assert len(served) == 1

@@ -10,6 +10,7 @@ from services.decode.settings import DecodeSettings
 from services.rooms.ids import Incarnation
 from services.runtime.exposed import beyond_this_machine
 from services.runtime.settings import load
+from services.wire.credential import draw
 from services.wire.worker_host import WorkerHost
 
 KEYS = {"BATON_API_KEYS": "sk-one-0123456789"}
@@ -51,7 +52,7 @@ async def test_a_worker_that_registers_where_its_peers_cannot_reach_it_warns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for bootstrap in ("10.0.0.1:8100", "127.0.0.1:8100"):
-        worker = WorkerHost(load(DecodeSettings, {"bootstrap": bootstrap}, {}), Incarnation(7))
+        worker = WorkerHost(load(DecodeSettings, {"bootstrap": bootstrap}, {}), Incarnation(7), draw())
         await worker.close()
     (warned,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert warned.startswith("nobody on another machine reaches this worker: set --host or --advertise")
@@ -62,7 +63,7 @@ async def test_a_worker_warns_of_a_plain_port_that_others_can_reach(
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = load(DecodeSettings, {"host": host, "advertise": "127.0.0.1"}, {})
-    worker = WorkerHost(settings, Incarnation(7))
+    worker = WorkerHost(settings, Incarnation(7), draw())
     await worker.close()
     warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert [text.partition(":")[0] for text in warned] == (

@@ -12,11 +12,12 @@ from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.placement import Need
-from services.rooms.registry import WorkerState
+from services.rooms.registry import RoomPhase, WorkerState
 from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, Server
 from services.wire.conversions import side_to_wire
+from services.wire.credential import of_ranks
 from services.wire.errors import RemoteError, remote_error
 from services.wire.identity import Identity
 from tests.bootstrap.scripted import House, Worker, house
@@ -24,16 +25,20 @@ from tests.safety.certificates import of
 
 CALL_S: Final = 20.0
 UNKNOWN: Final = 77
+SECURED: Final = pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
 SIDES: Final = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.value)
 
 
 class Stack:
     """A bootstrap with a worker of each side, and whoever has a certificate to call it with."""
 
-    def __init__(self, at: House, address: str, folder: Path) -> None:
+    def __init__(self, at: House, address: str, folder: Path | None) -> None:
         self.at = at
         self._address = address
-        self._channels = {party: Channels.showing(Identity(of(folder, party))) for party in Party}
+        self._channels = {
+            party: Channels.showing(None if folder is None else Identity(of(folder, party)))
+            for party in Party
+        }
 
     async def ask(self, party: Party, request: Any) -> str:
         """What becomes of it: OK, or the kind of error."""
@@ -46,6 +51,7 @@ class Stack:
             workers_pb2.LeaveRequest: workers.Leave,
             workers_pb2.ReportExitRequest: workers.ReportExit,
             rooms_pb2.ReportRoomsRequest: rooms_pb2_grpc.RoomServiceStub(channel).ReportRooms,
+            rooms_pb2.CancelRoomRequest: rooms_pb2_grpc.RoomServiceStub(channel).CancelRoom,
         }[type(request)]
         try:
             await method(request, timeout=CALL_S)
@@ -64,9 +70,10 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(folder: Path) -> AsyncIterator[Stack]:
+async def stack(folder: Path | None) -> AsyncIterator[Stack]:
+    """None: without certificates."""
     async with house() as at:
-        server = Server(Identity(of(folder, "bootstrap")))
+        server = Server(None if folder is None else Identity(of(folder, "bootstrap")))
         workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(at.rooms), server.grpc)
         rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(at.rooms), server.grpc)
         address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
@@ -79,12 +86,22 @@ async def stack(folder: Path) -> AsyncIterator[Stack]:
             await server.stop(0)
 
 
+def without_proof(request: Any, shown: bytes) -> Any:
+    """The same, of somebody who knows all but the worker's secret."""
+    made = type(request)()
+    made.CopyFrom(request)
+    made.credential = shown
+    return made
+
+
 def other(side: Side) -> Party:
     """Whoever is not of that side."""
     return Party.DECODE if side is Side.PREFILL else Party.PREFILL
 
 
-def registration(party: Party, name: str, incarnation: int) -> workers_pb2.RegisterRequest:
+def registration(
+    party: Party, name: str, incarnation: int, credential: bytes = b"drawn by somebody"
+) -> workers_pb2.RegisterRequest:
     return workers_pb2.RegisterRequest(
         worker=rooms_pb2.Peer(name=name, incarnation=incarnation, address="127.0.0.1:1"),
         side=side_to_wire(Side(party.value)),
@@ -93,20 +110,21 @@ def registration(party: Party, name: str, incarnation: int) -> workers_pb2.Regis
         ),
         tokens_max=100,
         rooms_max=1,
+        credential=credential,
     )
 
 
 def spoken(worker: Worker, room: int) -> list[Any]:
     """All that is said in a worker's name, its goodbye last."""
-    named = worker.incarnation
+    named, own = worker.incarnation, worker.credential
     event = rooms_pb2.RoomEvent(name="granted").SerializeToString()
     report = rooms_pb2.RoomReport(room=room, event=event, retired=True)
     return [
-        workers_pb2.RenewRequest(incarnation=named),
-        rooms_pb2.ReportRoomsRequest(incarnation=named, reports=[report]),
-        workers_pb2.DrainRequest(incarnation=named),
+        workers_pb2.RenewRequest(incarnation=named, credential=own),
+        rooms_pb2.ReportRoomsRequest(incarnation=named, reports=[report], credential=own),
+        workers_pb2.DrainRequest(incarnation=named, credential=own),
         workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid + 1),
-        workers_pb2.LeaveRequest(incarnation=named),
+        workers_pb2.LeaveRequest(incarnation=named, credential=own),
     ]
 
 
@@ -150,6 +168,8 @@ async def test_a_worker_that_fell_silent_is_not_taken_for_dead_on_the_other_side
             assert await here.ask(other(side), request) == "NotAdmitted", request
         assert registry.departed() == []
         next_holder = registration(Party.of(side), worker.name, UNKNOWN)
+        assert await here.ask(Party.of(side), next_holder) == "NameInUse", "it answers"
+        worker.found = UNKNOWN  # another process does
         assert await here.ask(Party.of(side), next_holder) == "OK"
         assert registry.departed() == [worker.incarnation]
 
@@ -174,3 +194,61 @@ async def test_an_exit_is_believed_of_the_own_side_and_of_whoever_started_the_st
             exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
             assert await here.ask(party, exited) == "OK"
             assert here.at.registry.departed() == [Incarnation(worker.incarnation)]
+
+
+@SECURED
+@SIDES
+async def test_nobody_speaks_for_a_worker_of_whom_it_knows_all_but_the_credential(
+    ours: Path, side: Side, secured: bool
+) -> None:
+    """Not another worker of its side either, nor one of its own ranks for its leader."""
+    async with stack(ours if secured else None) as here:
+        worker, registry = here.worker(side), here.at.registry
+        pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
+        room = here.at.admission.open_on("request-1", pair, Need(5, 5))
+        renew, report, drain, _, leave = spoken(worker, room.id)
+        again = registration(Party.of(side), worker.name, worker.incarnation)
+        for shown in (b"", b"x" * 32, of_ranks(worker.credential)):
+            for request in (renew, report, drain, leave):
+                assert await here.ask(Party.of(side), without_proof(request, shown)) == "NotProven", request
+            if shown:
+                assert await here.ask(Party.of(side), without_proof(again, shown)) == "NotProven"
+        assert registry.worker(worker.incarnation).state is WorkerState.READY
+        assert (registry.departed(), len(room.waiting_for)) == ([], 2)
+        report.rank = 1
+        assert await here.ask(Party.of(side), report) == "NotProven", "the leader's is not a rank's"
+        lines = without_proof(report, of_ranks(worker.credential))
+        assert await here.ask(Party.of(side), lines) == "OK"
+        assert [event.name for event in room.events] == ["opened", "granted"]
+        assert len(room.waiting_for) == 2, "a rank adds lines alone"
+
+
+async def test_a_registration_without_a_credential_is_none(ours: Path) -> None:
+    async with stack(None) as here:
+        for shown in (b"", b"short", b"x" * 65):
+            asked = registration(Party.PREFILL, "another", UNKNOWN, shown)
+            assert await here.ask(Party.PREFILL, asked) == "Malformed"
+
+
+async def test_a_room_is_ended_by_whoever_opened_it_or_shows_the_bootstraps_certificate(ours: Path) -> None:
+    for secured in (False, True):
+        async with stack(ours if secured else None) as here:
+            registry = here.at.registry
+            pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
+            rooms = [here.at.admission.open_on(f"request-{n}", pair, Need(5, 5)) for n in range(2)]
+            key = here.at.rooms.credentials.key_of(rooms[1].id)
+            for shown in (b"", key):
+                told = rooms_pb2.RoomReport(room=rooms[0].id, outcome=rooms_pb2.Outcome(), key=shown)
+                cancel = rooms_pb2.CancelRoomRequest(room=rooms[0].id, key=shown)
+                for request in (cancel, rooms_pb2.ReportRoomsRequest(reports=[told])):
+                    if secured:
+                        assert await here.ask(Party.DECODE, request) == "NotAdmitted", request
+                    else:
+                        assert await here.ask(Party.DECODE, request) == "NotProven", request
+                assert rooms[0].phase is RoomPhase.OPEN
+            if secured:
+                assert await here.ask(Party.BOOTSTRAP, cancel) == "OK"
+            else:
+                cancel.key = here.at.rooms.credentials.key_of(rooms[0].id)
+                assert await here.ask(Party.DECODE, cancel) == "OK"
+            assert rooms[0].phase is RoomPhase.CLOSING

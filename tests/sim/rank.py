@@ -103,9 +103,11 @@ class Outside:
     name: str
     channels: Channels
     bootstrap: str
+    credential: bytes
 
     def reporter(self, clock: SkewedClock) -> Reporter:
-        return Reporter(self.channels.to(self.bootstrap, Party.BOOTSTRAP), self.incarnation, self.name, clock)
+        channel = self.channels.to(self.bootstrap, Party.BOOTSTRAP)
+        return Reporter(channel, self.incarnation, self.name, clock, credential=self.credential)
 
     def peers(
         self,

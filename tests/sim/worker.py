@@ -72,7 +72,8 @@ class Worker:
         slow = set(rng.sample(range(self._meeting.size), late))
         self.ranks: list[Rank] = []
         self._channels = Channels(lambda address, _: Channel(world.network, address))
-        outside = Outside(self.incarnation, name, self._channels, BOOTSTRAP)
+        self._credential = self.incarnation.to_bytes(8, "big") * 2
+        outside = Outside(self.incarnation, name, self._channels, BOOTSTRAP, self._credential)
         for rank, group in enumerate(self._meeting.groups()):
             self.ranks.append(
                 make_rank(
@@ -228,6 +229,7 @@ class Worker:
             tokens_max=self.shape.pages * whole.page_tokens,
             rooms_max=self._world.shape.places,
             pid=self.pid,
+            credential=self._credential,
             kv_checksum=self._world.shape.checksum.value,
         )
 

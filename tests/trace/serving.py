@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import psutil
 
 from tests.http import web
 from tests.process.stack import READY_S, STOP_S, free_port
+
+RUN_TOKEN: Final = "a-token-of-the-tests-0123"
 
 
 @dataclass
@@ -98,7 +100,7 @@ def serving(model: Path, folder: Path, *flags: str) -> Iterator[Served]:
     command = [sys.executable, "-m", "services.cli.main", "serve", "--port", str(port), "--grpc-port", "0"]
     command += ["--model", str(model), "--kv-cache-memory", "128MiB", *flags]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("BATON_", "OTEL_"))}
-    environ |= others_variables(folder)
+    environ |= others_variables(folder) | {"BATON_RUN_TOKEN": RUN_TOKEN}
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ)
     served = Served(process, log, f"http://127.0.0.1:{port}")

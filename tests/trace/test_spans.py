@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import httpx
 import pytest
 
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from tests.http import web
+from tests.process.cancelling import cancel_room
 from tests.process.stack import READY_S
 from tests.trace.collector import Collector, Seen, collecting
-from tests.trace.serving import Served, events_of, in_order, serving
+from tests.trace.serving import RUN_TOKEN, Served, events_of, in_order, serving
 
 ANSWER_S: Final = 60.0
 CALLER: Final = "00f067aa0ba902b7"
@@ -177,10 +176,7 @@ def test_a_failed_request_has_the_cause_in_each_of_its_spans(served: Served, col
 
 
 def cancel(served: Served, room: int, why: str) -> None:
-    with grpc.insecure_channel(grpc_address(served)) as channel:
-        rooms_pb2_grpc.RoomServiceStub(channel).CancelRoom(
-            rooms_pb2.CancelRoomRequest(room=room, why=why), timeout=ANSWER_S
-        )
+    cancel_room(grpc_address(served), room, why, RUN_TOKEN)
 
 
 def grpc_address(served: Served) -> str:

@@ -153,7 +153,7 @@ async def test_a_rank_that_does_not_lead_tells_what_it_saw_itself_in_its_leaders
 
     async with serving(add) as address, channel_to(address) as channel:
         rank = RankReporter(channel, 2, ManualClock(now_ms=7, wall_ms=42))
-        rank.led_by(Incarnation(5))
+        rank.led_by(Incarnation(5), b"of the ranks")
         rank.note(RoomId(1), "granted")
         rank.seen(RoomId(1), "landed", "2 pages")
         rank.retired(RoomId(1))

@@ -24,6 +24,7 @@ from services.runtime.settings import load
 from services.wire import follower_host, worker_host
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import outcome_from_wire, outcome_to_wire
+from services.wire.credential import draw
 from services.wire.errors import Draining
 from services.wire.follower_host import FollowerHost
 from services.wire.worker_host import Role, WorkerHost
@@ -95,7 +96,7 @@ async def leading(
     add = partial(workers_pb2_grpc.add_WorkerRegistryServicer_to_server, registry)
     async with serving(add) as at:
         settings = load(PrefillSettings, {"name": "prefill-0", "bootstrap": at}, {})
-        host = WorkerHost(settings, Incarnation(7))
+        host = WorkerHost(settings, Incarnation(7), draw())
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(streams, host.server.grpc)
         await host.start_pages(CollectorRegistry(), TurnProgress(SystemClock()))
 

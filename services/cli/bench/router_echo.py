@@ -22,6 +22,7 @@ from services.rooms.phases import Side
 from services.rooms.request import FinishReason, Request, Token
 from services.runtime.clock import SystemClock
 from services.runtime.party import Party
+from services.wire import credential
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
 from services.wire.channel import Channels, Server
 from services.wire.conversions import (
@@ -153,7 +154,8 @@ async def serve_echo(bootstrap: str, model: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for side in Side:
             incarnation = Incarnation(secrets.randbits(63) | 1)
-            reporter = Reporter(at_bootstrap, incarnation, f"echo-{side.value}", SystemClock())
+            own, name = credential.draw(), f"echo-{side.value}"
+            reporter = Reporter(at_bootstrap, incarnation, name, SystemClock(), credential=own)
             server = Server()
             if side is Side.PREFILL:
                 inference_pb2_grpc.add_PrefillServiceServicer_to_server(EchoPrefill(reporter), server.grpc)
@@ -164,7 +166,7 @@ async def serve_echo(bootstrap: str, model: str) -> None:
             stack.push_async_callback(server.stop, 0)
             print(f"{side.value} {address} {incarnation}", flush=True)
             registration = workers_pb2.RegisterRequest(
-                worker=rooms_pb2.Peer(name=f"echo-{side.value}", incarnation=incarnation, address=address),
+                worker=rooms_pb2.Peer(name=name, incarnation=incarnation, address=address),
                 side=side_to_wire(side),
                 layout=workers_pb2.KvLayout(
                     model=model, dtype="float32", page_tokens=16, layers=[0], kv_heads=[0], head_dim=64
@@ -173,6 +175,7 @@ async def serve_echo(bootstrap: str, model: str) -> None:
                 tokens_max=TOKENS_MAX,
                 rooms_max=ROOMS_MAX,
                 pid=os.getpid(),
+                credential=own,
             )
             lease = LeaseKeeper(at_bootstrap, registration, lambda _: None, lambda _: None)
             for work in (lease.run(), reporter.run()):

@@ -49,7 +49,7 @@ async def test_a_room_is_driven_by_grpc_alone(idle_stack: Stack) -> None:
         first, drawn = await _drive(opened)
         assert len(drawn) == OUTPUT_TOKENS
         assert drawn[0] == first, "both sides tell the same first token"
-        report = rooms_pb2.RoomReport(room=opened.room, outcome=rooms_pb2.Outcome())
+        report = rooms_pb2.RoomReport(room=opened.room, outcome=rooms_pb2.Outcome(), key=opened.key)
         await rooms.ReportRooms(rooms_pb2.ReportRoomsRequest(reports=[report]), timeout=CALL_S)
         names = await watching
         room = await rooms.GetRoom(rooms_pb2.GetRoomRequest(room=opened.room), timeout=CALL_S)
@@ -74,7 +74,7 @@ async def test_a_worker_that_lives_is_not_taken_for_gone_on_anybodys_word(idle_s
         opened = await rooms.OpenRoom(asked, timeout=CALL_S)
         assert opened.prefill.name == "prefill-0"
         assert len((await _drive(opened))[1]) == OUTPUT_TOKENS
-        report = rooms_pb2.RoomReport(room=opened.room, outcome=rooms_pb2.Outcome())
+        report = rooms_pb2.RoomReport(room=opened.room, outcome=rooms_pb2.Outcome(), key=opened.key)
         await rooms.ReportRooms(rooms_pb2.ReportRoomsRequest(reports=[report]), timeout=CALL_S)
 
 

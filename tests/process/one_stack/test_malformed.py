@@ -29,6 +29,7 @@ ANSWERED: Final = frozenset(
         grpc.StatusCode.NOT_FOUND,
         grpc.StatusCode.OK,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.UNIMPLEMENTED,
     }
@@ -58,11 +59,8 @@ async def opened(stack: Stack) -> AsyncIterator[rooms_pb2.OpenRoomReply]:
         try:
             yield room
         finally:
-            await rooms.CancelRoom(rooms_pb2.CancelRoomRequest(room=room.room), timeout=CALL_S)
-            for side in (room.prefill, room.decode):
-                retired = rooms_pb2.RoomReport(room=room.room, retired=True)
-                report = rooms_pb2.ReportRoomsRequest(incarnation=side.incarnation, reports=[retired])
-                await rooms.ReportRooms(report, timeout=CALL_S)
+            request = rooms_pb2.CancelRoomRequest(room=room.room, key=room.key)
+            await rooms.CancelRoom(request, timeout=CALL_S)
 
 
 def targets(stack: Stack, room: rooms_pb2.OpenRoomReply) -> list[tuple[str, str, Any]]:

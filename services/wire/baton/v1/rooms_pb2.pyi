@@ -145,7 +145,10 @@ class OpenRoomReply(_message.Message):
     ROOM_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     room: _builtins.int
+    key: _builtins.bytes
+    """A secret of the room: whoever cancels it or tells its outcome without a certificate shows it."""
     @_builtins.property
     def prefill(self) -> Global___Peer: ...
     @_builtins.property
@@ -156,10 +159,11 @@ class OpenRoomReply(_message.Message):
         room: _builtins.int = ...,
         prefill: Global___Peer | None = ...,
         decode: Global___Peer | None = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "key", b"key", "prefill", b"prefill", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -225,11 +229,14 @@ class RoomReport(_message.Message):
     EVENT_FIELD_NUMBER: _builtins.int
     RETIRED_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     event: _builtins.bytes
     """A RoomEvent, serialised: it is read when somebody asks for it."""
     retired: _builtins.bool
     """The reporting worker gave back everything that it held for the room."""
+    key: _builtins.bytes
+    """The room's, of whoever opened it."""
     @_builtins.property
     def outcome(self) -> Global___Outcome:
         """Set by whoever drives a room that it opened itself: its outcome."""
@@ -241,10 +248,11 @@ class RoomReport(_message.Message):
         event: _builtins.bytes = ...,
         retired: _builtins.bool = ...,
         outcome: Global___Outcome | None = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "outcome", b"outcome", "retired", b"retired", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "key", b"key", "outcome", b"outcome", "retired", b"retired", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,10 +265,13 @@ class ReportRoomsRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The reporting worker's; 0 for the caller of OpenRoom."""
     rank: _builtins.int
     """Which of the worker's ranks this is; what its rooms do is told by rank 0 alone."""
+    credential: _builtins.bytes
+    """The worker's, as it registered with it; of its other ranks, the one that is made of it for them."""
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomReport]: ...
     def __init__(
@@ -269,10 +280,11 @@ class ReportRoomsRequest(_message.Message):
         incarnation: _builtins.int = ...,
         reports: _abc.Iterable[Global___RoomReport] | None = ...,
         rank: _builtins.int = ...,
+        credential: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "reports", b"reports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "incarnation", b"incarnation", "rank", b"rank", "reports", b"reports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,17 +311,21 @@ class CancelRoomRequest(_message.Message):
 
     ROOM_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     why: _builtins.str
+    key: _builtins.bytes
+    """What OpenRoom told. A caller that shows the bootstrap's certificate needs none."""
     def __init__(
         self,
         *,
         room: _builtins.int = ...,
         why: _builtins.str = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["room", b"room", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "room", b"room", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

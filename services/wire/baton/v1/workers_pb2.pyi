@@ -99,6 +99,7 @@ class RegisterRequest(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     KV_CHECKSUM_FIELD_NUMBER: _builtins.int
     KEEPS_PREFIXES_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     side: _rooms_pb2.Side.ValueType
     schema: _builtins.str
     """Of the metadata record and of this wire contract."""
@@ -112,6 +113,10 @@ class RegisterRequest(_message.Message):
     """What is checked of a hand-over: off, record or pages; the same on every worker."""
     keeps_prefixes: _builtins.bool
     """The pages of ended sequences are kept for prompts that begin alike."""
+    credential: _builtins.bytes
+    """A secret that the process drew, 16 to 64 bytes: whoever speaks for this incarnation later shows it. Of one
+    that is known already, the same as then: UNAUTHENTICATED (NotProven) if it is another.
+    """
     @_builtins.property
     def worker(self) -> _rooms_pb2.Peer: ...
     @_builtins.property
@@ -133,10 +138,11 @@ class RegisterRequest(_message.Message):
         pid: _builtins.int = ...,
         kv_checksum: _builtins.str = ...,
         keeps_prefixes: _builtins.bool = ...,
+        credential: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,7 +173,9 @@ class RenewRequest(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     CENSUS_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    credential: _builtins.bytes
     @_builtins.property
     def census(self) -> Global___WorkerCensus:
         """What the worker holds right now, for people to look at."""
@@ -177,10 +185,11 @@ class RenewRequest(_message.Message):
         *,
         incarnation: _builtins.int = ...,
         census: Global___WorkerCensus | None = ...,
+        credential: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "credential", b"credential", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -347,15 +356,18 @@ class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    credential: _builtins.bytes
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
+        credential: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -388,15 +400,18 @@ class LeaveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    credential: _builtins.bytes
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
+        credential: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,87 @@
+"""How do the parts of one stack know each other where no certificates are shown?
+
+By a token of the run: whoever starts the stack draws it and gives it to every part in its environment. A
+caller shows it with each call, and a server refuses a call without it, so that another user of the machine
+neither cancels a stream nor reads a timeline. It is not encrypted on its way: for more than one machine there
+are certificates.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from services.wire.errors import NotProven, errors_as_status
+
+KEY: Final = "baton-run-token"
+OPEN: Final = "/grpc.health.v1.Health/"
+"""What platforms ask says nothing of rooms, and they have no token."""
+
+
+class Showing:
+    """A channel, of grpc or of grpc.aio, whose calls show the token. All else is the channel's own."""
+
+    def __init__(self, channel: Any, token: str) -> None:
+        self._channel = channel
+        self._shown = ((KEY, token),)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def unary_unary(self, *arguments: Any, **more: Any) -> Any:
+        return _ShowingCall(self._channel.unary_unary(*arguments, **more), self._shown)
+
+    def unary_stream(self, *arguments: Any, **more: Any) -> Any:
+        return _ShowingCall(self._channel.unary_stream(*arguments, **more), self._shown)
+
+    def stream_unary(self, *arguments: Any, **more: Any) -> Any:
+        return _ShowingCall(self._channel.stream_unary(*arguments, **more), self._shown)
+
+    def stream_stream(self, *arguments: Any, **more: Any) -> Any:
+        return _ShowingCall(self._channel.stream_stream(*arguments, **more), self._shown)
+
+
+class _ShowingCall:
+    """What makes the calls of one method."""
+
+    def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:
+        self._method = method
+        self._shown = shown
+
+    def __call__(self, *arguments: Any, metadata: Any = None, **more: Any) -> Any:
+        return self._method(*arguments, metadata=(*self._shown, *(metadata or ())), **more)
+
+    def future(self, *arguments: Any, metadata: Any = None, **more: Any) -> Any:
+        return self._method.future(*arguments, metadata=(*self._shown, *(metadata or ())), **more)
+
+    def with_call(self, *arguments: Any, metadata: Any = None, **more: Any) -> Any:
+        return self._method.with_call(*arguments, metadata=(*self._shown, *(metadata or ())), **more)
+
+
+class AskForToken(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Before a call is served."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        if details.method.startswith(OPEN) or self._is_shown(details.invocation_metadata):
+            return await continuation(details)
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def _is_shown(self, metadata: Any) -> bool:
+        shown = next((value for key, value in metadata if key == KEY), "")
+        return hmac.compare_digest(self._token, shown if isinstance(shown, bytes) else shown.encode())
+
+
+async def _refuse(_requests: Any, context: grpc.aio.ServicerContext) -> NoReturn:
+    async with errors_as_status(context):
+        raise NotProven(
+            f"this stack asks for its run's token: give {KEY} what BATON_RUN_TOKEN was at its start"
+        )
+    raise AssertionError("it was answered")

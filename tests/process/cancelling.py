@@ -1,0 +1,24 @@
+"""How do tests end a client's room from outside? At its decode worker, as the bootstrap does.
+
+CancelRoom is for whoever opened the room, which is the API itself.
+"""
+
+from typing import Final
+
+import grpc
+
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, rooms_pb2_grpc
+from services.wire.run_token import Showing
+
+CALL_S: Final = 30.0
+
+
+def cancel_room(bootstrap: str, room: int, why: str, run_token: str = "") -> None:
+    with grpc.insecure_channel(bootstrap) as channel:
+        asked = rooms_pb2.GetRoomRequest(room=room)
+        stub = rooms_pb2_grpc.RoomServiceStub(Showing(channel, run_token))
+        decode = stub.GetRoom(asked, timeout=CALL_S).decode
+    with grpc.insecure_channel(decode.address) as channel:
+        cause = rooms_pb2.Cause(reason="cancelled", text=why)
+        request = inference_pb2.CancelRequest(room=room, incarnation=decode.incarnation, cause=cause)
+        inference_pb2_grpc.DecodeServiceStub(Showing(channel, run_token)).Cancel(request, timeout=CALL_S)
