@@ -33,6 +33,12 @@ LEASE_MS = 3_000
 P, D = Side.PREFILL, Side.DECODE
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
+GEOMETRY = (
+    *(("schema", ""), ("kv_checksum", "record"), ("dtype", "float32")),
+    *(("layers", "1"), ("kv_heads", "1"), ("head_dim", "8")),
+)
+"""What registrations of the tests say."""
+
 Step = Any
 """A reply to send, or what makes one from the request; an exception to raise, an event to wait for, or None:
 end without another word."""
@@ -111,7 +117,7 @@ class Worker:
             self.incarnation,
             self.address,
             "model",
-            (("dtype", "float32"),),
+            GEOMETRY,
             tokens_max=self.tokens_max,
             rooms_max=self.rooms_max,
             pid=self.pid,

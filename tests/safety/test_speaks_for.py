@@ -35,14 +35,14 @@ class Stack:
     def __init__(self, at: House, address: str, folder: Path | None) -> None:
         self.at = at
         self._address = address
-        self._channels = {
+        self.channels = {
             party: Channels.showing(None if folder is None else Identity(of(folder, party)))
             for party in Party
         }
 
     async def ask(self, party: Party, request: Any) -> str:
         """What becomes of it: OK, or the kind of error."""
-        channel = self._channels[party].to(self._address, Party.BOOTSTRAP)
+        channel = self.channels[party].to(self._address, Party.BOOTSTRAP)
         workers = workers_pb2_grpc.WorkerRegistryStub(channel)
         method = {
             workers_pb2.RegisterRequest: workers.Register,
@@ -65,7 +65,7 @@ class Stack:
         return self.at.prefill if side is Side.PREFILL else self.at.decode
 
     async def close(self) -> None:
-        for channels in self._channels.values():
+        for channels in self.channels.values():
             await channels.close()
 
 

@@ -1,0 +1,188 @@
+"""What can whoever stole one certificate, or one secret, do? A test for each line of docs/security.md."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from services.bootstrap.rpc import RoomService, WorkerRegistry
+from services.rooms.ids import Incarnation
+from services.rooms.phases import Side
+from services.rooms.placement import Need
+from services.rooms.registry import RoomPhase, WorkerState
+from services.runtime.party import Party
+from services.wire.admittance import MAY_CALL
+from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from services.wire.channel import Channels, Server, open_channel
+from services.wire.identity import Identity
+from tests.bootstrap.scripted import house
+from tests.safety.certificates import made, of
+from tests.safety.test_admittance import METHODS, call, request_of
+from tests.safety.test_admittance import serving as serving_all
+from tests.safety.test_speaks_for import SIDES, Stack, registration, spoken, stack
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "security.md"
+NEXT: Final = 78
+HANDOVER: Final = {"HandoverService/Connect", "HandoverService/Grant", "HandoverService/Close"}
+RUN: Final = {
+    *(f"PrefillService/{each}" for each in ("RunRoom", "RunRooms", "Cancel")),
+    *(f"DecodeService/{each}" for each in ("StreamRoom", "StreamRooms", "Cancel")),
+}
+READ: Final = {f"RoomService/{each}" for each in ("GetRoom", "ListRooms", "WatchRoom")}
+REGISTRY: Final = {f"WorkerRegistry/{each}" for each in ("Register", "Renew", "Drain", "Leave")}
+
+
+def test_each_line_of_the_page_has_its_test() -> None:
+    lines = [
+        line for line in PAGE.read_text().splitlines() if "(`tests/safety/" in line or "| `test_" in line
+    ]
+    named = {name for line in lines for name in re.findall(r"`(test_\w+)`", line)}
+    here = {name for name in globals() if name.startswith("test_")} - {
+        "test_each_line_of_the_page_has_its_test"
+    }
+    elsewhere = {"test_no_method_is_served_to_a_caller_without_the_token"}
+    assert named == here | elsewhere
+
+
+async def reached(folder: Path, party: Party) -> set[str]:
+    """What a certificate is admitted to, of all that there is."""
+    async with serving_all(of(folder, "bootstrap")) as (address, _):
+        channel = open_channel(address, Party.BOOTSTRAP, Identity(of(folder, party)))
+        found = {
+            f"{each.containing_service.name}/{each.name}": await call(channel, each, request_of(each, party))
+            for each in METHODS
+        }
+        await channel.close()
+    assert set(found.values()) <= {"OK", "PERMISSION_DENIED"}
+    return {name for name, how in found.items() if how == "OK"}
+
+
+async def test_the_bootstraps_certificate_opens_reads_and_ends_rooms_and_is_no_worker(ours: Path) -> None:
+    admitted = await reached(ours, Party.BOOTSTRAP)
+    assert admitted >= RUN | READ | {"RoomService/OpenRoom", "RoomService/CancelRoom"}
+    assert not admitted & (HANDOVER | REGISTRY)
+    async with stack(ours) as here:
+        for side in Side:
+            worker = here.worker(side)
+            *asked, _, leave = spoken(worker, 1)
+            for request in (*asked, leave, registration(Party.of(side), "another", NEXT)):
+                if not isinstance(request, rooms_pb2.ReportRoomsRequest | workers_pb2.ReportExitRequest):
+                    assert await here.ask(Party.BOOTSTRAP, request) == "NotAdmitted", request
+            exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
+            assert await here.ask(Party.BOOTSTRAP, exited) == "NotGone", "it lives"
+        assert here.at.registry.departed() == []
+
+
+@SIDES
+async def test_a_workers_certificate_makes_another_worker_of_its_side_and_speaks_for_none_there_is(
+    ours: Path, side: Side
+) -> None:
+    party = Party.of(side)
+    admitted = await reached(ours, party)
+    own = HANDOVER if side is Side.DECODE else set()
+    assert admitted == REGISTRY | own | {"WorkerRegistry/ReportExit", "RoomService/ReportRooms"}
+    async with stack(ours) as here:
+        assert await here.ask(party, registration(party, "another", NEXT)) == "OK"
+        assert here.at.registry.worker(Incarnation(NEXT)).state is WorkerState.JOINING, (
+            "a canary passes through it first"
+        )
+        for other in Side:
+            worker = here.worker(other)
+            for request in spoken(worker, 1):
+                if isinstance(request, workers_pb2.ReportExitRequest):
+                    request.pid = worker.pid
+                else:
+                    request.credential = b"x" * 32
+                wanted = "NotAdmitted" if other is not side else "NotProven"
+                if isinstance(request, workers_pb2.ReportExitRequest) and other is side:
+                    wanted = "NotGone"
+                assert await here.ask(party, request) == wanted, request
+            taken = registration(party, worker.name, NEXT + 1)
+            assert await here.ask(party, taken) == "NameInUse"
+        assert here.at.registry.departed() == []
+
+
+async def test_the_authoritys_key_is_every_party_of_its_stack_and_of_no_other(
+    tmp_path: Path, ours: Path, strangers: Path
+) -> None:
+    """What it signs is believed, whoever signs it; what another authority signed is not."""
+    assert await reached(ours, Party.BOOTSTRAP) | await reached(ours, Party.DECODE) == set(MAY_CALL) - {
+        name for name, parties in MAY_CALL.items() if not parties & {Party.BOOTSTRAP, Party.DECODE}
+    }
+    other = made(tmp_path / "other")
+    for folder in (strangers, other):
+        async with serving_all(of(ours, "bootstrap")) as (address, _):
+            channel = open_channel(address, Party.BOOTSTRAP, Identity(of(folder, Party.BOOTSTRAP)))
+            assert await call(channel, METHODS[0], request_of(METHODS[0], Party.BOOTSTRAP)) == "UNAVAILABLE"
+            await channel.close()
+
+
+@asynccontextmanager
+async def plain_with(token: str) -> AsyncIterator[Stack]:
+    """A stack without certificates that asks for a token, and a caller who has it."""
+    async with house() as at:
+        server = Server(None, token)
+        workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(at.rooms), server.grpc)
+        rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(at.rooms), server.grpc)
+        address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
+        await server.start(())
+        made_here = Stack(at, address, None)
+        made_here.channels = dict.fromkeys(Party, Channels.showing(None, token))
+        try:
+            yield made_here
+        finally:
+            await made_here.close()
+            await server.stop(0)
+
+
+async def test_the_runs_token_is_every_party_but_no_worker_that_registered_and_no_rooms_opener() -> None:
+    async with plain_with("a-token-of-this-run-01") as here:
+        registry = here.at.registry
+        pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
+        room = here.at.admission.open_on("request-1", pair, Need(5, 5))
+        asked = rooms_pb2.CancelRoomRequest(room=room.id)
+        assert await here.ask(Party.BOOTSTRAP, asked) == "NotProven"
+        for side in Side:
+            renew, report, drain, _, leave = spoken(here.worker(side), room.id)
+            for request in (renew, report, drain, leave):
+                request.credential = b"x" * 32
+                assert await here.ask(Party.of(side), request) == "NotProven"
+        assert (room.phase, registry.departed()) == (RoomPhase.OPEN, [])
+        assert await here.ask(Party.DECODE, registration(Party.PREFILL, "another", NEXT)) == "OK"
+
+
+@SIDES
+async def test_a_workers_credential_speaks_for_that_worker_alone(ours: Path, side: Side) -> None:
+    async with stack(ours) as here:
+        mine = here.worker(side)
+        second = registration(Party.of(side), "second", NEXT, b"the credential of the second")
+        assert await here.ask(Party.of(side), second) == "OK"
+        leave = workers_pb2.LeaveRequest(incarnation=NEXT, credential=mine.credential)
+        assert await here.ask(Party.of(side), leave) == "NotProven"
+        leave.incarnation = mine.incarnation
+        assert await here.ask(Party.of(side), leave) == "OK"
+        assert here.at.registry.departed() == [mine.incarnation]
+
+
+async def test_a_rooms_key_ends_that_room_alone() -> None:
+    async with stack(None) as here:
+        registry = here.at.registry
+        pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
+        mine, others = (here.at.admission.open_on(f"request-{n}", pair, Need(5, 5)) for n in range(2))
+        key = here.at.rooms.credentials.key_of(mine.id)
+        for room, wanted in ((others, "NotProven"), (mine, "OK")):
+            cancel = rooms_pb2.CancelRoomRequest(room=room.id, key=key)
+            assert await here.ask(Party.DECODE, cancel) == wanted
+        assert (mine.phase, others.phase) == (RoomPhase.CLOSING, RoomPhase.OPEN)
+
+
+async def test_a_clients_key_is_nothing_over_grpc() -> None:
+    """A key opens the API's port, whose paths compute and read; nothing of them ends another's request."""
+    key = "sk-a-clients-key-0123456789"
+    async with plain_with("a-token-of-this-run-01") as here:
+        for token in (key, ""):
+            here.channels = dict.fromkeys(Party, Channels.showing(None, token))
+            for request in spoken(here.worker(Side.DECODE), 1):
+                assert await here.ask(Party.DECODE, request) == "NotProven"
+            await here.close()
