@@ -1,7 +1,8 @@
 """Which token comes next, given the logits?
 
 A draw inverts the cumulative distribution, in the order of token ids, at a number that belongs to (seed,
-output position) alone: what else is in the batch does not change it.
+output position) alone: what else is in the batch does not change it. Of equally likely tokens the one of the
+lower id comes first, wherever one is told from another: `top_k` 1 and a vanishing `top_p` are greedy.
 """
 
 import math
@@ -18,6 +19,10 @@ PART_MIN, PART_MAX = 16, 512
 """Tokens of which the likeliest is looked for together. A power of two, to divide the vocabulary."""
 NUCLEUS_FIRST_LOOK = 256
 """How many of the likeliest tokens are sorted before all are, where only `top_p` cuts."""
+
+
+WHOLE = 2**52
+"""Into so many parts the probability of 1 is divided: their sum is exact in double precision, too."""
 
 
 class NotANumber(ArithmeticError):
@@ -75,46 +80,85 @@ def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tens
     """One id for each row of `scores` [rows, vocabulary]: temperature, top_k, top_p, then min_p."""
     asked = [sequence.request.sampling for sequence in sequences]
     vocabulary = scores.shape[1]
-    column = scores.new_tensor([[each.temperature, each.top_p, each.min_p] for each in asked])
-    temperature, top_p, min_p = column[:, :1], column[:, 1:2], column[:, 2:]
+    column = scores.new_tensor([[each.temperature, each.min_p] for each in asked])
+    temperature, min_p = column[:, :1], column[:, 1:]
     # The likeliest score becomes 0 first, so that no temperature overflows.
-    scores = (scores - scores.max(dim=-1, keepdim=True).values) / temperature
+    scores = scores - scores.max(dim=-1, keepdim=True).values
     top_k = [min(each.top_k, vocabulary) if each.top_k > 0 else vocabulary for each in asked]
-    if min(top_k) < vocabulary:
-        scores = scores.masked_fill(scores < _kth_largest(scores, top_k), float("-inf"))
-    weights = torch.softmax(scores, dim=-1)
-    if any(each.top_p < 1.0 for each in asked):
-        weights = weights.masked_fill(weights < _nucleus_floor(weights, top_p), 0.0)
+    top_p = [each.top_p for each in asked]
+    if min(top_k) < vocabulary or min(top_p) < 1.0:
+        scores = _cut(scores, temperature, top_k, top_p)
+    weights = torch.softmax(scores / temperature, dim=-1)
     if any(each.min_p > 0.0 for each in asked):
         weights = weights.masked_fill(weights < min_p * weights.max(dim=-1, keepdim=True).values, 0.0)
-    steps = weights.double().cumsum(dim=-1)
+    steps = _units(weights, WHOLE).cumsum(dim=-1)
     points = [[uniform(each.request.sampling.seed, len(each.output))] for each in sequences]
     target = torch.tensor(points, dtype=torch.float64, device=scores.device) * steps[:, -1:]
     return torch.searchsorted(steps, target, right=True)[:, 0]
 
 
-def _kth_largest(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
-    """[rows, 1]: each row's k-th largest score; -inf where k is the vocabulary (nothing is cut)."""
+def _units(shares: torch.Tensor, of_one: int) -> torch.Tensor:
+    """Shares in whole numbers, of which 1 has so many: their sums are the same in any order, which no device
+    promises of others."""
+    return shares.double().mul_(of_one).floor_()
+
+
+def _cut(
+    scores: torch.Tensor, temperature: torch.Tensor, top_k: list[int], top_p: list[float]
+) -> torch.Tensor:
+    """`scores`, of which the largest is 0, of each row's `top_k` likeliest tokens, and of these the fewest
+    that together reach its `top_p`; -inf for the others."""
     vocabulary = scores.shape[1]
-    width = max(k for k in top_k if k < vocabulary)
+    most = torch.tensor([[each] for each in top_k], device=scores.device)
+    width = max((each for each in top_k if each < vocabulary), default=0)
+    wide = [row for row, each in enumerate(top_p) if each < 1.0 and top_k[row] == vocabulary]
+    if wide:
+        width = max(width, min(NUCLEUS_FIRST_LOOK, vocabulary))
     largest = scores.topk(width).values
-    places = torch.tensor([[min(k, width) - 1] for k in top_k], device=scores.device)
-    floors = largest.gather(1, places)
-    uncut = torch.tensor([[k == vocabulary] for k in top_k], device=scores.device)
-    return floors.masked_fill(uncut, float("-inf"))
+    counts = most
+    if min(top_p) < 1.0:
+        of_one = WHOLE >> vocabulary.bit_length()  # each weighs 1 at most, and no sum is beyond WHOLE
+        sums, shares = _sums(largest, most, temperature, of_one)
+        total = sums[:, -1:].clone()
+        if wide:
+            total[wide] = _units((scores[wide] / temperature[wide]).exp_(), of_one).sum(dim=-1, keepdim=True)
+        needed = scores.new_tensor([[each] for each in top_p], dtype=torch.float64) * total
+        if wide and width < vocabulary and bool((sums[wide, -1:] < needed[wide]).any()):
+            largest = scores.topk(vocabulary).values
+            sums, shares = _sums(largest, most, temperature, of_one)
+        fewest = (sums - shares < needed).sum(dim=-1, keepdim=True).clamp(min=1)
+        uncut = torch.tensor([[each >= 1.0] for each in top_p], device=scores.device)
+        counts = torch.where(uncut, most, torch.minimum(most, fewest))
+    kept = _first(scores, largest, counts, vocabulary)
+    return scores.masked_fill(~kept, float("-inf"))
 
 
-def _nucleus_floor(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """[rows, 1]: the least weight among the fewest likeliest tokens that together reach `top_p`."""
-    vocabulary = weights.shape[1]
-    for width in (min(NUCLEUS_FIRST_LOOK, vocabulary), vocabulary):
-        largest = weights.topk(width).values
-        sums = largest.cumsum(dim=-1)
-        if width == vocabulary or bool((sums[:, -1:] >= top_p).all()):
-            break
-    kept = (sums - largest < top_p).sum(dim=-1, keepdim=True).clamp(min=1)
-    floors = largest.gather(1, kept - 1)
-    return floors.masked_fill(top_p >= 1.0, 0.0)
+def _sums(
+    largest: torch.Tensor, most: torch.Tensor, temperature: torch.Tensor, of_one: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each row's likeliest tokens weigh together, from above, and each by itself: those beyond its
+    `most` weigh nothing."""
+    shares = _units(torch.exp(largest / temperature), of_one)
+    shares.masked_fill_(torch.arange(largest.shape[1], device=largest.device) >= most, 0.0)
+    return shares.cumsum(dim=-1), shares
+
+
+def _first(
+    scores: torch.Tensor, largest: torch.Tensor, counts: torch.Tensor, vocabulary: int
+) -> torch.Tensor:
+    """Which are each row's `counts` [rows, 1] largest scores; of equal ones the first. `largest`: each row's
+    largest from above, as many as any row's count, if that is less than the `vocabulary`.
+
+    A device sorts equal scores as it likes, but the least of those that are kept is the same, whichever stand
+    there."""
+    floor = largest.gather(1, counts.clamp(max=largest.shape[1]) - 1)
+    floor = floor.masked_fill(counts == vocabulary, float("-inf"))
+    kept = scores >= floor
+    if bool((kept.sum(dim=-1, keepdim=True) > counts).any()):
+        above, level = scores > floor, scores == floor
+        room = counts - above.sum(dim=-1, keepdim=True)
+        kept = above | (level & (level.cumsum(dim=-1) <= room))
+    return kept
 
 
 def _tell(
@@ -124,8 +168,23 @@ def _tell(
     logprobs = torch.log_softmax(raw, dim=-1)
     counts = [sequences[row].request.sampling.top_logprobs or 0 for row in rows]
     own = logprobs.gather(1, torch.tensor([[ids[row]] for row in rows], device=raw.device)).tolist()
-    likeliest = logprobs.topk(min(max(counts), raw.shape[1]))
-    values, places = likeliest.values.tolist(), likeliest.indices.tolist()
+    likeliest = _likeliest_places(raw, min(max(counts), raw.shape[1]))
+    values, places = logprobs.gather(1, likeliest).tolist(), likeliest.tolist()
     for each, row in enumerate(rows):
         top = zip(places[each][: counts[each]], values[each][: counts[each]], strict=True)
         yield Token(ids[row], own[each][0], tuple(top))
+
+
+def _likeliest_places(raw: torch.Tensor, count: int) -> torch.Tensor:
+    """[rows, count]: the ids of each row's likeliest tokens, from above. A row with NaN has any."""
+    if count == 0:
+        return torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
+    largest = raw.topk(count).values
+    if bool(largest.isnan().any()):
+        raw = raw.masked_fill(raw.isnan(), float("-inf"))
+        largest = raw.topk(count).values
+    counts = torch.full((len(raw), 1), count, device=raw.device)
+    kept = _first(raw, largest, counts, raw.shape[1] + 1)
+    places = kept.nonzero()[:, 1].view(len(raw), count)
+    order = raw.gather(1, places).argsort(dim=-1, descending=True, stable=True)
+    return places.gather(1, order)

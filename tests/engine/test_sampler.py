@@ -104,6 +104,66 @@ def test_nucleus_of_a_flat_distribution_is_wider_than_the_first_look() -> None:
     assert len(found) > 0.99 * len(possible)
 
 
+def kept(row: Sequenced[float], asked: Sampling) -> list[int]:
+    """The ids that may be drawn, in plain numbers: of equal scores, those of the lower ids come first."""
+    order = sorted(range(len(row)), key=lambda id_: (-row[id_], id_))[: asked.top_k or None]
+    weights = [math.exp((row[id_] - row[order[0]]) / asked.temperature) for id_ in order]
+    before, some = 0.0, []
+    for id_, weight in zip(order, weights, strict=True):
+        if before < asked.top_p * sum(weights) - 1e-9 and weight >= asked.min_p:
+            some.append(id_)
+        before += weight
+    return sorted(some or order[:1])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Sampling(top_k=1),
+        Sampling(top_k=1, temperature=2.0, min_p=0.5),
+        Sampling(top_k=6),
+        Sampling(top_k=39),
+        Sampling(top_p=1e-9),
+        Sampling(top_p=5e-324),
+        Sampling(top_p=0.5),
+        Sampling(top_p=0.9, temperature=0.3),
+        Sampling(min_p=1.0),
+        Sampling(top_k=5, top_p=0.6, min_p=0.1, temperature=1.7),
+    ],
+    ids=lambda each: str(each).removeprefix("Sampling")[:64],
+)
+@pytest.mark.parametrize("coarse", [1.0, 0.25, 100.0], ids="steps of {}".format)
+def test_of_equal_tokens_those_of_the_lower_ids_are_kept_and_no_more_than_are_asked_for(
+    coarse: float, asked: Sampling
+) -> None:
+    """In a narrow number format several tokens are equally likely every now and then."""
+    scores = (logits(4) / coarse).round() * coarse
+    seeds = 400
+    for row in scores:
+        each = [sequence(replace(asked, seed=seed)) for seed in range(seeds)]
+        found = {id_ for id_ in ids(sample(row.expand(seeds, -1), each)) if id_ is not None}
+        expected = kept(row.tolist(), asked)
+        assert found <= set(expected)
+        assert len(expected) > 12 or found == set(expected)
+
+
+def test_one_likeliest_is_greedy_whatever_is_equal_and_whoever_is_beside() -> None:
+    scores = logits(32, vocabulary=1024).to(torch.bfloat16).round()
+    greedy = ids(sample(scores, [sequence(GREEDY)] * 32))
+    assert sum(int((row == row.max()).sum()) for row in scores) > 40, "there are ties"
+    for asked in (Sampling(top_k=1), Sampling(top_p=1e-9), Sampling(top_k=1, top_p=1e-9, min_p=1.0)):
+        beside = [replace(asked, seed=seed) if seed % 2 else Sampling(seed=seed) for seed in range(32)]
+        drawn = ids(sample(scores, [sequence(each) for each in beside]))
+        assert drawn[1::2] == greedy[1::2]
+
+
+def test_of_equal_alternatives_those_of_the_lower_ids_are_told() -> None:
+    scores = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 3.0]])
+    (token,) = sample(scores, [sequence(Sampling(temperature=0.0, top_logprobs=5))])
+    assert isinstance(token, Token)
+    assert [id_ for id_, _ in token.top] == [1, 3, 6, 2, 4]
+
+
 def test_a_vanishing_temperature_is_greedy() -> None:
     scores = logits(50)
     asked = [sequence(Sampling(temperature=1e-38, seed=seed)) for seed in range(50)]
