@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from starlette.types import ASGIApp
-
 from services.bootstrap.settings import BootstrapSettings
 from services.openai.door import Door
+from services.openai.edge import Edge
 from services.openai.rate_limit import RateLimit
 from services.runtime.api_keys import ApiKeys
 from services.runtime.exposed import beyond_this_machine
+from services.runtime.host_names import ANY_NAME, HostNames
+from services.runtime.http_accept import Connections
 from services.runtime.http_server import HttpServer, serve_http
 from services.runtime.listen import bind_port
 from services.runtime.logging import Log
@@ -59,6 +60,8 @@ class Doors:
     apart: bool
     """Whether the pages have a port of their own."""
     _sockets: tuple[socket.socket, ...]
+    _hosts: tuple[HostNames | None, ...]
+    """By which names each is called; None: as its address has it."""
     _tls: TlsFiles | None
 
     def close(self) -> None:
@@ -66,12 +69,25 @@ class Doors:
         for each in self._sockets:
             each.close()
 
-    async def serve(self, api: ASGIApp, pages: Callable[[], ASGIApp], graceful_s: int) -> Serving:
+    async def serve(
+        self, api: Edge, pages: Callable[[], Edge], graceful_s: int, connections: Connections
+    ) -> Serving:
         """`pages`: made if they are served apart. `graceful_s`: what running requests get at the end."""
-        first = await serve_http(api, self._sockets[0], graceful_s, self._tls)
+        first = await self._serve(0, api, graceful_s, connections)
         if not self.apart:
             return Serving(first, None)
-        return Serving(first, await serve_http(pages(), self._sockets[1], PAGES_S, self._tls))
+        return Serving(first, await self._serve(1, pages(), PAGES_S, connections))
+
+    async def _serve(self, which: int, app: Edge, graceful_s: int, connections: Connections) -> HttpServer:
+        return await serve_http(
+            app,
+            self._sockets[which],
+            graceful_s,
+            self._tls,
+            hosts=self._hosts[which],
+            connections=connections,
+            answers_refusals=True,
+        )
 
 
 def open_doors(settings: BootstrapSettings) -> Doors:
@@ -88,7 +104,10 @@ def open_doors(settings: BootstrapSettings) -> Doors:
     if settings.admin_port is not None:
         sockets.append(bind_port(settings.admin_host, settings.admin_port, "--admin-port"))
     _warn(settings, keyless=keys is None)
-    return Doors(Door(keys, rate), len(sockets) > 1, tuple(sockets), tls)
+    named = HostNames(settings.allowed_host, any_name=False) if settings.allowed_host else None
+    # A web page has no key; where none is asked for, the address decides.
+    hosts = (named or (None if keys is None else ANY_NAME), named)
+    return Doors(Door(keys, rate), len(sockets) > 1, tuple(sockets), hosts, tls)
 
 
 def _warn(settings: BootstrapSettings, *, keyless: bool) -> None:

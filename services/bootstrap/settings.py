@@ -10,6 +10,7 @@ from services.runtime.setting_kinds import (
     DURATION_MS,
     FILE,
     HOST,
+    HOST_NAMES,
     PORT,
     POSITIVE,
     SIZE,
@@ -86,6 +87,12 @@ class BootstrapSettings(ServiceSettings):
         ADMIN_PORT,
     )
     admin_host: str = setting(LOOPBACK, "Address that --admin-port is on.", HOST)
+    allowed_host: tuple[str, ...] = setting(
+        (),
+        "Names that requests may call the HTTP ports by, beside addresses and localhost (not given: any, but"
+        " on a loopback without API keys, where a web page of another name could ask).",
+        HOST_NAMES,
+    )
     log_prompts: bool = setting(
         False, "Write the beginning of each prompt and answer to the log, as users wrote them.", SWITCH
     )

@@ -29,6 +29,7 @@ from services.rooms.retry import RetryBounds
 from services.runtime import serve
 from services.runtime.clock import SystemClock
 from services.runtime.garbage import spare_what_is_loaded
+from services.runtime.http_accept import Connections
 from services.runtime.listen import cannot_listen, reserve_port
 from services.runtime.logging import Log, name_rooms
 from services.runtime.model_facts import ModelFacts, read_model
@@ -116,7 +117,10 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     )
     spare_what_is_loaded()
     http = await doors.serve(
-        app, lambda: create_pages(app, [probes, *admin]), settings.drain_timeout_ms // 1000 + LAST_WORDS_S
+        app,
+        lambda: create_pages(app, [probes, *admin]),
+        settings.drain_timeout_ms // 1000 + LAST_WORDS_S,
+        Connections(metrics_registry),
     )
     log.info(
         "listening", http_port=http.port, admin_port=http.admin_port, grpc_port=grpc_port, model=model.name

@@ -15,6 +15,7 @@ from services.decode.metrics import DecodeMetrics
 from services.openai.metrics import HttpMetrics
 from services.prefill.metrics import PrefillMetrics
 from services.rooms.registry import Registry
+from services.runtime.http_accept import Connections
 from services.runtime.process_metrics import describe_process
 
 BOOTSTRAP, PREFILL, DECODE = "bootstrap", "prefill", "decode"
@@ -32,6 +33,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "How is it for clients?": (
         "baton_http_requests_total",
+        "baton_http_connections_hung_up_total",
         "baton_time_to_first_token_seconds",
         "baton_inter_token_latency_seconds",
     ),
@@ -99,6 +101,7 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}
     | {"turns", "canaries", "renewals", "failures", "retries", "revocations", "news", "lines", "fds"}
+    | {"connections"}
 )
 
 
@@ -138,12 +141,15 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     BootstrapMetrics(bootstrap)
     bootstrap.register(RegistryCollector(Registry("", 1, 1, 1, 1), lambda: 0))
     HttpMetrics(bootstrap)
+    Connections(bootstrap)
     yield BOOTSTRAP, bootstrap
     describe_process(prefill, PREFILL, PREFILL, rank=0)
     PrefillMetrics(prefill)
+    Connections(prefill)
     yield PREFILL, prefill
     describe_process(decode, DECODE, DECODE, rank=0)
     DecodeMetrics(decode)
+    Connections(decode)
     yield DECODE, decode
 
 

@@ -14,6 +14,7 @@ from services.openai.hangup import ClientGone
 from services.openai.headers import header
 from services.openai.schemas import FIELDS_MAX, Shape, fields_of
 from services.openai.unsupported import without_ignored
+from services.runtime.http_refusal import refusal_in
 
 LENGTH_DIGITS_MAX: Final = 18
 
@@ -78,6 +79,8 @@ async def _read(request: Request, limit: int) -> bytes:
     more = True
     while more:
         message = await request.receive()
+        if (refusal := refusal_in(request.scope)) is not None:
+            raise refusal
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")

@@ -18,11 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.openai.backend import BackendError
 from services.openai.door import Door
-from services.openai.errors import ApiError, from_backend, internal_error, invalid
+from services.openai.errors import ApiError, as_api_error, from_backend, internal_error, invalid
 from services.openai.exchange import Exchange, exchange_in
 from services.openai.hangup import ClientGone
 from services.openai.headers import header
 from services.openai.metrics import HttpMetrics
+from services.runtime.http_refusal import Refusal, refusal_in
 from services.runtime.logging import Log
 from services.runtime.tracing import OFF, Tracer
 
@@ -93,18 +94,22 @@ class Edge:
     ) -> None:
         """`acceptable`: whether its id is one. Whatever goes wrong before the status was sent is answered."""
         try:
-            self._door.check(scope)
-            if not acceptable:
+            if (refusal := refusal_in(scope)) is None:
+                self._door.check(scope)
+            if refusal is not None:
+                exchange.failure = answer = as_api_error(refusal)
+                await answer.response()(scope, receive, send)
+            elif not acceptable:
                 await _refused_id().response()(scope, receive, send)
             elif (route := self._direct.get((scope["method"], scope["path"]))) is not None:
                 exchange.begin_span(self._tracer, scope)
                 await _serve(route, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
-        except (ApiError, BackendError) as error:
+        except (ApiError, BackendError, Refusal) as error:
             if exchange.status:
                 raise
-            exchange.failure = answer = error if isinstance(error, ApiError) else from_backend(error)
+            exchange.failure = answer = as_api_error(error)
             await answer.response()(scope, receive, send)
         except ClientGone:
             exchange.status = exchange.status or CLIENT_GONE

@@ -12,6 +12,7 @@ from typing import Any, Final
 from starlette.responses import JSONResponse
 
 from services.openai.backend import BackendError, NoWorker, Overloaded, RoomFailed
+from services.runtime.http_refusal import Refusal
 
 INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "service_unavailable_error"
@@ -86,6 +87,17 @@ def internal_error() -> ApiError:
     return ApiError(
         500, "The server had an internal error; its log has it.", kind=SERVER, code="internal_error"
     )
+
+
+def as_api_error(error: "ApiError | BackendError | Refusal") -> ApiError:
+    """What ended a request before its answer began, as its caller is told."""
+    match error:
+        case ApiError():
+            return error
+        case BackendError():
+            return from_backend(error)
+        case Refusal(status=status, code=code):
+            return ApiError(status, str(error), code=code)
 
 
 def from_backend(error: BackendError) -> ApiError:

@@ -13,6 +13,7 @@ from starlette.types import Scope
 from services.openai.errors import ApiError
 from services.openai.headers import header
 from services.rooms.trace import TraceContext, read_trace
+from services.runtime.http_refusal import NO_METHOD
 from services.runtime.logging import Log
 from services.runtime.tracing import OFF, Attribute, Kind, Span, Tracer
 
@@ -71,12 +72,12 @@ class Exchange:
     def end(self, scope: Scope, route: str | None) -> None:
         """`route`: the path's template, if there is one."""
         status, fault = self.status, self._fault()
-        # Probes, and people that look: their lines are for debugging.
-        write = log.debug if scope["method"] == "GET" and fault is None else log.info
+        # Probes, people that look, and what is no request: their lines are for debugging.
+        write = log.debug if scope["method"] in ("GET", NO_METHOD) and fault is None else log.info
         write(
             "request answered" if status else "request cut off",
             **self.names,
-            method=scope["method"],
+            method=scope["method"] or None,
             route=route,
             status=status or None,
             duration_ms=round((time.perf_counter() - self.received_s) * 1000, 3),

@@ -34,7 +34,7 @@ ITL_BUCKETS_S: Final = (
 )
 """The first token: a queue, and then all that a request may take. A gap: a stream that goes on in another
 room, for which it waited as long as the request may take, at most."""
-STATUSES: Final = frozenset((200, 400, 401, 404, 405, 408, 413, 415, 429, 499, 500, 503))
+STATUSES: Final = frozenset((200, 400, 401, 404, 405, 408, 413, 414, 415, 421, 429, 431, 499, 500, 501, 503))
 """499: the client was gone before the answer began. Every other status is counted as "other"."""
 OTHER: Final = "other"
 NO_ROUTE: Final = "none"

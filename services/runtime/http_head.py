@@ -11,16 +11,19 @@ from typing import Final
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from services.runtime.http_offer import PlainHttp
+from services.runtime.http_refusal import LONG_HEAD, LONG_TARGET, SLOW_HEAD, Refusal
 from services.runtime.presence import IN_STATE, Presence
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+HEADERS_MAX: Final = 256
+"""In a head, and as many in trailers: each is looked at several times."""
 HEAD_S: Final = 20.0
 STALLED_S: Final = 60.0
 
 
 class BoundedHttp(PlainHttp):
-    """Hangs up on a head, or on trailers, that do not end, on whoever connects and does not ask, and on
-    whoever asks and does not read."""
+    """Refuses a head, or trailers, that are too long or do not end, and hangs up on whoever connects and does
+    not ask, and on whoever asks and does not read."""
 
     head_s = HEAD_S
     """How long a connection may be open, or go on after its first byte since the last answer, without a whole
@@ -29,9 +32,10 @@ class BoundedHttp(PlainHttp):
     """How long a client may take nothing of what waits for it."""
     _got_on = False
     _bytes = 0
-    """Since the request last got on: its head was whole, some of its body came, or it ended."""
-    _begun = False
-    """A head, of which not all has come."""
+    """That came since the request last got on: its head was whole, some of its body came, or it ended."""
+    _fields_bytes = 0
+    """Of the request line and the fields that came whole since then; what comes at once may hold more."""
+    _fields = 0
     _hang_up: asyncio.TimerHandle | None = None
     _unread = 0
     """Bytes, as they were last seen to change."""
@@ -59,20 +63,32 @@ class BoundedHttp(PlainHttp):
         super().data_received(data)
         self._bytes = 0 if self._got_on else self._bytes + len(data)
         if self._bytes > HEAD_BYTES_MAX:
-            self.transport.close()
+            self.refuse(LONG_HEAD)
         self._watch()
 
     def on_message_begin(self) -> None:
-        self._begun = True
         super().on_message_begin()
+        self._begin_fields()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._fields_bytes += len(url)
+        if self._fields_bytes > HEAD_BYTES_MAX:
+            self.refuse(LONG_TARGET)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields_bytes += len(name) + len(value)
+        self._fields += 1
+        if self._fields_bytes > HEAD_BYTES_MAX or self._fields > HEADERS_MAX:
+            self.refuse(LONG_HEAD)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._got_on = True
-        self._begun = False
+        self._begin_fields()
         self.scope["state"][IN_STATE] = self._client
         super().on_headers_complete()
-        if not self.pipeline:
-            self._answering = self.cycle
+        self._next_is_answered()
 
     def on_body(self, body: bytes) -> None:
         self._got_on = True
@@ -87,6 +103,10 @@ class BoundedHttp(PlainHttp):
             self._answering, _ = self.pipeline[-1]
         super().on_response_complete()
         self._watch()
+
+    def refuse(self, refusal: Refusal) -> None:
+        super().refuse(refusal)
+        self._next_is_answered()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -104,15 +124,30 @@ class BoundedHttp(PlainHttp):
         elif now_s - self._unread_since_s >= stalled_s:
             self.transport.abort()
 
+    def _begin_fields(self) -> None:
+        self._fields_bytes = self._fields = 0
+
+    def _next_is_answered(self) -> None:
+        """A request that no other is before is answered from here on."""
+        if not self.pipeline:
+            self._answering = self.cycle
+
     def _watch(self) -> None:
         """Let the time run while nothing else bounds the wait: no answer is on its way, and the connection
         does not rest since the last one, for which the server has a time of its own."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        resting = self.timeout_keep_alive_task is not None and not self._begun
-        if answering or resting or self.transport.is_closing():
+        resting = self.timeout_keep_alive_task is not None and not self._head_open
+        if answering or resting or self._refused or self.transport.is_closing():
             self._watch_no_more()
         elif self._hang_up is None:
-            self._hang_up = self.loop.call_later(self.head_s, self.transport.close)
+            self._hang_up = self.loop.call_later(self.head_s, self._asked_too_slowly)
+
+    def _asked_too_slowly(self) -> None:
+        """Whoever began to ask is told so."""
+        if self._head_open:
+            self.refuse(SLOW_HEAD)
+        else:
+            self.transport.close()
 
     def _watch_no_more(self) -> None:
         if self._hang_up is not None:

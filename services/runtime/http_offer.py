@@ -3,33 +3,23 @@ if it offered nothing (RFC 9110, 7.8).
 
 Java's own HTTP client offers HTTP/2 with each request that is not over TLS. The parser below ends a request
 that offers something with its head: of a POST the body would be taken for the next request.
-
-What is no HTTP at all is told so in the shape of all other errors.
 """
 
-import json
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.runtime.http_protocol import RefusableHttp
 
 OFFER: Final = b"upgrade"
 
 
-class PlainHttp(HttpToolsProtocol):
+class PlainHttp(RefusableHttp):
     """HTTP/1.1 and nothing else. To be configured with `ws="none"`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
-
-    def send_400_response(self, msg: str) -> None:
-        """As `services.openai.errors` has it: what the parser refuses does not get as far as that."""
-        told = {"message": msg, "type": "invalid_request_error", "param": None, "code": "invalid_http"}
-        body = json.dumps({"error": told}).encode()
-        head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-        self.transport.write(head % len(body) + b"Connection: close\r\n\r\n" + body)
-        self.transport.close()
 
     @property
     def _offers(self) -> bool:

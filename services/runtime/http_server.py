@@ -4,11 +4,19 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
+from functools import partial
+from typing import Any, Final
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from services.runtime.exposed import beyond_this_machine
+from services.runtime.host_names import HostNames
+from services.runtime.http_accept import Acceptor, Connections
 from services.runtime.http_head import BoundedHttp
+from services.runtime.http_protocol import Strangers
+from services.runtime.http_refusal import Refusing
 from services.runtime.listen import port_of
 from services.runtime.tls_files import TlsFiles, renewing
 
@@ -22,14 +30,26 @@ PART_OF_GRACE = 0.25
 """And at most this part of the time that it has for that."""
 LOOKS = 4
 """At all connections, within the time that a client may take nothing."""
+HEADERS: Final = (
+    ("X-Content-Type-Options", "nosniff"),  # what it is called is what it is
+    ("Cross-Origin-Resource-Policy", "same-origin"),  # no page of another site shows or runs it
+)
+"""Of every answer."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it listens and leaves the signals to `services.runtime.serve`."""
+    """uvicorn that says when it listens, leaves the signals to `services.runtime.serve`, and who is let in to
+    an `Acceptor`."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self, config: uvicorn.Config, sock: socket.socket, strangers: Strangers, connections: Connections
+    ) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._sock = sock
+        self._strangers = strangers
+        self._connections = connections
+        self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -37,7 +57,18 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        protocol = partial(
+            BoundedHttp, self.config, self.server_state, self.lifespan.state, strangers=self._strangers
+        )
+        tls: Any = self.config.ssl
+        self._acceptor = Acceptor(self._sock, protocol, tls, self._connections)
+        self._acceptor.start()
         self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await super().shutdown(sockets)
 
 
 class HttpServer:
@@ -78,32 +109,43 @@ class HttpServer:
 
 
 async def serve_http(
-    app: ASGIApp, sock: socket.socket, graceful_timeout_s: int, tls: TlsFiles | None = None
+    app: ASGIApp,
+    sock: socket.socket,
+    graceful_timeout_s: int,
+    tls: TlsFiles | None = None,
+    *,
+    hosts: HostNames | None = None,
+    connections: Connections | None = None,
+    answers_refusals: bool = False,
 ) -> HttpServer:
     """Serve `app` on a socket from `bind_port` (owned from here on), over `tls` if there is one. Returns once
     it accepts requests.
 
-    `graceful_timeout_s` bounds how long `stop` waits for running requests before it cancels them.
+    `graceful_timeout_s` bounds how long `stop` waits for running requests before it cancels them. `hosts`: by
+    which names requests may call it; not given: any, but on an address that only this machine reaches, where
+    whoever comes may be a web page. `answers_refusals`: the application knows of them (`http_refusal`).
     Raises RuntimeError if it does not get that far, StartupError for certificates that cannot be used.
     """
     port = port_of(sock)
     # Of each connection. A reply over TLS is handed on at once: that it waits is not seen from here.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(BoundedHttp.stalled_s * 1000))
+    strangers = Strangers(hosts or HostNames(any_name=beyond_this_machine(str(sock.getsockname()[0]))))
     config = uvicorn.Config(
-        app,
+        app if answers_refusals else Refusing(app),
         http=BoundedHttp,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
+        headers=list(HEADERS),
         timeout_graceful_shutdown=graceful_timeout_s,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     config.load()
     if tls is not None:
         config.ssl = renewing(tls)  # the library's own would keep the first certificate for good
-    server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
+    server = _Server(config, sock, strangers, connections or Connections(CollectorRegistry()))
+    task = asyncio.create_task(server.serve(sockets=[]), name="http server")
     listening = asyncio.create_task(server.listening.wait())
     try:
         await asyncio.wait((task, listening), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from services.runtime.http_accept import Connections
 from services.runtime.http_server import HttpServer, serve_http
 
 GRACEFUL_TIMEOUT_S = 2
@@ -37,7 +38,8 @@ async def serve_metrics(
 
     Start it before the slow part of a start: `/ready` then tells what is being waited for.
     """
-    return await serve_http(metrics_app(registry, unstarted, unhealthy, unready), sock, GRACEFUL_TIMEOUT_S)
+    app = metrics_app(registry, unstarted, unhealthy, unready)
+    return await serve_http(app, sock, GRACEFUL_TIMEOUT_S, connections=Connections(registry))
 
 
 def metrics_app(

@@ -20,6 +20,7 @@ SIZE_UNITS: Final = {
 DURATION_UNITS_MS: Final = {"": 1, "MS": 1, "S": 1_000, "M": 60_000, "MIN": 60_000, "H": 3_600_000}
 QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 CPU_MAX: Final = 8191
+HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
 
 
 class BadValue(ValueError):
@@ -133,6 +134,13 @@ def _show_cpus(cpus: tuple[int, ...]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
+def _host_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not all(HOST_NAME.fullmatch(name) for name in names):
+        raise BadValue
+    return names
+
+
 def choices(*allowed: str) -> Kind[str]:
     """One of a few words."""
 
@@ -190,6 +198,9 @@ DURATION_MS: Final = Kind(
 ADDRESS: Final = Kind("HOST:PORT", "host:port, such as 127.0.0.1:8100", _address)
 FILE: Final = matching(r"[^\0\n]+", "FILE", "the path of a file")
 HOST: Final = matching(r"[A-Za-z0-9._:%-]+", "HOST", "an address or host name without a port")
+HOST_NAMES: Final = Kind(
+    "NAMES", "host names without ports, separated by commas, such as llm.example,llm", _host_names, ",".join
+)
 SHARE: Final = Kind("SHARE", "a number from 0 to 1, such as 0.05", _share, _show_share)
 SWITCH: Final = Kind("true|false", "true or false", _switch, lambda value: str(value).lower())
 CPUS: Final = Kind("CPUS", "a list of cores such as 0,2-3, or nothing for all", _cpus, _show_cpus)

@@ -283,7 +283,7 @@ async def test_a_client_that_writes_all_before_it_reads_gets_its_answer(url: str
     size = 30 * 2**20
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {size}\r\n\r\n".encode())
     for _ in range(size // 2**16):
         writer.write(b"x" * 2**16)
@@ -296,7 +296,7 @@ async def test_a_large_body_announced_is_refused_before_it_is_sent(url: str) -> 
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: 10485760\r\nExpect: 100-continue\r\n\r\n"
     )
     assert (await reader.readline()).startswith(b"HTTP/1.1 413")

@@ -232,7 +232,7 @@ def test_any_content_type_is_json_or_refused(app: Edge, backend: ScriptedBackend
     assert reply.status_code == (200 if is_json else 415)
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps(PLAUSIBLE["/v1/completions"]).encode()
 CUT = {
     "in the head": HEAD[:40],

@@ -135,7 +135,8 @@ async def test_at_random_points(url: str, backend: ScriptedBackend) -> None:
     async def client_at(place: int) -> str | None:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         body = httpx.Request("POST", url, json=chat(stream=place % 2 == 0)).content
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += "Content-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         if place % 3 == 0:
             received = (await reader.read(-1)).decode()
@@ -169,7 +170,7 @@ async def test_a_client_that_stops_reading(backend: ScriptedBackend, monkeypatch
     _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
     asked = chat(stream=True, logprobs=True, top_logprobs=20)
     body = httpx.Request("POST", "http://x", json=asked).content
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await hung_up(backend, 1)
     async with asyncio.timeout(WAIT_S):
@@ -178,7 +179,7 @@ async def test_a_client_that_stops_reading(backend: ScriptedBackend, monkeypatch
 
 
 def request_of(body: bytes) -> bytes:
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

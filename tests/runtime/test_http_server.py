@@ -21,7 +21,7 @@ from services.runtime.tls_files import TlsFiles
 
 CLIENTS_KEEP_S: Final = 5.0
 """How long httpx, and so the OpenAI client, keeps a connection that rests."""
-REQUEST: Final = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+REQUEST: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def test_a_connection_that_rested_as_long_as_clients_keep_one_still_serves() -> None:

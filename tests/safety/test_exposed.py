@@ -2,16 +2,22 @@
 
 import logging
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.bootstrap.doors import open_doors
 from services.bootstrap.settings import BootstrapSettings
 from services.decode.settings import DecodeSettings
+from services.openai.app import create_app, create_pages
 from services.rooms.ids import Incarnation
 from services.runtime.exposed import beyond_this_machine
+from services.runtime.http_accept import Connections
 from services.runtime.settings import load
 from services.wire.credential import draw
 from services.wire.worker_host import WorkerHost
+from tests.openai import tiny
+from tests.openai.scripted import ScriptedBackend
 
 KEYS = {"BATON_API_KEYS": "sk-one-0123456789"}
 
@@ -69,3 +75,37 @@ async def test_a_worker_warns_of_a_plain_port_that_others_can_reach(
     assert [text.partition(":")[0] for text in warned] == (
         [] if host == "127.0.0.1" else ["gRPC is plain and open to whoever reaches it"]
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "api", "pages"),
+    [
+        ({}, {}, 421, 421),
+        ({}, KEYS, 401, 421),
+        ({"host": "0.0.0.0"}, {}, 404, 421),
+        ({"allowed_host": "other.example"}, {}, 421, 421),
+        ({"allowed_host": "web.example"}, {}, 404, 404),
+        ({"host": "0.0.0.0", "admin_host": "0.0.0.0"}, {}, 404, 404),
+        ({"host": "0.0.0.0", "allowed_host": "other.example"}, {}, 421, 421),
+        ({"host": "0.0.0.0", "allowed_host": "other.example"}, KEYS, 421, 421),
+    ],
+)
+async def test_a_web_page_of_another_name_reads_nothing_where_nobody_is_asked_for_a_key(
+    flags: dict[str, str], environ: dict[str, str], api: int, pages: int
+) -> None:
+    """A page whose name was made to point here; and a probe by address, which passes everywhere."""
+    doors = open_doors(load(BootstrapSettings, {"http_port": "0", "admin_port": "0", **flags}, environ))
+    registry = CollectorRegistry()
+    app = create_app(ScriptedBackend(), tiny.model(), registry, door=doors.api)
+    serving = await doors.serve(app, lambda: create_pages(app, []), 1, Connections(registry))
+    try:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            for port, status in ((serving.port, api), (serving.admin_port, pages)):
+                page = {"Host": f"web.example:{port}"}
+                reply = await http.get(f"http://127.0.0.1:{port}/rooms", headers=page)
+                assert reply.status_code == status
+                assert reply.json()["error"]["message"]
+                probe = await http.get(f"http://127.0.0.1:{port}/rooms", headers={"Host": "10.1.2.3:8000"})
+                assert probe.status_code in (401, 404)
+    finally:
+        await serving.stop()

@@ -42,7 +42,6 @@ HEADERS: Final = {
     # Nothing is loaded from, sent to, or shown within another site.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
