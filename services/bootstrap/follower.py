@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 
 from services.bootstrap.outbox import Outbox
-from services.bootstrap.rooms import LOST, Rooms
+from services.bootstrap.rooms import ANSWERED, LOST, Rooms
 from services.openai.backend import Hangup, RoomFailed, TokenBatch
 from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
@@ -134,8 +134,8 @@ class RoomStream:
             self._take(side, reply)
         except Malformed as error:
             text = f"{side.value} worker sent nonsense: {error}"
-            self._leave(side)
             self.fail(Cause(LOST[side], text), side)
+            self._leave(side)
         except Exception as error:
             self._could_not_follow(error)
         if reply.HasField("outcome"):
@@ -186,7 +186,8 @@ class RoomStream:
     def _leave(self, side: Side) -> None:
         """Hear nothing more of this side; for the worker the room is over."""
         if side in self._heard:
-            self._rooms.links.to(self.entry.worker(side)).leave(self.entry.id)
+            cause = self.entry.cause or ANSWERED
+            self._rooms.links.to(self.entry.worker(side)).leave(self.entry.id, cause)
             self._ended(side)
 
     def _leave_all(self) -> None:

@@ -1,17 +1,21 @@
 """How does the bootstrap speak with one worker of many rooms at a time?
 
-Over one stream to each process of a worker, opened with its first room and kept: what several rooms are told,
-or have to say, at one time travels in one message, so that a token costs no more than its own bytes. A stream
-that breaks ends every room on it, with the reason why it broke; the next room gets a new one.
+Over one stream to each process of a worker, opened with the first that it is told and kept: what several
+rooms are told, or have to say, at one time travels in one message, so that a token costs no more than its own
+bytes. A stream that breaks ends every room on it, with the reason why it broke; the next room gets a new one.
+What the worker was told of rooms that are over, and may not have heard, is told again on the next stream,
+until it is known that the worker holds them no more or is gone (`terminal-reaches-peer`).
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 
+from services.rooms.errors import Cause
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import WorkerFacts
@@ -19,6 +23,7 @@ from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import REQUEST_BYTES_MAX, Channels
+from services.wire.conversions import cause_to_wire
 from services.wire.errors import RemoteError, refusal_from_wire, remote_error
 from services.wire.mailbox import CommandTooLong
 
@@ -28,6 +33,10 @@ MESSAGE_BYTES: Final = 1 << 20
 """From this length on what else is to be sent goes into the next message."""
 OPEN_BYTES_MAX: Final = REQUEST_BYTES_MAX - 64
 """Of one room: a longer message would end the stream, and with it the other rooms on it."""
+
+RETELL_S: Final = 0.05
+RETELL_S_MAX: Final = 1.0
+"""How soon a stream that broke is followed by another, if there is something to be told: later each time."""
 
 Open: TypeAlias = inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest
 Reply: TypeAlias = inference_pb2.RunRoomReply | inference_pb2.StreamRoomReply
@@ -44,18 +53,26 @@ class Hearer(Protocol):
 
 
 class Links:
-    """One link to each incarnation of a worker that has had a room. Used from one event loop."""
+    """One link to each incarnation of a worker that was told something. Used from one event loop."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, absent: Callable[[RoomId, Side], None]) -> None:
+        """`absent`: told where a worker holds nothing of a room that it was told is over."""
         self._channels = channels
+        self._absent = absent
         self._links: dict[Incarnation, Link] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def to(self, facts: WorkerFacts) -> "Link":
         link = self._links.get(facts.incarnation)
         if link is None:
-            link = self._links[facts.incarnation] = Link(facts, self._channels)
+            link = self._links[facts.incarnation] = Link(facts, self._channels, self._absent)
         return link
+
+    def forget(self, incarnation: Incarnation, room: RoomId) -> None:
+        """The worker holds nothing of the room any more."""
+        link = self._links.get(incarnation)
+        if link is not None:
+            link.forget(room)
 
     def drop(self, incarnation: Incarnation) -> None:
         """The worker is gone, or about to exit: nothing is heard of it any more."""
@@ -64,8 +81,19 @@ class Links:
             link.close()
 
     def rooms(self) -> int:
-        """Of which something may be heard yet, counted on each of their workers."""
+        """Of which something is to be told, or may be heard yet, counted on each of their workers."""
         return sum(len(link) for link in self._links.values())
+
+    def over(self) -> int:
+        """Rooms of which it is not known yet that their workers hold nothing of them, counted likewise."""
+        return sum(link.over for link in self._links.values())
+
+    def close_ways(self, needed: Callable[[Incarnation], bool]) -> None:
+        """Close the channels to processes that are not needed any more."""
+        for incarnation in [each for each in self._channels.incarnations() if not needed(each)]:
+            closing = asyncio.create_task(self._channels.drop(incarnation))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def close(self) -> None:
         for incarnation in list(self._links):
@@ -75,17 +103,28 @@ class Links:
 class Link:
     """The stream to one process of one worker."""
 
-    def __init__(self, facts: WorkerFacts, channels: Channels) -> None:
+    def __init__(
+        self, facts: WorkerFacts, channels: Channels, absent: Callable[[RoomId, Side], None]
+    ) -> None:
         self._facts = facts
         self._channels = channels
+        self._absent = absent
         self._hearers: dict[RoomId, Hearer] = {}
         self._opening: deque[Open] = deque()
-        self._leaving: list[RoomId] = []
+        self._over: dict[RoomId, Cause] = {}
+        """Rooms that are over, and that the worker may hold."""
+        self._untold: deque[RoomId] = deque()
+        """Those of them that it was not told of, on this stream."""
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._pause_s = RETELL_S
 
     def __len__(self) -> int:
-        return len(self._hearers)
+        return len(self._hearers.keys() | self._untold)
+
+    @property
+    def over(self) -> int:
+        return len(self._over)
 
     def open(self, request: Open, hearer: Hearer) -> None:
         """Ask the worker for a room. `hearer` is told what comes of it, never before this returns."""
@@ -98,26 +137,54 @@ class Link:
             return
         self._hearers[room] = hearer
         self._opening.append(request)
-        self._news.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"link to {self._facts.name}")
+        self._start()
 
-    def leave(self, room: RoomId) -> None:
-        """Nothing more of this room is wanted; it ends. Does nothing for one that is not heard any more."""
+    def cancel(self, room: RoomId, cause: Cause) -> None:
+        """The room is over, whoever opened it: the worker is told why, once, until it is to be forgotten."""
+        if room not in self._over:
+            self._over[room] = cause
+            self._untold.append(room)
+            self._start()
+
+    def leave(self, room: RoomId, cause: Cause) -> None:
+        """Nothing more of this room is heard; it is over. Does nothing for one that is not heard any more."""
         if self._hearers.pop(room, None) is not None:
-            self._leaving.append(room)
-            self._news.set()
+            self.cancel(room, cause)
+
+    def forget(self, room: RoomId) -> None:
+        """The worker holds nothing of the room any more: there is nothing to be told."""
+        self._over.pop(room, None)
 
     def close(self) -> None:
-        """End the stream; whoever still hears of a room is told so. Nothing is opened any more."""
+        """End the stream; whoever still hears of a room is told so. Nothing is told any more."""
+        self._over.clear()
         self._break(RemoteError(grpc.StatusCode.CANCELLED, "", "the stream to it was closed"))
         if self._task is not None:
             self._task.cancel()
 
     # ---- inside
 
+    def _start(self) -> None:
+        self._news.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"link to {self._facts.name}")
+
     async def _run(self) -> None:
-        """One stream, from its first room to its end."""
+        """One stream after another, while there is something to be told."""
+        try:
+            while True:
+                await self._stream()
+                if not self._over and not self._opening:
+                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s):
+                        await self._news.wait()
+                self._pause_s = min(2 * self._pause_s, RETELL_S_MAX)
+        finally:
+            self._task = None
+
+    async def _stream(self) -> None:
+        """One stream, to its end."""
         channel = self._channels.to(self._facts.address, Party.of(self._facts.side), self._facts.incarnation)
         if self._facts.side is Side.PREFILL:
             call = inference_pb2_grpc.PrefillServiceStub(channel).RunRooms()
@@ -137,24 +204,27 @@ class Link:
         finally:
             call.cancel()  # grpc alone leaves some running, so that the worker never hears of it
             writer.cancel()
-            self._task = None
             self._break(error)
 
     def _break(self, error: RemoteError) -> None:
         hearers, self._hearers = self._hearers, {}
         self._opening.clear()
-        self._leaving.clear()
+        self._untold = deque(self._over)
         self._news.clear()
         for room, hearer in hearers.items():
             _tell(room, hearer.broken, error)
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
         async for message in call:
+            self._pause_s = RETELL_S
             for line in message.lines:
                 room = RoomId(line.room)
+                if line.absent:
+                    self._absent(room, self._facts.side)
+                    continue
                 hearer = self._hearers.get(room)
                 if hearer is None:
-                    continue  # of a room that was left meanwhile
+                    continue  # of a room that is over
                 if line.HasField("refused"):
                     del self._hearers[room]
                     _tell(room, hearer.broken, refusal_from_wire(line.refused))
@@ -167,15 +237,15 @@ class Link:
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         try:
             while True:
-                await self._news.wait()
                 self._news.clear()
-                while self._opening or self._leaving:
+                while self._opening or self._untold:
                     await call.write(self._message())
+                await self._news.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader hears why
 
     def _message(self) -> Any:
-        """What is sent next. Rooms are left in the message that opens them or in a later one."""
+        """What is sent next. That a room is over is told in the message that opens it or in a later one."""
         prefill = self._facts.side is Side.PREFILL
         message: Any = inference_pb2.RunRoomsRequest() if prefill else inference_pb2.StreamRoomsRequest()
         length = 0
@@ -183,9 +253,13 @@ class Link:
             message.open.append(self._opening.popleft())
         if self._opening and not message.open:
             message.open.append(self._opening.popleft())
-        if not self._opening:
-            message.leave.extend(self._leaving)
-            self._leaving.clear()
+        while not self._opening and self._untold and length <= MESSAGE_BYTES:
+            room = self._untold.popleft()
+            if room in self._over:  # else it was retired meanwhile
+                told = message.cancel.add(
+                    room=room, incarnation=self._facts.incarnation, cause=cause_to_wire(self._over[room])
+                )
+                length += told.ByteSize()
         return message
 
 

@@ -7,17 +7,17 @@ Rooms are opened by `admission`.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from services.bootstrap.admission import Admission
-from services.bootstrap.calls import Calls
 from services.bootstrap.credentials import Credentials
 from services.bootstrap.links import Links
 from services.bootstrap.metrics import BootstrapMetrics, Loss
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
 from services.rooms.entries import Worker
-from services.rooms.errors import Cause, NameInUse, NotGone, Reason
+from services.rooms.errors import Cause, NameInUse, NotGone, Reason, UnknownRoom
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
@@ -56,11 +56,10 @@ class Rooms:
         self.credentials = Credentials()
         self.registry = registry
         self.clock = clock
-        self.links = Links(channels)
+        self.links = Links(channels, self.side_retired)
         self.notebook = Notebook()
         self.timelines = Timelines(registry, clock, RoomSpans() if spans is None else spans)
         self.admission = Admission(registry, clock, self.timelines, metrics, max_queue, queue_timeout_ms)
-        self.calls = Calls(registry, channels, self.side_retired)
         self._metrics = metrics
         self._on_end: dict[RoomId, Callable[[Cause], None]] = {}
 
@@ -149,7 +148,7 @@ class Rooms:
         for entry in self.registry.open_rooms():
             waits = facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING
             if waits and entry.worker(facts.side).incarnation == facts.incarnation:
-                self.calls.cancel(entry, entry.cause or ANSWERED)
+                self._tell_over(entry, entry.cause or ANSWERED)
 
     # ---- rooms
 
@@ -176,7 +175,7 @@ class Rooms:
         """The client has all that it asked for, and the workers do not know it: stop them."""
         cause = Cause(Reason.ANSWERED, "a stop string was reached")
         if self.answered(room, cause.text):
-            self.calls.cancel(self.registry.get(room), cause)
+            self._tell_over(self.registry.get(room), cause)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
         """End a room with its first cause, tell both sides, and whoever follows it. Idempotent."""
@@ -188,7 +187,7 @@ class Rooms:
         write = log.debug if cause.reason in NO_ERRORS else log.warning
         write("room failed", room=room, reason=cause.reason.value, cause=cause.text)
         self._metrics.room_failed(cause, canary=entry.canary)
-        self.calls.cancel(entry, cause)
+        self._tell_over(entry, cause)
         on_end = self._on_end.pop(room, None)
         if on_end is not None:
             on_end(cause)
@@ -196,12 +195,31 @@ class Rooms:
     def fail_rest(self, entry: RoomEntry, cause: Cause) -> None:
         """One side failed after the room was answered: the other has nothing to wait for any more."""
         if entry.cause is None and entry.waiting_for and cause.reason is not Reason.ANSWERED:
-            self.calls.cancel(entry, cause)
+            self._tell_over(entry, cause)
 
     def side_retired(self, room: RoomId, side: Side) -> None:
+        self._forget(room, side)
         self.registry.side_retired(room, side)
         self.timelines.wake(room)
         self.admission.wake()
+
+    def _tell_over(self, entry: RoomEntry, cause: Cause) -> None:
+        """Tell the workers that may still hold the room, and are there, why it is over."""
+        for side in [each for each in Side if each in entry.waiting_for]:
+            facts = entry.worker(side)
+            if self.registry.holds_lease(facts.incarnation):
+                self.links.to(facts).cancel(entry.id, cause)
+
+    def _is_needed(self, incarnation: Incarnation) -> bool:
+        """The worker is there, or a room that is not retired has it."""
+        rooms = self.registry.open_rooms
+        return self.registry.holds_lease(incarnation) or any(
+            incarnation in (entry.prefill.incarnation, entry.decode.incarnation) for entry in rooms()
+        )
+
+    def _forget(self, room: RoomId, side: Side) -> None:
+        with suppress(UnknownRoom):
+            self.links.forget(self.registry.get(room).worker(side).incarnation, room)
 
     # ---- time
 
@@ -221,10 +239,12 @@ class Rooms:
         for entry in self.registry.overdue(now_ms):
             sides = ", ".join(sorted(side.value for side in entry.waiting_for))
             self.timelines.tell(entry.id, "filed", f"not reported retired by {sides}")
+            for side in Side:
+                self._forget(entry.id, side)
             self.registry.abandon(entry.id)
             self.timelines.wake(entry.id)
         self.admission.wake()
-        self.calls.drop_channels()
+        self.links.close_ways(self._is_needed)
 
     def end_all(self, cause: Cause) -> None:
         """The process ends before all that was promised is kept (`drain-keeps-promises`): whoever is served,
@@ -234,8 +254,7 @@ class Rooms:
             self.fail(entry.id, cause)
 
     async def finish(self) -> None:
-        """Wait for the calls that are under way, and for the last words of rooms."""
-        await self.calls.finish()
+        """Wait until workers were told what they are to be told, and for the last words of rooms."""
         while self.links.rooms():  # noqa: ASYNC110 - once, while the process ends
             await asyncio.sleep(LOOK_S)
 

@@ -7,7 +7,7 @@ import grpc
 
 from services.decode.job import replies_max
 from services.decode.turn import DecodeWork
-from services.rooms.ids import Incarnation, RoomId
+from services.rooms.ids import Incarnation
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import check_incarnation
 from services.wire.conversions import room_from_wire
@@ -37,18 +37,10 @@ class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
     async def StreamRooms(
         self, requests: AsyncIterator[inference_pb2.StreamRoomsRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.StreamRoomsReply]:
-        shared = SharedStream(self._work.callers, self._judge)
+        shared = SharedStream(self._work.callers, self._judge, self._incarnation)
         async with errors_as_status(context), shared.reading(requests), aclosing(shared.lines()) as messages:
             async for lines in messages:
                 yield stream_rooms_reply(lines)
-
-    async def Cancel(
-        self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
-    ) -> inference_pb2.CancelReply:
-        async with errors_as_status(context):
-            check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(cancel=request))
-        return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)
 
     def _judge(self, request: inference_pb2.StreamRoomRequest) -> tuple[group_pb2.Command, int]:
         """The command that opens the room, and how many replies it can have. Raises a Refusal. Whether the

@@ -75,7 +75,7 @@ class DecodeWork:
     ) -> None:
         """`near_s`: as of `Seals`."""
         self.roster: Roster[Receiver] = Roster(places)
-        self.callers: Callers[inference_pb2.StreamRoomReply] = Callers(mailbox)
+        self.callers: Callers[inference_pb2.StreamRoomReply] = Callers(mailbox, self.roster)
         self._holdings = holdings
         self._exposure = exposure
         self._peers = peers

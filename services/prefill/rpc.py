@@ -41,18 +41,10 @@ class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
     async def RunRooms(
         self, requests: AsyncIterator[inference_pb2.RunRoomsRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.RunRoomsReply]:
-        shared = SharedStream(self._work.callers, self._judge)
+        shared = SharedStream(self._work.callers, self._judge, self._incarnation)
         async with errors_as_status(context), shared.reading(requests), aclosing(shared.lines()) as messages:
             async for lines in messages:
                 yield run_rooms_reply(lines)
-
-    async def Cancel(
-        self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
-    ) -> inference_pb2.CancelReply:
-        async with errors_as_status(context):
-            check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(cancel=request))
-        return inference_pb2.CancelReply(absent=RoomId(request.room) not in self._work.roster)
 
     def _judge(self, request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
         """The command that opens the room, and how many replies it can have. Raises a Refusal."""

@@ -70,7 +70,7 @@ class PrefillWork:
         checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
         self.roster: Roster[Sender] = Roster(places)
-        self.callers: Callers[inference_pb2.RunRoomReply] = Callers(mailbox)
+        self.callers: Callers[inference_pb2.RunRoomReply] = Callers(mailbox, self.roster)
         self._holdings = holdings
         self._page_tokens = layout.page_tokens
         self._transfer = transfer

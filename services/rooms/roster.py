@@ -70,7 +70,7 @@ class Roster(Generic[R]):
         """Rooms in the order in which they were opened."""
         return iter(list(self._rooms.values()))
 
-    def __contains__(self, room: RoomId) -> bool:
+    def __contains__(self, room: object) -> bool:
         return room in self._rooms
 
     def get(self, room: RoomId) -> R:

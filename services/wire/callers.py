@@ -5,7 +5,7 @@ fills. A call that ends early, for whatever reason, cancels its room: nothing go
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -29,8 +29,10 @@ class Replies(Protocol[Said]):
 class Callers(Generic[Reply]):
     """Calls whose rooms have not been opened yet: at most one a room. Used from one event loop."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, here: Container[RoomId]) -> None:
+        """`here`: the rooms that were opened, and not given back."""
         self._mailbox = mailbox
+        self._here = here
         self._waiting: dict[RoomId, Replies[Reply]] = {}
 
     def __len__(self) -> int:
@@ -54,6 +56,12 @@ class Callers(Generic[Reply]):
         finally:
             if self._waiting.get(room) is replies:
                 del self._waiting[room]
+
+    async def cancel(self, request: inference_pb2.CancelRequest) -> bool:
+        """The room is over, whoever opened it. Whether it is here once a turn has taken this. Raises what
+        `Mailbox.ask` does."""
+        await self._mailbox.ask(group_pb2.Command(cancel=request))
+        return RoomId(request.room) in self._here
 
     def give_up(self, room: RoomId) -> None:
         """Nobody hears the room any more: it ends."""

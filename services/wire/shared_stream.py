@@ -7,15 +7,16 @@ by what its rooms can ever say.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from services.rooms.errors import PeerFault, Refusal
-from services.rooms.ids import RoomId
+from services.rooms.ids import Incarnation, RoomId
 from services.runtime.logging import Log
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.callers import Callers
+from services.wire.channel import check_incarnation
 from services.wire.errors import refusal_to_wire
 
 log = Log(__name__)
@@ -25,7 +26,8 @@ LINES_MAX: Final = 1024
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 Rooms = TypeVar("Rooms", inference_pb2.RunRoomsReply, inference_pb2.StreamRoomsReply)
-Line: TypeAlias = tuple[RoomId, Reply | inference_pb2.Refused]
+Line: TypeAlias = tuple[RoomId, Reply | inference_pb2.Refused | None]
+"""None: the room was cancelled, and is not here."""
 Judge: TypeAlias = Callable[[Any], tuple[group_pb2.Command, int]]
 """Of a request to open a room: the command that opens it, and how many replies it can have. Raises a
 Refusal."""
@@ -34,19 +36,21 @@ Refusal."""
 class SharedStream(Generic[Reply]):
     """One caller's stream. When it is left, the rooms on it that have not ended are cancelled."""
 
-    def __init__(self, callers: Callers[Reply], judge: Judge) -> None:
+    def __init__(self, callers: Callers[Reply], judge: Judge, incarnation: Incarnation) -> None:
+        """`incarnation`: of this process."""
         self._callers: Callers[Reply] = callers
         self._judge = judge
+        self._incarnation = incarnation
         self._rooms: dict[RoomId, _Voice[Reply]] = {}
         """Rooms that have something to say yet."""
         self._said: deque[Line[Reply]] = deque()
         self._news = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
-        self._entering: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def reading(self, requests: AsyncIterator[Any]) -> AsyncIterator["SharedStream[Reply]"]:
-        """Open and leave rooms as `requests` say."""
+        """Open and cancel rooms as `requests` say."""
         self._reading = asyncio.create_task(self._read(requests))
         self._reading.add_done_callback(lambda _: self._news.set())
         try:
@@ -55,7 +59,7 @@ class SharedStream(Generic[Reply]):
             rooms, self._rooms = list(self._rooms), {}
             for room in rooms:
                 self._callers.give_up(room)
-            tasks = [self._reading, *self._entering]
+            tasks = [self._reading, *self._asking]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -70,16 +74,24 @@ class SharedStream(Generic[Reply]):
                 yield [self._said.popleft() for _ in range(min(len(self._said), LINES_MAX))]
             if self._reading is not None and self._reading.done():
                 self._reading.result()
-                if not self._rooms and not self._said:
+                if not self._rooms and not self._said and not self._asking:
                     return
 
     async def _read(self, requests: AsyncIterator[Any]) -> None:
         async for request in requests:
             for each in request.open:
                 self._open(each)
-            for room in request.leave:
-                if self._rooms.pop(RoomId(room), None) is not None:
-                    self._callers.give_up(RoomId(room))
+            for each in request.cancel:
+                self._start(self._cancel(each))  # behind the opening of its room, which was started before
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._asking.add(task)
+        task.add_done_callback(self._asked)
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking.discard(task)
+        self._news.set()
 
     def _open(self, request: Any) -> None:
         room = RoomId(request.room)
@@ -92,16 +104,25 @@ class SharedStream(Generic[Reply]):
             self._refuse(room, error)
             return
         voice = self._rooms[room] = _Voice(self, room, most)
-        entering = asyncio.create_task(self._enter(voice, command))
-        self._entering.add(entering)
-        entering.add_done_callback(self._entering.discard)
+        self._start(self._enter(voice, command))
+
+    async def _cancel(self, request: inference_pb2.CancelRequest) -> None:
+        room = RoomId(request.room)
+        try:
+            check_incarnation(self._incarnation, request.incarnation)
+            is_here = await self._callers.cancel(request)
+        except (Refusal, PeerFault) as error:
+            log.debug("a cancel was not taken", room=room, cause=str(error))
+        else:
+            if not is_here:
+                self._tell(room, None)
 
     async def _enter(self, voice: "_Voice[Reply]", command: group_pb2.Command) -> None:
         try:
             await self._callers.open(voice.room, command, voice)
         except Exception as error:
             if self._rooms.get(voice.room) is not voice:
-                return  # left meanwhile, and given up with that
+                return  # the stream has ended meanwhile, and the room was given up with it
             del self._rooms[voice.room]
             if not isinstance(error, Refusal | PeerFault):
                 self._callers.give_up(voice.room)  # a turn may open it yet
@@ -111,17 +132,19 @@ class SharedStream(Generic[Reply]):
         refused = refusal_to_wire(error)
         if not refused.kind:
             log.error("a room could not be opened", room=room, error=error)
-        self._said.append((room, refused))
+        self._tell(room, refused)
+
+    def _tell(self, room: RoomId, said: Reply | inference_pb2.Refused | None) -> None:
+        self._said.append((room, said))
         self._news.set()
 
     def say(self, voice: "_Voice[Reply]", reply: Reply) -> None:
-        """By a room of this stream. Of one that was left, or has ended, nothing is passed on."""
+        """By a room of this stream. Of one that has ended nothing is passed on."""
         if self._rooms.get(voice.room) is not voice:
             return
-        self._said.append((voice.room, reply))
         if reply.HasField("outcome"):
             del self._rooms[voice.room]
-        self._news.set()
+        self._tell(voice.room, reply)
 
 
 class _Voice(Generic[Reply]):
@@ -154,7 +177,9 @@ def stream_rooms_reply(
 
 def _filled(message: Rooms, lines: Sequence[Line[Any]]) -> Rooms:
     for room, said in lines:
-        if isinstance(said, inference_pb2.Refused):
+        if said is None:
+            message.lines.add(room=room, absent=True)
+        elif isinstance(said, inference_pb2.Refused):
             message.lines.add(room=room, refused=said)
         else:
             message.lines.add(room=room, reply=said)

@@ -129,7 +129,7 @@ class Worker:
 
     async def play_all(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         """Every room of one caller on one stream. A script that ends without a word ends the stream."""
-        said: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
+        said: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # None: the stream ends
         playing: dict[int, asyncio.Task[None]] = {}
 
         async def play(room: int, asked: Request, script: Sequence[Step]) -> None:
@@ -147,8 +147,8 @@ class Worker:
             async for request in request_iterator:
                 for each in request.open:
                     playing[each.room] = asyncio.create_task(play(each.room, *self.take(each)))
-                for room in request.leave:
-                    playing[room].cancel()
+                for room in self.end(request.cancel):
+                    said.put_nowait((room, None))
 
         await asyncio.sleep(self.late_s)
         reading = asyncio.create_task(read())
@@ -162,6 +162,11 @@ class Worker:
 
     def message(self, lines: Any) -> Any:
         raise NotImplementedError
+
+    def end(self, cancels: Any) -> list[int]:
+        """Rooms are over. Those of them that are said not to be here."""
+        self.cancels |= {each.room: each.cause.reason for each in cancels}
+        return [each.room for each in cancels if each.room in self.absent]
 
     def take(self, request: Any) -> tuple[Request, Sequence[Step]]:
         """What is asked, and the script for it. The room may be left in the very message that opens it."""
@@ -192,10 +197,6 @@ class Worker:
         except (asyncio.CancelledError, GeneratorExit):
             self.cut.append(room)
             raise
-
-    async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self.cancels[request.room] = request.cause.reason
-        return inference_pb2.CancelReply(absent=request.room in self.absent)
 
 
 class PrefillWorker(
@@ -293,7 +294,7 @@ class House:
 
     async def unfollowed(self) -> None:
         """Nothing is heard of any room any more, and no worker is being told."""
-        await until(lambda: not self.rooms.calls._tasks and not self.rooms.links.rooms())
+        await until(lambda: not self.rooms.links.rooms())
 
     async def at_rest(self) -> None:
         """Every room is filed, and nothing of them is left."""
@@ -329,8 +330,6 @@ async def house(**more: Any) -> AsyncIterator[House]:
         try:
             yield made
         finally:
-            for task in list(made.rooms.calls._tasks):
-                task.cancel()
             made.rooms.links.close()
             await made.rooms.finish()
             await made.channels.close()

@@ -105,8 +105,6 @@ async def two_pairs(**more: Any) -> AsyncIterator[Pairs]:
         try:
             yield made
         finally:
-            for task in list(made.rooms.calls._tasks):
-                task.cancel()
             made.rooms.links.close()
             await made.rooms.finish()
             await made.channels.close()

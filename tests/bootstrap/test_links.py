@@ -10,7 +10,8 @@ import pytest
 
 from services.bootstrap import links
 from services.bootstrap.links import Link, Links
-from services.rooms.ids import Incarnation
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import WorkerFacts
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
@@ -46,7 +47,8 @@ class Worker(inference_pb2_grpc.PrefillServiceServicer):
     def __init__(self) -> None:
         self.streams = self.requests = self.ended = 0
         self.opened: list[int] = []
-        self.left: list[int] = []
+        self.cancelled: list[int] = []
+        self.causes: set[str] = set()
         self.says: asyncio.Queue[Sequence[tuple[int, Any]] | None] = asyncio.Queue()
 
     async def RunRooms(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
@@ -56,7 +58,8 @@ class Worker(inference_pb2_grpc.PrefillServiceServicer):
             async for request in request_iterator:
                 self.requests += 1
                 self.opened += [each.room for each in request.open]
-                self.left += request.leave
+                self.cancelled += [each.room for each in request.cancel]
+                self.causes |= {each.cause.text for each in request.cancel}
 
         reading = asyncio.create_task(read())
         try:
@@ -70,15 +73,13 @@ class Worker(inference_pb2_grpc.PrefillServiceServicer):
         raise NotImplementedError
         yield
 
-    async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
 
 @dataclass
 class At:
     worker: Worker
     links: Links
     facts: WorkerFacts
+    absent: list[tuple[int, Side]]
     ears: dict[int, Ear] = field(default_factory=dict)
 
     @property
@@ -89,6 +90,10 @@ class At:
         for room in rooms:
             self.ears[room] = ear or Ear()
             self.link.open(inference_pb2.RunRoomRequest(room=room), self.ears[room])
+
+    def over(self, *rooms: int) -> None:
+        for room in rooms:
+            self.link.cancel(RoomId(room), Cause(Reason.CANCELLED, "as it is told"))
 
     def say(self, *lines: tuple[int, Any]) -> None:
         self.worker.says.put_nowait(lines)
@@ -106,7 +111,8 @@ async def at() -> AsyncIterator[At]:
 
     async with serving(add) as address:
         facts = WorkerFacts("prefill-0", Side.PREFILL, Incarnation(7), address, "model", (), 1_000, 100)
-        made = At(worker, Links(channels), facts)
+        absent: list[tuple[int, Side]] = []
+        made = At(worker, Links(channels, lambda *told: absent.append(told)), facts, absent)
         try:
             yield made
         finally:
@@ -127,17 +133,60 @@ async def test_many_rooms_are_asked_for_in_one_message_and_answered_in_one(at: A
     assert (at.worker.streams, at.worker.requests) == (1, 2), "the stream is kept"
 
 
-async def test_long_requests_go_one_by_one_and_none_is_left_before_it_is_opened(
+async def test_long_requests_go_one_by_one_and_none_is_over_before_it_is_opened(
     at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "MESSAGE_BYTES", 1)
     at.open(1, 2, 3)
-    for room in (1, 2, 3):
-        at.link.leave(room)  # type: ignore[arg-type]
-    await until(lambda: at.worker.left == [1, 2, 3])
+    at.over(1, 2, 3)
+    await until(lambda: at.worker.cancelled == [1, 2, 3])
     assert at.worker.opened == [1, 2, 3]
-    assert at.worker.requests == 3, "what ends rooms went with the last that was opened"
-    assert at.links.rooms() == 0
+    assert at.worker.requests == 6
+
+
+async def test_failure_adds_no_load_what_ends_many_rooms_is_one_message_without_a_call_of_its_own(
+    at: At,
+) -> None:
+    rooms = range(1, 301)
+    at.open(*rooms)
+    await until(lambda: len(at.worker.opened) == len(rooms))
+    at.over(*rooms)
+    at.over(*rooms)
+    await until(lambda: len(at.worker.cancelled) == len(rooms))
+    assert (at.worker.streams, at.worker.requests) == (1, 2)
+    assert at.worker.causes == {"as it is told"}
+
+
+async def test_terminal_reaches_peer_a_room_that_was_not_opened_here_is_cancelled_too(at: At) -> None:
+    at.over(5)
+    await until(lambda: at.worker.cancelled == [5])
+    at.say((5, None))
+    await until(lambda: at.absent == [(5, Side.PREFILL)])
+
+
+async def test_terminal_reaches_peer_what_is_over_is_told_again_on_the_next_stream_until_it_is_known(
+    at: At,
+) -> None:
+    at.open(1)
+    at.over(1, 2, 3)
+    await until(lambda: at.worker.cancelled == [1, 2, 3])
+    at.links.forget(at.facts.incarnation, RoomId(2))
+    at.worker.says.put_nowait(None)
+    await until(lambda: at.worker.cancelled == [1, 2, 3, 1, 3])
+    assert (at.worker.streams, at.links.over()) == (2, 2)
+    for room in (1, 3):
+        at.links.forget(at.facts.incarnation, RoomId(room))
+    at.worker.says.put_nowait(None)
+    await until(lambda: at.link._task is None)
+    assert (at.worker.streams, at.links.over(), at.links.rooms()) == (2, 0, 0), "there is nothing to be told"
+
+
+async def test_a_worker_that_is_lost_is_told_nothing_any_more(at: At) -> None:
+    at.over(1)
+    await until(lambda: at.worker.cancelled == [1])
+    at.links.drop(at.facts.incarnation)
+    await until(lambda: at.worker.ended == 1)
+    assert (at.links.over(), at.worker.streams) == (0, 1)
 
 
 async def test_a_request_too_long_for_any_message_fails_alone(

@@ -15,10 +15,12 @@ CALL_S: Final = 30.0
 
 def cancel_room(bootstrap: str, room: int, why: str, run_token: str = "") -> None:
     with grpc.insecure_channel(bootstrap) as channel:
-        asked = rooms_pb2.GetRoomRequest(room=room)
-        stub = rooms_pb2_grpc.RoomServiceStub(Showing(channel, run_token))
-        decode = stub.GetRoom(asked, timeout=CALL_S).decode
+        rooms = rooms_pb2_grpc.RoomServiceStub(Showing(channel, run_token))
+        decode = rooms.GetRoom(rooms_pb2.GetRoomRequest(room=room), timeout=CALL_S).decode
     with grpc.insecure_channel(decode.address) as channel:
         cause = rooms_pb2.Cause(reason="cancelled", text=why)
         request = inference_pb2.CancelRequest(room=room, incarnation=decode.incarnation, cause=cause)
-        inference_pb2_grpc.DecodeServiceStub(Showing(channel, run_token)).Cancel(request, timeout=CALL_S)
+        stub = inference_pb2_grpc.DecodeServiceStub(Showing(channel, run_token))
+        asked = iter([inference_pb2.StreamRoomsRequest(cancel=[request])])
+        for _ in stub.StreamRooms(asked, timeout=CALL_S):
+            pass

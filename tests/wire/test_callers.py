@@ -18,7 +18,7 @@ RUN = group_pb2.Command(run=inference_pb2.RunRoomRequest(room=ROOM))
 class Bench:
     def __init__(self) -> None:
         self.box = Mailbox()
-        self.callers: Callers[str] = Callers(self.box)
+        self.callers: Callers[str] = Callers(self.box, ())
         self.heard: list[str] = []
 
     async def call(self) -> None:

@@ -40,9 +40,6 @@ class Worker(inference_pb2_grpc.DecodeServiceServicer):
         raise AssertionError("nobody calls it")
         yield
 
-    async def Cancel(self, _: Any, __: Any) -> inference_pb2.CancelReply:  # noqa: N802
-        raise AssertionError("nobody calls it")
-
 
 def _line(number: int) -> inference_pb2.StreamRoomsReply.Line:
     tokens = inference_pb2.Tokens(first=number, tokens=[inference_pb2.Token(token=7)])

@@ -7,21 +7,21 @@ from typing import Any
 import grpc
 import pytest
 
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.errors import errors_as_status, remote_error
 from tests.wire.servers import channel_to, serving, until
 
-PATHS = ["/baton.v1.PrefillService/Cancel", "/baton.v1.PrefillService/RunRoom"]
+PATHS = ["/baton.v1.PresenceService/WhoIsThere", "/baton.v1.PrefillService/RunRoom"]
 STREAM = "/baton.v1.PrefillService/RunRooms"
 
 
-class Servicer(inference_pb2_grpc.PrefillServiceServicer):
+class Servicer(inference_pb2_grpc.PrefillServiceServicer, workers_pb2_grpc.PresenceServiceServicer):
     def __init__(self) -> None:
         self.called = self.left = 0
 
-    async def Cancel(self, request: Any, context: Any) -> inference_pb2.CancelReply:  # noqa: N802
+    async def WhoIsThere(self, request: Any, context: Any) -> workers_pb2.WhoIsThereReply:  # noqa: N802
         self.called += 1
-        return inference_pb2.CancelReply()
+        return workers_pb2.WhoIsThereReply()
 
     async def RunRoom(self, request: Any, context: Any) -> AsyncIterator[inference_pb2.RunRoomReply]:  # noqa: N802
         self.called += 1
@@ -51,6 +51,7 @@ async def test_noise_is_malformed_and_leaves_no_traceback(
 
     def add(server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
+        workers_pb2_grpc.add_PresenceServiceServicer_to_server(servicer, server)
 
     with caplog.at_level(logging.WARNING):
         async with serving(add) as address, channel_to(address) as channel:

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from services.rooms.errors import Refusal, RoomExists
-from services.rooms.ids import RoomId
+from services.rooms.errors import Cause, Reason, Refusal, RoomExists
+from services.rooms.ids import Incarnation, RoomId
 from services.wire import shared_stream
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.callers import Callers
-from services.wire.conversions import outcome_to_wire
+from services.wire.conversions import cause_to_wire, outcome_to_wire
 from services.wire.errors import refusal_from_wire
 from services.wire.mailbox import Mailbox
 from services.wire.shared_stream import SharedStream, run_rooms_reply
 
 MOST = 4
+MINE = Incarnation(7)
 ACCEPTED = inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())
 FIRST = inference_pb2.RunRoomReply(first_token=inference_pb2.FirstToken())
 OVER = inference_pb2.RunRoomReply(outcome=outcome_to_wire(None))
@@ -28,18 +29,24 @@ class Bench:
 
     def __init__(self) -> None:
         self.box = Mailbox()
-        self.callers: Callers[inference_pb2.RunRoomReply] = Callers(self.box)
+        self.here: set[RoomId] = set()
+        self.callers: Callers[inference_pb2.RunRoomReply] = Callers(self.box, self.here)
         self.requests: asyncio.Queue[inference_pb2.RunRoomsRequest | Exception | None] = asyncio.Queue()
         self.messages: list[list[tuple[int, str | None]]] = []
+        self.absent: list[int] = []
         self.refused: dict[int, str] = {}
         self.voices: dict[int, Any] = {}
         self.read = asyncio.Event()
         """Clear: the caller takes nothing."""
         self.read.set()
 
-    def ask(self, *rooms: int, leave: tuple[int, ...] = ()) -> None:
+    def ask(self, *rooms: int, over: tuple[int, ...] = (), incarnation: Incarnation = MINE) -> None:
         opened = [inference_pb2.RunRoomRequest(room=room) for room in rooms]
-        self.requests.put_nowait(inference_pb2.RunRoomsRequest(open=opened, leave=leave))
+        cause = cause_to_wire(Cause(Reason.CANCELLED, "as it is told"))
+        cancel = [
+            inference_pb2.CancelRequest(room=room, incarnation=incarnation, cause=cause) for room in over
+        ]
+        self.requests.put_nowait(inference_pb2.RunRoomsRequest(open=opened, cancel=cancel))
 
     def turn(self, *, error: Exception | None = None) -> list[tuple[str | None, int]]:
         """Apply what was asked for; every opened room accepts."""
@@ -50,16 +57,18 @@ class Bench:
             if what == "run" and error is None and (voice := self.callers.take(room)) is not None:
                 voice.put_nowait(ACCEPTED)
                 self.voices[room] = voice
+                self.here.add(room)
             self.box.answer(error)
             taken.append((what, int(room)))
         return taken
 
     async def serve(self) -> None:
-        shared = SharedStream(self.callers, _judge)
+        shared = SharedStream(self.callers, _judge, MINE)
         async with shared.reading(self._asked()):
             async for lines in shared.lines():
                 said = run_rooms_reply(lines)
                 self.messages.append([(line.room, line.reply.WhichOneof("what")) for line in said.lines])
+                self.absent += [line.room for line in said.lines if line.absent]
                 self.refused |= {
                     line.room: refusal_from_wire(line.refused).kind
                     for line in said.lines
@@ -152,19 +161,39 @@ async def test_a_refused_room_ends_alone() -> None:
         assert at.at_rest, "who was refused, or has ended, is not cancelled"
 
 
-async def test_terminal_reaches_peer_a_room_that_is_left_is_cancelled_and_says_nothing_more() -> None:
+async def test_terminal_reaches_peer_rooms_are_cancelled_in_one_message_whoever_opened_them() -> None:
     async with stream() as (at, _):
         at.ask(1, 2)
         await steps()
         at.turn()
         await steps()
-        at.ask(leave=(1, 9))
+        at.ask(over=(1, 2, 9))
         await steps()
-        assert at.turn() == [("cancel", 1)], "of a room that is not on the stream nobody is told"
-        at.voices[1].put_nowait(FIRST)
-        at.voices[2].put_nowait(FIRST)
+        assert at.absent == []
+        assert at.turn() == [("cancel", 1), ("cancel", 2), ("cancel", 9)]
         await steps()
-        assert at.messages[-1] == [(2, "first_token")]
+        assert at.absent == [9], "of those that are here, what they say is heard on"
+        at.voices[1].put_nowait(OVER)
+        await steps()
+        assert at.messages[-1] == [(1, "outcome")]
+
+
+async def test_cancel_remembered_a_room_that_is_opened_and_cancelled_at_once_is_opened_first() -> None:
+    async with stream() as (at, _):
+        at.ask(1, over=(1,))
+        await steps()
+        assert at.turn() == [("run", 1), ("cancel", 1)]
+        await steps()
+        assert at.absent == []
+
+
+async def test_incarnation_a_cancel_that_was_meant_for_another_process_is_not_taken() -> None:
+    """That the room is not here says nothing about the other's memory."""
+    async with stream() as (at, _):
+        at.ask(over=(9,), incarnation=Incarnation(8))
+        await steps()
+        assert at.turn() == []
+        assert at.absent == []
 
 
 @pytest.mark.parametrize("opened", [False, True])

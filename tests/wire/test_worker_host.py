@@ -70,9 +70,6 @@ class Streams(inference_pb2_grpc.PrefillServiceServicer):
         raise NotImplementedError
         yield
 
-    async def Cancel(self, request: Any, context: Any) -> inference_pb2.CancelReply:  # noqa: N802
-        raise NotImplementedError
-
 
 @dataclass
 class Leader:

@@ -57,10 +57,6 @@ class Echo:
             self._reporter.note(room, line, "as an echo")
         self._reporter.retired(room)
 
-    async def Cancel(self, _: inference_pb2.CancelRequest, __: Any) -> inference_pb2.CancelReply:  # noqa: N802
-        """A room is over before anyone can cancel it."""
-        return inference_pb2.CancelReply(absent=True)
-
 
 class EchoPrefill(Echo, inference_pb2_grpc.PrefillServiceServicer):
     async def RunRooms(  # noqa: N802
@@ -99,8 +95,8 @@ class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
             async for asked in request_iterator:
                 for each in asked.open:
                     running[RoomId(each.room)] = _steps(each)
-                for room in asked.leave:
-                    running.pop(RoomId(room), None)
+                for told in asked.cancel:
+                    running.pop(RoomId(told.room), None)
                 news.set()
 
         reading = asyncio.create_task(read())

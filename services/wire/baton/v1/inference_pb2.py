@@ -26,7 +26,7 @@ from services.wire.baton.v1 import rooms_pb2 as baton_dot_v1_dot_rooms__pb2
 from services.wire.baton.v1 import workers_pb2 as baton_dot_v1_dot_workers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/rooms.proto\x1a\x16\x62\x61ton/v1/workers.proto\"\xc0\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x35\n\nlogit_bias\x18\t \x03(\x0b\x32!.baton.v1.Sampling.LogitBiasEntry\x12\x19\n\x0ctop_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_top_logprobs\"\xac\x02\n\x10InferenceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12$\n\x08sampling\x18\x08 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x0e\n\x06output\x18\t \x03(\r\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x12\n\ntracestate\x18\x0b \x01(\t\x12\x19\n\x0ctime_left_ms\x18\x0c \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_time_left_ms\".\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"]\n\x05Token\x12\r\n\x05token\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12#\n\x03top\x18\x03 \x03(\x0b\x32\x16.baton.v1.TokenLogprobB\n\n\x08_logprob\"\x80\x01\n\x0eRunRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1e\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Peer\x12+\n\x07request\x18\x04 \x01(\x0b\x32\x1a.baton.v1.InferenceRequest\"\n\n\x08\x41\x63\x63\x65pted\"k\n\nFirstToken\x12\x1e\n\x05token\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Token\x12&\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x91\x01\n\x0cRunRoomReply\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12+\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x14.baton.v1.FirstTokenH\x00\x12$\n\x07outcome\x18\x03 \x01(\x0b\x32\x11.baton.v1.OutcomeH\x00\x42\x06\n\x04what\"\x84\x01\n\x11StreamRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1f\n\x07prefill\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Peer\x12+\n\x07request\x18\x04 \x01(\x0b\x32\x1a.baton.v1.InferenceRequest\"w\n\x06Tokens\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x1f\n\x06tokens\x18\x02 \x03(\x0b\x32\x0f.baton.v1.Token\x12&\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x8b\x01\n\x0fStreamRoomReply\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12$\n\x07outcome\x18\x03 \x01(\x0b\x32\x11.baton.v1.OutcomeH\x00\x42\x06\n\x04what\"H\n\x0fRunRoomsRequest\x12&\n\x04open\x18\x01 \x03(\x0b\x32\x18.baton.v1.RunRoomRequest\x12\r\n\x05leave\x18\x02 \x03(\x06\"\x9d\x01\n\rRunRoomsReply\x12+\n\x05lines\x18\x01 \x03(\x0b\x32\x1c.baton.v1.RunRoomsReply.Line\x1a_\n\x04Line\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12%\n\x05reply\x18\x02 \x01(\x0b\x32\x16.baton.v1.RunRoomReply\x12\"\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.Refused\"N\n\x12StreamRoomsRequest\x12)\n\x04open\x18\x01 \x03(\x0b\x32\x1b.baton.v1.StreamRoomRequest\x12\r\n\x05leave\x18\x02 \x03(\x06\"\xa6\x01\n\x10StreamRoomsReply\x12.\n\x05lines\x18\x01 \x03(\x0b\x32\x1f.baton.v1.StreamRoomsReply.Line\x1a\x62\n\x04Line\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12(\n\x05reply\x18\x02 \x01(\x0b\x32\x19.baton.v1.StreamRoomReply\x12\"\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.Refused\"B\n\x07Refused\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"R\n\rCancelRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1e\n\x05\x63\x61use\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Cause\"\x1d\n\x0b\x43\x61ncelReply\x12\x0e\n\x06\x61\x62sent\x18\x01 \x01(\x08\"G\n\x06Region\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x06\x12\x0e\n\x06length\x18\x03 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\"c\n\x08\x45ndpoint\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\x12!\n\x07regions\x18\x04 \x03(\x0b\x32\x10.baton.v1.Region\"\xa8\x01\n\x0e\x43onnectRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12%\n\tendpoints\x18\x02 \x03(\x0b\x32\x12.baton.v1.Endpoint\x12#\n\x07layouts\x18\x03 \x03(\x0b\x32\x12.baton.v1.KvLayout\x12\x0e\n\x06schema\x18\x04 \x01(\t\x12\x10\n\x08receiver\x18\x05 \x01(\x06\x12\x13\n\x0bkv_checksum\x18\x06 \x01(\t\"3\n\x0c\x43onnectReply\x12#\n\x07layouts\x18\x01 \x03(\x0b\x32\x12.baton.v1.KvLayout\"\x9d\x01\n\x0cGrantRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x10\n\x08receiver\x18\x03 \x01(\x06\x12\x12\n\ngeneration\x18\x04 \x01(\x06\x12\r\n\x05pages\x18\x05 \x03(\r\x12\x0c\n\x04slot\x18\x06 \x01(\r\x12\x15\n\rprefix_tokens\x18\x07 \x01(\r\x12\x10\n\x08\x65xposure\x18\x08 \x01(\x06\"\x0c\n\nGrantReply\"W\n\x0c\x43loseRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x10\n\x08receiver\x18\x03 \x01(\x06\x12\x12\n\ngeneration\x18\x04 \x01(\x06\"\x0c\n\nCloseReply*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xcd\x01\n\x0ePrefillService\x12=\n\x07RunRoom\x12\x18.baton.v1.RunRoomRequest\x1a\x16.baton.v1.RunRoomReply0\x01\x12\x42\n\x08RunRooms\x12\x19.baton.v1.RunRoomsRequest\x1a\x17.baton.v1.RunRoomsReply(\x01\x30\x01\x12\x38\n\x06\x43\x61ncel\x12\x17.baton.v1.CancelRequest\x1a\x15.baton.v1.CancelReply2\xde\x01\n\rDecodeService\x12\x46\n\nStreamRoom\x12\x1b.baton.v1.StreamRoomRequest\x1a\x19.baton.v1.StreamRoomReply0\x01\x12K\n\x0bStreamRooms\x12\x1c.baton.v1.StreamRoomsRequest\x1a\x1a.baton.v1.StreamRoomsReply(\x01\x30\x01\x12\x38\n\x06\x43\x61ncel\x12\x17.baton.v1.CancelRequest\x1a\x15.baton.v1.CancelReply2\xbc\x01\n\x0fHandoverService\x12;\n\x07\x43onnect\x12\x18.baton.v1.ConnectRequest\x1a\x16.baton.v1.ConnectReply\x12\x35\n\x05Grant\x12\x16.baton.v1.GrantRequest\x1a\x14.baton.v1.GrantReply\x12\x35\n\x05\x43lose\x12\x16.baton.v1.CloseRequest\x1a\x14.baton.v1.CloseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/rooms.proto\x1a\x16\x62\x61ton/v1/workers.proto\"\xc0\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x35\n\nlogit_bias\x18\t \x03(\x0b\x32!.baton.v1.Sampling.LogitBiasEntry\x12\x19\n\x0ctop_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_top_logprobs\"\xac\x02\n\x10InferenceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12$\n\x08sampling\x18\x08 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x0e\n\x06output\x18\t \x03(\r\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x12\n\ntracestate\x18\x0b \x01(\t\x12\x19\n\x0ctime_left_ms\x18\x0c \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_time_left_ms\".\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"]\n\x05Token\x12\r\n\x05token\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12#\n\x03top\x18\x03 \x03(\x0b\x32\x16.baton.v1.TokenLogprobB\n\n\x08_logprob\"\x80\x01\n\x0eRunRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1e\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Peer\x12+\n\x07request\x18\x04 \x01(\x0b\x32\x1a.baton.v1.InferenceRequest\"\n\n\x08\x41\x63\x63\x65pted\"k\n\nFirstToken\x12\x1e\n\x05token\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Token\x12&\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x91\x01\n\x0cRunRoomReply\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12+\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x14.baton.v1.FirstTokenH\x00\x12$\n\x07outcome\x18\x03 \x01(\x0b\x32\x11.baton.v1.OutcomeH\x00\x42\x06\n\x04what\"\x84\x01\n\x11StreamRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1f\n\x07prefill\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Peer\x12+\n\x07request\x18\x04 \x01(\x0b\x32\x1a.baton.v1.InferenceRequest\"w\n\x06Tokens\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x1f\n\x06tokens\x18\x02 \x03(\x0b\x32\x0f.baton.v1.Token\x12&\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x8b\x01\n\x0fStreamRoomReply\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12$\n\x07outcome\x18\x03 \x01(\x0b\x32\x11.baton.v1.OutcomeH\x00\x42\x06\n\x04what\"o\n\x0fRunRoomsRequest\x12&\n\x04open\x18\x01 \x03(\x0b\x32\x18.baton.v1.RunRoomRequest\x12\'\n\x06\x63\x61ncel\x18\x03 \x03(\x0b\x32\x17.baton.v1.CancelRequestJ\x04\x08\x02\x10\x03R\x05leave\"\xad\x01\n\rRunRoomsReply\x12+\n\x05lines\x18\x01 \x03(\x0b\x32\x1c.baton.v1.RunRoomsReply.Line\x1ao\n\x04Line\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12%\n\x05reply\x18\x02 \x01(\x0b\x32\x16.baton.v1.RunRoomReply\x12\"\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.Refused\x12\x0e\n\x06\x61\x62sent\x18\x04 \x01(\x08\"u\n\x12StreamRoomsRequest\x12)\n\x04open\x18\x01 \x03(\x0b\x32\x1b.baton.v1.StreamRoomRequest\x12\'\n\x06\x63\x61ncel\x18\x03 \x03(\x0b\x32\x17.baton.v1.CancelRequestJ\x04\x08\x02\x10\x03R\x05leave\"\xb6\x01\n\x10StreamRoomsReply\x12.\n\x05lines\x18\x01 \x03(\x0b\x32\x1f.baton.v1.StreamRoomsReply.Line\x1ar\n\x04Line\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12(\n\x05reply\x18\x02 \x01(\x0b\x32\x19.baton.v1.StreamRoomReply\x12\"\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.Refused\x12\x0e\n\x06\x61\x62sent\x18\x04 \x01(\x08\"B\n\x07Refused\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"R\n\rCancelRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1e\n\x05\x63\x61use\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Cause\"G\n\x06Region\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x06\x12\x0e\n\x06length\x18\x03 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\"c\n\x08\x45ndpoint\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\x12!\n\x07regions\x18\x04 \x03(\x0b\x32\x10.baton.v1.Region\"\xa8\x01\n\x0e\x43onnectRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12%\n\tendpoints\x18\x02 \x03(\x0b\x32\x12.baton.v1.Endpoint\x12#\n\x07layouts\x18\x03 \x03(\x0b\x32\x12.baton.v1.KvLayout\x12\x0e\n\x06schema\x18\x04 \x01(\t\x12\x10\n\x08receiver\x18\x05 \x01(\x06\x12\x13\n\x0bkv_checksum\x18\x06 \x01(\t\"3\n\x0c\x43onnectReply\x12#\n\x07layouts\x18\x01 \x03(\x0b\x32\x12.baton.v1.KvLayout\"\x9d\x01\n\x0cGrantRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x10\n\x08receiver\x18\x03 \x01(\x06\x12\x12\n\ngeneration\x18\x04 \x01(\x06\x12\r\n\x05pages\x18\x05 \x03(\r\x12\x0c\n\x04slot\x18\x06 \x01(\r\x12\x15\n\rprefix_tokens\x18\x07 \x01(\r\x12\x10\n\x08\x65xposure\x18\x08 \x01(\x06\"\x0c\n\nGrantReply\"W\n\x0c\x43loseRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x10\n\x08receiver\x18\x03 \x01(\x06\x12\x12\n\ngeneration\x18\x04 \x01(\x06\"\x0c\n\nCloseReply*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x93\x01\n\x0ePrefillService\x12=\n\x07RunRoom\x12\x18.baton.v1.RunRoomRequest\x1a\x16.baton.v1.RunRoomReply0\x01\x12\x42\n\x08RunRooms\x12\x19.baton.v1.RunRoomsRequest\x1a\x17.baton.v1.RunRoomsReply(\x01\x30\x01\x32\xa4\x01\n\rDecodeService\x12\x46\n\nStreamRoom\x12\x1b.baton.v1.StreamRoomRequest\x1a\x19.baton.v1.StreamRoomReply0\x01\x12K\n\x0bStreamRooms\x12\x1c.baton.v1.StreamRoomsRequest\x1a\x1a.baton.v1.StreamRoomsReply(\x01\x30\x01\x32\xbc\x01\n\x0fHandoverService\x12;\n\x07\x43onnect\x12\x18.baton.v1.ConnectRequest\x1a\x16.baton.v1.ConnectReply\x12\x35\n\x05Grant\x12\x16.baton.v1.GrantRequest\x1a\x14.baton.v1.GrantReply\x12\x35\n\x05\x43lose\x12\x16.baton.v1.CloseRequest\x1a\x14.baton.v1.CloseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2992
-  _globals['_FINISHREASON']._serialized_end=3087
+  _globals['_FINISHREASON']._serialized_start=3071
+  _globals['_FINISHREASON']._serialized_end=3166
   _globals['_SAMPLING']._serialized_start=85
   _globals['_SAMPLING']._serialized_end=405
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=340
@@ -62,43 +62,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMROOMREPLY']._serialized_start=1510
   _globals['_STREAMROOMREPLY']._serialized_end=1649
   _globals['_RUNROOMSREQUEST']._serialized_start=1651
-  _globals['_RUNROOMSREQUEST']._serialized_end=1723
-  _globals['_RUNROOMSREPLY']._serialized_start=1726
-  _globals['_RUNROOMSREPLY']._serialized_end=1883
-  _globals['_RUNROOMSREPLY_LINE']._serialized_start=1788
-  _globals['_RUNROOMSREPLY_LINE']._serialized_end=1883
-  _globals['_STREAMROOMSREQUEST']._serialized_start=1885
-  _globals['_STREAMROOMSREQUEST']._serialized_end=1963
-  _globals['_STREAMROOMSREPLY']._serialized_start=1966
-  _globals['_STREAMROOMSREPLY']._serialized_end=2132
-  _globals['_STREAMROOMSREPLY_LINE']._serialized_start=2034
-  _globals['_STREAMROOMSREPLY_LINE']._serialized_end=2132
-  _globals['_REFUSED']._serialized_start=2134
-  _globals['_REFUSED']._serialized_end=2200
-  _globals['_CANCELREQUEST']._serialized_start=2202
-  _globals['_CANCELREQUEST']._serialized_end=2284
-  _globals['_CANCELREPLY']._serialized_start=2286
-  _globals['_CANCELREPLY']._serialized_end=2315
-  _globals['_REGION']._serialized_start=2317
-  _globals['_REGION']._serialized_end=2388
-  _globals['_ENDPOINT']._serialized_start=2390
-  _globals['_ENDPOINT']._serialized_end=2489
-  _globals['_CONNECTREQUEST']._serialized_start=2492
-  _globals['_CONNECTREQUEST']._serialized_end=2660
-  _globals['_CONNECTREPLY']._serialized_start=2662
-  _globals['_CONNECTREPLY']._serialized_end=2713
-  _globals['_GRANTREQUEST']._serialized_start=2716
-  _globals['_GRANTREQUEST']._serialized_end=2873
-  _globals['_GRANTREPLY']._serialized_start=2875
-  _globals['_GRANTREPLY']._serialized_end=2887
-  _globals['_CLOSEREQUEST']._serialized_start=2889
-  _globals['_CLOSEREQUEST']._serialized_end=2976
-  _globals['_CLOSEREPLY']._serialized_start=2978
-  _globals['_CLOSEREPLY']._serialized_end=2990
-  _globals['_PREFILLSERVICE']._serialized_start=3090
-  _globals['_PREFILLSERVICE']._serialized_end=3295
-  _globals['_DECODESERVICE']._serialized_start=3298
-  _globals['_DECODESERVICE']._serialized_end=3520
-  _globals['_HANDOVERSERVICE']._serialized_start=3523
-  _globals['_HANDOVERSERVICE']._serialized_end=3711
+  _globals['_RUNROOMSREQUEST']._serialized_end=1762
+  _globals['_RUNROOMSREPLY']._serialized_start=1765
+  _globals['_RUNROOMSREPLY']._serialized_end=1938
+  _globals['_RUNROOMSREPLY_LINE']._serialized_start=1827
+  _globals['_RUNROOMSREPLY_LINE']._serialized_end=1938
+  _globals['_STREAMROOMSREQUEST']._serialized_start=1940
+  _globals['_STREAMROOMSREQUEST']._serialized_end=2057
+  _globals['_STREAMROOMSREPLY']._serialized_start=2060
+  _globals['_STREAMROOMSREPLY']._serialized_end=2242
+  _globals['_STREAMROOMSREPLY_LINE']._serialized_start=2128
+  _globals['_STREAMROOMSREPLY_LINE']._serialized_end=2242
+  _globals['_REFUSED']._serialized_start=2244
+  _globals['_REFUSED']._serialized_end=2310
+  _globals['_CANCELREQUEST']._serialized_start=2312
+  _globals['_CANCELREQUEST']._serialized_end=2394
+  _globals['_REGION']._serialized_start=2396
+  _globals['_REGION']._serialized_end=2467
+  _globals['_ENDPOINT']._serialized_start=2469
+  _globals['_ENDPOINT']._serialized_end=2568
+  _globals['_CONNECTREQUEST']._serialized_start=2571
+  _globals['_CONNECTREQUEST']._serialized_end=2739
+  _globals['_CONNECTREPLY']._serialized_start=2741
+  _globals['_CONNECTREPLY']._serialized_end=2792
+  _globals['_GRANTREQUEST']._serialized_start=2795
+  _globals['_GRANTREQUEST']._serialized_end=2952
+  _globals['_GRANTREPLY']._serialized_start=2954
+  _globals['_GRANTREPLY']._serialized_end=2966
+  _globals['_CLOSEREQUEST']._serialized_start=2968
+  _globals['_CLOSEREQUEST']._serialized_end=3055
+  _globals['_CLOSEREPLY']._serialized_start=3057
+  _globals['_CLOSEREPLY']._serialized_end=3069
+  _globals['_PREFILLSERVICE']._serialized_start=3169
+  _globals['_PREFILLSERVICE']._serialized_end=3316
+  _globals['_DECODESERVICE']._serialized_start=3319
+  _globals['_DECODESERVICE']._serialized_end=3483
+  _globals['_HANDOVERSERVICE']._serialized_start=3486
+  _globals['_HANDOVERSERVICE']._serialized_end=3674
 # @@protoc_insertion_point(module_scope)

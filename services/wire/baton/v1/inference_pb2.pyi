@@ -433,22 +433,24 @@ class RunRoomsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
-    LEAVE_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunRoomRequest]: ...
     @_builtins.property
-    def leave(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rooms that were opened on this stream and of which nothing more is wanted: they are cancelled."""
+    def cancel(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelRequest]:
+        """Rooms that are over, whether or not they were opened on this stream. Idempotent; remembered where the room
+        has not come yet. Told again on another stream where nobody knows what became of it.
+        """
 
     def __init__(
         self,
         *,
         open: _abc.Iterable[Global___RunRoomRequest] | None = ...,
-        leave: _abc.Iterable[_builtins.int] | None = ...,
+        cancel: _abc.Iterable[Global___CancelRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leave", b"leave", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,7 +467,12 @@ class RunRoomsReply(_message.Message):
         ROOM_FIELD_NUMBER: _builtins.int
         REPLY_FIELD_NUMBER: _builtins.int
         REFUSED_FIELD_NUMBER: _builtins.int
+        ABSENT_FIELD_NUMBER: _builtins.int
         room: _builtins.int
+        absent: _builtins.bool
+        """Instead: it was cancelled, and is not here: it has not come (and ends at once if it does), or everything
+        was given back.
+        """
         @_builtins.property
         def reply(self) -> Global___RunRoomReply: ...
         @_builtins.property
@@ -478,10 +485,11 @@ class RunRoomsReply(_message.Message):
             room: _builtins.int = ...,
             reply: Global___RunRoomReply | None = ...,
             refused: Global___Refused | None = ...,
+            absent: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "reply", b"reply"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "reply", b"reply", "room", b"room"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "refused", b"refused", "reply", b"reply", "room", b"room"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,20 +514,20 @@ class StreamRoomsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
-    LEAVE_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamRoomRequest]: ...
     @_builtins.property
-    def leave(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def cancel(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelRequest]: ...
     def __init__(
         self,
         *,
         open: _abc.Iterable[Global___StreamRoomRequest] | None = ...,
-        leave: _abc.Iterable[_builtins.int] | None = ...,
+        cancel: _abc.Iterable[Global___CancelRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leave", b"leave", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,7 +544,9 @@ class StreamRoomsReply(_message.Message):
         ROOM_FIELD_NUMBER: _builtins.int
         REPLY_FIELD_NUMBER: _builtins.int
         REFUSED_FIELD_NUMBER: _builtins.int
+        ABSENT_FIELD_NUMBER: _builtins.int
         room: _builtins.int
+        absent: _builtins.bool
         @_builtins.property
         def reply(self) -> Global___StreamRoomReply: ...
         @_builtins.property
@@ -547,10 +557,11 @@ class StreamRoomsReply(_message.Message):
             room: _builtins.int = ...,
             reply: Global___StreamRoomReply | None = ...,
             refused: Global___Refused | None = ...,
+            absent: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "reply", b"reply"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "reply", b"reply", "room", b"room"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "refused", b"refused", "reply", b"reply", "room", b"room"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -628,26 +639,6 @@ class CancelRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
-
-@_typing.final
-class CancelReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ABSENT_FIELD_NUMBER: _builtins.int
-    absent: _builtins.bool
-    """The room is not here: it has not come (and ends at once if it does), or everything was given back."""
-    def __init__(
-        self,
-        *,
-        absent: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CancelReply: _TypeAlias = CancelReply  # noqa: Y015
 
 @_typing.final
 class Region(_message.Message):

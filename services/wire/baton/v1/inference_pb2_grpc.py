@@ -45,11 +45,6 @@ class PrefillServiceStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.RunRoomsRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.RunRoomsReply.FromString,
                 _registered_method=True)
-        self.Cancel = channel.unary_unary(
-                '/baton.v1.PrefillService/Cancel',
-                request_serializer=baton_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_inference__pb2.CancelReply.FromString,
-                _registered_method=True)
 
 
 class PrefillServiceServicer:
@@ -65,15 +60,8 @@ class PrefillServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RunRooms(self, request_iterator, context):
-        """Many rooms on one stream, each answered as by RunRoom: what several of them have to say leaves in one
-        message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Cancel(self, request, context):
-        """Ends a room. Idempotent; remembered when the room has not come yet.
+        """Many rooms on one stream, each answered as by RunRoom: what several of them are told, or have to say, leaves
+        in one message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,11 +79,6 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.RunRooms,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.RunRoomsRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.RunRoomsReply.SerializeToString,
-            ),
-            'Cancel': grpc.unary_unary_rpc_method_handler(
-                    servicer.Cancel,
-                    request_deserializer=baton_dot_v1_dot_inference__pb2.CancelRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_inference__pb2.CancelReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -163,33 +146,6 @@ class PrefillService:
             metadata,
             _registered_method=True)
 
-    @staticmethod
-    def Cancel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.PrefillService/Cancel',
-            baton_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
-            baton_dot_v1_dot_inference__pb2.CancelReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
 
 class DecodeServiceStub:
     """Served by decode workers, called by the bootstrap.
@@ -210,11 +166,6 @@ class DecodeServiceStub:
                 '/baton.v1.DecodeService/StreamRooms',
                 request_serializer=baton_dot_v1_dot_inference__pb2.StreamRoomsRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.StreamRoomsReply.FromString,
-                _registered_method=True)
-        self.Cancel = channel.unary_unary(
-                '/baton.v1.DecodeService/Cancel',
-                request_serializer=baton_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_inference__pb2.CancelReply.FromString,
                 _registered_method=True)
 
 
@@ -238,12 +189,6 @@ class DecodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Cancel(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_DecodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -256,11 +201,6 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.StreamRooms,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.StreamRoomsRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.StreamRoomsReply.SerializeToString,
-            ),
-            'Cancel': grpc.unary_unary_rpc_method_handler(
-                    servicer.Cancel,
-                    request_deserializer=baton_dot_v1_dot_inference__pb2.CancelRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_inference__pb2.CancelReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -318,33 +258,6 @@ class DecodeService:
             '/baton.v1.DecodeService/StreamRooms',
             baton_dot_v1_dot_inference__pb2.StreamRoomsRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.StreamRoomsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Cancel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.DecodeService/Cancel',
-            baton_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
-            baton_dot_v1_dot_inference__pb2.CancelReply.FromString,
             options,
             channel_credentials,
             insecure,

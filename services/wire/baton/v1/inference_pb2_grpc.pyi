@@ -38,11 +38,9 @@ class PrefillServiceStub:
     Ending the stream early cancels the room.
     """
     RunRooms: _grpc.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]
-    """Many rooms on one stream, each answered as by RunRoom: what several of them have to say leaves in one
-    message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
+    """Many rooms on one stream, each answered as by RunRoom: what several of them are told, or have to say, leaves
+    in one message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
     """
-    Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]
-    """Ends a room. Idempotent; remembered when the room has not come yet."""
 
 @_typing.type_check_only
 class PrefillServiceAsyncStub(PrefillServiceStub):
@@ -54,11 +52,9 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     Ending the stream early cancels the room.
     """
     RunRooms: _aio.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]  # type: ignore[assignment]
-    """Many rooms on one stream, each answered as by RunRoom: what several of them have to say leaves in one
-    message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
+    """Many rooms on one stream, each answered as by RunRoom: what several of them are told, or have to say, leaves
+    in one message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
     """
-    Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]  # type: ignore[assignment]
-    """Ends a room. Idempotent; remembered when the room has not come yet."""
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by prefill workers, called by the bootstrap."""
@@ -79,17 +75,9 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_inference_pb2.RunRoomsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.RunRoomsReply], _abc.AsyncIterator[_inference_pb2.RunRoomsReply]]:
-        """Many rooms on one stream, each answered as by RunRoom: what several of them have to say leaves in one
-        message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
+        """Many rooms on one stream, each answered as by RunRoom: what several of them are told, or have to say, leaves
+        in one message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
         """
-
-    @_abc_1.abstractmethod
-    def Cancel(
-        self,
-        request: _inference_pb2.CancelRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.CancelReply, _abc.Awaitable[_inference_pb2.CancelReply]]:
-        """Ends a room. Idempotent; remembered when the room has not come yet."""
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -108,7 +96,6 @@ class DecodeServiceStub:
     """Many rooms on one stream, each answered as by StreamRoom: the tokens that one engine step draws for all of
     them leave in one message.
     """
-    Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]
 
 @_typing.type_check_only
 class DecodeServiceAsyncStub(DecodeServiceStub):
@@ -123,7 +110,6 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     """Many rooms on one stream, each answered as by StreamRoom: the tokens that one engine step draws for all of
     them leave in one message.
     """
-    Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]  # type: ignore[assignment]
 
 class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by decode workers, called by the bootstrap."""
@@ -147,13 +133,6 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Many rooms on one stream, each answered as by StreamRoom: the tokens that one engine step draws for all of
         them leave in one message.
         """
-
-    @_abc_1.abstractmethod
-    def Cancel(
-        self,
-        request: _inference_pb2.CancelRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.CancelReply, _abc.Awaitable[_inference_pb2.CancelReply]]: ...
 
 def add_DecodeServiceServicer_to_server(servicer: DecodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
