@@ -1,7 +1,7 @@
 """Is whoever speaks for a worker, or for a room, the one whose it is?
 
 Whom a certificate names is known to be of one side; these tell one worker of a side from another, and hold
-where there are no certificates at all (`authorised-writer`).
+where there are no certificates at all (`known-callers-only`).
 """
 
 import hmac

@@ -60,7 +60,7 @@ class _ShowingCall:
 
 
 class AskForToken(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Before a call is served."""
+    """Before a call is served (`known-callers-only`)."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()

@@ -23,9 +23,10 @@ from services.wire.baton.v1 import (
     rooms_pb2,
     rooms_pb2_grpc,
     workers_pb2,
+    workers_pb2_grpc,
 )
 from services.wire.channel import open_channel
-from services.wire.errors import RemoteError
+from services.wire.errors import RemoteError, remote_error
 from services.wire.identity import Identity
 from services.wire.lease import LeaseKeeper
 from tests.models import eight_heads
@@ -275,6 +276,26 @@ async def test_whoever_started_a_worker_reports_its_exit_with_its_certificate(
     await reporter(address, of(ours, "decode"))("nobody", 1)
     with pytest.raises(RemoteError):
         await reporter(address, None)("nobody", 1)
+
+
+async def test_no_certificate_has_a_worker_taken_for_gone_that_lives(safe: SafeStack, ours: Path) -> None:
+    """Neither one of its own side, nor that of whoever started the stack."""
+    service, incarnation = safe.services["prefill-0"], safe.incarnation("prefill-0")
+    exited = workers_pb2.ReportExitRequest(name="prefill-0", pid=service.process.pid)
+    leave = workers_pb2.LeaveRequest(incarnation=incarnation, credential=b"x" * 32)
+    for party, kinds in (
+        (Party.PREFILL, ("NotGone", "NotProven")),
+        (Party.BOOTSTRAP, ("NotGone", "NotAdmitted")),
+    ):
+        channel = open_channel(f"127.0.0.1:{safe.grpc_port}", Party.BOOTSTRAP, Identity(of(ours, party)))
+        registry = workers_pb2_grpc.WorkerRegistryStub(channel)
+        for asked, kind in zip((registry.ReportExit(exited), registry.Leave(leave)), kinds, strict=True):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await asked
+            assert remote_error(refused.value).kind == kind
+        await channel.close()
+    assert safe.incarnation("prefill-0") == incarnation
+    ask(safe, VARIABLE_KEY)
 
 
 def test_a_worker_process_without_certificates_stays_outside(safe: SafeStack, ours: Path) -> None:

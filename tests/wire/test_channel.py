@@ -1,8 +1,10 @@
 """What may a peer send before anybody takes it, where can it listen, and which process has a channel?"""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.rooms.ids import Incarnation
 from services.runtime.party import Party
 from services.runtime.setting_kinds import join_address
+from services.wire import channel as module
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import AHEAD_BYTES, Channels, Server
 from tests.wire.servers import PATIENCE_S, channel_to, has_ipv6, serving
@@ -39,6 +42,18 @@ class Worker(inference_pb2_grpc.DecodeServiceServicer):
     async def StreamRoom(self, _: Any, __: Any) -> AsyncIterator[inference_pb2.StreamRoomReply]:  # noqa: N802
         raise AssertionError("nobody calls it")
         yield
+
+
+def test_every_channel_and_server_is_set_up_in_one_place() -> None:
+    """One that is made elsewhere goes by a proxy for HTTP, shows no token, and is open to whoever calls."""
+    makes = re.compile(r"\b(insecure_channel|secure_channel|(aio|grpc)\.server)\(")
+    services = Path(module.__file__).parents[1]
+    found = {
+        str(path.relative_to(services))
+        for path in services.rglob("*.py")
+        if "baton/v1" not in str(path) and makes.search(path.read_text())
+    }
+    assert found == {"wire/channel.py"}
 
 
 def _line(number: int) -> inference_pb2.StreamRoomsReply.Line:

@@ -64,11 +64,15 @@ async def test_a_worker_that_lives_is_not_taken_for_gone_on_anybodys_word(idle_s
     process = idle_stack.services["prefill-0"].process
     async with grpc.aio.insecure_channel(f"127.0.0.1:{idle_stack.grpc_port}") as channel:
         registry = workers_pb2_grpc.WorkerRegistryStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await registry.ReportExit(
-                workers_pb2.ReportExitRequest(name="prefill-0", pid=process.pid), timeout=CALL_S
-            )
-        assert remote_error(refused.value).kind == "NotGone"
+        incarnation = next(
+            each["incarnation"] for each in idle_stack._workers() if each["name"] == "prefill-0"
+        )
+        exited = workers_pb2.ReportExitRequest(name="prefill-0", pid=process.pid)
+        leave = workers_pb2.LeaveRequest(incarnation=int(incarnation), credential=b"x" * 32)
+        for asked, kind in ((registry.ReportExit(exited), "NotGone"), (registry.Leave(leave), "NotProven")):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await asked
+            assert remote_error(refused.value).kind == kind
         rooms = rooms_pb2_grpc.RoomServiceStub(channel)
         asked = rooms_pb2.OpenRoomRequest(request_id="after-it", prompt_tokens=5, tokens=9)
         opened = await rooms.OpenRoom(asked, timeout=CALL_S)
