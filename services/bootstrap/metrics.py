@@ -40,6 +40,8 @@ class Loss(Enum):
     """Whoever started it saw its process end."""
     SILENT = "silent"
     """Its lease ran out."""
+    STALLED = "stalled"
+    """It lives, and its turns did not go on."""
 
 
 class BootstrapMetrics:
@@ -58,7 +60,8 @@ class BootstrapMetrics:
 
         self._lost = Counter(
             "baton_workers_lost_total",
-            "Workers that are gone: they left, their process exited, or their lease ran out (silent).",
+            "Workers that are gone: they left, their process exited, their lease ran out (silent), or they"
+            " live and their turns did not go on (stalled).",
             ["side", "how"],
             registry=registry,
         )

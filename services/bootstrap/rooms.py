@@ -17,7 +17,7 @@ from services.bootstrap.metrics import BootstrapMetrics, Loss
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
 from services.rooms.entries import Worker
-from services.rooms.errors import Cause, NameInUse, NotGone, Reason, UnknownRoom
+from services.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
@@ -65,15 +65,22 @@ class Rooms:
 
     # ---- workers
 
-    def register(self, facts: WorkerFacts) -> None:
-        self.registry.register(facts, self.clock.now_ms())
+    def register(self, facts: WorkerFacts, turn_ms: int = 0) -> None:
+        self.registry.register(facts, self.clock.now_ms(), turn_ms)
         log.info("worker registered", worker=facts.name, side=facts.side.value, address=facts.address)
         self._tell_what_ended(facts)
         self.admission.wake()
 
-    def renew(self, incarnation: Incarnation, census: Mapping[str, Any] = NOTHING_TOLD) -> None:
-        """`census`: what the worker says that it holds."""
-        self.registry.renew(incarnation, self.clock.now_ms())
+    def renew(
+        self, incarnation: Incarnation, census: Mapping[str, Any] = NOTHING_TOLD, turn_ms: int = 0
+    ) -> None:
+        """`census`: what the worker says that it holds. `turn_ms`: for how long its turn has not ended.
+        Raises TurnStalled, and then its rooms go on elsewhere."""
+        try:
+            self.registry.renew(incarnation, self.clock.now_ms(), turn_ms)
+        except TurnStalled as error:
+            self.lose(incarnation, str(error), proof=None, how=Loss.STALLED)
+            raise
         self.notebook.heard(incarnation, census, self.clock.now_ms())
         self._metrics.lease_renewed()
         self.admission.wake()
@@ -121,8 +128,8 @@ class Rooms:
                 raise NotGone(f"{name}, process {pid}, is not taken for gone: {told}")
         self.exited(name, pid)
 
-    def lose(self, incarnation: Incarnation, why: str, *, proof: str | None) -> None:
-        """A worker is gone, or silent for too long. Its rooms end now, with that cause."""
+    def lose(self, incarnation: Incarnation, why: str, *, proof: str | None, how: Loss = Loss.SILENT) -> None:
+        """A worker is gone, or, without a proof, lost in this way. Its rooms end now, with that cause."""
         worker = next((w for w in self.registry.workers() if w.facts.incarnation == incarnation), None)
         ended = 0 if worker is None else sum(_ends_with(worker, self.registry.get(r)) for r in worker.rooms)
         rooms = self.registry.leave(incarnation, proof, self.clock.now_ms())
@@ -134,7 +141,7 @@ class Rooms:
         else:
             log.warning("worker lost", worker=facts.name, cause=why, rooms=ended)
         self.notebook.worker_lost(facts, why, self.clock.wall_ms(), ended)
-        self._metrics.worker_lost(facts.side, Loss.SILENT if proof is None else Loss(proof))
+        self._metrics.worker_lost(facts.side, how if proof is None else Loss(proof))
         for entry in rooms:
             cause = Cause(LOST[facts.side], f"{facts.side.value} worker {facts.name}: {why}")
             self.fail(entry.id, cause)
@@ -223,16 +230,17 @@ class Rooms:
 
     # ---- time
 
-    async def keep_time(self) -> None:
-        """Take a `look` now and then, until cancelled."""
+    async def keep_time(self, heard_ms: Callable[[], int] | None = None) -> None:
+        """Take a `look` now and then, until cancelled. `heard_ms`: as of `look`, at each time."""
         while True:
-            self.look()
+            self.look(None if heard_ms is None else heard_ms())
             await asyncio.sleep(TICK_S)
 
-    def look(self) -> None:
-        """Expire leases and overdue rooms, and have the queue looked at again."""
+    def look(self, heard_ms: int | None = None) -> None:
+        """Expire leases and overdue rooms, and have the queue looked at again. `heard_ms`: what was said to
+        this process before then was taken note of."""
         now_ms = self.clock.now_ms()
-        for incarnation in self.registry.expired(now_ms):
+        for incarnation in self.registry.expired(now_ms, heard_ms):
             self.lose(incarnation, "its lease ran out", proof=None)
         for entry in self.registry.unended(now_ms):
             self.fail(entry.id, Cause(Reason.DEADLINE, _why_unended(entry)))

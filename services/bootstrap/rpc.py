@@ -57,7 +57,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             credentials.check_new(facts.incarnation, request.credential)
             await self._rooms.check_name_is_free(facts.name, facts.incarnation)
             credentials.check_new(facts.incarnation, request.credential)  # nobody else came meanwhile
-            self._rooms.register(facts)
+            self._rooms.register(facts, request.turn_ms)
             credentials.enter(facts.incarnation, request.credential)
         return workers_pb2.RegisterReply(lease_ms=self._rooms.registry.lease_ms)
 
@@ -69,7 +69,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             worker = registry.worker(Incarnation(request.incarnation))
             check_speaks_for(context, worker.facts.side)
             self._rooms.credentials.check(worker.facts.incarnation, request.credential)
-            self._rooms.renew(worker.facts.incarnation, census_from_wire(request.census))
+            self._rooms.renew(worker.facts.incarnation, census_from_wire(request.census), request.turn_ms)
             unproven = not worker.proven
         return workers_pb2.RenewReply(
             lease_ms=registry.lease_ms, departed=registry.departed(), unproven=unproven

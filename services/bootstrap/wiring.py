@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.canary import Canary, canary_request
 from services.bootstrap.doors import Serving, open_doors
+from services.bootstrap.hearing import Hearing
 from services.bootstrap.http import admin_router, probe_router
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
@@ -28,14 +29,17 @@ from services.rooms.registry import Registry
 from services.rooms.retry import RetryBounds
 from services.runtime import serve
 from services.runtime.clock import SystemClock
+from services.runtime.exposed import from_this_machine
 from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.http_accept import Connections
 from services.runtime.listen import cannot_listen, reserve_port
 from services.runtime.logging import Log, name_rooms
 from services.runtime.model_facts import ModelFacts, read_model
 from services.runtime.model_files import LoadFormat, prepare, resolve
+from services.runtime.party import Party
 from services.runtime.process_metrics import describe_process
 from services.runtime.room_spans import RoomSpans
+from services.runtime.setting_kinds import join_address
 from services.runtime.tracing import make_tracer
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels, Server
@@ -98,6 +102,8 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         ),
     )
     canary = Canary(rooms, backend, asked_of_each)
+    own_address = join_address(from_this_machine(settings.grpc_host), grpc_port)
+    hearing = Hearing(lambda: channels.to(own_address, Party.BOOTSTRAP), clock)
 
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)
@@ -126,7 +132,8 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         "listening", http_port=http.port, admin_port=http.admin_port, grpc_port=grpc_port, model=model.name
     )
 
-    tasks = [asyncio.create_task(rooms.keep_time()), asyncio.create_task(canary.run())]
+    work = (hearing.run(), rooms.keep_time(hearing.heard_ms), canary.run())
+    tasks = [asyncio.create_task(each) for each in work]
     stopping = asyncio.create_task(shutdown.wait())
     try:
         done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)

@@ -92,6 +92,15 @@ class UnknownWorker(Refusal):
     """No worker of that incarnation holds a lease."""
 
 
+class DeclaredGone(UnknownWorker):
+    """This very incarnation was declared gone, and others may have reused memory on it: if it lives it
+    ends."""
+
+
+class TurnStalled(Refusal):
+    """The turns of the worker do not go on: no room of it would."""
+
+
 class WorkerRefused(Refusal):
     """A registration that does not fit the stack; names the differing field."""
 

@@ -13,7 +13,9 @@ from typing import TypeVar
 from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
 from services.rooms.errors import (
     Cause,
+    DeclaredGone,
     NameInUse,
+    TurnStalled,
     UnknownRoom,
     UnknownWorker,
     WorkerRefused,
@@ -26,6 +28,8 @@ from services.rooms.placement import Need, all_full, beyond, largest, place
 __all__ = ["Event", "Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
 
 DEPARTED_MAX = 1024
+TURN_MS_MAX = 3_000
+"""For how long a turn may not end, where a lease is shorter. An idle worker ends one each second."""
 CLOSING_MS = 60_000
 """How long an ended room waits for its workers to report it retired before it is filed without."""
 OPEN_MS_MAX = 4 * 3_600_000
@@ -78,9 +82,10 @@ class Registry:
         return list(self._workers.values())
 
     def worker(self, incarnation: Incarnation) -> Worker:
-        if incarnation not in self._workers:
-            raise UnknownWorker(f"incarnation {incarnation} holds no lease")
-        return self._workers[incarnation]
+        if incarnation in self._workers:
+            return self._workers[incarnation]
+        self._check_lives(incarnation)
+        raise UnknownWorker(f"incarnation {incarnation} holds no lease")
 
     def holds_lease(self, incarnation: Incarnation) -> bool:
         return incarnation in self._workers
@@ -99,13 +104,14 @@ class Registry:
         """Those of the name whose lease ran out: its next holder is the proof that they are gone."""
         return [each for each, facts in self._silent.items() if facts.name == name]
 
-    def register(self, facts: WorkerFacts, now_ms: int) -> None:
+    def register(self, facts: WorkerFacts, now_ms: int, turn_ms: int = 0) -> None:
         """Enter a worker. Raises WorkerRefused naming the field that differs from the stack's,
-        NameInUse while another incarnation of the name holds its lease."""
+        NameInUse while another incarnation of the name holds its lease, DeclaredGone, and TurnStalled where
+        its turn has not ended for too long."""
         if facts.model != self.model:
             raise WorkerRefused("model", self.model, facts.model)
-        if facts.incarnation in self._departed:
-            raise UnknownWorker(f"incarnation {facts.incarnation} was declared gone: restart the worker")
+        self._check_lives(facts.incarnation)
+        self._check_turns(turn_ms)
         for other in self._workers.values():
             if other.facts.incarnation == facts.incarnation:
                 continue
@@ -124,8 +130,11 @@ class Registry:
         else:
             known.lease_until_ms = now_ms + self.lease_ms
 
-    def renew(self, incarnation: Incarnation, now_ms: int) -> None:
+    def renew(self, incarnation: Incarnation, now_ms: int, turn_ms: int = 0) -> None:
+        """Raises UnknownWorker, DeclaredGone, and TurnStalled where its turn has not ended for a lease:
+        `leave` it, since its rooms do not go on."""
         worker = self.worker(incarnation)
+        self._check_turns(turn_ms)
         worker.lease_until_ms = now_ms + self.lease_ms
         if worker.state is WorkerState.SUSPECT:
             worker.state = WorkerState.READY if worker.proven else WorkerState.JOINING
@@ -179,18 +188,21 @@ class Registry:
         known = self._silent | held
         return [each for each, facts in known.items() if pid and (facts.name, facts.pid) == (name, pid)]
 
-    def expired(self, now_ms: int) -> list[Incarnation]:
-        """Workers whose lease has run out: `leave` them. To be asked often: a lease ends by silence while
-        somebody listened, so of the time since the last call at most a third of a lease, in which it would
-        have been renewed once, is counted. What a paused machine or a busy bootstrap did not hear is
-        forgiven."""
+    def expired(self, now_ms: int, heard_ms: int | None = None) -> list[Incarnation]:
+        """Workers whose lease has run out: `leave` them. A lease ends by silence while somebody listened.
+
+        `heard_ms`: what was said before then was taken note of (not given: before now); what was said since
+        may wait in a queue of the listener's own (`live-is-not-lost`). To be asked often: of the time since
+        the last call at most a third of a lease, in which it would have been renewed once, is counted. What a
+        paused machine did not hear is forgiven."""
         since_ms = now_ms if self._listened_ms is None else self._listened_ms
         unheard_ms = now_ms - since_ms - self.lease_ms // 3
         if unheard_ms > 0:
             for worker in self._workers.values():
                 worker.lease_until_ms = min(worker.lease_until_ms + unheard_ms, now_ms + self.lease_ms)
         self._listened_ms = now_ms
-        return [each for each, worker in self._workers.items() if worker.lease_until_ms <= now_ms]
+        until_ms = now_ms if heard_ms is None else min(heard_ms, now_ms)
+        return [each for each, worker in self._workers.items() if worker.lease_until_ms <= until_ms]
 
     def departed(self) -> list[Incarnation]:
         """Processes that are known to be gone, latest last, at most DEPARTED_MAX."""
@@ -351,6 +363,14 @@ class Registry:
             self.side_retired(room, side)
 
     # ---- inside
+
+    def _check_lives(self, incarnation: Incarnation) -> None:
+        if incarnation in self._departed:
+            raise DeclaredGone(f"incarnation {incarnation} was declared gone: restart the worker")
+
+    def _check_turns(self, turn_ms: int) -> None:
+        if turn_ms >= max(self.lease_ms, TURN_MS_MAX):
+            raise TurnStalled(f"its turn has not ended for {turn_ms / 1000:.1f} s")
 
     def _regroup(self) -> None:
         """Whoever came or left: what each request asks of all workers is known before it asks."""

@@ -24,6 +24,11 @@ class MemoryKept(StartupError):
     proof; whoever started it starts it again."""
 
 
+class TakenForGone(StartupError):
+    """The bootstrap was told that this process is gone, and told its peers. It ends at once, so that it is
+    true, and whoever started it starts it again."""
+
+
 class GroupLost(StartupError):
     """Another rank of this worker is gone, late, or disagrees. Nothing here can be finished any more, a
     running step least of all: the process ends without waiting for it, and whoever started the group starts

@@ -11,3 +11,8 @@ def beyond_this_machine(host: str) -> bool:
         return not ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return True
+
+
+def from_this_machine(host: str) -> str:
+    """Where a process of this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104

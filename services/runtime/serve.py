@@ -3,8 +3,8 @@
 signal              first: the shutdown event is set, the service drains;  second: exit at once
 returns             exit code 0, or the number it returned
 StartupError        one line on stderr, its exit code, no traceback
-GroupLost, EngineStuck    the same, at once: no thread is waited for; raised while something else was ending
-                    the process, that one is told as it would have been, and has its code
+GroupLost, EngineStuck, TakenForGone    the same, at once: no thread is waited for; raised while something
+                    else was ending the process, that one is told as it would have been, and has its code
 StopAsked           exit code 0, at once as well
 anything else       a bug: the traceback, exit code 1
 a crash of a library    where each thread was, on stderr
@@ -23,7 +23,7 @@ from typing import Final, NoReturn, TypeVar
 
 import uvloop
 
-from services.runtime.errors import EXIT_FAILED, EngineStuck, GroupLost, StartupError
+from services.runtime.errors import EXIT_FAILED, EngineStuck, GroupLost, StartupError, TakenForGone
 from services.runtime.logging import Log
 
 log = Log(__name__)
@@ -66,7 +66,7 @@ def run(main: Main) -> int:
         except StopAsked:
             log.info("asked to stop before it was ready")
             _leave(0)
-        except (GroupLost, EngineStuck) as error:
+        except (GroupLost, EngineStuck, TakenForGone) as error:
             end_now(error)
         finally:
             watching.cancel()

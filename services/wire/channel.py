@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -19,6 +19,7 @@ from services.wire.errors import WrongIncarnation
 from services.wire.identity import Identity
 from services.wire.mailbox import TAKEN_BYTES_MAX
 from services.wire.run_token import AskForToken, Showing
+from services.wire.thread_channel import ThreadChannel
 
 UNARY_S: Final = 5.0
 """Deadline of a call that needs no work: everything is answered from tables."""
@@ -79,11 +80,22 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """To `party`, which has to be able to prove that it is that where there is an `identity`. `run_token`:
     shown with each call, if there is one."""
+    return _open(grpc.aio, address, party, identity, run_token)
+
+
+def open_thread_channel(
+    address: str, party: Party, identity: Identity | None = None, run_token: str = ""
+) -> ThreadChannel:
+    """The same for a thread beside the process's first event loop."""
+    return ThreadChannel(_open(grpc, address, party, identity, run_token))
+
+
+def _open(library: Any, address: str, party: Party, identity: Identity | None, run_token: str) -> Any:
     if identity is None:
-        channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
+        channel = library.insecure_channel(address, options=_CHANNEL)
     else:
         options = (*_CHANNEL, ("grpc.ssl_target_name_override", party.tls_name))
-        channel = grpc.aio.secure_channel(address, identity.channel(), options=options)
+        channel = library.secure_channel(address, identity.channel(), options=options)
     return Showing(channel, run_token) if run_token else channel
 
 
@@ -166,10 +178,14 @@ class Channels:
         self._closing: set[asyncio.Task[None]] = set()
 
     @staticmethod
-    def showing(identity: Identity | None, run_token: str = "") -> "Channels":
+    def showing(
+        identity: Identity | None,
+        run_token: str = "",
+        opener: Callable[..., grpc.aio.Channel] = open_channel,
+    ) -> "Channels":
         """Those of a process that has, or has not, a certificate, and a token of its run."""
-        opener = partial(open_channel, identity=identity, run_token=run_token)
-        return Channels(opener) if identity is None else Channels(opener, identity.version)
+        way = partial(opener, identity=identity, run_token=run_token)
+        return Channels(way) if identity is None else Channels(way, identity.version)
 
     def to(self, address: str, party: Party, incarnation: Incarnation | None = None) -> grpc.aio.Channel:
         """`party`: who is there, as long as anybody is."""

@@ -21,6 +21,7 @@ from services.rooms.errors import (
     Refusal,
     RoomExists,
     RosterFull,
+    TurnStalled,
     UnknownRoom,
     UnknownWorker,
     WorkerRefused,
@@ -69,6 +70,7 @@ STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (NoSuchWorker, grpc.StatusCode.UNAVAILABLE),
     (Draining, grpc.StatusCode.UNAVAILABLE),
     (WorkerRefused, grpc.StatusCode.FAILED_PRECONDITION),
+    (TurnStalled, grpc.StatusCode.FAILED_PRECONDITION),
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (WrongIncarnation, grpc.StatusCode.FAILED_PRECONDITION),
     (NotGone, grpc.StatusCode.FAILED_PRECONDITION),
@@ -138,8 +140,8 @@ def refusal_from_wire(refused: inference_pb2.Refused) -> RemoteError:
     return RemoteError(code, refused.kind, refused.text[:TEXT_CHARS_MAX] or code.name, refused.field)
 
 
-def remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
-    """Read a failed call."""
+def remote_error(error: grpc.RpcError) -> RemoteError:
+    """Read a failed call, of either kind of channel."""
     trailing = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     text = error.details() or error.code().name
     return RemoteError(error.code(), trailing.get(KIND_KEY, ""), text, trailing.get(FIELD_KEY, ""))

@@ -1,16 +1,19 @@
 """How does a worker get its lease, keep it, and learn which peers are gone?
 
 The keeper registers, renews at a third of the lease, and registers again when the bootstrap does not
-know it any more (it restarted) or has been silent. A refusal is said once, clearly, and tried again
-with growing pauses: the worker keeps running to be fixed.
+know it any more (it restarted) or has been silent. It renews whether or not the renewals before were
+answered: one that waits, here or there, keeps no other from being sent in time. A refusal is said once,
+clearly, and tried again with growing pauses: the worker keeps running to be fixed. Only one that was declared
+gone ends.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
+from services.rooms.errors import DeclaredGone
 from services.rooms.ids import Incarnation
 from services.runtime.logging import Log
 from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
@@ -25,10 +28,37 @@ UNREACHABLE_TRIES = 5
 """About three seconds."""
 LEASE_MS_MIN = 100
 """Below it renewing would be all that the worker does."""
+ANSWER_LEASES: Final = 10
+"""How long an answer is waited for: far longer than a bootstrap is busy. It bounds how many renewals may be
+under way, too."""
+LAST_CALL_S: Final = 1.0
+
+
+class Stall:
+    """For how long has one turn been watched not to end? What the watcher did not see, because it stood still
+    itself, does not count: a paused machine is not a stalled worker."""
+
+    def __init__(self, turns: Callable[[], int]) -> None:
+        """`turns`: how many have ended."""
+        self._turns = turns
+        self._seen: int | None = None
+        self._looked_s = 0.0
+        self._stalled_s = 0.0
+
+    def look_ms(self, now_s: float, most_s: float) -> int:
+        """Milliseconds. To be asked every now and then: of the time since the last look `most_s` counts."""
+        turns = self._turns()
+        if turns == self._seen:
+            self._stalled_s += min(now_s - self._looked_s, most_s)
+        else:
+            self._stalled_s = 0.0
+        self._seen, self._looked_s = turns, now_s
+        return int(self._stalled_s * 1000)
 
 
 class LeaseKeeper:
-    """Runs as one task. `problem` and `proven` are for health pages."""
+    """Used from one event loop, runs as one task. `problem` and `proven` are for health pages, and may be
+    read from anywhere."""
 
     def __init__(
         self,
@@ -37,9 +67,11 @@ class LeaseKeeper:
         on_departed: Callable[[Sequence[Incarnation]], None],
         on_renewal: Callable[[bool], None],
         census: Callable[[], workers_pb2.WorkerCensus] = workers_pb2.WorkerCensus,
+        turns: Callable[[], int] | None = None,
     ) -> None:
         """`on_renewal`: told of each try, and whether the worker holds a lease by it. `census`: what is told
-        with it of what the worker holds."""
+        with it of what the worker holds. `turns`: how many of the worker's have ended; None for what takes
+        none."""
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         self._registration = registration
         self._incarnation = registration.worker.incarnation
@@ -47,13 +79,19 @@ class LeaseKeeper:
         self._on_departed = on_departed
         self._on_renewal = on_renewal
         self._census = census
+        self._stall = None if turns is None else Stall(turns)
         self._departed: set[int] = set()
         self._lease_ms = 3_000
+        self._sent = self._heard = 0
+        """Renewals sent so far, and the latest of them that was answered."""
+        self._held_s = 0.0
+        """When the latest call was sent by whose answer the worker holds its lease."""
         self._failures = 0
         """Calls in a row that did not succeed."""
+        self._pause_s = RETRY_MIN_S
         self._refusal: tuple[str, str] | None = None
         """Kind and field of the refusal that was told last."""
-        self._draining = False
+        self._draining = self._left = False
         self.problem: str | None = "not registered yet"
         """Why the worker holds no lease, or None while it does."""
         self.proven = False
@@ -64,21 +102,20 @@ class LeaseKeeper:
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
 
     async def run(self) -> None:
-        """Register and renew until cancelled."""
-        pause_s = RETRY_MIN_S
-        while True:
+        """Register and renew until cancelled, or until the worker has left. Raises DeclaredGone: the worker
+        must end."""
+        while not self._left:
+            failed: RemoteError | None = None
             try:
                 if self.problem is not None:
                     await self._register()
-                await self._renew()
-                self._failures = 0
-                self._refusal = None
-                pause_s = RETRY_MIN_S
-                await asyncio.sleep(self._lease_ms / 3000)
-            except RemoteError as error:
-                self._note_problem(error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, RETRY_MAX_S)
+                await self._renew_on_and_on()
+            except* RemoteError as errors:
+                failed = _first(errors)
+            if failed is not None:
+                self._note_problem(failed)
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(self._pause_s * 2, RETRY_MAX_S)
 
     async def drain(self) -> int:
         """Ask for no more rooms. Returns how many of those that were opened here the bootstrap still waits
@@ -89,32 +126,79 @@ class LeaseKeeper:
         return 0 if reply is None else int(reply.rooms)
 
     async def leave(self) -> None:
-        """The last word before exit. Best effort."""
+        """The last word before exit. Best effort. Nothing is renewed from here on."""
+        self._left = True
         request = workers_pb2.LeaveRequest(incarnation=self._incarnation, credential=self._credential)
         await self._call(self._stub.Leave, request)
 
     async def _register(self) -> None:
-        reply = await _typed(self._stub.Register(self._registration, timeout=UNARY_S))
-        self._lease_ms = max(reply.lease_ms, LEASE_MS_MIN)
-        self.problem = None
+        sent_s = asyncio.get_running_loop().time()
+        request = workers_pb2.RegisterRequest(turn_ms=self._turn_ms())
+        request.MergeFrom(self._registration)
+        reply = await _typed(self._stub.Register(request, timeout=self._answer_s))
+        self._holds(sent_s, reply.lease_ms)
         log.info("registered at the bootstrap", lease_ms=reply.lease_ms)
         if self._draining:
             await self.drain()
 
+    async def _renew_on_and_on(self) -> None:
+        """At a third of the lease, until one is refused or cannot be sent, which ends those that wait for
+        their answers, too. Raises a group of RemoteErrors."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as renewals:
+            while not self._left:
+                unheard_s = loop.time() - self._held_s
+                if unheard_s * 1000 > self._lease_ms:
+                    text = f"it has not answered for {unheard_s:.1f} s"
+                    self._note_problem(RemoteError(grpc.StatusCode.DEADLINE_EXCEEDED, "", text))
+                renewals.create_task(self._renew())
+                await asyncio.sleep(self._lease_ms / 3000)
+
     async def _renew(self) -> None:
+        sent_s = asyncio.get_running_loop().time()
+        self._sent += 1
+        number = self._sent
         request = workers_pb2.RenewRequest(
-            incarnation=self._incarnation, census=self._census(), credential=self._credential
+            incarnation=self._incarnation,
+            census=self._census(),
+            credential=self._credential,
+            turn_ms=self._turn_ms(),
         )
-        reply = await _typed(self._stub.Renew(request, timeout=max(self._lease_ms / 3000, 0.5)))
-        self._lease_ms = max(reply.lease_ms, LEASE_MS_MIN)
-        self.proven = not reply.unproven
+        reply = await _typed(self._stub.Renew(request, timeout=self._answer_s))
         self._on_renewal(True)
+        if number < self._heard:
+            return  # a later one was answered before: it knew more
+        self._heard = number
+        self._holds(sent_s, reply.lease_ms)
+        self._failures = 0
+        self._refusal = None
+        self._pause_s = RETRY_MIN_S
+        self.proven = not reply.unproven
         fresh = [Incarnation(each) for each in reply.departed if each not in self._departed]
         self._departed = set(reply.departed)
         if fresh:
             self._on_departed(fresh)
 
+    @property
+    def _answer_s(self) -> float:
+        return max(ANSWER_LEASES * self._lease_ms / 1000, UNARY_S)
+
+    def _turn_ms(self) -> int:
+        if self._stall is None:
+            return 0
+        return self._stall.look_ms(asyncio.get_running_loop().time(), 2 * self._lease_ms / 3000)
+
+    def _holds(self, sent_s: float, lease_ms: int) -> None:
+        self._held_s = sent_s
+        self._lease_ms = max(lease_ms, LEASE_MS_MIN)
+        self.problem = None
+
     def _note_problem(self, error: RemoteError) -> None:
+        """Raises DeclaredGone."""
+        if self._left:
+            return
+        if error.kind == DeclaredGone.__name__:
+            raise DeclaredGone(str(error)) from error
         self._on_renewal(False)
         self._failures += 1
         text = f"refused by the bootstrap: {error}" if error.kind else f"bootstrap unreachable: {error}"
@@ -127,7 +211,7 @@ class LeaseKeeper:
 
     async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable, request: object) -> Any | None:
         try:
-            return await _typed(method(request, timeout=1.0))
+            return await _typed(method(request, timeout=LAST_CALL_S))
         except RemoteError as error:
             log.info("bootstrap not told", cause=str(error))
             return None
@@ -136,5 +220,11 @@ class LeaseKeeper:
 async def _typed(call: grpc.aio.UnaryUnaryCall) -> Any:
     try:
         return await call
-    except grpc.aio.AioRpcError as error:
+    except grpc.RpcError as error:
         raise remote_error(error) from error
+
+
+def _first(errors: BaseExceptionGroup[RemoteError]) -> RemoteError:
+    """What the bootstrap itself said, if it said anything."""
+    found = [each for each in errors.exceptions if isinstance(each, RemoteError)]
+    return min(found, key=lambda each: each.unreachable)

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause, DeclaredGone, Reason
 from services.rooms.ids import Incarnation
 from services.runtime.clock import SystemClock
-from services.runtime.errors import GroupLost
+from services.runtime.errors import GroupLost, TakenForGone
 from services.runtime.exposed import beyond_this_machine
 from services.runtime.garbage import spare_what_is_loaded
 from services.runtime.listen import cannot_listen
@@ -29,10 +29,11 @@ from services.runtime.setting_kinds import join_address, split_address
 from services.runtime.tracing import Kind, make_tracer
 from services.runtime.worker_settings import WorkerSettings
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels, Server
+from services.wire.channel import Channels, Server, open_thread_channel
 from services.wire.errors import Draining
 from services.wire.identity import Identity
 from services.wire.lease import LeaseKeeper
+from services.wire.lease_thread import LeaseThread
 from services.wire.mailbox import Mailbox
 from services.wire.presence import SERVICE as PRESENCE
 from services.wire.presence import PresenceService
@@ -47,6 +48,10 @@ SPANS_S: Final = 1.5
 FLUSH_S: Final = 2.0
 DRAIN_ASK_S: Final = 0.1
 LAST_WORD_S: Final = 0.3
+TAKEN_FOR_GONE: Final = (
+    "somebody reported its exit, or said goodbye in its name (ReportExit, Leave: look who may call the"
+    " bootstrap). Its peers may use what it writes to for others, so it ends, to be started again"
+)
 LAST_REPLIES_S: Final = 0.7
 """What a process whose group broke still gives: to telling the bootstrap, and to its open streams."""
 
@@ -77,6 +82,7 @@ class WorkerHost:
         """Raises StartupError for a port that is in use."""
         self._settings = settings
         self._pages = WorkerPages(settings)
+        self._progress: Progress | None = None
         self._lost: str | None = None
         self.incarnation = incarnation
         self._credential = credential
@@ -94,6 +100,7 @@ class WorkerHost:
                 advertise=settings.advertise,
                 bootstrap=settings.bootstrap,
             )
+        self._identity = identity
         self.channels = Channels.showing(identity, settings.run_token)
         self.server = Server(identity, settings.run_token)
         workers_pb2_grpc.add_PresenceServiceServicer_to_server(PresenceService(incarnation), self.server.grpc)
@@ -113,7 +120,7 @@ class WorkerHost:
         self.reporter = Reporter(
             bootstrap, incarnation, settings.name, SystemClock(), self._spans, credential=credential
         )
-        self._lease: LeaseKeeper | None = None
+        self._lease: LeaseThread | None = None
 
     @property
     def problem(self) -> str | None:
@@ -128,6 +135,7 @@ class WorkerHost:
 
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
         """Serve /metrics, /started, /health and /ready from now on."""
+        self._progress = progress
         await self._pages.start(registry, lambda: self.problem, progress)
         log.info(
             "listening",
@@ -141,7 +149,7 @@ class WorkerHost:
         """Serve until `shutdown` is set and all rooms have ended. Returns the exit code.
 
         Raises what ended the turns or a helper; the streams of all rooms break then, at once. When the group
-        broke it does not return: the process ends.
+        broke, or the worker was declared gone, it does not return: the process ends.
         """
         registration = workers_pb2.RegisterRequest()
         registration.CopyFrom(role.registration)
@@ -154,12 +162,17 @@ class WorkerHost:
         )
         registration.pid = os.getpid()
         registration.credential = self._credential
-        lease = LeaseKeeper(
-            self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP),
+        progress = self._progress
+        if progress is None:
+            raise AssertionError("start_pages comes first")
+        lease = LeaseThread(
+            self._settings.bootstrap,
+            Channels.showing(self._identity, self._settings.run_token, open_thread_channel),
             registration,
             self._departed,
             lambda holds: self._tried(holds, role.on_renewal),
             role.census,
+            lambda: progress.turn,
         )
         self._lease = lease
         spare_what_is_loaded()
@@ -172,24 +185,38 @@ class WorkerHost:
             await asyncio.wait({turns, stopping, *helpers}, return_when=asyncio.FIRST_COMPLETED)
             _raise_if_failed(turns, *helpers)
             timeout_ms = self._settings.drain_timeout_ms
-            await drain(lease, turns, self.mailbox, self.reporter, timeout_ms)
+            work = asyncio.create_task(drain(lease, turns, self.mailbox, self.reporter, timeout_ms))
+            helpers.append(work)
+            while not work.done():
+                running = {each for each in helpers if not each.done()}
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                _raise_if_failed(*helpers)
             return 0 if turns.done() else 1
         except Exception as error:
             for helper in helpers:
                 helper.cancel()
+            lost = Reason(f"{self._settings.role}_lost")
+            if isinstance(error, DeclaredGone):
+                turns.cancel()  # what it still writes may be another's memory
+                self._lost = f"{self._settings.name} was declared gone while it lives"
+                await self._break_off(role, lost)
+                end_now(TakenForGone(f"{self._lost}: {TAKEN_FOR_GONE}"))
             if isinstance(error, role.broken):
                 self._lost = f"{self._settings.name}: {error}"
                 log.error("the group broke", cause=self._lost)  # noqa: TRY400
-                await self._break_off(role, lease, Reason.GROUP_BROKEN)
+                await self._last_word(lease)
+                await self._break_off(role, Reason.GROUP_BROKEN)
                 end_now(GroupLost(self._lost))
             self._lost = f"{self._settings.name} ends: {error}"
             log.error("the worker ends", cause=f"{type(error).__name__}: {error}")  # noqa: TRY400
-            await self._break_off(role, lease, Reason(f"{self._settings.role}_lost"))
+            await self._last_word(lease)
+            await self._break_off(role, lost)
             raise
         finally:
             for task in (turns, stopping, *helpers):
                 task.cancel()
             await asyncio.gather(turns, stopping, *helpers, return_exceptions=True)
+            await lease.stop()
 
     async def close(self) -> None:
         """Break what streams are left, and end the servers."""
@@ -198,25 +225,25 @@ class WorkerHost:
         await self.channels.close()
         await self._pages.stop()
 
-    async def _break_off(self, role: Role, lease: LeaseKeeper, reason: Reason) -> None:
-        """A word to the bootstrap, so that no room comes here any more, and then to everyone who waits for
-        one: why none ends well."""
-        cause = Cause(reason, f"{self._settings.role} worker {self._lost}")
+    async def _last_word(self, lease: LeaseThread) -> None:
+        """To the bootstrap, so that no room comes here any more."""
         await self.server.set_serving(serving=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain()
+
+    async def _break_off(self, role: Role, reason: Reason) -> None:
+        """To everyone who waits for a room: why none ends well."""
+        cause = Cause(reason, f"{self._settings.role} worker {self._lost}")
         role.break_off(cause)
         self.mailbox.fail(Draining(cause.text))
         self._spans.cut_off(cause)
         await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
 
     def _tried(self, holds: bool, tell: Callable[[bool], None]) -> None:
-        """To renew the lease. The next try goes by a channel that shows the certificate of now."""
-        if not holds and self._lease is not None:
-            channel = self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP)
-            self._lease.reach(channel)
-            self.reporter.reach(channel)
+        """To renew the lease. After a failure reports go by a channel that shows the certificate of now."""
+        if not holds:
+            self.reporter.reach(self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP))
         tell(holds)
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
@@ -225,7 +252,7 @@ class WorkerHost:
 
 
 async def drain(
-    lease: LeaseKeeper,
+    lease: LeaseKeeper | LeaseThread,
     turns: asyncio.Task[None],
     mailbox: Mailbox,
     reporter: Reporter,

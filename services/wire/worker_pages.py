@@ -22,6 +22,10 @@ STEP_MS: Final = 600_000
 class Progress(Protocol):
     """What a worker's turns tell of themselves."""
 
+    @property
+    def turn(self) -> int:
+        """How many have ended."""
+
     def stuck_ms(self) -> int | None:
         """Since a turn ended; None before the first has."""
 

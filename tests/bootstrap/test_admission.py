@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from services.bootstrap.admission import QueueFull, Retry
-from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge
+from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
@@ -315,6 +315,30 @@ async def test_time_ends_leases_rooms_that_nobody_reports_and_queues_that_nobody
     assert {cause.reason.value for cause in causes if cause} == {"prefill_lost"}
     assert all("its lease ran out" in cause.text for cause in causes if cause)
     keeper.cancel()
+
+
+async def test_honest_health_rooms_of_a_worker_whose_turn_does_not_end_fail_at_once_and_say_so(
+    at: House,
+) -> None:
+    await fill(at)
+    with pytest.raises(TurnStalled):
+        at.rooms.renew(at.decode.incarnation, turn_ms=3_200)
+    assert [worker.facts.name for worker in at.registry.workers()] == [at.prefill.name]
+    text = f"decode worker {at.decode.name}: its turn has not ended for 3.2 s"
+    assert {at.entry(room).cause for room in (1, 2)} == {Cause(Reason.DECODE_LOST, text)}
+    assert at.registry.departed() == [], "a turn that stands still proves nothing"
+    at.join(at.decode)
+    assert at.registry.worker(at.decode.incarnation).has_place, "it is back as it was, without a restart"
+
+
+async def test_live_is_not_lost_a_lease_runs_out_only_before_what_was_heard(at: House) -> None:
+    heard_ms = at.clock.now_ms()
+    for _ in range(12):
+        at.clock.advance(LEASE_MS // 3)
+        at.rooms.look(heard_ms)
+    assert len(at.registry.workers()) == 2
+    at.rooms.look(at.clock.now_ms())
+    assert not at.registry.workers()
 
 
 async def test_a_room_that_its_opener_forgets_gives_its_places_back(at: House) -> None:

@@ -260,7 +260,7 @@ async def test_a_worker_registers_renews_drains_and_leaves(
     assert "worker lost" not in caplog.messages, "nobody is to be warned of a rolling replacement"
     with pytest.raises(RemoteError) as error:
         await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77, credential=OWN))
-    assert error.value.kind == "UnknownWorker"
+    assert error.value.kind == "DeclaredGone"
 
 
 async def test_a_process_seen_to_exit_is_lost_and_one_of_another_pid_is_not(client: Client) -> None:

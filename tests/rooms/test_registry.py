@@ -15,11 +15,13 @@ from services.rooms.entries import (
 )
 from services.rooms.errors import (
     Cause,
+    DeclaredGone,
     NameInUse,
     NoCapacity,
     NoSuchWorker,
     Reason,
     TooLarge,
+    TurnStalled,
     UnknownRoom,
     UnknownWorker,
     WorkerRefused,
@@ -32,6 +34,7 @@ from services.rooms.registry import (
     CLOSING_MS,
     DEPARTED_MAX,
     OPEN_MS_MAX,
+    TURN_MS_MAX,
     UNTAKEN_MS,
     UNTOLD_MS,
     Registry,
@@ -187,6 +190,44 @@ def test_silence_counts_only_while_somebody_listens(stack: Registry) -> None:
     heard = stood_until + LEASE_MS // 3
     assert stack.expired(heard) == []
     assert stack.expired(heard + LEASE_MS // 3) == [D1.incarnation]
+
+
+def test_live_is_not_lost_silence_counts_up_to_what_was_heard(stack: Registry) -> None:
+    """What was said since may wait in a queue of the listener's own."""
+    for now_ms in range(0, 4 * LEASE_MS, LEASE_MS // 4):
+        assert stack.expired(now_ms, heard_ms=LEASE_MS - 1) == []
+    stack.renew(P1.incarnation, 4 * LEASE_MS)
+    assert stack.expired(4 * LEASE_MS, heard_ms=LEASE_MS) == [D1.incarnation]
+    assert stack.expired(4 * LEASE_MS, heard_ms=9 * LEASE_MS) == [D1.incarnation], "nobody hears the future"
+
+
+def test_honest_health_a_worker_whose_turn_does_not_end_gets_no_lease(stack: Registry) -> None:
+    stack.renew(D1.incarnation, 500, TURN_MS_MAX - 1)
+    with pytest.raises(TurnStalled, match=r"its turn has not ended for 3\.2 s"):
+        stack.renew(D1.incarnation, 600, 3_200)
+    assert stack.worker(D1.incarnation).lease_until_ms == 500 + LEASE_MS
+    stack.leave(D1.incarnation, None)
+    with pytest.raises(TurnStalled):
+        stack.register(D1, 700, 3_300)
+    stack.register(D1, 800, 0)
+    assert stack.worker(D1.incarnation).state is WorkerState.JOINING
+
+
+def test_a_turn_may_take_as_long_as_a_long_lease() -> None:
+    stack = Registry("model", 500, 10 * TURN_MS_MAX, KEPT, FAILED_KEPT)
+    stack.register(D1, 0, 10 * TURN_MS_MAX - 1)
+    with pytest.raises(TurnStalled):
+        stack.renew(D1.incarnation, 0, 10 * TURN_MS_MAX)
+
+
+def test_who_was_declared_gone_is_told_so_whatever_it_asks(stack: Registry) -> None:
+    stack.leave(D1.incarnation, "exit seen")
+    with pytest.raises(DeclaredGone):
+        stack.renew(D1.incarnation, 0)
+    with pytest.raises(DeclaredGone):
+        stack.register(D1, 0)
+    with pytest.raises(DeclaredGone):
+        stack.drain(D1.incarnation)
 
 
 def test_a_worker_that_left_must_register_again(stack: Registry) -> None:

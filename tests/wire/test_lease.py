@@ -1,8 +1,9 @@
 """Does a worker keep its lease, say once why it has none, and hear once of each departed peer?"""
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
-from services.rooms.errors import NameInUse, UnknownWorker, WorkerRefused
+from services.rooms.errors import DeclaredGone, NameInUse, UnknownWorker, WorkerRefused
 from services.wire import lease as module
 from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.errors import errors_as_status
-from services.wire.lease import LeaseKeeper
-from tests.wire.servers import channel_to, serving, until
+from services.wire.lease import LeaseKeeper, Stall
+from tests.wire.servers import PATIENCE_S, channel_to, serving, until
 
 
 @dataclass
@@ -26,6 +27,10 @@ class Registry(workers_pb2_grpc.WorkerRegistryServicer):
     known: bool = False
     unproven: bool = False
     calls: list[str] = field(default_factory=list)
+    held_up: asyncio.Event | None = None
+    """Renewals wait for it in a queue."""
+    turns_ms: list[int] = field(default_factory=list)
+    """What renewals said of the worker's turn."""
 
     async def Register(self, request: Any, context: Any) -> workers_pb2.RegisterReply:  # noqa: N802
         async with errors_as_status(context):
@@ -38,9 +43,13 @@ class Registry(workers_pb2_grpc.WorkerRegistryServicer):
     async def Renew(self, request: Any, context: Any) -> workers_pb2.RenewReply:  # noqa: N802
         async with errors_as_status(context):
             self.calls.append("renew")
+            self.turns_ms.append(request.turn_ms)
+            departed = list(self.departed)
+            if self.held_up is not None:
+                await self.held_up.wait()
             if not self.known:
                 raise UnknownWorker("who?")
-        return workers_pb2.RenewReply(lease_ms=150, departed=self.departed, unproven=self.unproven)
+        return workers_pb2.RenewReply(lease_ms=150, departed=departed, unproven=self.unproven)
 
     async def Drain(self, request: Any, context: Any) -> workers_pb2.DrainReply:  # noqa: N802
         self.calls.append("drain")
@@ -63,13 +72,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Bench:
     def __init__(self, channel: grpc.aio.Channel, registry: Registry) -> None:
         self.registry = registry
+        self.turns: Iterator[int] = itertools.count()
         self.departed: list[list[int]] = []
         self.renewals = 0
         self.failures = 0
         request = workers_pb2.RegisterRequest(worker=rooms_pb2.Peer(name="w", incarnation=5, address="a:1"))
         self.keeper = LeaseKeeper(
-            channel, request, lambda gone: self.departed.append(list(gone)), self._tried
+            channel,
+            request,
+            lambda gone: self.departed.append(list(gone)),
+            self._tried,
+            turns=lambda: next(self.turns),
         )
+        self.running: asyncio.Task[None] | None = None
 
     def _tried(self, held: bool) -> None:
         if held:
@@ -85,7 +100,7 @@ async def keeping(registry: Registry) -> AsyncIterator[Bench]:
 
     async with serving(add) as address, channel_to(address) as channel:
         bench = Bench(channel, registry)
-        task = asyncio.ensure_future(bench.keeper.run())
+        bench.running = task = asyncio.ensure_future(bench.keeper.run())
         try:
             yield bench
         finally:
@@ -151,3 +166,70 @@ async def test_without_a_bootstrap_it_says_so_and_goes_on_trying(caplog: pytest.
         await at.keeper.leave()
         task.cancel()
     assert [record.getMessage() for record in caplog.records].count("no lease") == 1
+
+
+async def test_live_is_not_lost_a_renewal_that_is_not_answered_keeps_no_other_from_being_sent() -> None:
+    registry = Registry(held_up=asyncio.Event())
+    async with keeping(registry) as at:
+        await until(lambda: at.registry.calls.count("renew") >= 5)
+        assert at.renewals == 0
+        await until(lambda: "it has not answered for" in str(at.keeper.problem))
+        assert registry.held_up is not None
+        registry.held_up.set()
+        await until(lambda: at.renewals >= 5)
+        await until(lambda: at.keeper.problem is None)
+        assert at.registry.calls.count("register") == 1, "it never lost its lease"
+
+
+async def test_answers_that_come_in_another_order_tell_no_departure_twice() -> None:
+    registry = Registry(departed=[8], held_up=asyncio.Event())
+    async with keeping(registry) as at:
+        await until(lambda: at.registry.calls.count("renew") == 1)
+        first, registry.held_up = registry.held_up, None
+        registry.departed = [8, 9]
+        await until(lambda: at.departed == [[8, 9]])
+        assert first is not None
+        first.set()
+        renewed = at.renewals
+        await until(lambda: at.renewals >= renewed + 4)
+        assert at.departed == [[8, 9]]
+
+
+async def test_a_worker_that_was_declared_gone_renews_and_registers_no_more() -> None:
+    async with keeping(Registry()) as at:
+        await until(lambda: at.renewals >= 1)
+        at.registry.refusals = [DeclaredGone("incarnation 5 was declared gone: restart the worker")] * 2
+        at.registry.known = False
+        assert at.running is not None
+        with pytest.raises(DeclaredGone, match="incarnation 5"):
+            await at.running
+        assert at.registry.calls.count("register") == 2
+
+
+async def test_a_worker_that_has_left_is_silent_and_does_not_mind_that_it_is_gone() -> None:
+    async with keeping(Registry()) as at:
+        await until(lambda: at.renewals >= 1)
+        await at.keeper.leave()
+        at.registry.refusals, at.registry.known = [DeclaredGone("it has left")], False
+        assert at.running is not None
+        await asyncio.wait_for(at.running, PATIENCE_S)
+        assert at.registry.calls[-1] == "leave"
+
+
+async def test_honest_health_a_renewal_says_for_how_long_a_turn_has_not_ended() -> None:
+    async with keeping(Registry()) as at:
+        await until(lambda: at.renewals >= 3)
+        assert set(at.registry.turns_ms) == {0}
+        at.turns = itertools.repeat(7)
+        await until(lambda: at.registry.turns_ms[-1] >= 150)
+        at.turns = itertools.count(8)
+        await until(lambda: at.registry.turns_ms[-1] == 0)
+
+
+def test_a_turn_is_not_held_against_a_worker_for_time_that_nobody_watched() -> None:
+    turn = 1
+    stall = Stall(lambda: turn)
+    assert [stall.look_ms(now_s, 2.0) for now_s in (10.0, 11.0, 12.5)] == [0, 1000, 2500]
+    assert stall.look_ms(100.0, 2.0) == 4500, "the watcher itself stood still"
+    turn = 2
+    assert [stall.look_ms(now_s, 2.0) for now_s in (101.0, 101.5)] == [0, 500]

@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from services.parallel.interface import GroupBroken
 from services.parallel.turns import TurnProgress
 from services.prefill.settings import PrefillSettings
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause, DeclaredGone, Reason
 from services.rooms.ids import Incarnation
 from services.runtime.clock import SystemClock
-from services.runtime.errors import GroupLost, StartupError
+from services.runtime.errors import GroupLost, StartupError, TakenForGone
 from services.runtime.settings import load
 from services.wire import follower_host, worker_host
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
@@ -155,6 +155,27 @@ async def test_a_worker_whose_turns_end_by_anything_else_tells_its_streams_why(
     [seen] = leader.said
     assert seen[-2:] == ["drain", f"prefill-0 ends: {WHY}"]
     assert not ended_with
+
+
+async def test_a_worker_that_was_declared_gone_while_it_lives_tells_its_streams_why_and_ends(
+    ended_with: list[StartupError],
+) -> None:
+    """Its peers may have given what it writes to to others: it stops to turn before anything else."""
+    async with leading() as leader:
+        async with channel_to(f"127.0.0.1:{leader.host.port}") as channel, asyncio.timeout(PATIENCE_S):
+            call = inference_pb2_grpc.PrefillServiceStub(channel).RunRoom(inference_pb2.RunRoomRequest())
+            replies = aiter(call)
+            assert (await anext(replies)).HasField("accepted")
+            leader.registry.refusals = [DeclaredGone("incarnation 7 was declared gone")]
+            leader.registry.known = False
+            cause = outcome_from_wire((await anext(replies)).outcome)
+        with pytest.raises(Ended):
+            await asyncio.wait_for(leader.serving, PATIENCE_S)
+    text = "prefill worker prefill-0 was declared gone while it lives"
+    assert cause == Cause(Reason.PREFILL_LOST, text)
+    [error] = ended_with
+    assert isinstance(error, TakenForGone)
+    assert str(error).startswith("prefill-0 was declared gone while it lives: somebody reported its exit")
 
 
 async def test_ack_is_proof_a_worker_whose_turns_fail_as_it_flushes_says_no_goodbye() -> None:

@@ -100,6 +100,7 @@ class RegisterRequest(_message.Message):
     KV_CHECKSUM_FIELD_NUMBER: _builtins.int
     KEEPS_PREFIXES_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    TURN_MS_FIELD_NUMBER: _builtins.int
     side: _rooms_pb2.Side.ValueType
     schema: _builtins.str
     """Of the metadata record and of this wire contract."""
@@ -117,6 +118,8 @@ class RegisterRequest(_message.Message):
     """A secret that the process drew, 16 to 64 bytes: whoever speaks for this incarnation later shows it. Of one
     that is known already, the same as then: UNAUTHENTICATED (NotProven) if it is another.
     """
+    turn_ms: _builtins.int
+    """As of a renewal."""
     @_builtins.property
     def worker(self) -> _rooms_pb2.Peer: ...
     @_builtins.property
@@ -139,10 +142,11 @@ class RegisterRequest(_message.Message):
         kv_checksum: _builtins.str = ...,
         keeps_prefixes: _builtins.bool = ...,
         credential: _builtins.bytes = ...,
+        turn_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,8 +178,11 @@ class RenewRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     CENSUS_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    TURN_MS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     credential: _builtins.bytes
+    turn_ms: _builtins.int
+    """For how long the worker has watched one turn of its ranks not end. An idle worker ends one each second."""
     @_builtins.property
     def census(self) -> Global___WorkerCensus:
         """What the worker holds right now, for people to look at."""
@@ -186,10 +193,11 @@ class RenewRequest(_message.Message):
         incarnation: _builtins.int = ...,
         census: Global___WorkerCensus | None = ...,
         credential: _builtins.bytes = ...,
+        turn_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "credential", b"credential", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "credential", b"credential", "incarnation", b"incarnation", "turn_ms", b"turn_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

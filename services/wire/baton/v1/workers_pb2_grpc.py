@@ -65,14 +65,15 @@ class WorkerRegistryServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack.
+        """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack, while its
+        turn does not end, and for ever when it was declared gone: then it ends, to be started again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """Renews the lease. NOT_FOUND: register again.
+        """Renews the lease. NOT_FOUND: register again. The next one is sent whether or not this one was answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

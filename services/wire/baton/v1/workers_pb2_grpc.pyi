@@ -32,9 +32,11 @@ class WorkerRegistryStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerRegistryAsyncStub: ...
     Register: _grpc.UnaryUnaryMultiCallable[_workers_pb2.RegisterRequest, _workers_pb2.RegisterReply]
-    """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack."""
+    """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack, while its
+    turn does not end, and for ever when it was declared gone: then it ends, to be started again.
+    """
     Renew: _grpc.UnaryUnaryMultiCallable[_workers_pb2.RenewRequest, _workers_pb2.RenewReply]
-    """Renews the lease. NOT_FOUND: register again."""
+    """Renews the lease. NOT_FOUND: register again. The next one is sent whether or not this one was answered."""
     Drain: _grpc.UnaryUnaryMultiCallable[_workers_pb2.DrainRequest, _workers_pb2.DrainReply]
     """No new rooms from now on; running ones finish."""
     Leave: _grpc.UnaryUnaryMultiCallable[_workers_pb2.LeaveRequest, _workers_pb2.LeaveReply]
@@ -48,9 +50,11 @@ class WorkerRegistryStub:
 class WorkerRegistryAsyncStub(WorkerRegistryStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_workers_pb2.RegisterRequest, _workers_pb2.RegisterReply]  # type: ignore[assignment]
-    """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack."""
+    """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack, while its
+    turn does not end, and for ever when it was declared gone: then it ends, to be started again.
+    """
     Renew: _aio.UnaryUnaryMultiCallable[_workers_pb2.RenewRequest, _workers_pb2.RenewReply]  # type: ignore[assignment]
-    """Renews the lease. NOT_FOUND: register again."""
+    """Renews the lease. NOT_FOUND: register again. The next one is sent whether or not this one was answered."""
     Drain: _aio.UnaryUnaryMultiCallable[_workers_pb2.DrainRequest, _workers_pb2.DrainReply]  # type: ignore[assignment]
     """No new rooms from now on; running ones finish."""
     Leave: _aio.UnaryUnaryMultiCallable[_workers_pb2.LeaveRequest, _workers_pb2.LeaveReply]  # type: ignore[assignment]
@@ -67,7 +71,9 @@ class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
         request: _workers_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workers_pb2.RegisterReply, _abc.Awaitable[_workers_pb2.RegisterReply]]:
-        """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack."""
+        """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack, while its
+        turn does not end, and for ever when it was declared gone: then it ends, to be started again.
+        """
 
     @_abc_1.abstractmethod
     def Renew(
@@ -75,7 +81,7 @@ class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
         request: _workers_pb2.RenewRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workers_pb2.RenewReply, _abc.Awaitable[_workers_pb2.RenewReply]]:
-        """Renews the lease. NOT_FOUND: register again."""
+        """Renews the lease. NOT_FOUND: register again. The next one is sent whether or not this one was answered."""
 
     @_abc_1.abstractmethod
     def Drain(

@@ -1,0 +1,163 @@
+"""Does a worker keep its lease while its own event loop does something else?"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from services.rooms.errors import DeclaredGone
+from services.rooms.ids import Incarnation
+from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
+from services.wire.channel import Channels, open_thread_channel
+from services.wire.errors import KIND_KEY
+from services.wire.lease_thread import LeaseThread
+from tests.wire.servers import PATIENCE_S, until
+
+
+@dataclass
+class Registry(workers_pb2_grpc.WorkerRegistryServicer):
+    """In threads of its own: it answers while the test's loop is held."""
+
+    departed: list[int] = field(default_factory=list)
+    gone: bool = False
+    calls: list[str] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+    """The turns that renewals told of."""
+    heard: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait_renewals(self, more: int) -> None:
+        """Hold the caller's thread until so many more renewals have come."""
+        with self.heard:
+            wanted = self.calls.count("renew") + more
+            assert self.heard.wait_for(lambda: self.calls.count("renew") >= wanted, PATIENCE_S)
+
+    def _note(self, call: str) -> None:
+        with self.heard:
+            self.calls.append(call)
+            self.heard.notify_all()
+
+    def Register(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note("register")
+        self._refuse_the_gone(context)
+        return workers_pb2.RegisterReply(lease_ms=150)
+
+    def Renew(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.told.append(request.census.turns)
+        self._note("renew")
+        self._refuse_the_gone(context)
+        return workers_pb2.RenewReply(lease_ms=150, departed=self.departed)
+
+    def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note("drain")
+        return workers_pb2.DrainReply(rooms=3)
+
+    def Leave(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note("leave")
+        return workers_pb2.LeaveReply()
+
+    def ReportExit(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError("a worker does not report its own exit")
+
+    def _refuse_the_gone(self, context: Any) -> None:
+        if self.gone:
+            context.set_trailing_metadata(((KIND_KEY, "DeclaredGone"),))
+            context.abort(grpc.StatusCode.NOT_FOUND, "incarnation 5 was declared gone")
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def address(registry: Registry) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(4))
+    workers_pb2_grpc.add_WorkerRegistryServicer_to_server(registry, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait(PATIENCE_S)
+
+
+@dataclass
+class Worker:
+    lease: LeaseThread
+    running: asyncio.Task[None]
+    departed: list[int] = field(default_factory=list)
+    tries: list[bool] = field(default_factory=list)
+    turns: int = 0
+
+
+@asynccontextmanager
+async def keeping(address: str) -> AsyncIterator[Worker]:
+    found: list[Worker] = []
+    lease = LeaseThread(
+        address,
+        Channels(open_thread_channel),
+        workers_pb2.RegisterRequest(worker=rooms_pb2.Peer(name="w", incarnation=5, address="a:1")),
+        lambda gone: found[0].departed.extend(gone),
+        lambda held: found[0].tries.append(held),
+        lambda: workers_pb2.WorkerCensus(turns=found[0].turns if found else 0),
+        lambda: found[0].turns,
+    )
+    found.append(Worker(lease, asyncio.create_task(lease.run())))
+    try:
+        yield found[0]
+    finally:
+        found[0].running.cancel()
+        await asyncio.gather(found[0].running, return_exceptions=True)
+        await lease.stop()
+        assert "lease" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_live_is_not_lost_a_lease_is_renewed_while_the_workers_loop_is_held(
+    registry: Registry, address: str
+) -> None:
+    async with keeping(address) as worker:
+        await until(lambda: worker.lease.problem is None)
+        registry.departed = [8, 9]
+        registry.wait_renewals(6)  # two leases: nothing of this loop runs meanwhile
+        assert worker.departed == []
+        assert registry.calls.count("register") == 1
+        await until(lambda: worker.departed == [Incarnation(8), Incarnation(9)])
+        assert set(worker.tries) == {True}
+
+
+async def test_what_is_told_of_a_worker_is_what_its_own_loop_saw(registry: Registry, address: str) -> None:
+    async with keeping(address) as worker:
+        await until(lambda: len(registry.told) >= 1)
+        worker.turns = 7
+        registry.wait_renewals(3)
+        assert 7 not in registry.told
+        await until(lambda: registry.told[-1] == 7)
+
+
+async def test_it_drains_and_leaves_by_the_same_way(registry: Registry, address: str) -> None:
+    async with keeping(address) as worker:
+        await until(lambda: worker.lease.problem is None)
+        assert await worker.lease.drain() == 3
+        await worker.lease.leave()
+        assert registry.calls[-2:] == ["drain", "leave"]
+        await asyncio.wait_for(worker.running, PATIENCE_S)
+
+
+async def test_that_it_was_declared_gone_reaches_the_workers_loop(registry: Registry, address: str) -> None:
+    async with keeping(address) as worker:
+        await until(lambda: worker.lease.problem is None)
+        registry.gone = True
+        with pytest.raises(DeclaredGone, match="incarnation 5"):
+            await asyncio.wait_for(worker.running, PATIENCE_S)
+
+
+async def test_who_gives_up_waiting_for_a_bootstrap_that_is_silent_waits_no_longer(address: str) -> None:
+    async with keeping("127.0.0.1:1") as worker:
+        await until(lambda: "unreachable" in str(worker.lease.problem))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await worker.lease.drain() == 0
+        assert False in worker.tries
