@@ -4,21 +4,25 @@ import asyncio
 from functools import partial
 from typing import Any, Final
 
+from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.canary import Canary, canary_request
-from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from services.bootstrap.hearing import Hearing
+from services.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import RoomId
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomPhase
+from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.presence import PresenceAsker
 from tests.sim.calls import Channel, Server
+from tests.sim.checks import may_be_lost
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import CONTEXT, WHOLE, Defaults
 from tests.sim.loop import Process
@@ -32,9 +36,18 @@ LIVE: Final = frozenset({RoomPhase.OPEN, RoomPhase.STREAMING})
 
 
 class WatchedRooms(Rooms):
-    """Rooms do not wait for a timer where news exists (`terminal-reaches-peer`)."""
+    """Rooms do not wait for a timer where news exists (`terminal-reaches-peer`), and nobody is lost who lives
+    and says so (`live-is-not-lost`)."""
 
     tell_world: World
+
+    def lose(self, incarnation: Incarnation, why: str, *, proof: str | None, how: Loss = Loss.SILENT) -> None:
+        world = self.tell_world
+        by_itself = proof == Loss.LEFT.value or how is Loss.STALLED
+        if self.registry.holds_lease(incarnation) and not by_itself and not may_be_lost(world, incarnation):
+            text = f"{world.workers[incarnation].name} lives and is lost: {why}"
+            world.trace.violate(world.loop.time(), "live-is-not-lost", text)
+        super().lose(incarnation, why, proof=proof, how=how)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
         entry, departed = self.registry.get(room), self.registry.departed()
@@ -75,13 +88,16 @@ class Bootstrap:
         self.metrics.register(RegistryCollector(self.registry, self.rooms.admission.queued))
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
         self.canary = Canary(self.rooms, self.backend, canary_request(Defaults(), CONTEXT))
-        self._server = Server(world.network, self.process, BOOTSTRAP)
+        self.server = Server(world.network, self.process, BOOTSTRAP)
+        self._hearing = Hearing(lambda: self._channels.to(BOOTSTRAP, Party.BOOTSTRAP), self.clock)
 
     def start(self) -> None:
-        workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(self.rooms), self._server)
-        rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(self.rooms), self._server)
-        self._server.open()
-        for work in (self.rooms.keep_time(), self.canary.run()):
+        workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(self.rooms), self.server)
+        rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(self.rooms), self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self.server)
+        self.server.open()
+        time = self.rooms.keep_time(self._hearing.heard_ms)
+        for work in (self._hearing.run(), time, self.canary.run()):
             task = self.process.spawn(work)
             task.add_done_callback(self._ended)
 

@@ -49,9 +49,23 @@ class Server:
         self.process = process
         self.address = address
         self.methods: dict[str, Any] = {}
+        self.late_s = 0.0
+        """How long a call waits in the process's own queue before it is accepted: its loop is busy."""
+        self._accepted_s = 0.0
+        """When the last one is: the queue keeps their order."""
 
     def open(self) -> None:
         self._network.listen(self.address, self)
+
+    def accept(self, begin: Callable[["Server"], None]) -> None:
+        """A call has come: it begins when those before it have."""
+        loop = self._network.loop
+        at_s = max(loop.time() + self.late_s, self._accepted_s)
+        if at_s > loop.time():
+            self._accepted_s = at_s
+            loop.call_at(at_s, self.process.soon, begin, self)
+        else:
+            self.process.soon(begin, self)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls; wait for those that there are, no longer than so. The end of the process breaks
@@ -154,10 +168,13 @@ class Call:
         self._note("call")
         if timeout_s is not None:
             self._timer = self._loop.call_later(max(timeout_s, 0.0), self._too_late)
-        if network.loses():
+        self._within = self.caller.host == self.host
+        """Of one process to itself: nothing is lost on the way."""
+        if not self._within and network.loses():
             self._loop.call_later(network.patience_s(), self.break_off, "Connection timed out")
             return
-        self._arrives_s = network.carry(self.caller.host, self.host, self._arrive, 0.0)
+        late_s = network.late_request_s(self._name)
+        self._arrives_s = network.carry(self.caller.host, self.host, self._arrive, late_s)
         again_s = network.doubles(self._name)
         if again_s is not None:
             self._loop.call_later(again_s, self._arrive_again)
@@ -199,7 +216,7 @@ class Call:
             self._network.carry(self.host, self.caller.host, lambda: self.break_off("Connection refused"), 0)
             return
         self.server_process = server.process
-        server.process.soon(self._begin, server)
+        server.accept(self._begin)
 
     def _begin(self, server: Server) -> None:
         if not self._over:
@@ -219,8 +236,9 @@ class Call:
         server.process.spawn(ignored())
 
     async def _serve(self, server: Server) -> None:
+        self._answers_s = self._network.late_answer_s(self._name)
         status = await self._outcome(server, self._send)
-        if self._network.loses_answer():
+        if not self._within and self._network.loses_answer():
             self._loop.call_later(self._network.patience_s(), self.break_off, "Connection timed out")
         else:
             self._back(lambda: self._end(status))

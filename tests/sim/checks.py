@@ -8,8 +8,10 @@ from prometheus_client import CollectorRegistry
 from services.decode.turn import DecodeWork
 from services.pages.pool import PageState
 from services.rooms.errors import Reason
+from services.rooms.ids import Incarnation
 from services.rooms.phases import Phase
 from services.transfer.interface import Transfer
+from tests.sim.rank import World
 from tests.sim.worker import Worker
 
 if TYPE_CHECKING:
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
 NEWS_S: Final = 2.0
 """In which what the bootstrap knows of a worker's end is known to every other."""
 DEATHS: Final = frozenset({"crash", "rank crash", "rank pause"})
-SILENCE: Final = frozenset({"pause", "rank pause", "cut", "bootstrap pause"})
+STALL: Final = "rank stall"
+SILENCE: Final = frozenset({"pause", "rank pause", "cut", "bootstrap pause", STALL})
 WRITES: Final = frozenset({"write failed", "write held"})
 FAILURES: Final = frozenset({"step failed", "rank abort"})
 FLIPS: Final = frozenset({"bit flipped"})
 LOSSES: Final = frozenset({"request lost", "answer lost", "reset", "slow message"})
 TROUBLE: Final = DEATHS | SILENCE | LOSSES | {"bootstrap crash"}
+
+HUSHED: Final = SILENCE - {STALL} | LOSSES | {"bootstrap crash"}
+"""Troubles that keep what a worker says from the bootstrap. That what it says comes late is none of them."""
 
 QUIET: Final = DEATHS - {"rank pause"} | WRITES | FLIPS | {"step failed", "rank abort", "cancel", "storm"}
 """Troubles that keep no news from anyone."""
@@ -81,6 +87,12 @@ def broken_by(reason: str, faults: "Counter[str]") -> str:
     if reason == Reason.DEADLINE.value and not faults:
         return "waiting-has-no-deadline"
     return NAMED.get(reason, "drain-keeps-promises" if faults["drain"] else "first-cause-wins")
+
+
+def may_be_lost(world: World, incarnation: Incarnation) -> bool:
+    """A worker that lives is lost only where something keeps what it says from the bootstrap
+    (`live-is-not-lost`)."""
+    return not world.workers[incarnation].lives or bool(HUSHED & world.trace.faults.keys())
 
 
 def deaf(platform: "Platform", now_s: float, known_s: dict[int, float]) -> list[tuple[str, int]]:

@@ -8,12 +8,16 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase, Side
 from services.transfer.faults import NO_FAULTS
+from tests.sim.checks import STALL
 from tests.sim.clients import Clients
 from tests.sim.network import CALM
 from tests.sim.platform import Platform
 from tests.sim.rank import World
 from tests.sim.worker import Worker
 
+STALL_S = 6.0
+"""In which the bootstrap knows of a turn that does not end: a lease here, but the registry's least, and a
+word of it."""
 SHORT_OR_LONG_S = (0.1, 0.4, 1.5, 4.0, 18.0)
 
 
@@ -45,6 +49,8 @@ class Faults:
             (troubles.rank_aborts, self._abort_rank),
             (troubles.pauses, self._pause),
             (troubles.rank_pauses, self._pause_rank),
+            (troubles.rank_stalls, self._stall_rank),
+            (troubles.busy_bootstraps, self._busy_bootstrap),
             (troubles.silences, self._silence),
             (troubles.bootstrap_crashes, self._crash_bootstrap),
             (troubles.bootstrap_pauses, self._pause_bootstrap),
@@ -72,6 +78,7 @@ class Faults:
         self._world.fabric.late_share = 0.0
         self._world.fabric.flip_share = 0.0
         self._platform.bootstrap.process.resume()
+        self._platform.bootstrap.server.late_s = 0.0
         for worker in self._platform.running():
             worker.resume()
 
@@ -145,6 +152,32 @@ class Faults:
             worker.pause([rank])
             await asyncio.sleep(for_s)
             worker.resume()
+
+    async def _stall_rank(self) -> None:
+        """A worker whose turn does not end gets no rooms (`honest-health`)."""
+        running = [each for each in self._platform.running() if each.lives]
+        groups = [each for each in running if len(each.ranks) > 1 and not each.stands_still]
+        if not groups:
+            return
+        worker = self._random.choice(groups)
+        rank, for_s = self._random.randrange(1, len(worker.ranks)), self._random.choice((1.0, 2.0, 8.0, 16.0))
+        self._note(STALL, f"{worker.ranks[rank].process.name} for {for_s:g} s")
+        worker.pause([rank])
+        await asyncio.sleep(min(for_s, STALL_S))
+        if for_s > STALL_S:
+            if worker.lives and self._platform.bootstrap.registry.holds_lease(worker.incarnation):
+                text = f"{worker.name} holds its lease, and its turn has not ended for {STALL_S:g} s"
+                self._world.trace.violate(self._world.loop.time(), "honest-health", text)
+            await asyncio.sleep(for_s - STALL_S)
+        worker.resume()
+
+    async def _busy_bootstrap(self) -> None:
+        late_s, for_s = self._random.choice((0.3, 1.5, 5.0)), self._random.choice((2.0, 6.0))
+        self._note("busy bootstrap", f"{late_s:g} s late for {for_s:g} s")
+        server = self._platform.bootstrap.server
+        server.late_s = late_s
+        await asyncio.sleep(for_s)
+        server.late_s = 0.0
 
     async def _crash_bootstrap(self) -> None:
         if not self._platform.bootstrap.process.dead:

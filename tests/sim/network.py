@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 KEEPALIVE_S: Final = 15.0
 ROUND_S: Final = 0.00005
 """Of a handler's way to its message."""
+LATE_REQUEST_S: Final = 0.5
+LATE_ANSWER_S: Final = 6.0
+WITHIN_S: Final = 0.0001
+"""From one process to itself."""
 REPEATED: Final = frozenset(
     {"Connect", "Close", "Cancel", "Register", "Renew", "Drain", "ReportRooms", "ReportExit"}
 )
@@ -43,6 +47,9 @@ class Weather:
     """Of calls: carried out, and the answer never arrives."""
     twice_share: float = 0.0
     """Of calls that are REPEATED: arrive a second time, later."""
+    late_renewals: bool = False
+    """Renewals of leases come late, and their answers later still, and not in their order. No gap between two
+    that arrive is as long as a lease."""
 
 
 CALM: Final = Weather()
@@ -135,7 +142,8 @@ class Network:
         if self.is_cut(source, target):
             self._parked.setdefault((source, target), []).append(message)
             return not_before_s
-        at_s = max(self.loop.time() + self._latency_s(), not_before_s)
+        latency_s = WITHIN_S if source == target else self._latency_s()
+        at_s = max(self.loop.time() + latency_s, not_before_s)
         self.loop.call_at(at_s, message)
         return at_s
 
@@ -150,6 +158,14 @@ class Network:
 
     def loses_answer(self) -> bool:
         return self._draw(self.weather.unanswered_share, "answer lost")
+
+    def late_request_s(self, method: str) -> float:
+        """Before when a request does not arrive."""
+        return self._late_s(method, LATE_REQUEST_S)
+
+    def late_answer_s(self, method: str) -> float:
+        """Before when the answer to one that arrived now does not."""
+        return self._late_s(method, LATE_ANSWER_S)
 
     def doubles(self, method: str) -> float | None:
         """After how many seconds the request arrives once more, if it does."""
@@ -166,6 +182,12 @@ class Network:
             return False
         self.trace.fault(self.loop.time(), kind)
         return True
+
+    def _late_s(self, method: str, most_s: float) -> float:
+        if method != "Renew" or not self.weather.late_renewals:
+            return 0.0
+        self.trace.faults["late renewal"] += 1
+        return self.loop.time() + self._random.uniform(0.0, most_s)
 
     def _latency_s(self) -> float:
         weather = self.weather

@@ -33,6 +33,11 @@ class Troubles:
     pauses: int = 0
     """All of a worker's processes stop for a while."""
     rank_pauses: int = 0
+    rank_stalls: int = 0
+    """A rank that does not lead stands still, for less long than its group waits."""
+    busy_bootstraps: int = 0
+    """What is said to the bootstrap waits in its own queue for a while, whose length is a multiple of a
+    lease."""
     silences: int = 0
     """A sender is paused, or cut off from a receiver, so long that its rooms' memory has to be revoked."""
     bootstrap_crashes: int = 0
@@ -75,6 +80,8 @@ class Profile:
     """Over which time the rooms are asked for."""
     reuse: bool = True
     """Workers keep the pages of ended sequences for those that begin alike."""
+    group_s: float = 2.0
+    """How long ranks wait for one of them before the group counts as broken."""
     alike: float = 0.2
     """Of prompts: begin as others do."""
     kv_heads: tuple[int, ...] = (1, 2)
@@ -109,6 +116,8 @@ NAMES: Final = (
     "thirds",
     "handlers",
     "packed",
+    "renewals",
+    "stalls",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
@@ -131,6 +140,8 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "sums": {"flip_share": (0.0, 0.01, 0.05), "step_failure_share": (0.0, 0.01), "hangup_share": (0.0, 0.2)},
     "handlers": {"handler_rounds": (30, 100, 200), "turn_s": (0.005, 0.01, 0.02)},
     "thirds": {"late_share": (0.0, 0.3), "late_steps": (50, 500), "rank_aborts": (0, 20)},
+    "renewals": {"busy_bootstraps": (1, 2, 4), "crashes": (0, 0, 1), "hangup_share": (0.0, 0.2)},
+    "stalls": {"rank_stalls": (1, 2, 3), "slow_ranks": (0, 1)},
 }
 """What each kind of seed draws from."""
 
@@ -151,7 +162,7 @@ STAGELESS: Final = (ONE, Topology(2), Topology(4))
 SIX_HEADS: Final = (1, 2, 4, 7, 8, 9)
 THIRDS: Final = (ONE, Topology(2), Topology(3), Topology(3), Topology(3, 2), Topology(6))
 """Of six KV heads: what a half of them holds and what a third does overlap in one or two."""
-GROUPED: Final = frozenset({"ranks", "aborts", "seals"})
+GROUPED: Final = frozenset({"ranks", "aborts", "seals", "stalls"})
 """Profiles that are about several ranks."""
 
 
@@ -239,6 +250,10 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
             prefills = tuple(draw.choice(THIRDS) for _ in shape.prefills)
             decodes = tuple(draw.choice(THIRDS) for _ in shape.decodes)
             shape = replace(shape, kv_heads=SIX_HEADS, prefills=prefills, decodes=decodes)
+        case "renewals":
+            shape = replace(shape, weather=replace(shape.weather, late_renewals=draw.random() < 0.8))
+        case "stalls":
+            shape = replace(shape, group_s=60.0)
         case "fence":
             while len(shape.prefills) < 2:
                 shape = replace(shape, prefills=(*shape.prefills, draw.choice(shape.prefills)))

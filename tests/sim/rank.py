@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -47,6 +47,9 @@ from tests.sim.profile import Profile
 from tests.sim.slowness import PatientMailbox
 from tests.sim.trace import Trace
 
+if TYPE_CHECKING:
+    from tests.sim.worker import Worker
+
 CONNECT_S: Final = 1.5
 PREFILL_DEADLINES: Final = Deadlines(4_000, 5_000, 5_000, 5_000, 5_000)
 DECODE_DEADLINES: Final = Deadlines(3_000, 6_000, 6_000, 3_600_000, 4_000)
@@ -66,6 +69,8 @@ class World:
     rng: random.Random
     """What processes draw at start: incarnations, drifts."""
     step_failure_share: float = 0.0
+    workers: "dict[Incarnation, Worker]" = field(default_factory=dict)
+    """Every one that ever was."""
     model: Model = field(init=False)
 
     def __post_init__(self) -> None:

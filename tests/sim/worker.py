@@ -35,8 +35,6 @@ from tests.sim.slowness import BusyGroup, QueuedArrivals, SlowGroup
 
 BOOTSTRAP: Final = "bootstrap:8100"
 DRAIN_MS: Final = 20_000
-GROUP_S: Final = 2.0
-"""How long ranks wait for one of them before the group counts as broken."""
 GRACE_S: Final = 1.5
 """How long the platform leaves the others when a rank has ended, so that they say why."""
 KILL_S: Final = 0.05
@@ -65,6 +63,7 @@ class Worker:
         self._wounded = ""
         """What was done to it that it may die of."""
         self.incarnation = world.incarnation()
+        world.workers[self.incarnation] = self
         self._address = f"{name}:9000"
         rng = random.Random(f"{world.shape.writes.seed}/{self.incarnation}")
         self._meeting = Loopback(shape.topology.ranks)
@@ -88,8 +87,19 @@ class Worker:
                 )
             )
         self.leader = self.ranks[0]
+        self._progress = TurnProgress(self.leader.clock)
         self._stop = asyncio.Event()
         self._server = Server(world.network, self.leader.process, self._address)
+
+    @property
+    def lives(self) -> bool:
+        """Nothing was done to it that it may die of, and its leader runs."""
+        return not (self.over or self._wounded) and self.leader.process.life is Life.RUNNING
+
+    @property
+    def stands_still(self) -> bool:
+        """Some rank of it does."""
+        return any(rank.process.life is Life.PAUSED for rank in self.ranks)
 
     @property
     def work(self) -> Any:
@@ -126,7 +136,7 @@ class Worker:
         if 0 in ranks:
             self._world.network.paused(self.leader.process)
         if len(ranks) < len(self.ranks):
-            self._world.loop.call_later(GROUP_S, self._lose_paused, ranks[0])
+            self._world.loop.call_later(self._world.shape.group_s, self._lose_paused, ranks[0])
 
     def resume(self) -> None:
         for rank in self.ranks:
@@ -155,6 +165,7 @@ class Worker:
             self._registration(),
             self._departed,
             lambda _: None,
+            turns=lambda: self._progress.turn,
         )
         self._server.open()
         turns = loop.create_task(self._turns(leader))
@@ -195,7 +206,8 @@ class Worker:
     def _turns(self, rank: Rank) -> Any:
         group = BusyGroup(rank.group, rank.process, self._world.shape.troubles.turn_s)
         arrivals = QueuedArrivals(rank.process)
-        return run_turns(rank.work, group, rank.clock, TurnProgress(rank.clock), arrivals, LOOK_S)
+        progress = self._progress if rank is self.leader else TurnProgress(rank.clock)
+        return run_turns(rank.work, group, rank.clock, progress, arrivals, LOOK_S)
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:
@@ -259,7 +271,7 @@ class Worker:
     def _lose_paused(self, rank: int) -> None:
         if not self.over and self.ranks[rank].process.life is Life.PAUSED:
             self._wounded = "a rank was paused for too long"
-            self._meeting.lose(rank, f"did not answer in {GROUP_S:g} s")
+            self._meeting.lose(rank, f"did not answer in {self._world.shape.group_s:g} s")
 
     def _kill(self, rank: Rank) -> None:
         rank.process.kill()
