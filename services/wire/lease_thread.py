@@ -36,8 +36,8 @@ class LeaseThread:
         census: Callable[[], workers_pb2.WorkerCensus],
         turns: Callable[[], int],
     ) -> None:
-        """`channels`: of threads; this one's own from now on. The rest as of LeaseKeeper: all but `turns`, which
-        is read from the thread, are called in this loop."""
+        """`channels`: of threads; this one's own from now on. The rest as of LeaseKeeper: all but `turns`,
+        which is read from the thread, are called in this loop."""
         self._bootstrap = bootstrap
         self._worker = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()

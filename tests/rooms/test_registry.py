@@ -206,7 +206,7 @@ def test_honest_health_a_worker_whose_turn_does_not_end_gets_no_lease(stack: Reg
     with pytest.raises(TurnStalled, match=r"its turn has not ended for 3\.2 s"):
         stack.renew(D1.incarnation, 600, 3_200)
     assert stack.worker(D1.incarnation).lease_until_ms == 500 + LEASE_MS
-    stack.leave(D1.incarnation, None)
+    stack.leave(D1.incarnation, None, 600)
     with pytest.raises(TurnStalled):
         stack.register(D1, 700, 3_300)
     stack.register(D1, 800, 0)
@@ -221,7 +221,7 @@ def test_a_turn_may_take_as_long_as_a_long_lease() -> None:
 
 
 def test_who_was_declared_gone_is_told_so_whatever_it_asks(stack: Registry) -> None:
-    stack.leave(D1.incarnation, "exit seen")
+    stack.leave(D1.incarnation, "exit seen", 0)
     with pytest.raises(DeclaredGone):
         stack.renew(D1.incarnation, 0)
     with pytest.raises(DeclaredGone):

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
@@ -34,7 +35,7 @@ class Faults:
 
     def start(self) -> None:
         troubles = self._world.shape.troubles
-        self._world.network.weather = self._world.shape.weather
+        self._world.network.weather = replace(self._world.shape.weather, late_renewals=troubles.late_renewals)
         self._world.network.handler_rounds = troubles.handler_rounds
         if troubles.handler_rounds:
             self._note("slow handlers", f"{troubles.handler_rounds} rounds")

@@ -48,8 +48,6 @@ class Weather:
     twice_share: float = 0.0
     """Of calls that are REPEATED: arrive a second time, later."""
     late_renewals: bool = False
-    """Renewals of leases come late, and their answers later still, and not in their order. No gap between two
-    that arrive is as long as a lease."""
 
 
 CALM: Final = Weather()

@@ -33,8 +33,13 @@ class Troubles:
     pauses: int = 0
     """All of a worker's processes stop for a while."""
     rank_pauses: int = 0
+    group_s: float = 2.0
+    """How long ranks wait for one of them before the group counts as broken."""
     rank_stalls: int = 0
     """A rank that does not lead stands still, for less long than its group waits."""
+    late_renewals: bool = False
+    """Renewals of leases come late, and their answers later still and in another order. No gap between two
+    that arrive is as long as a lease."""
     busy_bootstraps: int = 0
     """What is said to the bootstrap waits in its own queue for a while, whose length is a multiple of a
     lease."""
@@ -80,8 +85,6 @@ class Profile:
     """Over which time the rooms are asked for."""
     reuse: bool = True
     """Workers keep the pages of ended sequences for those that begin alike."""
-    group_s: float = 2.0
-    """How long ranks wait for one of them before the group counts as broken."""
     alike: float = 0.2
     """Of prompts: begin as others do."""
     kv_heads: tuple[int, ...] = (1, 2)
@@ -140,8 +143,12 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "sums": {"flip_share": (0.0, 0.01, 0.05), "step_failure_share": (0.0, 0.01), "hangup_share": (0.0, 0.2)},
     "handlers": {"handler_rounds": (30, 100, 200), "turn_s": (0.005, 0.01, 0.02)},
     "thirds": {"late_share": (0.0, 0.3), "late_steps": (50, 500), "rank_aborts": (0, 20)},
-    "renewals": {"busy_bootstraps": (1, 2, 4), "crashes": (0, 0, 1), "hangup_share": (0.0, 0.2)},
-    "stalls": {"rank_stalls": (1, 2, 3), "slow_ranks": (0, 1)},
+    "renewals": {
+        "busy_bootstraps": (1, 2, 4),
+        "late_renewals": (True, True, True, False),
+        "crashes": (0, 0, 1),
+    },
+    "stalls": {"rank_stalls": (1, 2, 3), "group_s": (60.0,), "slow_ranks": (0, 1)},
 }
 """What each kind of seed draws from."""
 
@@ -250,10 +257,6 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
             prefills = tuple(draw.choice(THIRDS) for _ in shape.prefills)
             decodes = tuple(draw.choice(THIRDS) for _ in shape.decodes)
             shape = replace(shape, kv_heads=SIX_HEADS, prefills=prefills, decodes=decodes)
-        case "renewals":
-            shape = replace(shape, weather=replace(shape.weather, late_renewals=draw.random() < 0.8))
-        case "stalls":
-            shape = replace(shape, group_s=60.0)
         case "fence":
             while len(shape.prefills) < 2:
                 shape = replace(shape, prefills=(*shape.prefills, draw.choice(shape.prefills)))

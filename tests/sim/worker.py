@@ -136,7 +136,7 @@ class Worker:
         if 0 in ranks:
             self._world.network.paused(self.leader.process)
         if len(ranks) < len(self.ranks):
-            self._world.loop.call_later(self._world.shape.group_s, self._lose_paused, ranks[0])
+            self._world.loop.call_later(self._world.shape.troubles.group_s, self._lose_paused, ranks[0])
 
     def resume(self) -> None:
         for rank in self.ranks:
@@ -271,7 +271,7 @@ class Worker:
     def _lose_paused(self, rank: int) -> None:
         if not self.over and self.ranks[rank].process.life is Life.PAUSED:
             self._wounded = "a rank was paused for too long"
-            self._meeting.lose(rank, f"did not answer in {self._world.shape.group_s:g} s")
+            self._meeting.lose(rank, f"did not answer in {self._world.shape.troubles.group_s:g} s")
 
     def _kill(self, rank: Rank) -> None:
         rank.process.kill()
