@@ -17,6 +17,7 @@ from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, open_thread_channel
 from services.wire.errors import KIND_KEY
 from services.wire.lease_thread import LeaseThread
+from services.wire.run_token import KEY as RUN_TOKEN
 from tests.wire.servers import PATIENCE_S, until
 
 
@@ -27,6 +28,8 @@ class Registry(workers_pb2_grpc.WorkerRegistryServicer):
     departed: list[int] = field(default_factory=list)
     gone: bool = False
     calls: list[str] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
+    """Of the run, that calls showed."""
     told: list[int] = field(default_factory=list)
     """The turns that renewals told of."""
     heard: threading.Condition = field(default_factory=threading.Condition)
@@ -49,6 +52,7 @@ class Registry(workers_pb2_grpc.WorkerRegistryServicer):
 
     def Renew(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.told.append(request.census.turns)
+        self.tokens.update(value for key, value in context.invocation_metadata() if key == RUN_TOKEN)
         self._note("renew")
         self._refuse_the_gone(context)
         return workers_pb2.RenewReply(lease_ms=150, departed=self.departed)
@@ -99,7 +103,7 @@ async def keeping(address: str) -> AsyncIterator[Worker]:
     found: list[Worker] = []
     lease = LeaseThread(
         address,
-        Channels(open_thread_channel),
+        Channels.showing(None, "sesame", open_thread_channel),
         workers_pb2.RegisterRequest(worker=rooms_pb2.Peer(name="w", incarnation=5, address="a:1")),
         lambda gone: found[0].departed.extend(gone),
         lambda held: found[0].tries.append(held),
@@ -127,6 +131,7 @@ async def test_live_is_not_lost_a_lease_is_renewed_while_the_workers_loop_is_hel
         assert registry.calls.count("register") == 1
         await until(lambda: worker.departed == [Incarnation(8), Incarnation(9)])
         assert set(worker.tries) == {True}
+        assert registry.tokens == {"sesame"}
 
 
 async def test_what_is_told_of_a_worker_is_what_its_own_loop_saw(registry: Registry, address: str) -> None:
