@@ -17,7 +17,13 @@ COMMANDS_MAX = 16_384
 follows from something accepted (a cancel, a departed peer) may wait beside as many again."""
 
 TAKEN_BYTES_MAX = 8 << 20
-"""Most bytes that a turn takes and broadcasts; the rest waits for the next turn. Also the longest command."""
+"""Longest command, which a turn takes alone."""
+
+TURN_COMMANDS_MAX = 16
+TURN_BYTES_MAX = 64 << 10
+"""What a turn takes, and broadcasts, of several commands; the rest waits for the next turn. To open a room takes
+some hundred microseconds and as much again for a prompt of thousands of tokens: a burst makes no turn long, and
+between its turns the handlers have their share."""
 
 FRAME_BYTES = 8
 """What a command in a list takes beside itself, at most."""
@@ -78,7 +84,8 @@ class Mailbox:
         while self._waiting:
             command, answer = self._waiting[0]
             length += command.ByteSize() + FRAME_BYTES
-            if length > TAKEN_BYTES_MAX:
+            taken = len(commands.commands)
+            if taken and (taken == TURN_COMMANDS_MAX or length > TURN_BYTES_MAX):
                 self.news.set()
                 break
             commands.commands.append(command)

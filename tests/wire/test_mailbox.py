@@ -91,9 +91,27 @@ async def test_past_its_bound_askers_are_refused_and_what_follows_is_still_taken
     assert rooms(box.take()) == [1, 2, 4, 5]
 
 
+async def test_a_burst_of_commands_makes_no_turn_long() -> None:
+    box = Mailbox()
+    prompt = inference_pb2.InferenceRequest(prompt=range(1_000, 9_000))
+    for room in range(1, 101):
+        box.put(cancel(room))
+    for room in range(101, 201):
+        run = inference_pb2.RunRoomRequest(room=room, request=prompt)
+        box.put(group_pb2.Command(run=run))
+    taken: list[int] = []
+    while not box.empty:
+        lap = group_pb2.Commands.FromString(box.take())
+        assert len(lap.commands) <= module.TURN_COMMANDS_MAX
+        assert lap.ByteSize() <= module.TURN_BYTES_MAX
+        taken += [command.run.room or command.cancel.room for command in lap.commands]
+    assert taken == list(range(1, 201))
+
+
 async def test_no_turn_takes_more_than_it_can_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert TAKEN_BYTES_MAX <= COMMAND_BYTES_MAX
+    assert module.TURN_BYTES_MAX <= TAKEN_BYTES_MAX <= COMMAND_BYTES_MAX
     monkeypatch.setattr(module, "TAKEN_BYTES_MAX", 60)
+    monkeypatch.setattr(module, "TURN_BYTES_MAX", 60)
     box = Mailbox()
     for room in range(1, 6):
         box.put(cancel(room))

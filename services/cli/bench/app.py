@@ -25,7 +25,8 @@ from services.cli.bench.router import router
 from services.cli.bench.serve import serve
 from services.cli.bench.step import step
 from services.cli.bench.transfer import transfer
+from services.cli.bench.turn import turn
 
 bench = typer.Typer(name="bench", help="Measure a part beside its limit; prints JSON.", no_args_is_help=True)
-for command in (transfer, handover, rooms, step, agree, burst, serve, compare, router):
+for command in (transfer, handover, rooms, turn, step, agree, burst, serve, compare, router):
     bench.command()(command)

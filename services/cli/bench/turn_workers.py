@@ -1,0 +1,395 @@
+"""One worker of each side in this process, with rooms held in the phases that are to be measured.
+
+The turns, rooms, pages, seals and pushes are the product's own. There is no model, and there are no peers: a
+step ends when it is told to, and what is written never ends. Times are of the core that the loop's thread had:
+what else a machine does is not measured.
+"""
+
+import asyncio
+import statistics
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from services.cli.bench.rooms_worker import CONTEXT, VOCABULARY
+from services.decode.metrics import DecodeMetrics
+from services.decode.peers import FollowerPeers, endpoint_to_wire
+from services.decode.turn import DecodeWork
+from services.engine.engine import Row, SumPart
+from services.engine.stepper import Stepper
+from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
+from services.pages.pool import PagePool
+from services.pages.prefixes import PrefixTree
+from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from services.pages.slots import SlotPool
+from services.parallel.solo import SoloGroup
+from services.parallel.turns import TurnProgress, take_turn
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.turn import PrefillWork
+from services.prefill.ways import Ways
+from services.rooms.deadlines import Deadlines
+from services.rooms.ids import Incarnation, RoomId
+from services.rooms.phases import Phase
+from services.rooms.request import Request, Token
+from services.runtime.clock import SystemClock
+from services.runtime.host_memory import HostMemory
+from services.runtime.party import Party
+from services.transfer.exposure import Exposure
+from services.transfer.fabric import MemoryFabric
+from services.transfer.interface import PutId, PutState, Region
+from services.transfer.memory import MemoryTransfer
+from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from services.wire.channel import Channels, open_channel
+from services.wire.conversions import layout_to_wire, request_to_wire
+from services.wire.mailbox import Mailbox
+from services.wire.model_bounds import ModelBounds
+from services.wire.reporter import Reporter
+
+PREFILL: Final = Incarnation(11)
+DECODE: Final = Incarnation(22)
+LAYOUT: Final = KvLayout("toy", "bfloat16", 16, (0,), (0,), 2)
+PROMPT: Final = 32
+GROWS: Final = 2_000
+"""Tokens that a room may draw: none ends while it is measured."""
+HOUR_MS: Final = 3_600_000
+NOWHERE: Final = "127.0.0.1:1"
+PASSES: Final = 20
+WAITING: Final = 0.8
+"""Of the rooms of a mix; of the rest, half are being transferred."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    side: str
+    mix: str
+    rooms: dict[str, int]
+    beside_s: float
+    ended_s: float
+    pass_s: float
+
+    def told(self) -> dict[str, object]:
+        return {
+            "side": self.side,
+            "mix": self.mix,
+            "rooms": self.rooms,
+            "median_ms": {
+                "beside": _ms(self.beside_s),
+                "ended": _ms(self.ended_s),
+                "pass": _ms(self.pass_s),
+            },
+            "ratio": round(self.beside_s / self.pass_s, 2),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    side: str
+    commands: int
+    prompt_tokens: int
+    turns_s: Sequence[float]
+
+    def told(self) -> dict[str, object]:
+        return {
+            "side": self.side,
+            "commands": self.commands,
+            "prompt_tokens": self.prompt_tokens,
+            "turns": len(self.turns_s),
+            "longest_ms": _ms(max(self.turns_s)),
+            "all_ms": _ms(sum(self.turns_s)),
+        }
+
+
+def measure(runs: int, rooms: int, burst: int, prompt_tokens: int) -> tuple[list[Measured], list[Burst]]:
+    """Both sides with a mix of rooms and with all of them running; then a burst on each."""
+    found: tuple[list[Measured], list[Burst]] = uvloop.run(_measure(runs, rooms, burst, prompt_tokens))
+    return found
+
+
+async def _measure(
+    runs: int, rooms: int, burst: int, prompt_tokens: int
+) -> tuple[list[Measured], list[Burst]]:
+    measured, bursts = [], []
+    for make in (_Decode, _Prefill):
+        for mix in ("mixed", "running"):
+            running = rooms if mix == "running" else rooms - int(rooms * WAITING)
+            worker: _Worker = make(rooms, running)
+            try:
+                await worker.fill(running if mix == "running" else running - running // 2)
+                measured.append(await worker.measured(mix, runs))
+            finally:
+                await worker.close()
+        worker = make(burst, 0)
+        try:
+            bursts.append(await worker.burst(burst, prompt_tokens))
+        finally:
+            await worker.close()
+    return measured, bursts
+
+
+class _Engine:
+    """`services.engine.stepper.Steps`: a step ends when it is told to."""
+
+    def __init__(self) -> None:
+        self._may_end = threading.Semaphore(0)
+
+    def end(self) -> None:
+        self._may_end.release()
+
+    def step(self, rows: Sequence[Row]) -> list[Token | None]:
+        self._may_end.acquire()
+        return [Token(7) if row.sample else None for row in rows]
+
+    def sum_pages(self, parts: Sequence[SumPart]) -> None:  # noqa: ARG002
+        raise AssertionError("no sums are asked for")
+
+
+class _Endless(MemoryTransfer):
+    """What it writes never ends, and to ask costs what it costs in a library: one call."""
+
+    def poll(self, put: PutId) -> PutState:  # noqa: ARG002
+        return PutState.PENDING
+
+
+class _Unheard(FollowerPeers):
+    """Nobody is called, and nobody complains."""
+
+    shut_out = False
+
+
+class _Worker(ABC):
+    """`places`: for rooms. `fitting`: that pages suffice for."""
+
+    side: str
+
+    def __init__(self, places: int, fitting: int) -> None:
+        self._clock = SystemClock()
+        self._progress = TurnProgress(self._clock)
+        self._group = SoloGroup()
+        self._mailbox = Mailbox()
+        self._engine = _Engine()
+        self._stepper = Stepper(self._engine, self._mailbox.wake)
+        self._channels = Channels(open_channel)
+        self._reporter = Reporter(self._channels.to(NOWHERE, Party.BOOTSTRAP), PREFILL, "bench", self._clock)
+        self._places = places
+        self._fitting = fitting
+        self._fabric = MemoryFabric()
+        self._slots = HostMemory(places * SLOT_BYTES)
+        self._ids = count(1)
+        self.work: Any = None
+
+    def _holdings(self, pages: int) -> Holdings:
+        return Holdings(PagePool(pages), SlotPool(self._slots.view), PrefixTree(LAYOUT.page_tokens))
+
+    @abstractmethod
+    async def fill(self, running: int) -> None:
+        """Every place is taken, and so many of the rooms are in the batch."""
+
+    @abstractmethod
+    def _open(self, room: int, prompt: Sequence[int]) -> group_pb2.Command: ...
+
+    async def burst(self, commands: int, prompt_tokens: int) -> Burst:
+        """Rooms that come at once, and all that their first turns do with them."""
+        for room in range(1, commands + 1):
+            self._mailbox.put(self._open(room, range(prompt_tokens)))
+        turns_s = [await self._turn()]
+        while not self._mailbox.empty:
+            turns_s.append(await self._turn())
+        return Burst(self.side, commands, prompt_tokens, turns_s)
+
+    async def measured(self, mix: str, runs: int) -> Measured:
+        beside, ended, passed = [], [], []
+        if self._stepper.free:
+            raise AssertionError("nothing is computed")
+        for _ in range(runs):
+            beside.append(await self._turn())
+            passed.append(min(self._pass_s() for _ in range(PASSES)))
+        for _ in range(runs):
+            await self._step_end()
+            ended.append(await self._turn())
+            await self._turn()
+        census = {phase.value: held for phase, held in self.work.roster.census().items() if held}
+        medians = map(statistics.median, (beside, ended, passed))
+        return Measured(self.side, mix, census, *medians)
+
+    async def close(self) -> None:
+        self._engine.end()
+        self._stepper.close()
+        await self._channels.close()
+
+    async def _turn(self) -> float:
+        self._reporter._waiting.clear()
+        started = time.thread_time()
+        await take_turn(self.work, self._group, self._clock, self._progress)
+        return time.thread_time() - started
+
+    async def _turns(self, count: int) -> None:
+        """Until all commands are taken, and so many more."""
+        while not self._mailbox.empty:
+            await self._turn()
+        for _ in range(count):
+            await self._turn()
+
+    async def _step_end(self) -> None:
+        running = self._stepper._running
+        self._engine.end()
+        if running is not None:
+            await asyncio.wait([running])
+
+    def _pass_s(self) -> float:
+        started = time.thread_time()
+        for room in self.work.roster:
+            if room.phase is Phase.RETIRED:
+                raise AssertionError(room.id)
+        return time.thread_time() - started
+
+    def _request(self, prompt: Sequence[int]) -> inference_pb2.InferenceRequest:
+        return request_to_wire(Request("bench", tuple(prompt), GROWS))
+
+
+class _Decode(_Worker):
+    side = "decode"
+
+    def __init__(self, places: int, fitting: int) -> None:
+        super().__init__(places, fitting)
+        pages = max(fitting * LAYOUT.pages_for(PROMPT + GROWS), LAYOUT.pages_for(CONTEXT))
+        memory = HostMemory(pages * LAYOUT.page_bytes)
+        ids = count(DECODE)
+        self._held = self._holdings(pages)
+        self.work = DecodeWork(
+            places=places,
+            incarnation=DECODE,
+            holdings=self._held,
+            layout=LAYOUT,
+            bounds=ModelBounds(VOCABULARY, CONTEXT),
+            stepper=self._stepper,
+            exposure=Exposure(
+                lambda incarnation: MemoryTransfer(self._fabric, incarnation),
+                lambda: Incarnation(next(ids)),
+                {"kv": memory, "slots": self._slots},
+            ),
+            slots=self._slots,
+            peers=_Unheard(),
+            mailbox=self._mailbox,
+            reporter=self._reporter,
+            metrics=DecodeMetrics(CollectorRegistry()),
+            clock=self._clock,
+            deadlines=Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS),
+            max_running=max(places, 1),
+        )
+        self.work.hear([self.work.told()])
+
+    async def fill(self, running: int) -> None:
+        for room in range(1, self._places + 1):
+            self._mailbox.put(self._open(room, range(room, room + PROMPT)))
+        await self._turns(4)
+        for room in list(self.work.roster)[:running]:
+            self._land(room.id)
+        await self._turns(3)
+
+    def _open(self, room: int, prompt: Sequence[int]) -> group_pb2.Command:
+        prefill = rooms_pb2.Peer(name="prefill", incarnation=PREFILL, address=NOWHERE)
+        wire = inference_pb2.StreamRoomRequest(
+            room=room, incarnation=DECODE, prefill=prefill, request=self._request(prompt)
+        )
+        return group_pb2.Command(stream=wire)
+
+    def _land(self, room: RoomId) -> None:
+        """What the sender writes."""
+        slot = self._held.get(room).slot
+        record = MetadataRecord(room, slot.generation, PROMPT, 0, LAYOUT.pages_for(PROMPT), first_token=7)
+        view = self._held.slots.view(slot)
+        view[:SEAL_OFFSET] = record.pack()
+        seal = seal_bytes(room, slot.generation)
+        view[SEAL_OFFSET : SEAL_OFFSET + len(seal)] = seal
+
+
+class _Prefill(_Worker):
+    side = "prefill"
+
+    def __init__(self, places: int, fitting: int) -> None:
+        super().__init__(places, fitting)
+        pages = max(fitting * LAYOUT.pages_for(PROMPT), LAYOUT.pages_for(CONTEXT))
+        if fitting:
+            pages = fitting * LAYOUT.pages_for(PROMPT)
+        memory = HostMemory(pages * LAYOUT.page_bytes)
+        transfer = _Endless(self._fabric, PREFILL)
+        transfer.register(Region("kv", memory.address, memory.length))
+        transfer.register(Region("slots", self._slots.address, self._slots.length))
+        self.work = PrefillWork(
+            places=places,
+            holdings=self._holdings(pages),
+            layout=LAYOUT,
+            bounds=ModelBounds(VOCABULARY, CONTEXT),
+            stepper=self._stepper,
+            transfer=transfer,
+            mailbox=self._mailbox,
+            reporter=self._reporter,
+            metrics=PrefillMetrics(CollectorRegistry()),
+            clock=self._clock,
+            deadlines=Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS),
+            chunk_tokens=max(places, 1) * PROMPT,
+            window_bytes=2**20,
+            ways=Ways(transfer, [LAYOUT]),
+        )
+        self._memory = memory
+
+    async def fill(self, running: int) -> None:
+        """A fourth of the rooms at most have no destination yet; those that run are being computed."""
+        receiver = MemoryTransfer(self._fabric, DECODE)
+        theirs = HostMemory(self._places * LAYOUT.pages_for(PROMPT) * LAYOUT.page_bytes)
+        receiver.register(Region("kv", theirs.address, theirs.length))
+        slots = HostMemory(self._places * SLOT_BYTES)
+        receiver.register(Region("slots", slots.address, slots.length))
+        self._kept = (receiver, theirs, slots)
+        connect = inference_pb2.ConnectRequest(
+            incarnation=PREFILL,
+            receiver=DECODE,
+            endpoints=[endpoint_to_wire(receiver.endpoint())],
+            layouts=[layout_to_wire(LAYOUT)],
+            schema=SCHEMA_HASH,
+        )
+        self._mailbox.put(group_pb2.Command(connect=connect))
+        written = self._fitting - running
+        await self._granted(range(1, written + 1))
+        await self._step_end()  # computed: what is written now never ends
+        await self._turns(2)
+        unasked = (self._places - self._fitting) // 2
+        await self._granted(range(written + 1, self._places + 1 - unasked))
+        for room in range(self._places + 1 - unasked, self._places + 1):
+            self._mailbox.put(self._open(room, range(room, room + PROMPT)))
+        await self._turns(4)
+
+    async def _granted(self, rooms: Sequence[int]) -> None:
+        pages = LAYOUT.pages_for(PROMPT)
+        for room in rooms:
+            self._mailbox.put(self._open(room, range(room, room + PROMPT)))
+            grant = inference_pb2.GrantRequest(
+                room=room,
+                incarnation=PREFILL,
+                receiver=DECODE,
+                generation=room,
+                pages=range((room - 1) * pages, room * pages),
+                slot=room - 1,
+                exposure=DECODE,
+            )
+            self._mailbox.put(group_pb2.Command(grant=grant))
+        await self._turns(4)
+
+    def _open(self, room: int, prompt: Sequence[int]) -> group_pb2.Command:
+        decode = rooms_pb2.Peer(name="decode", incarnation=DECODE, address=NOWHERE)
+        wire = inference_pb2.RunRoomRequest(
+            room=room, incarnation=PREFILL, decode=decode, request=self._request(prompt)
+        )
+        return group_pb2.Command(run=wire)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
