@@ -19,11 +19,11 @@ follows from something accepted (a cancel, a departed peer) may wait beside as m
 TAKEN_BYTES_MAX = 8 << 20
 """Longest command, which a turn takes alone."""
 
-TURN_COMMANDS_MAX = 16
+TURN_COMMANDS_MAX = 8
 TURN_BYTES_MAX = 64 << 10
-"""What a turn takes, and broadcasts, of several commands; the rest waits for the next turn. To open a room takes
-some hundred microseconds and as much again for a prompt of thousands of tokens: a burst makes no turn long, and
-between its turns the handlers have their share."""
+"""What a turn takes, and broadcasts, of several commands; the rest waits for the next turn. To open a room
+takes some hundred microseconds, and as much again for a prompt of thousands of tokens: so no burst makes a
+turn long, and handlers have their share between its turns."""
 
 FRAME_BYTES = 8
 """What a command in a list takes beside itself, at most."""

@@ -15,7 +15,7 @@ def turn(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each of these.")] = 2000,
     _: AsJson = True,
 ) -> None:
-    """A turn's core time with rooms in all phases, and with all of them running, beside one pass over the rooms.
+    """A turn's core time with rooms in all phases, and with all running, beside one pass over the rooms.
 
     `beside`: while a step of the model runs, and nothing happens. `ended`: a turn that sees a step end, tells
     what it computed and starts the next. `bursts`: the longest turn, and all, until a burst is in.

@@ -1,8 +1,8 @@
 """One worker of each side in this process, with rooms held in the phases that are to be measured.
 
 The turns, rooms, pages, seals and pushes are the product's own. There is no model, and there are no peers: a
-step ends when it is told to, and what is written never ends. Times are of the core that the loop's thread had:
-what else a machine does is not measured.
+step ends when it is told to, and what is written never ends. Times are those for which the loop's thread had
+a core: what else the machine does is not in them.
 """
 
 import asyncio
