@@ -6,21 +6,25 @@ which have no compiler), else
 
     $XDG_CACHE_HOME/baton/kernels/step-FINGERPRINT.so
 
-under the fingerprint of its source and of how it is compiled. It appears by one rename. Its threads are those
-of torch, whose OpenMP library is in the process already: none is linked.
+under the fingerprint of its source and of how it is compiled. It appears by one rename, and who finds another
+process compiling waits for what that makes: the workers of a first start come up at once. Its threads are
+those of torch, whose OpenMP library is in the process already: none is linked.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from platform import machine
+from time import monotonic, sleep
 from typing import Any, Final
 
 import torch
@@ -46,6 +50,9 @@ OPTIONS: Final = {"fma3": "fma", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16"}
 """The compiler's names, where they are others than torch's."""
 WRITABLE_BY_OTHERS: Final = 0o022
 DEADLINE_S: Final = 120.0
+"""Of each of a compiler's two runs."""
+WAIT_S: Final = 2 * DEADLINE_S
+LOCK_POLL_S: Final = 0.1
 ARCH_PRCTL: Final = 158
 ARCH_REQ_XCOMP_PERM: Final = 0x1023
 XTILEDATA: Final = 18
@@ -164,12 +171,34 @@ def found(build: Build) -> Any:
         told = kept.parent.stat()
         if told.st_uid != os.getuid() or told.st_mode & WRITABLE_BY_OTHERS:
             raise NotCompiled(f"{kept.parent} is not this user's alone")
-        if kept.is_file():
+        damaged = kept.is_file()
+        if damaged:
             with suppress(NotCompiled):  # cut short, or made for another system
                 return _load(kept)
-        return compiled(build, kept)
+        with _alone(kept.parent):
+            return _load(kept) if kept.is_file() and not damaged else compiled(build, kept)
     except (OSError, StartupError) as error:  # StartupError: there is no home
         raise NotCompiled(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """While no other process compiles into `directory`. After `WAIT_S`, and on a file system that locks no
+    directories, several may: that costs time, and the last one's is kept."""
+    place = os.open(directory, os.O_RDONLY)
+    try:
+        ends = monotonic() + WAIT_S
+        while monotonic() < ends:
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                sleep(LOCK_POLL_S)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(place)
 
 
 def compiled(build: Build, target: Path) -> Any:

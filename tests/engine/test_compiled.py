@@ -4,6 +4,7 @@ AVX-512 and AMX are emulated where a CPU has AVX2 alone: `emulated/build.py` say
 """
 
 import errno
+import fcntl
 import logging
 import os
 import random
@@ -766,6 +767,40 @@ def test_it_is_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-g"))
     with pytest.raises(NotCompiled, match="there is no C compiler"):
         found(PLAIN)
+
+
+@needs_kernel
+def test_who_finds_another_process_compiling_takes_what_that_makes(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the workers of a first start do, each with two cores to compile on."""
+    found(PLAIN)
+    [library] = empty_cache.iterdir()
+    aside = library.rename(empty_cache.parent / library.name)
+    other = os.open(empty_cache, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    waits = []
+
+    def it_ends(_: float) -> None:
+        waits.append(aside.rename(library))
+        os.close(other)
+
+    monkeypatch.setattr(compiler, "sleep", it_ends)
+    monkeypatch.setattr(compiler, "COMPILERS", ())
+    assert found(PLAIN) is not None
+    assert waits == [library]
+
+
+@needs_kernel
+def test_nobody_waits_for_ever_for_another_that_compiles(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_cache.mkdir(parents=True, mode=0o700)
+    other = os.open(empty_cache, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(compiler, "WAIT_S", 0.0)
+    assert found(PLAIN) is not None
+    os.close(other)
 
 
 @needs_kernel
