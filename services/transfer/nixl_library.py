@@ -14,6 +14,9 @@ from services.transfer.interface import Endpoint, TransferError
 BACKEND: Final = "UCX"
 MAGIC: Final = b"baton-nixl-1\0"
 DIGEST_BYTES: Final = 16
+LIBRARY_VARIABLES: Final = ("UCX_", "NIXL_")
+OURS: Final = ("UCX_LOG_LEVEL", "NIXL_LOG_LEVEL")
+"""Set here, and without effect on what works."""
 
 
 class Library:
@@ -51,29 +54,37 @@ class Library:
 
     def new_agent(self, name: str) -> Any:
         config = self._api.nixl_agent_config(enable_prog_thread=False, backends=[BACKEND])
-        with self.as_transfer_error("no NIXL agent can be made"):
+        with self.as_transfer_error("no NIXL agent can be made", settings_said()):
             agent = self._api.nixl_agent(name, config)
         if BACKEND not in agent.backends:
-            raise TransferError(f"NIXL has no {BACKEND} backend on this machine")
+            raise TransferError(f"NIXL has no {BACKEND} backend on this machine{settings_said()}")
         return agent
 
-    def as_transfer_error(self, what: str) -> "AsTransferError":
-        return AsTransferError(self.errors, what)
+    def as_transfer_error(self, what: str, besides: str = "") -> "AsTransferError":
+        return AsTransferError(self.errors, what, besides)
+
+
+def settings_said() -> str:
+    """For the end of an error: the variables by which its environment sets the library, with their values."""
+    told = {name: value for name, value in os.environ.items() if name.startswith(LIBRARY_VARIABLES)}
+    listed = " ".join(f"{name}={value}" for name, value in sorted(told.items()) if name not in OURS)
+    return f"; the environment sets {listed}" if listed else ""
 
 
 class AsTransferError:
     """Turns the library's errors, which share no base class, into one that names what was tried."""
 
-    def __init__(self, errors: tuple[type[Exception], ...], what: str) -> None:
+    def __init__(self, errors: tuple[type[Exception], ...], what: str, besides: str = "") -> None:
         self._errors = errors
         self._what = what
+        self._besides = besides
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, self._errors):
-            raise TransferError(f"{self._what}: {error}") from error
+            raise TransferError(f"{self._what}: {error}{self._besides}") from error
 
 
 def install_memory_hooks() -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from services.runtime.errors import StartupError
 from services.transfer.interface import TransferError
+from services.transfer.nixl_library import settings_said
 
 
 @contextmanager
@@ -14,7 +15,10 @@ def offering(device: str) -> Iterator[None]:
     try:
         yield
     except TransferError as error:
+        said = settings_said()
         text = f"the KV pages on {device} cannot be transferred: {error}"
+        if said not in text:
+            text += said
         if device.startswith("cuda"):
             text += "; NIXL's UCX needs its CUDA transports, which `ucx_info -d` lists where they are there"
         raise StartupError(text) from error

@@ -1,13 +1,31 @@
 """Does a worker whose memory the transfer does not take say so in one line?"""
 
+import os
+
 import pytest
 
 from services.rooms.ids import Incarnation
 from services.runtime.errors import StartupError
 from services.runtime.host_memory import HostMemory
-from services.transfer.interface import Region
+from services.transfer.interface import Region, TransferError
 from services.transfer.nixl import NixlTransfer
 from services.transfer.start import offering
+
+
+def test_settings_of_the_library_in_the_environment_are_named_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The library itself says NIXL_ERR_BACKEND alone."""
+    for name in [name for name in os.environ if name.startswith(("UCX_", "NIXL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("UCX_TLS", "nonsense")
+    monkeypatch.setenv("UCX_NET_DEVICES", "eth99")
+    with pytest.raises(StartupError) as refused, offering("cpu"):
+        raise TransferError("NIXL_ERR_BACKEND")
+    assert str(refused.value) == (
+        "the KV pages on cpu cannot be transferred: NIXL_ERR_BACKEND; the environment sets "
+        "UCX_NET_DEVICES=eth99 UCX_TLS=nonsense"
+    )
 
 
 def test_memory_that_is_on_no_device_here_is_refused_by_name() -> None:
