@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+
+from services.runtime.errors import in_a_line
 
 Content = str | list[str]
 """What a message says: a text, or the texts of its parts."""
@@ -81,6 +83,18 @@ class ChatTemplate:
             raise ChatTemplateFailed(
                 f"the model's chat template fails ({type(error).__name__}{said})"
             ) from None
+
+    def check(self) -> None:
+        """Raises ChatTemplateFailed where there is a template that does not compile: it renders nothing."""
+        template = self._reference.chat_template
+        if template is None or (isinstance(template, dict) and "default" not in template):
+            return
+        try:
+            self._render  # noqa: B018 - compiled when it is first asked for
+        except TemplateSyntaxError as error:
+            raise ChatTemplateFailed(f"line {error.lineno}: {error.message}") from error
+        except TemplateError as error:
+            raise ChatTemplateFailed(in_a_line(error)) from error
 
     @cached_property
     def _template(self) -> str:

@@ -2,9 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from services.openai.tokenizer import Tokenizer, load_tokenizer
+from services.openai.chat_template import ChatTemplateFailed
+from services.openai.tokenizer import Tokenizer, TokenizerUnusable, load_tokenizer
+from services.runtime.logging import Log
 from services.runtime.model_facts import ModelFacts
+
+log = Log(__name__)
+
+TEMPLATE: Final = "chat_template.jinja"
+SETTINGS: Final = "tokenizer_config.json"
+"""In which a chat template may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +32,26 @@ class ServedModel:
 def load_served_model(model_dir: Path, facts: ModelFacts) -> ServedModel:
     """The model in a safetensors directory, whose facts were read, with its tokenizer.
 
-    Raises TokenizerUnusable.
+    Says which tokens of it the model lacks: a text with one of them is refused. Raises TokenizerUnusable,
+    also for a chat template that does not compile.
     """
+    tokenizer = load_tokenizer(model_dir)
+    try:
+        tokenizer.check_chat()
+    except ChatTemplateFailed as error:
+        file = next(each for each in (model_dir / TEMPLATE, model_dir / SETTINGS) if each.is_file())
+        raise TokenizerUnusable(f"{file}: the chat template does not compile: {error}") from error
+    lacking = tokenizer.beyond(facts.vocab_size)
+    if lacking:
+        log.warning(
+            "the tokenizer has tokens that the model lacks: a text with one of them is refused",
+            tokens=len(lacking),
+            first=lacking[0],
+            vocabulary=facts.vocab_size,
+        )
     return ServedModel(
         name=facts.name,
-        tokenizer=load_tokenizer(model_dir),
+        tokenizer=tokenizer,
         eos_token_ids=facts.eos_token_ids,
         vocabulary=facts.vocab_size,
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from services.openai.chat_template import ChatTemplate
-from services.runtime.errors import StartupError
+from services.runtime.errors import StartupError, in_a_line
 
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 ADVISORY_SWITCH: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -83,6 +83,16 @@ class Tokenizer:
         ChatRefused."""
         return self._chat.render(messages, add_generation_prompt=add_generation_prompt)
 
+    def check_chat(self) -> None:
+        """Raises ChatTemplateFailed for a chat template that is none."""
+        self._chat.check()
+
+    def beyond(self, vocabulary: int) -> list[str]:
+        """The tokens, by their ids, that a model of so many does not have."""
+        ids = {*range(vocabulary, self._backend.get_vocab_size()), *(id_ for id_ in self._added)}
+        pieces = (self._added.get(id_) or self.piece(id_) for id_ in sorted(ids) if id_ >= vocabulary)
+        return [piece for piece in pieces if piece]
+
     def token_bytes(self, id_: int) -> bytes:
         """What one token stands for: the bytes whose sequence is the text; b"" for an unknown id."""
         known = self._bytes.get(id_)
@@ -135,9 +145,11 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     level = quiet.level
     quiet.setLevel(logging.ERROR)
     try:
-        reference = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise TokenizerUnusable(f"{model_dir}: no usable tokenizer: {error}") from error
+        reference = AutoTokenizer.from_pretrained(
+            str(model_dir), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever the library or a file's contents make of it
+        raise TokenizerUnusable(f"{model_dir}: no usable tokenizer: {in_a_line(error)}") from error
     finally:
         quiet.setLevel(level)
     if not reference.is_fast:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from types import ModuleType
@@ -103,6 +104,69 @@ def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def saved(tmp_path: Path, **config: Any) -> Path:
+    """The tiny tokenizer's directory, of a model of `config`."""
+    tiny.byte_level().save_pretrained(tmp_path)
+    words = {"vocab_size": 420, "max_position_embeddings": 64, **config}
+    (tmp_path / "config.json").write_text(json.dumps(words))
+    return tmp_path
+
+
+def test_tokens_that_the_model_lacks_are_said_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = len(tiny.byte_level())
+    directory = saved(tmp_path, vocab_size=whole)
+    load_served_model(directory, read_model(directory))
+    assert not caplog.records
+    saved(directory, vocab_size=whole - 3)
+    model = load_served_model(directory, read_model(directory))
+    (said,) = caplog.records
+    fields = said.__dict__["baton_fields"]
+    assert (fields["tokens"], fields["first"]) == (3, model.tokenizer.piece(whole - 3))
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for m in messages %}", r"line 1: "),
+        ("fine\n{{ broken", r"line 2: "),
+        ("{% nonsense %}", r"line 1: .*nonsense"),
+        ("{{ a | nosuchfilter }}", r"line 1: .*nosuchfilter"),
+    ],
+)
+def test_a_chat_template_that_does_not_compile_is_refused_at_the_start(
+    tmp_path: Path, template: str, why: str
+) -> None:
+    directory = saved(tmp_path)
+    (directory / "chat_template.jinja").write_text(template)
+    with pytest.raises(
+        TokenizerUnusable, match=rf"chat_template\.jinja: the chat template does not compile: {why}"
+    ):
+        load_served_model(directory, read_model(directory))
+
+
+def test_nothing_of_a_model_directory_runs_for_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor can a chat template reach what Python is made of."""
+    marker = tmp_path / "ran"
+    directory = saved(tmp_path, auto_map={"AutoConfig": "mine.Mine"}, model_type="mine")
+    (directory / "mine.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
+    settings = directory / "tokenizer_config.json"
+    words = {**json.loads(settings.read_text()), "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}
+    settings.write_text(json.dumps(words))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with suppress(TokenizerUnusable):
+        load_tokenizer(directory)
+    saved(directory)
+    reach = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
+    (directory / "chat_template.jinja").write_text(reach)
+    with pytest.raises(ChatTemplateFailed, match="SecurityError"):
+        load_tokenizer(directory).render_chat([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    assert not marker.exists()
+
+
 def test_a_served_model_is_read_from_its_directory(tmp_path: Path) -> None:
     tiny.byte_level().save_pretrained(tmp_path)
     config = {
@@ -122,8 +186,8 @@ def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
     tiny.byte_level().save_pretrained(tmp_path)
     program = f"""
 import sys
+from contextlib import suppress
 from copy import copy
-from pathlib import Path
 import services.openai.app, services.openai.model
 from services.openai.model import load_served_model
 from services.openai.tokenizer import keep_torch_out, load_tokenizer
