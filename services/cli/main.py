@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +23,7 @@ from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime import logging
 from services.runtime.cpus import pin
-from services.runtime.errors import SettingsError
+from services.runtime.errors import SettingsError, StartupError
 from services.runtime.serve import tell
 from services.runtime.settings import load, settings_of, variables_of
 from services.runtime.surroundings import settle
@@ -147,6 +148,11 @@ def main() -> None:
         # A container's first process is not ended by a signal that it does not handle. From here on this
         # one is, and from when a service runs it drains instead.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    try:
+        Path.cwd()
+    except OSError as error:
+        text = f"the directory that this was started in cannot be used ({error.strerror}): change to another"
+        sys.exit(tell(StartupError(text)))
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal may know other letters than ours
         sys.stdout.reconfigure(errors="replace")
     dropped = settle(os.environ)
