@@ -44,7 +44,9 @@ def convert(source: Path, target: Path, name: str) -> None:
     _say("reading the header")
     folder, file = str(source.parent), source.name
     header = Header(GGUFReader(source))
-    config = AutoConfig.from_pretrained(folder, gguf_file=file, local_files_only=True)
+    config = AutoConfig.from_pretrained(
+        folder, gguf_file=file, local_files_only=True, trust_remote_code=False
+    )
     lost = [*lost_settings(header, config), *lost_of_tokenizer(header)]
     if lost:
         raise Refused(f"the model library's GGUF reader passes over what the model needs: {', '.join(lost)}")
@@ -58,6 +60,7 @@ def convert(source: Path, target: Path, name: str) -> None:
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
         local_files_only=True,
+        trust_remote_code=False,
         output_loading_info=True,
     )
     _refuse(sorted(told["missing_keys"]), f"which {type(model).__name__} has and the file lacks")
@@ -93,7 +96,7 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
     )
 
     tokenizer: Any = AutoTokenizer.from_pretrained(
-        str(source.parent), gguf_file=source.name, local_files_only=True
+        str(source.parent), gguf_file=source.name, local_files_only=True, trust_remote_code=False
     )
     if spaced(header):
         begin_with_a_space(tokenizer)
@@ -107,7 +110,7 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
     with TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         write_tokenizer(tokenizer, Path(folder))
-        served: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        served: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not alike(tokenizer, served):
         raise Refused(f"the library's {type(served).__name__} would split text otherwise than {split}")
     return tokenizer

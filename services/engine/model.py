@@ -4,9 +4,10 @@ The definition is the model library's own; only its attention is ours, and how s
 """
 
 import inspect
+import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,22 @@ from services.engine.memory import shortage
 from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
 from services.engine.share import Share, share_of
 from services.engine.split import cut_stages, cut_weights
-from services.engine.supported import Geometry, Probe, refuse_by_configuration
-from services.engine.team import Team
-from services.runtime.errors import StartupError
+from services.engine.supported import Geometry, Probe, places, refuse_by_configuration
+from services.engine.team import Team, TeamBroken
+from services.runtime.errors import StartupError, in_a_line
+from services.runtime.logging import Log
 from services.runtime.model_facts import (
     ModelFacts,
     ModelUnreadable,
     UnsupportedModel,
+    own_name,
     read_model,
+    reading,
     weight_files,
 )
 from services.runtime.model_files import LoadFormat
+
+log = Log(__name__)
 
 
 class Model:
@@ -52,8 +58,8 @@ class Model:
         share: Share | None = None,
         load: Callable[[], Any] | None = None,
     ) -> None:
-        """`load`: gives `module` once more. Looks at two small forward passes, without other ranks. Raises
-        UnsupportedModel."""
+        """`load`: gives `module` once more. Looks at small forward passes, without other ranks: the last is
+        at the context's end, where a table of positions may be too short. Raises UnsupportedModel."""
         self.facts = facts
         self.dtype = dtype
         self.device = device
@@ -62,20 +68,23 @@ class Model:
         self._load = load
         self._decoder: Decoder | None = None
         self._compiled: CompiledModel | None = None
-        probe, uncounted = Probe(facts.context_length), Probe(facts.context_length)
-        where = torch.arange(2, device=device)[None]
-        tokens = torch.zeros_like(where)
+        probe, whole, counted, late = (Probe(facts.context_length) for _ in range(4))
+        order = places(facts.context_length).to(device)
+        tokens = torch.arange(len(order), device=device)[None] % facts.vocab_size
+        last = order.new_tensor([len(order) - 1])
         try:
             with nullcontext() if share is None else share.link.cut():
-                logits = self.logits(tokens, where, where[0, 1:], probe)
-                self.logits(tokens, None, where[0, 1:], uncounted)
+                logits = self.logits(tokens[:, order], order[None], last, probe)
+                self.logits(tokens, None, last, whole)
+                self.logits(tokens[:, order], None, last, counted)
+                self.logits(tokens, order[None] + facts.context_length - len(order), last, late)
         except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served: its definition does "
-                f"not run over pages: {_first_line(error)}"
+                f"not run over pages: {_first_line(error)}{_unsaid(module.config)}"
             ) from error
         layers = None if share is None else share.layers
-        seen = probe.verdict(uncounted, facts.name, module.config, layers)
+        seen = probe.verdict(whole, counted, order, dtype, facts.name, module.config, layers)
         if share is not None and seen != share.seen:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served by several ranks: its "
@@ -192,10 +201,42 @@ def load_model(
 
     Raises ModelNotFound, ModelUnreadable, UnsupportedModel, CannotSplit, DeviceNotFound or StartupError.
     """
-    dummy = load_format is LoadFormat.DUMMY
-    facts = read_model(directory, dummy=dummy)
+    with _loading(directory):
+        return _load_model(directory, dtype, device, team, dummy=load_format is LoadFormat.DUMMY)
+
+
+@contextmanager
+def _loading(directory: Path) -> Iterator[None]:
+    """What the model library or the system raises becomes one line that names the model; where it comes from
+    is in the log, for those who read the level debug."""
+    try:
+        with reading(directory):
+            yield
+    except (StartupError, TeamBroken, MemoryError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        log.debug("the model library failed", error=in_a_line(error), where=_where(frames))
+        raise UnsupportedModel(
+            f"the model {directory} cannot be served: the transformers library fails with it, in "
+            f"{frames[-1].name}: {in_a_line(error)}"
+        ) from error
+
+
+def _where(frames: traceback.StackSummary) -> str:
+    return " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames))
+
+
+def _load_model(directory: Path, dtype: str, device: str, team: Team | None, *, dummy: bool) -> Model:
     place = find_device(device, 0 if team is None else team.rank)
     library_logging.disable_progress_bar()
+    try:
+        facts = read_model(directory, dummy=dummy)
+    except UnsupportedModel as found:
+        if found.needs:
+            name = own_name(directory)
+            refuse_by_configuration(name, _configuration(directory, name), 0, found.needs)
+        raise
     config = _configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config, facts.context_length)
     if team is not None and team.topology.ranks > 1:
@@ -238,6 +279,7 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told, and refused below
         )
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModel(
@@ -246,6 +288,10 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
         ) from error
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
+    for weight, found, wanted in sorted(told["mismatched_keys"], key=str):
+        raise ModelUnreadable(
+            f"{directory}: the weight {weight} has the shape {list(found)}, not {list(wanted)}"
+        )
     missing = sorted(told["missing_keys"])
     if missing:
         raise ModelUnreadable(
@@ -316,6 +362,13 @@ def _check_memory(directory: Path, device: torch.device, least: int) -> None:
     short = shortage(device, least)
     if short is not None:
         raise StartupError(f"the model {directory} takes at least {least} bytes on {device}, and {short}")
+
+
+def _unsaid(config: Any) -> str:
+    """What a definition may have failed for want of: the library's own words name no setting."""
+    if getattr(config, "pad_token_id", None) is not None:
+        return ""
+    return "; its configuration names no pad_token_id, by which some definitions find positions"
 
 
 def _why(error: Exception) -> str:

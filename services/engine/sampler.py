@@ -2,7 +2,8 @@
 
 A draw inverts the cumulative distribution, in the order of token ids, at a number that belongs to (seed,
 output position) alone: what else is in the batch does not change it. Of equally likely tokens the one of the
-lower id comes first, wherever one is told from another: `top_k` 1 and a vanishing `top_p` are greedy.
+lower id comes first, wherever one is told from another: `top_k` 1 and a vanishing `top_p` are greedy, and a
+later attempt draws the same on another device (`fresh-attempt`).
 """
 
 import math

@@ -3,10 +3,16 @@
 Two looks. `refuse_by_configuration` reads what the model says of itself, before any weight is loaded.
 `Probe` stands in for the attention during one small forward pass and sees what each layer really asks
 for: a model that asks for something not known here is refused, so that nothing wrong is ever computed.
+
+A look has to come out differently in the wrong case (`probe-can-fail`). So the pass has what steps have, a
+later chunk of one sequence and behind it the beginning of another, and is held against one in which the
+definition counts the positions of a single sequence itself. A definition that counts a step's tokens from 0,
+or that lets a token see its neighbours outside its attention, gives other queries, keys and values there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any, Final
 
 import torch
@@ -29,7 +35,15 @@ OPTION_NAMES: Final = {
     "is_causal": "attention to later tokens",
 }
 SLIDING: Final = "sliding_attention"
-COUNTING: Final = "positions that are not counted from 0"
+COUNTING: Final = "positions that it counts by itself, or tokens that see others outside its attention"
+TOLERANCES: Final = {"float32": 1e-3, "bfloat16": 0.1}
+"""Of what a layer sees twice, how long the difference may be, as a share of its length."""
+ROUNDING: Final = {"float32": 1e-5, "bfloat16": 0.004}
+"""How much of it may be rounding in the first layer."""
+CONTRAST: Final = 4
+"""So many times farther the first layer has to be from what a wrong place gives."""
+PROBED: Final = 8
+"""Tokens of the small pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +56,17 @@ class Geometry:
     head_dim: int
 
 
-def refuse_by_configuration(name: str, config: Any, context_length: int) -> None:
-    """Raise UnsupportedModel, with all that is missing, if the library's `config` asks for it."""
-    found = [what for what, asks in NEEDS.items() if asks(config)]
+def places(context_length: int) -> torch.Tensor:
+    """The positions of the small pass: a later chunk, and behind it a beginning. None is where it would be
+    counted from 0."""
+    count = min(PROBED, context_length)
+    return torch.arange(count).roll(count // 2)
+
+
+def refuse_by_configuration(name: str, config: Any, context_length: int, known: Sequence[str] = ()) -> None:
+    """Raise UnsupportedModel, with all that is missing, if the library's `config` asks for it. `known`: what
+    was found to be missing before."""
+    found = [*known, *(what for what, asks in NEEDS.items() if asks(config))]
     layers = {str(kind) for kind in _told(config, "layer_types") or (SLIDING,)} - {"full_attention"}
     if not _told(config, "is_encoder_decoder"):
         if not _window_is_active(config, context_length):
@@ -85,10 +107,18 @@ class Probe:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     def verdict(
-        self, uncounted: "Probe", name: str, config: Any, layers: Sequence[int] | None = None
+        self,
+        whole: "Probe",
+        counted: "Probe",
+        order: torch.Tensor,
+        dtype: str,
+        name: str,
+        config: Any,
+        layers: Sequence[int] | None = None,
     ) -> Geometry:
-        """What was seen in a forward pass of `layers` (of all, if not said). `uncounted`: saw the same one,
-        in which the model's definition counted the positions itself. Raises UnsupportedModel."""
+        """What was seen in a forward pass of `layers` (of all, if not said), in numbers of `dtype`, of tokens
+        at the positions `order`. `whole`: saw them as one sequence, whose positions the definition counted.
+        `counted`: saw them as here, but for that the definition counted. Raises UnsupportedModel."""
         total = int(config.num_hidden_layers)
         if sorted(self._calls) != list(range(total) if layers is None else layers):
             self._needs.append("layers without the library's common attention")
@@ -98,7 +128,7 @@ class Probe:
         for query, key, value in shapes:
             if key != value or query[3] != key[3] or query[1] % key[1]:
                 self._needs.append("keys and values of differing shapes")
-        if not self._needs and not self._same(uncounted):
+        if not self._needs and not self._placed(whole, counted, order, dtype):
             self._needs.append(COUNTING)
         _refuse(name, _told(config, "model_type"), self._needs)
         query, key, _ = shapes[0]
@@ -109,18 +139,33 @@ class Probe:
         lengths = [[each.float().norm(dim=-1) for each in pair] for pair in self._beside(other)]
         return all(float((mine - its).norm()) <= tolerance * float(its.norm()) for mine, its in lengths)
 
-    def _same(self, other: "Probe") -> bool:
-        return all(torch.allclose(mine, its, equal_nan=True) for mine, its in self._beside(other))
+    def _placed(self, whole: "Probe", counted: "Probe", order: torch.Tensor, dtype: str) -> bool:
+        """Whether each layer sees a token as it is seen at its place in `whole`. The first, in which hardly
+        anything is rounded, has to be much nearer to that than to what is seen where it is `counted`: some
+        embeddings of positions are small beside those of tokens."""
+        gaps = [
+            (_gap(mine, its[:, :, order]), _gap(mine, other))
+            for (mine, its), (_, other) in zip(self._beside(whole), self._beside(counted), strict=True)
+        ]
+        first_right, first_wrong = (max(each) for each in zip(*gaps[:3], strict=True))
+        nearer = first_right <= ROUNDING[dtype] or first_right <= first_wrong / CONTRAST
+        return nearer and not any(right > TOLERANCES[dtype] for right, _ in gaps)
 
     def _beside(self, other: "Probe") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for layer, seen in self._calls.items():
             yield from zip(seen, other._calls[layer], strict=True)
 
 
+def _gap(seen: torch.Tensor, right: torch.Tensor) -> float:
+    """How far `seen` is from `right`, as a share of that; 0 where a number is none."""
+    gap = float((seen.float() - right.float()).norm() / right.float().norm())
+    return 0.0 if isnan(gap) else gap
+
+
 def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
-    listed = ", ".join(dict.fromkeys(needs))
-    if listed:
-        raise UnsupportedModel.needing(name, model_type, listed)
+    found = list(dict.fromkeys(needs))
+    if found:
+        raise UnsupportedModel.needing(name, model_type, found)
 
 
 def _told(config: Any, key: str) -> Any:

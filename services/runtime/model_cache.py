@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from services.runtime.errors import StartupError
-from services.runtime.model_facts import sampled_digest
+from services.runtime.model_facts import reading, sampled_digest
 
 TETHER: Final = "services.runtime.tether"
 CONVERTER: Final = "services.engine.convert"
@@ -48,7 +48,8 @@ def converted(
     Waits `deadline_s` at most for another process that is converting it, and as long for its own
     conversion. Raises StartupError when that passes, or when the conversion fails.
     """
-    fingerprint = hashlib.sha256(CONVERSION_FORMAT + sampled_digest(source)).hexdigest()[:16]
+    with reading(source):
+        fingerprint = hashlib.sha256(CONVERSION_FORMAT + sampled_digest(source)).hexdigest()[:16]
     safe_name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
     target = cache_root() / "models" / f"{safe_name}-{fingerprint}"
     if target.is_dir():

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from services.rooms.request import EOS_TOKEN_IDS_MAX
-from services.runtime.errors import StartupError
+from services.runtime.errors import StartupError, in_a_line
 
 CONFIG_FILE: Final = "config.json"
 SINGLE_FILE: Final = "model.safetensors"
@@ -34,8 +35,19 @@ ORIGINAL: Final = "original_max_position_embeddings"
 POSITIONS_MAX: Final = 2**31 - 1
 ALIBI: Final = ("bloom", "mpt")
 """Types of models whose attention is biased by distance, whatever else their configuration says."""
+RECURRENT: Final = ("state_size", "ssm_cfg", "attention_hidden_size", "chunkwise_kernel", "lru_width")
+"""Words of configurations of state-space and recurrent models (Mamba, RWKV, xLSTM, Griffin), whose layers
+keep a state in place of keys and values."""
 
 Json = dict[str, Any]
+
+RAW_NEEDS: Final[dict[str, Callable[[Json], bool]]] = {
+    "linear position biases (ALiBi)": lambda words: (
+        bool(words.get("alibi")) or words.get("model_type") in ALIBI
+    ),
+    "state-space or recurrent layers (Mamba, RWKV)": lambda words: any(key in words for key in RECURRENT),
+}
+"""What a configuration is seen to ask for without the model library."""
 
 
 class ModelNotFound(StartupError, ValueError):
@@ -49,9 +61,15 @@ class ModelUnreadable(StartupError, ValueError):
 class UnsupportedModel(StartupError):
     """The model needs something that is not computed here. The text names the model and what it needs."""
 
+    needs: tuple[str, ...] = ()
+    """All that is known to be missing, in words."""
+
     @classmethod
-    def needing(cls, name: str, model_type: object, what: str) -> "UnsupportedModel":
-        return cls(f"the model {name} ({model_type}) cannot be served: it needs {what}")
+    def needing(cls, name: str, model_type: object, needs: Sequence[str]) -> "UnsupportedModel":
+        listed = ", ".join(needs)
+        error = cls(f"the model {name} ({model_type}) cannot be served: it needs {listed}")
+        error.needs = tuple(needs)
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,22 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
 
     Raises ModelNotFound or ModelUnreadable, and UnsupportedModel for one that may have no context's length.
     """
+    with reading(directory):
+        return _read_model(directory, name, dummy=dummy)
+
+
+@contextmanager
+def reading(place: Path) -> Iterator[None]:
+    """While files of a model at `place` are read: an error of the system's becomes a ModelUnreadable that
+    names the file and the reason."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or in_a_line(error)
+        raise ModelUnreadable(f"{error.filename or place}: it cannot be read: {reason}") from error
+
+
+def _read_model(directory: Path, name: str, *, dummy: bool) -> ModelFacts:
     config = _object(directory / CONFIG_FILE, required=True)
     architectures = config.get("architectures")
     text = config.get("text_config")
@@ -85,8 +119,9 @@ def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> Model
     # Bytes that are no UTF-8, of a file's name, say, fit no answer: a client could not ask for it.
     name = (name or own_name(directory)).encode(errors="replace").decode()
     kind = words.get("model_type")
-    if words.get("alibi") or kind in ALIBI:
-        raise UnsupportedModel.needing(name, kind, "linear position biases (ALiBi)")
+    missing = [need for need, asks in RAW_NEEDS.items() if asks(words)]
+    if missing:
+        raise UnsupportedModel.needing(name, kind, missing)
     vocab_size = _positive(directory, words, ("vocab_size",))
     return ModelFacts(
         name=name,
@@ -123,9 +158,14 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     chosen = _there(directory, CONFIG_FILE, str(told or present[0]))
     if not chosen.name.endswith(INDEX_ENDS):
         return (chosen,)
-    places = _object(chosen).get("weight_map")
+    index = _object(chosen)
+    places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ModelUnreadable(f"{chosen}: no weight_map in it")
+    if not isinstance(index.get("metadata"), dict):
+        raise ModelUnreadable(
+            f"{chosen}: no metadata in it, which the model library wants; an empty object will do"
+        )
     names = sorted({str(name) for name in places.values()})
     return tuple(_there(directory, chosen.name, name) for name in names)
 
@@ -160,13 +200,23 @@ def _fingerprint(files: Sequence[Path], config: Json) -> str:
 
 
 def _header(path: Path) -> bytes:
-    """A safetensors file's table of names, types, shapes and places."""
+    """A safetensors file's table of names, types, shapes and places. Raises ModelUnreadable where there is
+    none, or where the file ends before the last place in it."""
     with path.open("rb") as file:
         lead = file.read(8)
         length = struct.unpack("<Q", lead)[0] if len(lead) == 8 else HEADER_BYTES_MAX + 1
         header = file.read(length) if length <= HEADER_BYTES_MAX else b""
+        size = file.seek(0, 2)
     if len(header) != length:
         raise ModelUnreadable(f"{path}: not a safetensors file, or cut short")
+    try:
+        table = json.loads(header)
+        ends = [each["data_offsets"][1] for name, each in table.items() if name != "__metadata__"]
+        missing = 8 + length + max(ends, default=0) - size
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelUnreadable(f"{path}: its table of weights is damaged: {in_a_line(error)}") from error
+    if missing > 0:
+        raise ModelUnreadable(f"{path}: cut short, it lacks its last {missing} bytes")
     return header
 
 
@@ -240,8 +290,8 @@ def _object(path: Path, required: bool = False) -> Json:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ModelNotFound(f"--model {path.parent}: the directory has no {path.name}") from error
-    except (OSError, ValueError) as error:
-        raise ModelUnreadable(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelUnreadable(f"{path}: {in_a_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelUnreadable(f"{path}: not a JSON object")
     return value

@@ -90,9 +90,9 @@ def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSourc
             return _directory(path, load_format)
         if path.is_file():
             return _gguf(path)
+    except StartupError:
+        raise
     except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, StartupError):
-            raise
         raise ModelNotFound(f"--model {model!r} cannot be read: {error}") from error
     raise ModelNotFound(
         f"--model {model}: there is no file or directory {path}; "

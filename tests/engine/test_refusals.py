@@ -1,10 +1,15 @@
 """Are models that would be computed wrongly refused by name, and is what is missing said in one line?"""
 
+import errno
 import json
+import logging
+import os
+import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -16,7 +21,7 @@ from services.engine.engine import load_engine
 from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
 from services.engine.model import load_model
 from services.engine.share import CannotSplit
-from services.engine.supported import refuse_by_configuration
+from services.engine.supported import COUNTING, refuse_by_configuration
 from services.engine.team import Mute, alone
 from services.pages.topology import Topology
 from services.rooms.entries import CANARY_TOKENS
@@ -127,8 +132,65 @@ def test_positions_that_a_definition_counts_otherwise_are_seen(tmp_path: Path) -
     """A decoder of the RoBERTa family has its first token behind the place of the padding."""
     shape = {**tiny.SHAPE, "num_attention_heads": 4, "pad_token_id": 1}
     config = transformers.RobertaConfig(**shape, is_decoder=True)
-    with pytest.raises(UnsupportedModel, match=r"it needs positions that are not counted from 0$"):
+    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
         load_model(tiny.save(config, tmp_path / "roberta"), "float32", "cpu")
+
+
+BART: dict[str, Any] = {
+    "vocab_size": tiny.VOCABULARY,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": tiny.CONTEXT,
+    "is_decoder": True,
+    "is_encoder_decoder": False,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": None,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "kind", ["Bart", "MBart", "Blenderbot", "BlenderbotSmall", "Pegasus", "PLBart", "Marian"]
+)
+def test_probe_can_fail_a_definition_that_counts_each_step_from_0_is_refused(
+    tmp_path: Path, kind: str, dtype: str
+) -> None:
+    """Decoders of the BART family take no positions. Of one sequence from its beginning they count right."""
+    config = getattr(transformers, f"{kind}Config")(**BART)
+    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
+        load_model(tiny.save(config, tmp_path / kind), dtype, "cpu")
+
+
+def test_probe_can_fail_a_table_of_positions_that_is_shorter_than_the_context_is_refused(
+    tmp_path: Path,
+) -> None:
+    directory = tiny.save(tiny.ARCHITECTURES["gpt2-learned-positions"], tmp_path / "gpt2")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_seq_len": 64, "model_max_length": 600}))
+    with pytest.raises(UnsupportedModel, match="does not run over pages: index out of range"):
+        load_model(directory, "float32", "cpu")
+
+
+def test_one_refusal_names_all_that_is_missing(tmp_path: Path) -> None:
+    """What is seen without the model library and what is seen with it."""
+    config = transformers.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2).to_dict()
+    config |= {"quantization_config": {"quant_method": "fp8"}, "alibi": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel) as refused:
+        load_model(tmp_path, "float32", "cpu")
+    needs = (
+        "it needs linear position biases (ALiBi), state-space or recurrent layers (Mamba, RWKV), quantised"
+    )
+    assert needs in str(refused.value)
 
 
 def test_a_configuration_of_wrong_types(llama: Path) -> None:
@@ -168,17 +230,120 @@ def test_an_index_that_was_left_behind_is_not_loaded(llama: Path, ranks: Topolog
     others = {name: weight + 1 for name, weight in weights.items()}
     save_file(others, llama / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
     places = dict.fromkeys(others, "model-00001-of-00001.safetensors")
-    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    index = {"metadata": {}, "weight_map": places}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
     assert weight_files(llama) == (llama / "model.safetensors",)
     model = load_model(llama, "float32", "cpu", alone_of(ranks))
     assert torch.equal(model.weights()[0], weights["model.embed_tokens.weight"])
 
 
-def test_weights_that_are_cut_short(llama: Path) -> None:
+@pytest.mark.parametrize("ranks", [Topology(), Topology(2)], ids=["alone", "of two"])
+def test_weights_that_are_cut_short(llama: Path, ranks: Topology) -> None:
     file = llama / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ModelUnreadable, match="cannot be loaded"):
+    with pytest.raises(ModelUnreadable, match=r"model\.safetensors: cut short, it lacks its last 1000 bytes"):
+        load_model(llama, "float32", "cpu", alone_of(ranks))
+
+
+@pytest.mark.parametrize("ranks", [Topology(), Topology(2)], ids=["alone", "of two"])
+def test_a_weight_of_another_shape_is_named_with_both(llama: Path, ranks: Topology) -> None:
+    weights = load_file(llama / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({**weights, name: weights[name][:-1].clone()}, llama / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelUnreadable, match=r"up_proj\.weight has the shape \[79, 48\], not \[80, 48\]"):
+        load_model(llama, "float32", "cpu", alone_of(ranks))
+
+
+@pytest.mark.parametrize("ranks", [Topology(), Topology(2)], ids=["alone", "of two"])
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_weights_that_cannot_be_mapped_are_one_line(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, ranks: Topology, reason: int
+) -> None:
+    """The library opens them itself: it may come that far, and no farther."""
+
+    def fails(path: object, *_: object, **__: object) -> None:
+        raise OSError(reason, os.strerror(reason), str(path))
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_open", fails)
+    monkeypatch.setattr("services.engine.shards.safe_open", fails)
+    with pytest.raises(ModelUnreadable, match=os.strerror(reason)) as refused:
+        load_model(llama, "float32", "cpu", alone_of(ranks))
+    assert str(llama) in str(refused.value)
+
+
+class Unforeseen(Exception):
+    """What no list of a library's errors has."""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "services.engine.model.AutoConfig.from_pretrained",
+        "services.engine.model.refuse_by_configuration",
+        "services.engine.model.AutoModelForCausalLM.from_pretrained",
+        "services.engine.model.Model.logits",
+    ],
+)
+def test_an_error_that_nobody_foresaw_is_one_line_that_names_the_model(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    """A configuration whose values differ by layer is one of those: each look at it fails."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise Unforeseen("first line\nsecond line")
+
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(place, fails)
+    with pytest.raises(UnsupportedModel) as refused:
         load_model(llama, "float32", "cpu")
+    assert str(refused.value) == (
+        f"the model {llama} cannot be served: the transformers library fails with it, in fails: "
+        "Unforeseen: first line"
+    )
+    assert "the model library failed" in [each.getMessage() for each in caplog.records]
+
+
+def test_values_that_differ_by_layer_are_one_line(tmp_path: Path) -> None:
+    """As this library's kinds of heterogeneous configurations have them."""
+    config = transformers.LlamaConfig(**tiny.SHAPE).to_dict()
+    config["per_layer_config"] = {"0": {"num_key_value_heads": 2}, "1": {"num_key_value_heads": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises((UnsupportedModel, ModelUnreadable)):
+        load_model(tmp_path, "float32", "cpu", load_format=LoadFormat.DUMMY)
+
+
+WRITES: Final = "from pathlib import Path\nPath({path!r}).write_text('ran')\n"
+
+
+def test_nothing_of_a_model_directory_runs(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither at the library's asking, nor from a terminal, where it would ask."""
+    marker = tmp_path / "ran"
+    for name in ("configuration_mine", "modeling_mine"):
+        (llama / f"{name}.py").write_text(WRITES.format(path=str(marker)))
+    config = json.loads((llama / "config.json").read_text())
+    own = {"AutoConfig": "configuration_mine.Mine", "AutoModelForCausalLM": "modeling_mine.Mine"}
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for changed in ({"auto_map": own}, {"auto_map": own, "model_type": "mine"}):
+        (llama / "config.json").write_text(json.dumps({**config, **changed}))
+        with suppress(UnsupportedModel):
+            load_model(llama, "float32", "cpu")
+        assert not marker.exists()
+
+
+@pytest.mark.parametrize("ranks", [Topology(), Topology(2)], ids=["alone", "of two"])
+def test_pickled_weights_are_never_opened(llama: Path, tmp_path: Path, ranks: Topology) -> None:
+    class Runs:
+        def __reduce__(self) -> Any:
+            return Path.write_text, (tmp_path / "ran", "ran")
+
+    (llama / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Runs()}))
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "transformers_weights": "pytorch_model.bin"}))
+    with pytest.raises(ModelUnreadable, match=r"pytorch_model\.bin: not a safetensors file"):
+        load_model(llama, "float32", "cpu", alone_of(ranks))
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "mps", "nonsense"])
@@ -335,15 +500,3 @@ def test_weights_under_other_names_are_said_to_be_missing(tiny_dir: Callable[[st
     """The library makes the experts' weights of others as it loads them; several ranks do not."""
     with pytest.raises(ModelUnreadable, match=r"lack the model's weight model\.layers\.\d\.mlp\.experts"):
         load_model(tiny_dir("qwen3-moe"), "float32", "cpu", alone_of(Topology(1, 3)))
-
-
-def test_a_share_that_is_cut_short_or_of_another_shape(llama: Path) -> None:
-    weights = load_file(llama / "model.safetensors")
-    name = "model.layers.1.mlp.up_proj.weight"
-    save_file({**weights, name: weights[name][:-1].clone()}, llama / "model.safetensors")
-    with pytest.raises(ModelUnreadable, match=r"up_proj\.weight has the shape \[79, 48\], not \[80, 48\]"):
-        load_model(llama, "float32", "cpu", alone_of(Topology(2)))
-    file = llama / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ModelUnreadable, match="cannot be loaded"):
-        load_model(llama, "float32", "cpu", alone_of(Topology(2)))

@@ -1,6 +1,9 @@
 """Is the model that `--model` names found, converted once however many ask, and described from its files?"""
 
+import errno
+import io
 import json
+import os
 import pwd
 import struct
 import subprocess
@@ -9,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -382,6 +386,23 @@ def test_the_contexts_length_by_other_words(model: Path, told: dict[str, Any], c
 @pytest.mark.parametrize(
     "told",
     [
+        {"model_type": "mamba", "state_size": 16},
+        {"ssm_cfg": {}},
+        {"model_type": "rwkv", "attention_hidden_size": 64},
+    ],
+    ids=str,
+)
+def test_a_model_that_keeps_a_state_is_refused_for_that_and_not_as_damaged(
+    model: Path, told: dict[str, Any]
+) -> None:
+    (model / "config.json").write_text(json.dumps({"vocab_size": 100, **told}))
+    with pytest.raises(UnsupportedModel, match=r"it needs state-space or recurrent layers"):
+        read_model(model)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
         {"model_type": "bloom"},
         {"model_type": "mpt", "max_seq_len": 2048, "attn_config": {"alibi": True}},
         {"model_type": "falcon", "alibi": True},
@@ -422,7 +443,9 @@ def test_weights_in_several_files(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-1.safetensors")
     write_weights(model / "model-2.safetensors")
     index = model / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
+    index.write_text(
+        json.dumps({"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+    )
     first = read_model(model).fingerprint
     write_weights(model / "model-2.safetensors", b"\3" * 64)
     assert read_model(model).fingerprint != first
@@ -435,7 +458,7 @@ def test_of_two_sets_of_weights_those_that_the_library_loads_count(model: Path) 
     """An index that was left behind by earlier weights; a file that the configuration names."""
     write_weights(model / "old-1.safetensors", b"\2" * 64)
     index = model / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "old-1.safetensors"}}))
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "old-1.safetensors"}}))
     single, old = model / "model.safetensors", model / "old-1.safetensors"
     assert weight_files(model) == (single,)
     for named, files in ((old.name, (old,)), (index.name, (old,)), (single.name, (single,))):
@@ -457,6 +480,70 @@ def test_ids_that_are_never_drawn_end_nothing_and_more_than_a_request_carries_ar
     assert read_model(model).eos_token_ids == tuple(range(1000))
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [*range(1025)]}))
     with pytest.raises(UnsupportedModel, match=r"1025 ids end a sequence.* 1024 at most$"):
+        read_model(model)
+
+
+REASONS = [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EPERM]
+
+
+@pytest.mark.parametrize("reason", REASONS, ids=errno.errorcode.__getitem__)
+@pytest.mark.parametrize(
+    "file", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+)
+@pytest.mark.parametrize("when", ["open", "read"])
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(
+    model: Path, monkeypatch: pytest.MonkeyPatch, file: str, reason: int, when: str
+) -> None:
+    """Of another user's, on a disk that fails, on a server that has gone, with too many files open."""
+    (model / "generation_config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    real = io.open
+
+    def failing(path: Any, *rest: Any, **more: Any) -> Any:
+        if str(path) != str(model / file):
+            return real(path, *rest, **more)
+        if when == "open":
+            raise OSError(reason, os.strerror(reason), str(path))
+        opened = MagicMock(wraps=real(path, *rest, **more))
+        opened.__enter__.return_value = opened
+        opened.read.side_effect = OSError(reason, os.strerror(reason))  # it names no file
+        return opened
+
+    monkeypatch.setattr(io, "open", failing)
+    with pytest.raises(ModelUnreadable) as refused:
+        read_model(model)
+    assert str(model) in str(refused.value)
+    assert str(refused.value).endswith(f": it cannot be read: {os.strerror(reason)}")
+
+
+def test_a_directory_in_a_files_place_is_named(model: Path) -> None:
+    (model / "config.json").unlink()
+    (model / "config.json").mkdir()
+    with pytest.raises(ModelUnreadable, match=r"config\.json: it cannot be read: Is a directory$"):
+        read_model(model)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (b"{", r"its table of weights is damaged: JSONDecodeError"),
+        (b"[1]", r"its table of weights is damaged: AttributeError"),
+        (b'{"w": {"dtype": "U8"}}', r"its table of weights is damaged: KeyError"),
+        (b'{"w": {"data_offsets": [0, 99]}}', r"cut short, it lacks its last 99 bytes$"),
+        (b"\xff" * 9, r"its table of weights is damaged: UnicodeDecodeError"),
+    ],
+)
+def test_a_damaged_table_of_weights_is_said_of_its_file(model: Path, table: bytes, message: str) -> None:
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(table)) + table)
+    with pytest.raises(ModelUnreadable, match=rf"model\.safetensors: {message}"):
+        read_model(model)
+
+
+def test_an_index_without_what_the_library_wants_is_said(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
+    with pytest.raises(ModelUnreadable, match=r"index\.json: no metadata in it"):
         read_model(model)
 
 
