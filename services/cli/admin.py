@@ -14,10 +14,10 @@ import httpx
 from services.cli.asking import distrusted, key_headers, trusted
 from services.cli.chat_settings import DEFAULT_URL, URL, base_of
 from services.runtime.errors import StartupError
+from services.runtime.exposed import beyond_this_machine
 from services.runtime.settings import load, setting
 
 TIMEOUT_S: Final = 10.0
-LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 UNAUTHORIZED: Final = 401
 
 Drawn = TypeVar("Drawn")
@@ -90,11 +90,10 @@ class Admin:
 def admin(url: str | None, known: frozenset[str]) -> Iterator[Admin]:
     """`url`: as typed, if it was; else BATON_URL, else this machine. Raises StartupError."""
     settings = load(AdminSettings, {"url": url}, os.environ, known)
-    local = httpx.URL(settings.url).host in LOOPBACK
     with httpx.Client(
         base_url=base_of(settings.url),
         timeout=TIMEOUT_S,
-        trust_env=not local,
+        trust_env=beyond_this_machine(httpx.URL(settings.url).host),
         verify=trusted(),
         headers=key_headers(),
     ) as http:

@@ -13,12 +13,12 @@ from services.cli.asking import distrusted, key_headers, trusted
 from services.cli.chat_settings import ChatSettings, base_of
 from services.cli.options import Flags
 from services.runtime.errors import StartupError
+from services.runtime.exposed import beyond_this_machine
 from services.runtime.settings import load
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 300.0
 """Longest silence: waiting in the queue and a long prompt come before the first token."""
-LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 ENDS: Final = frozenset({"exit", "quit", "/exit", "/quit"})
 """What ends a conversation on a terminal, and is asked of nobody."""
@@ -33,12 +33,11 @@ class ChatFailed(StartupError):
 def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> int:
     """`baton chat`: one question, or a conversation until end of input. Returns the exit code."""
     settings = load(ChatSettings, flags, os.environ, also_known)
-    local = httpx.URL(settings.url).host in LOOPBACK
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     with httpx.Client(
         base_url=base_of(settings.url),
         timeout=timeout,
-        trust_env=not local,
+        trust_env=beyond_this_machine(httpx.URL(settings.url).host),
         verify=trusted(),
         headers=key_headers(),
     ) as http:

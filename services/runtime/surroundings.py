@@ -44,8 +44,8 @@ FAMILIES: Final = (
             *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         ),
         Verdict.IGNORED,
-        "between the parts, and by every command that asks a loopback address; commands that ask another one"
-        " (`baton chat`, `top`, `explain`, `bench`) and traces for another host go through them",
+        "between the parts, by `baton bench`, and by what asks a loopback address; `baton chat`, `top` and"
+        " `explain` that ask another host, and traces for one, go through them",
     ),
     Family(
         ("GRPC_ADDRESS_HTTP_PROXY", "GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES"),

@@ -17,6 +17,7 @@ from services.runtime.errors import StartupError
 from services.runtime.listen import port_of, reserve_port
 from services.runtime.model_facts import read_model
 from services.runtime.party import Party
+from services.runtime.settings import PREFIX
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import request_to_wire
@@ -112,8 +113,9 @@ class Stack:
         return seconds
 
     async def _start(self, name: str, *command: str) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         child = await start_child(
-            name, (sys.executable, "-m", *command), os.environ, lambda _: True, self._heard
+            name, (sys.executable, "-m", *command), environ, lambda _: True, self._heard
         )
         self._children.append(child)
 
