@@ -165,6 +165,11 @@ class Push:
         return bool(self._in_flight) or self._unposted
 
     @property
+    def waits(self) -> bool:
+        """For more to be computed: nothing is on its way, and nothing to be posted or reported."""
+        return not (self._complete or self.under_way or self.failure)
+
+    @property
     def _unposted(self) -> bool:
         """Something is ready that was not posted."""
         return bool(self._records) or self._pages_left

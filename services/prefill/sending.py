@@ -81,7 +81,7 @@ class Sending:
         """Look at what is under way and post what may follow. True when something moved. `beside`: a step is
         running."""
         push, sender = job.push, job.sender
-        if push is None or sender.grant is None or sender.sealed or sender.cause is not None:
+        if push is None or push.waits or sender.grant is None or sender.sealed or sender.cause is not None:
             return False
         moved = self._advance(job, push, quota, beside=beside)
         if push.failure is not None:

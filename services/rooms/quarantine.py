@@ -27,7 +27,8 @@ def revocation_due(rooms: Iterable[Receiver], now_ms: int, pages: int) -> bool:
 
     Proofs are the same on every rank, but for a seal: where this rank has read one, another may have read
     none, so that its room stays (`room-ends`)."""
-    quarantined = [room for room in rooms if in_quarantine(room) or _lingers(room)]
+    failed = [room for room in rooms if room.phase is Phase.FAILED]
+    quarantined = [room for room in failed if in_quarantine(room) or _lingers(room)]
     if not quarantined:
         return False
     oldest = min(quarantined, key=lambda room: room.entered_ms)

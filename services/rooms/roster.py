@@ -10,9 +10,12 @@ which is remembered for a while in case its room is still on its way (`cancel-re
 """
 
 import heapq
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
@@ -25,6 +28,8 @@ from services.rooms.room import Room
 TOMBSTONES_MAX = 4096
 TOMBSTONE_MS = 600_000
 _PHASES: Final = tuple(Phase)
+_NUMBERS: Final = {phase: number for number, phase in enumerate(Phase)}
+_place: Final = attrgetter("place")
 _NO_REASONS: Final[Mapping[int, Reason]] = MappingProxyType({})
 
 R = TypeVar("R", bound=Room)
@@ -188,13 +193,10 @@ class Roster(Generic[R]):
     def digest(self, capacity: Capacity = NOTHING) -> int:
         """62 bits that differ, but for chance, when two ranks' tables differ in who sits where, or how, or
         in what they could reserve or reuse."""
-        value = 0xCBF29CE484222325
-        for word in (capacity.pages, capacity.slots, capacity.prefixes):
-            value = ((value ^ word) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
-        for room in sorted(self._rooms.values(), key=lambda each: each.place):
-            for word in (room.place, room.id, _PHASES.index(room.phase), room.stopping):
-                value = ((value ^ word) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
-        return value >> 2
+        words = [capacity.pages, capacity.slots, capacity.prefixes]
+        for room in sorted(self._rooms.values(), key=_place):
+            words += (room.place, room.id, _NUMBERS[room.phase], room.stopping)
+        return int.from_bytes(blake2b(array("Q", words), digest_size=8).digest(), "little") >> 2
 
     def _bury(self, room: RoomId, grave: Tombstone) -> None:
         self._tombstones[room] = grave
