@@ -24,6 +24,7 @@ from starlette.responses import Response
 
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend, BackendError
+from services.openai.bodies import Bodies
 from services.openai.door import Door
 from services.openai.edge import Edge, api_error, backend_error, bug, routing_error
 from services.openai.errors import ApiError
@@ -54,14 +55,14 @@ def create_app(
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
-    prompts = Prompts(model)
+    prompts, bodies = Prompts(model, backend), Bodies(settings)
     version = release()
-    generating = generate_routes(backend, model, prompts, metrics, settings, clock)
+    generating = generate_routes(backend, model, prompts, bodies, metrics, settings, clock)
     direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}
     own = [
         generating,
         model_routes(backend, model, version, created_s=clock.wall_ms() // 1000),
-        token_routes(backend, model, prompts, settings),
+        token_routes(backend, model, prompts, bodies),
     ]
     return _application([*own, *routers], metrics, direct, door, tracer)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from codecs import BOM_UTF8
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
@@ -17,14 +18,40 @@ from services.openai.unsupported import without_ignored
 from services.runtime.http_refusal import refusal_in
 
 LENGTH_DIGITS_MAX: Final = 18
+SMALL_BYTES: Final = 64 * 2**10
+"""What is made of a body up to here takes no time, whatever it holds."""
+VALUES_MAX: Final = 100_000
+"""Texts, lists and objects of a body: of each an object is made, while every other request waits. The most
+messages that a request may have, each of several parts, are fewer."""
+COMMAS_MAX: Final = 2**20
+"""Token ids, which cost a hundredth of that."""
 
 M = TypeVar("M", bound=Shape)
 
 
-async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: float) -> M:
-    """The request's body as `shape`. At most `limit` bytes, sent within `timeout_s`.
+class Held:
+    """What of one body is counted."""
 
-    Raises ApiError that names the field at fault, ClientGone if the connection closed before the end.
+    def __init__(self, take: Callable[[int], None], free: int) -> None:
+        """`take` may refuse more bytes, by raising. The first `free` bytes are not counted."""
+        self._take = take
+        self._free = free
+        self._bytes = 0
+        self.counted = 0
+
+    def grow(self, more: int) -> None:
+        self._bytes += more
+        uncounted = max(self._bytes - self._free, 0) - self.counted
+        if uncounted > 0:
+            self._take(uncounted)
+            self.counted += uncounted
+
+
+async def read_body(request: Request, shape: type[M], held: Held, *, limit: int, timeout_s: float) -> M:
+    """The request's body as `shape`. At most `limit` bytes, sent within `timeout_s`; `held` is told of each.
+
+    Raises ApiError that names the field at fault, ClientGone if the connection closed before the end, and
+    what `held` raises.
     """
     media_type = (header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -39,7 +66,7 @@ async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: 
         )
     try:
         async with asyncio.timeout(timeout_s):
-            raw = await _read(request, limit)
+            raw = await _read(request, held, limit)
     except TimeoutError:
         raise ApiError(
             408, f"The body was not sent within {timeout_s:g} s.", code="request_timeout"
@@ -49,6 +76,9 @@ async def read_body(request: Request, shape: type[M], *, limit: int, timeout_s: 
 
 def parse(raw: bytes, shape: type[M]) -> M:
     """`raw` as JSON of `shape`; null means absent. Raises ApiError."""
+    if len(raw) > SMALL_BYTES and _is_much(raw):
+        much = f"The body holds more than {VALUES_MAX} texts, lists and objects, or {COMMAS_MAX} numbers."
+        raise invalid(None, much)
     try:
         text = raw.removeprefix(BOM_UTF8).decode()  # Windows' editors and shells write one into their files
     except UnicodeDecodeError as error:
@@ -69,7 +99,7 @@ def parse(raw: bytes, shape: type[M]) -> M:
         raise first_fault(faults, given, fields_of(shape)) from None
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, held: Held, limit: int) -> bytes:
     """Refuses as soon as it is known to be too much; the server below drops what still comes in, so that
     a client that first writes all of it gets to read the answer."""
     declared = header(request.scope, b"content-length") or ""
@@ -86,9 +116,26 @@ async def _read(request: Request, limit: int) -> bytes:
         chunk = message.get("body", b"")
         if len(raw) + len(chunk) > limit:
             raise _too_large(limit)
+        held.grow(len(chunk))
         raw += chunk
         more = message.get("more_body", False)
     return bytes(raw)
+
+
+def _is_much(raw: bytes) -> bool:
+    """Told before anything is made of it, by passes over the bytes alone.
+
+    A text begins and ends with a quote, and inside of it quotes stand behind an odd number of backslashes.
+    """
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") + raw.count(b'"') <= VALUES_MAX:
+        return False
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    texts = plain.count(b'"') // 2
+    if texts > VALUES_MAX:
+        return True
+    between = b"".join(plain.split(b'"')[::2])
+    opened = between.count(b"[") + between.count(b"{")
+    return texts + opened > VALUES_MAX or between.count(b",") > COMMAS_MAX
 
 
 def _too_large(limit: int) -> ApiError:

@@ -23,6 +23,8 @@ from services.runtime.api_keys import ApiKeys
 
 OPEN: Final = frozenset({"/health", "/ready"})
 """What platforms ask, which have no key. They are told no more than whether."""
+IN_STATE: Final = "caller"
+"""Under which name who asks is in the state of a request's scope."""
 READ: Final = "GET"
 """What a HEAD is taken for, too (`edge.py`)."""
 REALM: Final = "Baton: any name, and an API key as the password"
@@ -42,10 +44,13 @@ class Door:
         """Let the request in. What is served may tell more to a caller that is `known` (its state says so).
         Raises ApiError: 401, 429."""
         caller = None
+        scope["state"][IN_STATE] = _address(scope)
         if self._keys is not None:
             presented = Headers(scope=scope).getlist("authorization")
             caller = _caller(self._keys, presented, scope["method"])
             scope["state"]["known"] = caller is not None
+            if caller is not None:
+                scope["state"][IN_STATE] = caller
             if caller is None and presented:
                 self._count(None, scope)
             if caller is None and scope["path"] not in OPEN:
@@ -66,6 +71,12 @@ class Door:
                 code="rate_limit_exceeded",
                 headers={"Retry-After": str(math.ceil(wait_s))},
             )
+
+
+def caller_in(scope: Scope) -> bytes:
+    """Who asks, as one that has a share of what is bounded: by the key, or by the address."""
+    caller: bytes = scope["state"].get(IN_STATE, b"")
+    return caller
 
 
 def _caller(keys: ApiKeys, presented: Sequence[str], method: str) -> bytes | None:

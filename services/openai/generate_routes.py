@@ -1,7 +1,6 @@
 """How is a generating request served, from its body to its reply?"""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -9,7 +8,7 @@ from starlette.responses import Response
 
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
-from services.openai.body import read_body
+from services.openai.bodies import Bodies
 from services.openai.chat_rendering import ChatRendering
 from services.openai.choice import Choice
 from services.openai.completion_rendering import CompletionRendering
@@ -26,13 +25,12 @@ from services.rooms.request import Request as Admitted
 from services.runtime.clock import Clock
 from services.runtime.tracing import Attribute
 
-B = TypeVar("B", bound=GenerationRequest)
-
 
 def generate_routes(
     backend: Backend,
     model: ServedModel,
     prompts: Prompts,
+    bodies: Bodies,
     metrics: HttpMetrics,
     settings: ApiSettings,
     clock: Clock,
@@ -42,10 +40,11 @@ def generate_routes(
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = await read(request, ChatRequest)
-        asked = asked_in_chat(body)
-        prompt = await prompts.of_messages(body.messages)
-        await prompts.check_messages(body.messages, prompt)
+        async with bodies.of(request, ChatRequest) as body:
+            check_model(body.model, model)
+            asked = asked_in_chat(body)
+            prompt = await prompts.of_messages(request, body.messages)
+            await prompts.check_messages(request, body.messages, prompt)
         rendering = ChatRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
@@ -53,21 +52,15 @@ def generate_routes(
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = await read(request, CompletionRequest)
-        asked = asked_in_completion(body)
-        tokens = await prompts.of_texts(body.prompt)
-        prompts.check_texts(body.prompt, tokens, asked.prompt_param)
+        async with bodies.of(request, CompletionRequest) as body:
+            check_model(body.model, model)
+            asked = asked_in_completion(body)
+            tokens = await prompts.of_texts(request, body.prompt, asked.prompt_param)
+            prompts.check_texts(body.prompt, tokens, asked.prompt_param)
         rendering = CompletionRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
         return reply(request, body, asked, tokens, rendering)
-
-    async def read(request: Request, shape: type[B]) -> B:
-        body = await read_body(
-            request, shape, limit=settings.body_bytes_max, timeout_s=settings.body_timeout_s
-        )
-        check_model(body.model, model)
-        return body
 
     def reply(
         request: Request, body: GenerationRequest, asked: Asked, tokens: list[list[int]], rendering: Rendering

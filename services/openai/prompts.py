@@ -1,25 +1,30 @@
-"""Which tokens does the model read? Rendered and tokenised without holding up other requests."""
+"""Which tokens does the model read? Rendered and tokenised without holding up other requests.
 
-import asyncio
+What cannot fit is refused before it is tokenised, as far as its length tells.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from services.openai.backend import Overloaded
+from starlette.requests import Request
+
+from services.openai.backend import Backend
 from services.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
-from services.openai.errors import SERVER, ApiError, from_backend, invalid, shown
+from services.openai.door import caller_in
+from services.openai.errors import SERVER, ApiError, invalid, shown, too_long
+from services.openai.hangup import unless_gone
 from services.openai.model import ServedModel
 from services.openai.schemas import Message
+from services.openai.tokenizer import TooManyTokens
+from services.openai.turns import LONG_BYTES, Turns
+from services.rooms.counts import counted
 
 INLINE_CHARS_MAX: Final = 4096
 """Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""
 FRAME_CHARS: Final = 32
 """That a template puts around a message, about."""
-THREADS: Final = 2
-"""Tokenising releases the interpreter lock; more threads would only take cores from the event loop."""
-WAITING_MAX: Final = 64
-"""Long texts that are being tokenised or wait for it."""
-RETRY_AFTER_S: Final = 1
+BEYOND: Final = 4
+"""Times the context: so many tokens are counted where none of them is to be computed."""
 
 T = TypeVar("T")
 
@@ -27,51 +32,95 @@ T = TypeVar("T")
 class Prompts:
     """Makes prompts of what callers send. One for the application; its threads end with the process."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, backend: Backend) -> None:
         self._tokenizer = model.tokenizer
         self._vocabulary = model.vocabulary
-        self._waiting = 0
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenise")
+        self._backend = backend
+        self._turns = Turns()
 
     async def of_messages(
         self,
+        request: Request,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
+        fit: bool = True,
     ) -> list[int]:
-        """The token ids of a conversation, by the model's chat template. Raises ApiError."""
+        """The token ids of a conversation, by the model's chat template. `fit`: what does not fit the context
+        is refused, else what is much more. Raises ApiError, Overloaded, ClientGone."""
+        most = self._most(fit=fit)
         plain: list[Mapping[str, Any]] = [_plain(message) for message in messages]
 
-        def work() -> list[int]:
+        def ids_of(text: str) -> list[int]:
+            return self._encode(text, "messages", most, add_special_tokens=add_special_tokens)
+
+        def rendered() -> str | list[int]:
+            """The token ids, or a text that is one of the longest."""
             text = self._tokenizer.render_chat(plain, add_generation_prompt=add_generation_prompt)
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            self._check_length(text, "messages", most)
+            return text if _size(text) > LONG_BYTES else ids_of(text)
 
         try:
-            return await self._run(sum(_chars(message) for message in messages), work)
+            chars = sum(_chars(message) for message in messages)
+            made = await self._run(request, min(chars, LONG_BYTES), rendered)
         except ChatTemplateMissing as error:
             raise invalid("messages", f"{error}.", "unsupported_value") from None
         except ChatRefused as error:
             raise invalid("messages", f"{error}.") from None
         except ChatTemplateFailed as error:
             raise _operators(str(error)) from None
+        if isinstance(made, str):
+            text = made
+            made = await self._run(request, _size(text), lambda: ids_of(text))
+        return made
 
     async def of_texts(
-        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True
+        self,
+        request: Request,
+        prompts: Sequence[str | list[int]],
+        param: str,
+        *,
+        add_special_tokens: bool = True,
+        fit: bool = True,
     ) -> list[list[int]]:
-        """The token ids of each prompt; token ids stay as they are."""
+        """The token ids of each prompt; token ids stay as they are. Raises as above."""
+        most = self._most(fit=fit)
+        params = _params(param, len(prompts))
+        texts = [(each, name) for each, name in zip(prompts, params, strict=True) if isinstance(each, str)]
+        for text, name in texts:
+            self._check_length(text, name, most)
 
         def work() -> list[list[int]]:
             return [
-                self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+                self._encode(prompt, name, most, add_special_tokens=add_special_tokens)
                 if isinstance(prompt, str)
                 else prompt
-                for prompt in prompts
+                for prompt, name in zip(prompts, params, strict=True)
             ]
 
-        return await self._run(sum(len(each) for each in prompts if isinstance(each, str)), work)
+        return await self._run(request, sum(_size(text) for text, _ in texts), work)
 
-    async def check_messages(self, messages: Sequence[Message], ids: Sequence[int]) -> None:
+    def _most(self, *, fit: bool) -> int:
+        context = self._backend.limits().context_tokens
+        return context if fit else BEYOND * context
+
+    def _check_length(self, text: str, param: str, most: int) -> None:
+        """Raise ApiError for a text that has more tokens however it is tokenised."""
+        if len(text) > INLINE_CHARS_MAX and (least := self._tokenizer.least_tokens(text)) > most:
+            raise self._too_many(param, f"at least {counted(least, 'token')}")
+
+    def _encode(self, text: str, param: str, most: int, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
+        except TooManyTokens as error:
+            raise self._too_many(param, counted(error.tokens, "token")) from None
+
+    def _too_many(self, param: str, tokens: str) -> ApiError:
+        context = self._backend.limits().context_tokens
+        return too_long(param, context, f"'{param}' has {tokens}, and there has to be room for the answer")
+
+    async def check_messages(self, request: Request, messages: Sequence[Message], ids: Sequence[int]) -> None:
         """Raise ApiError for the first token of a conversation that the model does not have, a tokenizer's
         being more than a model's: a client's that wrote it, whose text is named, or the operator's whose
         template did."""
@@ -79,7 +128,7 @@ class Prompts:
             return
         texts = [text for message in messages for text in _texts(message)]
         places = [place for at, message in enumerate(messages) for place in _places(at, message)]
-        place = await self._run(sum(map(len, texts)), lambda: self._first_with(texts, id_))
+        place = await self._run(request, sum(map(_size, texts)), lambda: self._first_with(texts, id_))
         if place is None:
             raise _operators(f"the model's chat template writes {self._shown(id_)}")
         raise self._not_the_models(places[place], id_)
@@ -88,9 +137,9 @@ class Prompts:
         self, prompts: Sequence[str | list[int]], tokens: Sequence[Sequence[int]], param: str
     ) -> None:
         """The same of prompts; token ids that a client gave are not looked at."""
-        for place, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
+        for prompt, ids, name in zip(prompts, tokens, _params(param, len(prompts)), strict=True):
             if isinstance(prompt, str) and (id_ := self._foreign(ids)) is not None:
-                raise self._not_the_models(param if len(prompts) == 1 else f"{param}[{place}]", id_)
+                raise self._not_the_models(name, id_)
 
     def _foreign(self, ids: Sequence[int]) -> int | None:
         if not ids or max(ids) < self._vocabulary:
@@ -112,24 +161,30 @@ class Prompts:
     def _not_the_models(self, param: str, id_: int) -> ApiError:
         return invalid(param, f"Invalid value for '{param}': it holds {self._shown(id_)}.")
 
-    async def text_of(self, ids: Sequence[int]) -> str:
+    async def text_of(self, request: Request, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
-        return await self._run(len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=False))
+        return await self._run(
+            request, len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=False)
+        )
 
-    async def spellings_of(self, ids: Sequence[int]) -> list[str]:
+    async def spellings_of(self, request: Request, ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
-        return await self._run(len(ids), lambda: [self._tokenizer.piece(id_) for id_ in ids])
+        return await self._run(request, len(ids), lambda: [self._tokenizer.piece(id_) for id_ in ids])
 
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
+    async def _run(self, request: Request, size: int, work: Callable[[], T]) -> T:
+        """`size`: bytes of text, or about as much work as that."""
         if size <= INLINE_CHARS_MAX:
             return work()
-        if self._waiting >= WAITING_MAX:
-            raise from_backend(Overloaded("too many long prompts are waiting to be tokenised", RETRY_AFTER_S))
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._waiting -= 1
+        turn = self._turns.run(caller_in(request.scope), size, work)
+        return await unless_gone(request.scope, request.receive, turn)
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _params(param: str, count: int) -> list[str]:
+    return [param] if count == 1 else [f"{param}[{place}]" for place in range(count)]
 
 
 def _chars(message: Message) -> int:

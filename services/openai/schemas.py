@@ -38,7 +38,9 @@ def _one_or_many(value: Any) -> Any:
 
 
 def _is_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+    if not isinstance(value, list):
+        return False
+    return not value or ({*map(type, value)} == {int} and min(value) >= 0)
 
 
 def _prompts(value: Any) -> Any:

@@ -1,54 +1,50 @@
 """Which tokens is a text, and which text are tokens? In vLLM's shapes."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter
+from pydantic_core import to_json
 from starlette.requests import Request
+from starlette.responses import Response
 
-from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
-from services.openai.body import read_body
+from services.openai.bodies import Bodies
 from services.openai.errors import invalid, too_long
 from services.openai.intake import check_ids, check_model
 from services.openai.model import ServedModel
 from services.openai.prompts import Prompts
 from services.openai.schemas import DetokenizeRequest, TokenizeRequest
 
-B = TypeVar("B", TokenizeRequest, DetokenizeRequest)
 
-
-def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, settings: ApiSettings) -> APIRouter:
+def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, bodies: Bodies) -> APIRouter:
     """`/tokenize` and `/detokenize`."""
     router = APIRouter()
 
-    async def read(request: Request, shape: type[B]) -> B:
-        body = await read_body(
-            request, shape, limit=settings.body_bytes_max, timeout_s=settings.body_timeout_s
-        )
-        check_model(body.model, model)
-        return body
-
     @router.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
-        body = await read(request, TokenizeRequest)
-        tokens = await _tokens(body, prompts)
-        most = backend.limits().context_tokens
+    async def tokenize(request: Request) -> Response:
+        async with bodies.of(request, TokenizeRequest) as body:
+            check_model(body.model, model)
+            tokens = await _tokens(request, body, prompts)
         if body.return_token_strs:
-            _check_count(tokens, "return_token_strs", most)
-        return {
-            "count": len(tokens),
-            "max_model_len": most,
-            "tokens": tokens,
-            "token_strs": await prompts.spellings_of(tokens) if body.return_token_strs else None,
-        }
+            _check_count(tokens, "return_token_strs", backend.limits().context_tokens)
+        spellings = await prompts.spellings_of(request, tokens) if body.return_token_strs else None
+        return _json(
+            {
+                "count": len(tokens),
+                "max_model_len": backend.limits().context_tokens,
+                "tokens": tokens,
+                "token_strs": spellings,
+            }
+        )
 
     @router.post("/detokenize")
-    async def detokenize(request: Request) -> dict[str, str]:
-        body = await read(request, DetokenizeRequest)
-        _check_count(body.tokens, "tokens", backend.limits().context_tokens)
-        check_ids(body.tokens, "tokens", model.vocabulary)
-        return {"prompt": await prompts.text_of(body.tokens)}
+    async def detokenize(request: Request) -> Response:
+        async with bodies.of(request, DetokenizeRequest) as body:
+            check_model(body.model, model)
+            _check_count(body.tokens, "tokens", backend.limits().context_tokens)
+            check_ids(body.tokens, "tokens", model.vocabulary)
+        return _json({"prompt": await prompts.text_of(request, body.tokens)})
 
     return router
 
@@ -59,17 +55,24 @@ def _check_count(tokens: Sequence[int], param: str, most: int) -> None:
         raise too_long(param, most, f"'{param}': these are {len(tokens)} tokens")
 
 
-async def _tokens(body: TokenizeRequest, prompts: Prompts) -> list[int]:
+def _json(body: dict[str, Any]) -> Response:
+    """Not by the framework, which looks at each of a hundred thousand numbers."""
+    return Response(to_json(body), media_type="application/json")
+
+
+async def _tokens(request: Request, body: TokenizeRequest, prompts: Prompts) -> list[int]:
     if body.prompt is not None and body.messages:
         raise invalid("prompt", "Give 'prompt' or 'messages', not both.")
     if body.messages:
         return await prompts.of_messages(
+            request,
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             add_special_tokens=bool(body.add_special_tokens),
+            fit=False,
         )
     if body.prompt is None:
         raise invalid("prompt", "Give 'prompt' or 'messages'.", "missing_required_parameter")
     add = body.add_special_tokens is not False
-    (tokens,) = await prompts.of_texts([body.prompt], add_special_tokens=add)
+    (tokens,) = await prompts.of_texts(request, [body.prompt], "prompt", add_special_tokens=add, fit=False)
     return tokens

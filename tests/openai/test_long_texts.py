@@ -1,0 +1,364 @@
+"""What a caller can buy with bytes before anything has judged them is bounded, and shared out by caller."""
+
+import asyncio
+import json
+import threading
+import unicodedata
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from services.openai import bodies, body, turns
+from services.openai.api_settings import ApiSettings
+from services.openai.app import create_app
+from services.openai.backend import Limits, Overloaded
+from services.openai.body import parse
+from services.openai.door import Door
+from services.openai.errors import ApiError
+from services.openai.schemas import CompletionRequest
+from services.openai.token_floor import SHRINKS, TokenFloor
+from services.openai.turns import LONG_BYTES, Turns
+from services.runtime.api_keys import ApiKeys
+from tests.openai import tiny
+from tests.openai.scripted import ScriptedBackend
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+PATIENCE_S: Final = 20.0
+
+
+def byte_level() -> Any:
+    return Tokenizer.from_str(tiny.byte_level().backend_tokenizer.to_str())
+
+
+def backends() -> dict[str, Any]:
+    """Tokenizers of each kind that something is said of."""
+    spaced = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tiny.byte_level().backend_tokenizer.to_str())
+    )
+    spaced.add_tokens([AddedToken("<|wide|>", lstrip=True, rstrip=True, special=True)])
+    composed = byte_level()
+    composed.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    return {
+        "byte level": tiny.byte_level().backend_tokenizer,
+        "byte fallback": tiny.byte_fallback().backend_tokenizer,
+        "an added token that takes whitespace": spaced.backend_tokenizer,
+        "normalised": composed,
+    }
+
+
+BACKENDS: Final = backends()
+TEXTS: Final = st.lists(
+    st.one_of(
+        st.text(max_size=20),
+        st.sampled_from(
+            ["The quick brown fox", " " * 50, "\n\t ", "<|end|>", "  <|wide|> \u3000 ", "e\u0301" * 9]
+        ),
+        st.sampled_from(
+            ["\u1fbe\u0308\u0301", "\u212a", "𝟎" * 9, "한국" * 5, "▁▁▁", "<0x41>", "你", "\u00a0"]
+        ),
+    ),
+    max_size=12,
+).map("".join)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@given(text=TEXTS)
+def test_no_text_has_fewer_tokens_than_its_length_tells(kind: str, text: str) -> None:
+    backend = BACKENDS[kind]
+    tokens = len(backend.encode(text, add_special_tokens=False))
+    assert TokenFloor(backend).least(text) <= tokens
+
+
+def test_the_floor_is_not_nothing_and_grows_with_the_text() -> None:
+    for kind, backend in BACKENDS.items():
+        floor = TokenFloor(backend)
+        assert floor.least("abc def " * 10_000) > 300, kind
+        assert floor.least("abc def " * 20_000) >= 2 * floor.least("abc def " * 10_000) - 1
+    assert TokenFloor(BACKENDS["an added token that takes whitespace"]).least(" \u3000\n" * 10_000) == 0
+
+
+def test_of_a_tokenizer_that_drops_or_joins_something_nothing_is_said() -> None:
+    words = {"<unk>": 0, "a": 1}
+    dropping = byte_level()
+    dropping.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    squeezing = byte_level()
+    squeezing.normalizer = normalizers.Strip()
+    for backend in (
+        Tokenizer(models.WordLevel(words, unk_token="<unk>")),
+        Tokenizer(models.BPE(words, [], unk_token="<unk>", fuse_unk=True)),
+        dropping,
+        squeezing,
+    ):
+        assert TokenFloor(backend).least("a b " * 100_000) == 0
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_no_normal_form_shrinks_a_text_more_than_is_said(form: Any) -> None:
+    """Over all characters: what becomes of one, and of the longest that can become a part of one."""
+    parts_form: Any = "NFKD" if "K" in form else "NFD"
+    every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    chars = [char for char in every if not unicodedata.is_normalized(parts_form, char)]
+    parts = {char: unicodedata.normalize(parts_form, char) for char in chars}
+    longest: dict[str, int] = {}
+    for char, part in parts.items():
+        if len(part) == 1:
+            longest[part] = max(longest.get(part, 0), len(char.encode()))
+    most = max(
+        *(size / len(part.encode()) for part, size in longest.items()),
+        *(
+            sum(longest.get(each, len(each.encode())) for each in parts[char]) / len(char.encode())
+            for char in chars
+            if unicodedata.normalize(form, char) == char
+        ),
+    )
+    assert 1 < most <= SHRINKS[form]
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that were tokenised."""
+    texts: list[str] = []
+    encode = tiny.model().tokenizer.encode
+
+    def watched(_: object, text: str, **how: Any) -> list[int]:
+        texts.append(text)
+        return encode(text, **how)
+
+    monkeypatch.setattr("services.openai.tokenizer.Tokenizer.encode", watched)
+    return texts
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(
+    http: httpx.AsyncClient, backend: ScriptedBackend, encoded: list[str]
+) -> None:
+    long = "x" * 1_000_000
+    for path, given_, param in (
+        (CHAT, {"messages": [{"role": "user", "content": long}]}, "messages"),
+        (COMPLETIONS, {"prompt": long}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x", long]}, "prompt[1]"),
+        ("/tokenize", {"prompt": long}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": long}]}, "messages"),
+    ):
+        encoded.clear()
+        reply = await http.post(path, json={"model": tiny.MODEL, **given_})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+        assert "has at least" in error["message"]
+        assert long not in encoded
+    assert backend.asked == []
+
+
+async def test_what_has_too_many_tokens_is_told_so_without_a_list_of_them(
+    http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    backend.known_limits = Limits(3000, 0, 0)
+    for path, tokens in ((COMPLETIONS, 5000), ("/tokenize", 12_001)):
+        reply = await http.post(path, json={"model": tiny.MODEL, "prompt": "z" * tokens})
+        assert f"'prompt' has {tokens} tokens" in reply.json()["error"]["message"]
+    reply = await http.post("/tokenize", json={"prompt": "z" * 12_000})
+    assert reply.json()["count"] == 12_000, "what does not fit is counted, too, up to a bound"
+    assert backend.asked == []
+
+
+class Gate:
+    """Work that goes on when it may, and knows what ran at once."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.begun: list[str] = []
+        self.most = self.running = 0
+        self._lock = threading.Lock()
+
+    def work(self, name: str) -> Callable[[], str]:
+        def run() -> str:
+            with self._lock:
+                self.begun.append(name)
+                self.running += 1
+                self.most = max(self.most, self.running)
+            self.may_end.wait(PATIENCE_S)
+            with self._lock:
+                self.running -= 1
+            return name
+
+        return run
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_one_of_the_longest_is_worked_on_at_a_time_and_shorter_ones_go_on_beside_it() -> None:
+    line, gate, free = Turns(), Gate(), Gate()
+    free.may_end.set()
+    long = [asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work(f"long {at}"))) for at in range(4)]
+    await settled(lambda: len(gate.begun) == 1)
+    async with asyncio.timeout(PATIENCE_S):
+        assert [await line.run(b"b", LONG_BYTES, free.work(str(at))) for at in range(20)] == [
+            *map(str, range(20))
+        ]
+    assert gate.begun == ["long 0"]
+    gate.may_end.set()
+    assert await asyncio.gather(*long) == [f"long {at}" for at in range(4)]
+    assert gate.most == 1
+    assert line.waiting_bytes == 0
+
+
+async def test_who_sends_much_has_no_more_turns_than_who_sends_little() -> None:
+    line, gate = Turns(), Gate()
+    much = [asyncio.create_task(line.run(b"much", LONG_BYTES + 1, gate.work("much"))) for _ in range(9)]
+    await settled(lambda: len(gate.begun) == 1)
+    little = asyncio.create_task(line.run(b"little", LONG_BYTES + 1, gate.work("little")))
+    await asyncio.sleep(0)
+    gate.may_end.set()
+    await asyncio.gather(*much, little)
+    assert gate.begun.index("little") <= 2
+
+
+async def test_what_waits_is_bounded_for_each_caller_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "WAITING_BYTES_MAX", 8 * LONG_BYTES)
+    monkeypatch.setattr(turns, "WAITING_BYTES_OF_ONE_MAX", 4 * LONG_BYTES)
+    line, gate = Turns(), Gate()
+    tasks = [
+        (caller, asyncio.create_task(line.run(caller, LONG_BYTES + 1, gate.work("x"))))
+        for caller in (b"a", b"b", b"c")
+        for _ in range(5)
+    ]
+    await settled(lambda: len(gate.begun) == 1)
+    refused = [caller for caller, task in tasks if task.done()]
+    # Three of each fit; a's first is worked on, and of c's there is no room for what two others left.
+    assert refused == [b"a", b"b", b"b", b"c", b"c", b"c", b"c"]
+    assert line.waiting_bytes == 7 * (LONG_BYTES + 1)
+    for _, task in tasks:
+        if task.done():
+            with pytest.raises(Overloaded):
+                task.result()
+    gate.may_end.set()
+    await asyncio.gather(*(task for _, task in tasks if not task.done()))
+    assert line.waiting_bytes == 0
+
+
+async def test_who_waits_too_long_or_goes_away_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, gate = Turns(), Gate()
+    first = asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work("first")))
+    await settled(lambda: len(gate.begun) == 1)
+    gone = asyncio.create_task(line.run(b"b", LONG_BYTES + 1, gate.work("gone")))
+    await asyncio.sleep(0)
+    gone.cancel()
+    monkeypatch.setattr(turns, "WAIT_S", 0.01)
+    with pytest.raises(Overloaded, match="was not tokenised within"):
+        await line.run(b"c", LONG_BYTES + 1, gate.work("late"))
+    assert line.waiting_bytes == 0
+    gate.may_end.set()
+    assert await first == "first"
+    assert await line.run(b"d", LONG_BYTES + 1, gate.work("next")) == "next"
+    assert gate.begun == ["first", "next"]
+
+
+async def test_who_goes_away_while_it_is_worked_on_holds_its_turn_until_the_thread_is_done() -> None:
+    line, gate = Turns(), Gate()
+    gone = asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work("gone")))
+    await settled(lambda: len(gate.begun) == 1)
+    gone.cancel()
+    following = asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work("next")))
+    await asyncio.sleep(0.01)
+    assert gate.begun == ["gone"]
+    gate.may_end.set()
+    assert await following == "next"
+    assert gate.most == 1
+
+
+MUCH: Final[dict[str, tuple[bytes, bool]]] = {
+    "keys": (json.dumps({"metadata": dict.fromkeys(map(str, range(150_000)), 1)}).encode(), True),
+    "lists": (b'{"metadata":[' + b"[]," * 150_000 + b"[]]}", True),
+    "objects": (b'{"metadata":[' + b'{"a":1},' * 60_000 + b"{}]}", True),
+    "texts": (json.dumps({"metadata": ["\\"] * 150_000}).encode(), True),
+    "texts that end in backslashes": (
+        json.dumps({"metadata": {f"{at}\\\\": '"' for at in range(60_000)}}).encode(),
+        True,
+    ),
+    "numbers": (json.dumps({"prompt": [1] * (body.COMMAS_MAX + 2)}).encode(), True),
+    "a text like it": (json.dumps({"prompt": json.dumps([{"a": [], "b": "\\"}] * 90_000)}).encode(), False),
+    "a text of lines": (json.dumps({"prompt": 'a, "b": [{\n' * 200_000}).encode(), False),
+    "token ids": (json.dumps({"prompt": [123456] * 500_000}).encode(), False),
+    "messages": (
+        json.dumps({"prompt": [{"role": "user", "content": "hi, you", "name": "x"}] * 8192}).encode(),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MUCH)
+def test_a_body_of_very_many_values_is_refused_before_anything_is_made_of_it(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, much = MUCH[what]
+    made: list[int] = []
+
+    def from_json(text: str, **_: Any) -> dict[str, Any]:
+        made.append(len(text))
+        return {}
+
+    monkeypatch.setattr(body, "from_json", from_json)
+    with pytest.raises(ApiError) as told:
+        parse(raw, CompletionRequest)
+    assert made == [] if much else made
+    assert ("holds more than" in str(told.value)) == much
+
+
+KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
+
+
+@pytest.fixture
+async def keyed(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Of whom each caller may have 4,000 bytes beyond what is free."""
+    monkeypatch.setattr(bodies, "AT_ONCE_BYTES", 8000)
+    monkeypatch.setattr(bodies, "BODIES_AT_LEAST", 0)
+    settings = ApiSettings(body_bytes_max=bodies.FREE_BYTES + 1000)
+    door = Door(ApiKeys([KEY, OTHER], None))
+    app = create_app(backend, tiny.model(), CollectorRegistry(), settings, door=door)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        yield client
+
+
+async def test_large_bodies_are_bounded_together_and_by_caller_and_small_ones_never_refused(
+    keyed: httpx.AsyncClient,
+) -> None:
+    go_on = asyncio.Event()
+    much = b'{"model": "' + tiny.MODEL.encode() + b'", "prompt": "' + b"x" * bodies.FREE_BYTES
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield much + b"y" * 800
+        await go_on.wait()
+        yield b'"}'
+
+    def post(key: str, content: Any) -> asyncio.Task[httpx.Response]:
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        return asyncio.create_task(keyed.post(COMPLETIONS, content=content, headers=headers))
+
+    mine = [post(KEY, slowly()) for _ in range(9)]
+    await settled(lambda: sum(each.done() for each in mine) == 5)
+    refused = [each for each in mine if each.done()]
+    assert {each.result().status_code for each in refused} == {429}
+    other = post(OTHER, slowly())
+    small = post(KEY, b'{"model": "tiny", "prompt": "x"}')
+    assert (await small).status_code == 200
+    assert not other.done()
+    go_on.set()
+    for each in (*mine, other):
+        if each not in refused:
+            assert (await each).status_code == 400, "too long, which it came far enough to be found"
+    again = post(KEY, much + b'"}')
+    assert (await again).status_code == 400, "too long, and there is room to find out"
