@@ -72,7 +72,6 @@ class Grants:
         self._metrics.reused(prefix_tokens, job.request.prefill_tokens)
         grant = inference_pb2.GrantRequest(
             room=receiver.id,
-            incarnation=receiver.peer,
             receiver=self._incarnation,
             generation=holding.slot.generation,
             pages=holding.exposed,

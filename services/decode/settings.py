@@ -34,7 +34,7 @@ class DecodeSettings(WorkerSettings):
         " take. The bootstrap says it.",
         DURATION_MS,
     )
-    connect_timeout_ms: int = setting(5_000, "Longest that connecting to a prefill may take.", DURATION_MS)
+    connect_timeout_ms: int = setting(5_000, "Longest that a prefill may refuse to connect.", DURATION_MS)
     transfer_timeout_ms: int = setting(
         600_000,
         "Longest from the grant of pages until all landed, prefill's queue included; bounds the rooms that"

@@ -294,7 +294,7 @@ class DecodeWork:
     def _retire(self, job: Job) -> None:
         """The one way out of every table that knows the room (`one-retire`)."""
         receiver = job.receiver
-        self._peers.stop_closing(receiver.id)
+        self._peers.over(receiver.id)
         if job.finished and not receiver.stopping:
             # Of one that was stopped, the ranks need not have seen the same steps end.
             self._holdings.keep(receiver.id, job.computed)

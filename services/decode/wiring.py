@@ -42,11 +42,12 @@ from services.transfer.nixl import NixlTransfer
 from services.transfer.nixl_library import install_memory_hooks
 from services.transfer.start import offering
 from services.wire import credential
-from services.wire.baton.v1 import inference_pb2_grpc, workers_pb2
+from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
 from services.wire.credential import of_ranks
 from services.wire.follower_host import FollowerHost
 from services.wire.model_bounds import ModelBounds
+from services.wire.receiver_secret import digest_of, draw_secret
 from services.wire.worker_host import Role, WorkerHost
 
 DECODING_MS = 3_600_000
@@ -108,12 +109,14 @@ async def _serve(
 
     stepper = Stepper(engine, host.mailbox.wake)
     prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
+    secret = draw_secret()
     peers: Peers = FollowerPeers()
     if isinstance(host, WorkerHost):
         peers = Peers(
             host.mailbox,
             host.channels,
             incarnation,
+            secret,
             lambda: work.endpoints,
             [rank_layout(engine.whole, topology, rank) for rank in range(topology.ranks)],
             settings.connect_timeout_ms / 1000,
@@ -153,6 +156,7 @@ async def _serve(
         )
         role = Role(
             registration=workers_pb2.RegisterRequest(
+                worker=rooms_pb2.Peer(secret_digest=digest_of(secret)),
                 side=side_to_wire(Side.DECODE),
                 topology=topology_to_wire(topology),
                 layout=layout_to_wire(engine.whole),

@@ -4,7 +4,9 @@ from collections import abc
 
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvLayout
+from services.prefill.early_grants import EarlyGrants
 from services.prefill.job import Job
+from services.prefill.receivers import Receivers
 from services.prefill.ways import Ways
 from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
@@ -38,6 +40,8 @@ class Commands:
         roster: Roster[Sender],
         jobs: abc.MutableMapping[RoomId, Job],
         callers: Callers[inference_pb2.RunRoomReply],
+        receivers: Receivers,
+        early: EarlyGrants,
         ways: Ways,
         bounds: ModelBounds,
         layout: KvLayout,
@@ -52,6 +56,8 @@ class Commands:
         self._roster = roster
         self._jobs = jobs
         self._callers = callers
+        self._receivers = receivers
+        self._early = early
         self._ways = ways
         self._bounds = bounds
         self._layout = layout
@@ -142,6 +148,7 @@ class Commands:
         job.reply(inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted()))
         needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(pages, 'page')}"
         self._reporter.note(room, "accepted", needs)
+        self._early.come(room)
 
     def _grant(self, wire: inference_pb2.GrantRequest) -> None:
         room, receiver = RoomId(wire.room), Incarnation(wire.receiver)
@@ -209,3 +216,4 @@ class Commands:
                 job.sender.note(Failed(Cause(Reason.DECODE_LOST, f"decode worker {job.decode_name} is gone")))
                 job.sender.note(Fenced(Proof.DEAD))
         self._ways.forget(peer, gone=True)
+        self._receivers.forget(peer)

@@ -45,7 +45,7 @@ class Job:
     voted: tuple[Phase, Vote] | None = None
     """This rank's last vote that was told, of those that the other ranks did not share at once."""
     outcome_told: bool = False
-    closers: list[asyncio.Future[None]] = field(default_factory=list)
+    closers: set[asyncio.Future[None]] = field(default_factory=set)
     """Who waits for the proof that this room is quiet."""
 
     def __post_init__(self) -> None:

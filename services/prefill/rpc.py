@@ -6,18 +6,17 @@ from contextlib import aclosing
 import grpc
 
 from services.pages.layout import KvLayout
+from services.prefill.handover import HandOverStream
 from services.prefill.job import REPLIES_MAX
 from services.prefill.turn import PrefillWork
-from services.rooms.ids import Incarnation, RoomId
+from services.rooms.errors import PeerFault
+from services.rooms.ids import Incarnation
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import check_incarnation
-from services.wire.conversions import layout_to_wire, room_from_wire
+from services.wire.conversions import check_peer, room_from_wire
 from services.wire.errors import Draining, errors_as_status
 from services.wire.mailbox import Mailbox
 from services.wire.shared_stream import SharedStream, run_rooms_reply
-
-CLOSE_S = 4.0
-"""How long a close may wait for a room's writes to end before it is to be asked again."""
 
 
 class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
@@ -52,6 +51,8 @@ class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
         if self._work.draining:
             raise Draining("this prefill worker is draining")
         room_from_wire(request.room)
+        check_peer(request.decode, "decode")
+        self._work.receivers.name(request.decode)
         return group_pb2.Command(run=request), REPLIES_MAX
 
 
@@ -68,28 +69,36 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
         self._mailbox = mailbox
         self._incarnation = incarnation
         self._layouts = tuple(layouts)
+        self._streams: dict[Incarnation, HandOverStream] = {}
+        """One of each receiver that speaks: the latest."""
 
-    async def Connect(
-        self, request: inference_pb2.ConnectRequest, context: grpc.aio.ServicerContext
-    ) -> inference_pb2.ConnectReply:
-        async with errors_as_status(context):
-            check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(connect=request))
-        return inference_pb2.ConnectReply(layouts=[layout_to_wire(each) for each in self._layouts])
+    async def HandOver(
+        self,
+        requests: AsyncIterator[inference_pb2.HandOverRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[inference_pb2.HandOverReply]:
+        stream = HandOverStream(self._work, self._mailbox, self._incarnation, self._layouts)
+        try:
+            async with (
+                errors_as_status(context),
+                stream.reading(requests, self._greeted),
+                aclosing(stream.messages()) as messages,
+            ):
+                async for message in messages:
+                    yield message
+        finally:
+            if stream.receiver is not None and self._streams.get(stream.receiver) is stream:
+                del self._streams[stream.receiver]
 
-    async def Grant(
-        self, request: inference_pb2.GrantRequest, context: grpc.aio.ServicerContext
-    ) -> inference_pb2.GrantReply:
-        async with errors_as_status(context):
-            check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(grant=request))
-        return inference_pb2.GrantReply()
+    def leave(self) -> None:
+        """End every stream: this worker holds nothing that anyone could still ask of it."""
+        for stream in self._streams.values():
+            stream.end()
 
-    async def Close(
-        self, request: inference_pb2.CloseRequest, context: grpc.aio.ServicerContext
-    ) -> inference_pb2.CloseReply:
-        async with errors_as_status(context):
-            check_incarnation(self._incarnation, request.incarnation)
-            await self._mailbox.ask(group_pb2.Command(close=request))
-            await self._work.quiet(RoomId(request.room), CLOSE_S)
-        return inference_pb2.CloseReply()
+    def _greeted(self, stream: HandOverStream) -> None:
+        if stream.receiver is None:
+            raise AssertionError("nobody has greeted")
+        before = self._streams.get(stream.receiver)
+        if before is not None:
+            before.end(PeerFault("another stream of this receiver took the place of this one"))
+        self._streams[stream.receiver] = stream

@@ -15,8 +15,10 @@ from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.prefill.commands import Commands
 from services.prefill.computing import Computing
+from services.prefill.early_grants import EarlyGrants
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
+from services.prefill.receivers import Receivers
 from services.prefill.sending import Sending
 from services.prefill.ways import Ways
 from services.rooms.counts import counted
@@ -37,6 +39,9 @@ from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter, wish_told
 
+EARLY_PER_PLACE: Final = 4
+"""Grants that may wait for their rooms: receivers grant no more rooms than they and this worker have places
+for, and some of those may be over here already."""
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
 DRAIN_S: Final = 0.01
@@ -71,6 +76,8 @@ class PrefillWork:
     ) -> None:
         self.roster: Roster[Sender] = Roster(places)
         self.callers: Callers[inference_pb2.RunRoomReply] = Callers(mailbox, self.roster)
+        self.receivers = Receivers()
+        self.early = EarlyGrants(EARLY_PER_PLACE * places)
         self._holdings = holdings
         self._page_tokens = layout.page_tokens
         self._transfer = transfer
@@ -83,6 +90,8 @@ class PrefillWork:
             roster=self.roster,
             jobs=self._jobs,
             callers=self.callers,
+            receivers=self.receivers,
+            early=self.early,
             ways=ways,
             bounds=bounds,
             layout=layout,
@@ -115,21 +124,17 @@ class PrefillWork:
     def draining(self) -> bool:
         return self._commands.draining
 
-    async def quiet(self, room: RoomId, timeout_s: float) -> None:
-        """Wait for the proof that nothing is or will be written for a room that was closed (`ack-is-proof`).
-        Raises TimeoutError, which proves nothing."""
+    def quiet(self, room: RoomId) -> asyncio.Future[None]:
+        """Of a room that was closed: done when it is proven that nothing is or will be written for it
+        (`ack-is-proof`), however long that takes. To be cancelled by whoever waits no longer."""
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         job = self._jobs.get(room)
         if job is None:
-            return
-        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        job.closers.append(closed)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await closed
-        except TimeoutError as error:
-            raise TimeoutError(f"room {room} is not proven quiet after {timeout_s:g} s") from error
-        finally:
-            job.closers.remove(closed)
+            closed.set_result(None)
+        else:
+            job.closers.add(closed)
+            closed.add_done_callback(job.closers.discard)
+        return closed
 
     def names_of(self, room: int) -> abc.Mapping[str, str]:
         """What a room's request is known by; nothing once it is retired."""
@@ -285,7 +290,7 @@ class PrefillWork:
         self._holdings.give_back(sender.id)
         self.roster.retire(sender.id, self._clock.now_ms())
         del self._jobs[sender.id]
-        for closed in job.closers:
+        for closed in list(job.closers):
             if not closed.done():
                 closed.set_result(None)
         self._metrics.worker.room_retired(sender)

@@ -135,9 +135,8 @@ async def _serve(
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(
             PrefillService(work, host.mailbox, mine), host.server.grpc
         )
-        inference_pb2_grpc.add_HandoverServiceServicer_to_server(
-            HandoverService(work, host.mailbox, mine, layouts), host.server.grpc
-        )
+        handover = HandoverService(work, host.mailbox, mine, layouts)
+        inference_pb2_grpc.add_HandoverServiceServicer_to_server(handover, host.server.grpc)
         role = Role(
             registration=workers_pb2.RegisterRequest(
                 side=side_to_wire(Side.PREFILL),
@@ -156,7 +155,10 @@ async def _serve(
             break_off=work.break_off,
             census=work.census,
         )
-        return await host.serve(role, shutdown)
+        try:
+            return await host.serve(role, shutdown)
+        finally:
+            handover.leave()
     finally:
         await group.close()  # whatever it was: the other ranks learn it now
         await stepper.end()

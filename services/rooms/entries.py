@@ -45,6 +45,9 @@ class WorkerFacts:
     """Of its process, for whoever started it on the same machine; 0: not told."""
     keeps_prefixes: bool = True
     """Pages of ended sequences are kept for prompts that begin alike."""
+    secret_digest: bytes = field(default=b"", repr=False)
+    """Of a decode worker: by which senders know who speaks to them. Nobody can show the secret itself by
+    it."""
 
 
 class WorkerState(Enum):

@@ -36,9 +36,7 @@ MAY_CALL: Final[Mapping[str, frozenset[Party]]] = {
     "PrefillService/RunRooms": BOOTSTRAP,
     "DecodeService/StreamRoom": BOOTSTRAP,
     "DecodeService/StreamRooms": BOOTSTRAP,
-    "HandoverService/Connect": frozenset({Party.DECODE}),
-    "HandoverService/Grant": frozenset({Party.DECODE}),
-    "HandoverService/Close": frozenset({Party.DECODE}),
+    "HandoverService/HandOver": frozenset({Party.DECODE}),
 }
 """Of our own services. A method that is not here is nobody's. Health and reflection, which say nothing of
 rooms, are for every holder of a certificate."""

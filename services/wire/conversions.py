@@ -31,6 +31,7 @@ from services.rooms.request import (
 )
 from services.rooms.trace import read_trace
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
+from services.wire.receiver_secret import DIGEST_BYTES
 
 TEXT_CHARS_MAX = 1024
 """Longest text of a cause; the rest is cut."""
@@ -183,6 +184,8 @@ def check_peer(peer: rooms_pb2.Peer, field: str) -> None:
     """Raises Malformed for a peer that cannot be found again."""
     if not (peer.name and peer.incarnation and peer.address):
         raise Malformed(f"{field} needs a name, an incarnation and an address")
+    if len(peer.secret_digest) not in (0, DIGEST_BYTES):
+        raise Malformed(f"{field} has a digest of {len(peer.secret_digest)} bytes, {DIGEST_BYTES} are wanted")
 
 
 def token_to_wire(token: Token) -> inference_pb2.Token:
@@ -279,7 +282,12 @@ def checksum_from_wire(wire: str) -> KvChecksum:
 
 
 def peer_to_wire(facts: WorkerFacts) -> rooms_pb2.Peer:
-    return rooms_pb2.Peer(name=facts.name, incarnation=facts.incarnation, address=facts.address)
+    return rooms_pb2.Peer(
+        name=facts.name,
+        incarnation=facts.incarnation,
+        address=facts.address,
+        secret_digest=facts.secret_digest,
+    )
 
 
 def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
@@ -311,6 +319,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         topology=f"tp{topology.tensor}pp{topology.pipeline}",
         pid=wire.pid,
         keeps_prefixes=wire.keeps_prefixes,
+        secret_digest=wire.worker.secret_digest,
     )
 
 

@@ -51,7 +51,11 @@ class NotQuiet(NotConnected):
 
 
 class NotAdmitted(Refusal):
-    """The caller's certificate is good, but not for this."""
+    """The caller is known, but not for this: by its certificate, or by the secret that it shows."""
+
+
+class UnknownReceiver(Refusal):
+    """No room has named this decode worker here, yet or any more."""
 
 
 class NotProven(Refusal):
@@ -61,6 +65,7 @@ class NotProven(Refusal):
 STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (UnknownRoom, grpc.StatusCode.NOT_FOUND),
     (UnknownWorker, grpc.StatusCode.NOT_FOUND),
+    (UnknownReceiver, grpc.StatusCode.NOT_FOUND),
     (RoomExists, grpc.StatusCode.ALREADY_EXISTS),
     (NameInUse, grpc.StatusCode.ALREADY_EXISTS),
     (RosterFull, grpc.StatusCode.RESOURCE_EXHAUSTED),

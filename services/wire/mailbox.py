@@ -57,18 +57,24 @@ class Mailbox:
 
     def put(self, command: group_pb2.Command) -> None:
         """Enter a command whose fate nobody waits for. Raises MailboxFull at twice COMMANDS_MAX."""
-        self._enter(command, None, 2 * COMMANDS_MAX)
+        self._append(command, None, 2 * COMMANDS_MAX)
+
+    def enter(self, command: group_pb2.Command) -> asyncio.Future[None]:
+        """Enter a command. Done when it was applied, with what applying it raised or the mailbox ended with.
+        What is entered without a pause between enters one turn, as far as a turn carries it. Raises
+        MailboxFull and CommandTooLong when it was not entered, and what the mailbox has ended with."""
+        if self._end is not None:
+            raise self._end
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._append(command, answer, COMMANDS_MAX)
+        return answer
 
     async def ask(self, command: group_pb2.Command) -> None:
         """Enter a command and wait until it was applied, for as long as the caller does. That it waits for a
         turn of this very process says nothing about anybody (`live-is-not-lost`): turns that stand still are
         told of by the worker's health, and end by `fail`. Raises what applying it raised, MailboxFull and
         CommandTooLong when it was not entered, and what the mailbox ended with."""
-        if self._end is not None:
-            raise self._end
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._enter(command, answer, COMMANDS_MAX)
-        await answer
+        await self.enter(command)
 
     def wake(self) -> None:
         """Something other than a command wants a turn."""
@@ -121,7 +127,7 @@ class Mailbox:
         except TimeoutError:
             return False
 
-    def _enter(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:
+    def _append(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:
         if len(self._waiting) >= limit:
             raise MailboxFull(f"{len(self._waiting)} commands wait for this worker's turn: try again later")
         if command.ByteSize() + FRAME_BYTES > TAKEN_BYTES_MAX:

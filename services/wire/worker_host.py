@@ -61,7 +61,7 @@ class Role:
     """What is particular to prefill or decode."""
 
     registration: workers_pb2.RegisterRequest
-    """Its `worker` is filled in by the host."""
+    """The host fills in how its `worker` is named and where it is."""
     services: Sequence[str]
     """Full names of the gRPC services that were added to the host's server."""
     turns: Coroutine[Any, Any, None]
@@ -153,7 +153,7 @@ class WorkerHost:
         """
         registration = workers_pb2.RegisterRequest()
         registration.CopyFrom(role.registration)
-        registration.worker.CopyFrom(
+        registration.worker.MergeFrom(
             rooms_pb2.Peer(
                 name=self._settings.name,
                 incarnation=self.incarnation,

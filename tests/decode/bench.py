@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +38,7 @@ from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
-from services.wire.errors import NotConnected, NotQuiet, errors_as_status
+from services.wire.errors import NotConnected, NotQuiet, errors_as_status, refusal_to_wire
 from services.wire.mailbox import Mailbox
 from tests.prefill import toy
 from tests.prefill.bench import (
@@ -51,50 +51,114 @@ from tests.prefill.bench import (
     deadlines,
     silent_reporter,
 )
+from tests.wire.receivers import secret_of
 from tests.wire.servers import serving, until
 
 SLOT = struct.Struct("<QQ")
+SECRET = secret_of(DECODE)
 
 
 @dataclass
 class Sender(inference_pb2_grpc.HandoverServiceServicer):
     """The prefill worker: what it was told, and what it answers."""
 
+    refuse_streams: list[Exception] = field(default_factory=list)
+    """One a stream, then none."""
     refuse_connect: Exception | None = None
     shut: int = 0
     """The exposure to which it has a way that broke, and never sees the end of its writes on it."""
     refuse_grants: list[Exception] = field(default_factory=list)
-    """One a call, then none."""
+    """One a grant, then none."""
+    refuse_closes: list[Exception] = field(default_factory=list)
+    """One a close, then none."""
+    greetings: list[inference_pb2.Greeting] = field(default_factory=list)
     connects: list[inference_pb2.ConnectRequest] = field(default_factory=list)
     grants: dict[int, inference_pb2.GrantRequest] = field(default_factory=dict)
+    granted_at_once: list[int] = field(default_factory=list)
+    """How many grants each message held that held any."""
     closes: list[inference_pb2.CloseRequest] = field(default_factory=list)
     may_connect: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer_grants: asyncio.Event = field(default_factory=asyncio.Event)
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Closes are answered once it is set."""
+    broken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Streams end, by an error, once it is set."""
+    ended: int = 0
+    """Streams, so far."""
 
-    async def Connect(self, request: Any, context: Any) -> inference_pb2.ConnectReply:  # noqa: N802
-        async with errors_as_status(context):
-            self.connects.append(request)
-            await self.may_connect.wait()
-            if self.refuse_connect is not None:
-                raise self.refuse_connect
-            if request.endpoints[0].incarnation == self.shut:
-                raise NotQuiet("the connection broke, and 1 puts have not ended yet")
-        return inference_pb2.ConnectReply(layouts=[layout_to_wire(toy.LAYOUT)])
+    def __post_init__(self) -> None:
+        self.may_answer_grants.set()
 
-    async def Grant(self, request: Any, context: Any) -> inference_pb2.GrantReply:  # noqa: N802
-        async with errors_as_status(context):
-            if self.refuse_grants:
-                raise self.refuse_grants.pop(0)
-            self.grants[request.room] = request
-        return inference_pb2.GrantReply()
+    async def HandOver(self, requests: Any, context: Any) -> AsyncIterator[inference_pb2.HandOverReply]:  # noqa: N802
+        said: asyncio.Queue[inference_pb2.HandOverReply | None] = asyncio.Queue()
+        answering: list[asyncio.Task[None]] = []
 
-    async def Close(self, request: Any, context: Any) -> inference_pb2.CloseReply:  # noqa: N802
-        async with errors_as_status(context):
-            self.closes.append(request)
-            if not self.quiet.is_set():
-                raise TimeoutError("not quiet yet")
-        return inference_pb2.CloseReply()
+        async def read() -> None:
+            async for request in requests:
+                if request.HasField("greeting"):
+                    self.greetings.append(request.greeting)
+                answering.extend(asyncio.create_task(each) for each in self._answers(request, said))
+
+        async def break_off() -> None:
+            await self.broken.wait()
+            said.put_nowait(None)
+
+        answering += [asyncio.create_task(read()), asyncio.create_task(break_off())]
+        try:
+            async with errors_as_status(context):
+                if self.refuse_streams:
+                    raise self.refuse_streams.pop(0)
+                while (reply := await said.get()) is not None:
+                    yield reply
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        finally:
+            self.ended += 1
+            for each in answering:
+                each.cancel()
+
+    def _answers(
+        self, request: inference_pb2.HandOverRequest, said: "asyncio.Queue[Any]"
+    ) -> Iterator[Coroutine[Any, Any, None]]:
+        if request.HasField("connect"):
+            self.connects.append(request.connect)
+            yield self._connect(request.connect, said)
+        if request.grants:
+            self.granted_at_once.append(len(request.grants))
+        for grant in request.grants:
+            yield self._grant(grant, said)
+        for close in request.closes:
+            self.closes.append(close)
+            yield self._close(close, said)
+
+    async def _connect(self, connect: inference_pb2.ConnectRequest, said: "asyncio.Queue[Any]") -> None:
+        await self.may_connect.wait()
+        exposure = connect.endpoints[0].incarnation
+        refused = self.refuse_connect
+        if refused is None and exposure == self.shut:
+            refused = NotQuiet("the connection broke, and 1 puts have not ended yet")
+        reply = inference_pb2.ConnectReply(exposure=exposure)
+        if refused is None:
+            reply.layouts.append(layout_to_wire(toy.LAYOUT))
+        else:
+            reply.refused.CopyFrom(refusal_to_wire(refused))
+        said.put_nowait(inference_pb2.HandOverReply(connects=[reply]))
+
+    async def _grant(self, grant: inference_pb2.GrantRequest, said: "asyncio.Queue[Any]") -> None:
+        reply = inference_pb2.GrantReply(room=grant.room)
+        if self.refuse_grants:
+            reply.refused.CopyFrom(refusal_to_wire(self.refuse_grants.pop(0)))
+        else:
+            self.grants[grant.room] = grant
+        await self.may_answer_grants.wait()
+        said.put_nowait(inference_pb2.HandOverReply(grants=[reply]))
+
+    async def _close(self, close: inference_pb2.CloseRequest, said: "asyncio.Queue[Any]") -> None:
+        reply = inference_pb2.CloseReply(room=close.room, generation=close.generation)
+        if self.refuse_closes:
+            reply.refused.CopyFrom(refusal_to_wire(self.refuse_closes.pop(0)))
+        else:
+            await self.quiet.wait()
+        said.put_nowait(inference_pb2.HandOverReply(closes=[reply]))
 
 
 class DecodeBench:
@@ -137,6 +201,7 @@ class DecodeBench:
                 self.mailbox,
                 self.channels,
                 DECODE,
+                SECRET,
                 lambda: self.work.endpoints,
                 [toy.LAYOUT] * self.group.size,
                 5.0,
@@ -253,8 +318,7 @@ class DecodeBench:
 
     async def settle(self) -> None:
         """Turns, steps awaited, until every room has retired, and whoever is told of our memory has heard."""
-        peers: Any = self.peers
-        await self.turns_until(lambda: not len(self.work.roster) and not peers._connecting)
+        await self.turns_until(lambda: not len(self.work.roster) and not self.peers.asking)
 
     # ---- what is left
 
@@ -271,14 +335,13 @@ class DecodeBench:
 
     def assert_empty(self) -> None:
         work: Any = self.work
-        peers: Any = self.peers
         assert len(work.roster) == 0
         assert not work._jobs
         assert len(work._computing) == 0
         assert len(work.callers) == 0
         if self.group.rank == 0:
             assert self.peers.closing == 0
-            assert not peers._connecting
+            assert self.peers.asking == 0
         assert len(self.holdings) == 0
         assert self.holdings.available == len(self.holdings.pages)
         assert self.holdings.slots.free == len(self.holdings.slots)

@@ -65,10 +65,9 @@ class Group:
         await self.turns_until(lambda: room in self.sender.grants)
 
     async def settle(self) -> None:
-        peers: Any = self.leader.peers
         await self.turns_until(
             # A connection that a room asked for goes on when the room is over.
-            lambda: not any(len(each.work.roster) for each in self.ranks) and not peers._connecting
+            lambda: not any(len(each.work.roster) for each in self.ranks) and not self.leader.peers.asking
         )
         for each in self.ranks:
             each.assert_empty()

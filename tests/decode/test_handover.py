@@ -33,6 +33,7 @@ from tests.decode.bench import DecodeBench, Sender
 from tests.parallel.arrivals import NoArrivals
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench
+from tests.wire.receivers import decode_peer
 from tests.wire.servers import serving, until
 
 ROOMS = 10
@@ -87,7 +88,7 @@ class Pair:
             stub = inference_pb2_grpc.PrefillServiceStub(
                 self.channels.to(self.prefill_address, Party.PREFILL)
             )
-            peer = rooms_pb2.Peer(name="decode-0", incarnation=DECODE, address=self.decode_address)
+            peer = decode_peer("decode-0", DECODE, self.decode_address)
             run = inference_pb2.RunRoomRequest(room=room, incarnation=PREFILL, decode=peer, request=wire)
             drawn: list[int] = []
             call = stub.RunRoom(run, timeout=PATIENCE_S)

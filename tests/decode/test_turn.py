@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from services.decode import peers
+from services.decode import sender_link
 from services.decode.rest import HEARTBEAT_S
 from services.pages.errors import LayoutMismatch
 from services.pages.pool import PageState
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.parallel.turns import Lap
-from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
+from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
 from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Request
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire, finish_from_wire
-from services.wire.errors import NotConnected, NotQuiet, WrongIncarnation
-from tests.decode.bench import Caller, DecodeBench, decoding
+from services.wire.errors import NotConnected, NotQuiet, UnknownReceiver, WrongIncarnation
+from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PREFILL
 from tests.wire.servers import until
@@ -243,7 +243,7 @@ async def test_exposed_pages_stay_in_quarantine_until_the_sender_is_quiet(bench:
     caller = await started(bench)
     await bench.cancel(1)
     assert await caller.outcome() == "cancelled"
-    await bench.turns_until(lambda: len(bench.sender.closes) >= 3)
+    await bench.turns_until(lambda: bool(bench.sender.closes))
     assert bench.pages(PageState.QUARANTINED) == 2
     assert bench.pages(PageState.RESERVED) == 0, "what no peer was told of is free at once"
     close = bench.sender.closes[0]
@@ -251,6 +251,28 @@ async def test_exposed_pages_stay_in_quarantine_until_the_sender_is_quiet(bench:
     bench.clock.advance(DEADLINE_MS - 1)
     await bench.turns(3)
     assert bench.pages(PageState.QUARANTINED) == 2, "time is no proof"
+    assert len(bench.sender.closes) == 1, "a sender that is there is asked once"
+    bench.sender.quiet.set()
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_ack_is_proof_a_close_is_asked_again_where_it_was_refused_or_its_stream_broke(
+    bench: DecodeBench,
+) -> None:
+    caller = await started(bench)
+    bench.sender.refuse_closes = [PeerFault("generation 1 was not granted")] * 2
+    await bench.cancel(1)
+    assert await caller.outcome() == "cancelled"
+    await bench.turns_until(lambda: len(bench.sender.closes) == 3)
+    bench.sender.broken.set()
+    await until(lambda: bench.sender.ended > 0)
+    bench.sender.broken.clear()
+    await bench.turns_until(lambda: len(bench.sender.closes) == 4)
+    assert bench.pages(PageState.QUARANTINED) == 2, "neither is an answer"
+    assert {(each.room, each.generation) for each in bench.sender.closes} == {
+        (1, bench.sender.grants[1].generation)
+    }
     bench.sender.quiet.set()
     await bench.settle()
     bench.assert_empty()
@@ -259,14 +281,15 @@ async def test_exposed_pages_stay_in_quarantine_until_the_sender_is_quiet(bench:
 async def test_who_keeps_a_rooms_memory_is_told_once(
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(peers, "CLOSE_WARNING_S", 0.0)
+    monkeypatch.setattr(sender_link, "CLOSE_WARNING_S", 0.0)
     caller = await started(bench)
+    bench.sender.refuse_closes = [PeerFault("not now")] * 2
     await bench.cancel(1)
     await bench.turns_until(lambda: len(bench.sender.closes) >= 3)
     told = [vars(each) for each in caplog.records if each.message == "close not answered"]
     assert [each["levelname"] for each in told] == ["WARNING"]
     assert told[0]["baton_fields"]["worker"] == "prefill-0"
-    assert "not quiet yet" in told[0]["baton_fields"]["cause"]
+    assert "has not answered" in told[0]["baton_fields"]["cause"]
     bench.sender.quiet.set()
     await bench.settle()
     assert await caller.outcome() == "cancelled"
@@ -343,7 +366,7 @@ async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, p
         await bench.cancel(2)
     await bench.settle()
     assert not isinstance(replies, asyncio.Queue) or replies.empty(), "nothing is said after the outcome"
-    await until(lambda: not bench.peers._connecting)
+    await until(lambda: not bench.peers.asking)
     bench.assert_empty()
 
 
@@ -503,9 +526,8 @@ async def test_a_peer_that_departs_while_it_is_being_connected_leaves_nothing_be
     assert await caller.outcome() == "prefill_lost"
     bench.sender.may_connect.set()
     await bench.settle()
-    await until(lambda: not bench.peers._calls)
+    await until(lambda: not bench.peers.asking)
     bench.assert_empty()
-    assert not bench.peers._connected
     await until(lambda: not bench.channels.incarnations())
 
 
@@ -524,9 +546,9 @@ async def test_a_sender_that_lost_its_way_here_is_connected_anew(bench: DecodeBe
         (NotQuiet("1 puts have not ended"), "connect_failed", "1 puts have not ended"),
         (LayoutMismatch("page_tokens", 16, 4), "connect_failed", "page_tokens"),
         (WrongIncarnation("meant for incarnation 11"), "prefill_lost", "meant for incarnation 11"),
-        (None, "prefill_lost", "Deadline Exceeded"),
+        (None, "prefill_lost", "Socket closed"),
     ],
-    ids=["not quiet", "another layout", "another process", "no answer"],
+    ids=["not quiet", "another layout", "another process", "its stream breaks"],
 )
 async def test_first_cause_wins_why_the_way_is_not_made_anew_is_what_the_caller_hears(
     bench: DecodeBench, problem: Exception | None, reason: str, text: str
@@ -535,12 +557,14 @@ async def test_first_cause_wins_why_the_way_is_not_made_anew_is_what_the_caller_
     bench.sender.may_connect.set()
     caller = await bench.stream(ASKED)
     peers: Any = bench.peers
-    await until(lambda: bool(peers._connected))
+    await until(lambda: peers._links[PREFILL].connected)
     peers._connect_timeout_s = 0.2
     bench.sender.refuse_grants = [NotConnected("connect first")]
     bench.sender.refuse_connect = problem
     if problem is None:
         bench.sender.may_connect.clear()
+        await bench.turns_until(lambda: len(bench.sender.connects) == 2)
+        bench.sender.broken.set()
     bench.sender.quiet.set()
     await bench.turns_until(lambda: caller.task.done())
     assert await caller.outcome() == reason
@@ -548,6 +572,7 @@ async def test_first_cause_wins_why_the_way_is_not_made_anew_is_what_the_caller_
     assert told.startswith("decode cannot connect to prefill worker prefill-0: ")
     assert text in told
     bench.sender.may_connect.set()
+    bench.sender.broken.clear()
     bench.sender.refuse_connect = None
     await bench.settle()
     bench.assert_empty()
@@ -583,27 +608,109 @@ async def test_a_refused_destination_fails_the_room_and_is_closed_all_the_same(b
     bench.assert_empty()
 
 
-async def test_room_issued_a_destination_that_comes_before_its_room_is_told_again(bench: DecodeBench) -> None:
-    """Both workers are called at once."""
-    bench.sender.refuse_grants = [UnknownRoom("room 1 is not known here")] * 3
+async def test_what_was_said_to_a_sender_that_no_room_has_named_us_to_is_said_again(
+    bench: DecodeBench,
+) -> None:
+    """Both workers are called at once: this one may be the faster."""
+    bench.sender.refuse_streams = [UnknownReceiver("no room has named receiver 0x16")] * 4
     caller = await started(bench)
     bench.land(ASKED)
     await bench.settle()
     assert await caller.outcome() == ""
-    assert len(bench.sender.connects) == 1
+    assert bench.sender.greetings[-1] == inference_pb2.Greeting(
+        incarnation=PREFILL, receiver=22, secret=SECRET
+    )
+    assert bench.sender.refuse_streams == []
     bench.assert_empty()
 
 
-async def test_a_destination_is_told_no_more_once_its_room_has_ended(bench: DecodeBench) -> None:
-    bench.sender.refuse_grants = [UnknownRoom("room 1 is not known here")] * 10_000
+async def test_live_is_not_lost_a_sender_that_answers_nothing_while_its_stream_lives_fails_no_room(
+    bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is busy: hours pass on the loop's clock, and nothing is asked twice."""
+    bench.sender.may_connect.clear()
+    bench.sender.may_answer_grants.clear()
     caller = await bench.stream(ASKED)
-    await bench.turns_until(lambda: len(bench.sender.refuse_grants) < 9_998)
-    cause = cause_to_wire(Cause(Reason.REFUSED, "prefill: all places are taken"))
-    await bench.enter(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=1, cause=cause)))
+    await until(lambda: bool(bench.sender.connects))
+    await hours_pass(monkeypatch)
+    bench.sender.may_connect.set()
+    await bench.granted(1)
+    await hours_pass(monkeypatch)
+    await bench.turns(3)
+    assert bench.phase(1) is Phase.TRANSFERRING
+    assert bench.peers.asking == 1
+    bench.sender.may_answer_grants.set()
+    bench.land(ASKED)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    assert (len(bench.sender.connects), bench.sender.granted_at_once) == (1, [1])
+    bench.assert_empty()
+
+
+async def hours_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every timer of this loop."""
+    loop = asyncio.get_running_loop()
+    clock, ahead_s = loop.time, 10_000.0
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "time", lambda: clock() + ahead_s)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+async def test_an_unanswered_grant_on_a_stream_that_breaks_is_a_lost_sender(bench: DecodeBench) -> None:
+    bench.sender.may_answer_grants.clear()
+    caller = await started(bench)
+    bench.sender.broken.set()
+    await bench.turns_until(lambda: caller.task.done())
+    assert await caller.outcome() == "prefill_lost"
+    assert bench.pages(PageState.QUARANTINED) == 2, "it may have it"
+    bench.sender.broken.clear()
     bench.sender.quiet.set()
     await bench.settle()
-    assert await caller.outcome() == "refused"
-    await until(lambda: not bench.peers._calls)
+    bench.assert_empty()
+
+
+async def test_a_stream_that_breaks_costs_no_room_whose_grant_was_answered(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    await until(lambda: not bench.peers.asking)
+    bench.sender.broken.set()
+    await until(lambda: bench.sender.ended > 0)
+    await bench.turns(5)
+    bench.sender.broken.clear()
+    bench.land(ASKED)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    bench.assert_empty()
+
+
+async def test_what_many_rooms_are_granted_in_one_turn_leaves_in_one_message() -> None:
+    async with decoding() as bench:
+        bench.sender.may_connect.clear()
+        asked = [toy.request(str(room), PROMPT[:3], max_tokens=2) for room in range(1, 5)]
+        callers = [await bench.stream(each) for each in asked]
+        await until(lambda: bool(bench.sender.connects))
+        bench.sender.may_connect.set()
+        await bench.granted(4)
+        assert bench.sender.granted_at_once == [4]
+        for each in asked:
+            bench.land(each)
+        await bench.settle()
+        assert [await each.outcome() for each in callers] == [""] * 4
+        assert len(bench.sender.greetings) == 1
+
+
+async def test_a_room_that_is_over_is_not_told_what_becomes_of_the_connection(bench: DecodeBench) -> None:
+    """A sender that does not answer for long keeps no table of rooms that came and went."""
+    bench.sender.may_connect.clear()
+    for room in range(1, 4):
+        caller = await bench.stream(toy.request(str(room), PROMPT))
+        await bench.cancel(room)
+        assert await caller.outcome() == "cancelled"
+    await bench.turns_until(lambda: not len(bench.work.roster))
+    links: Any = bench.peers
+    assert not links._links[PREFILL]._waiting
+    bench.sender.may_connect.set()
+    await bench.settle()
     bench.assert_empty()
 
 

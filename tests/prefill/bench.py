@@ -160,7 +160,6 @@ class PrefillBench:
     ) -> None:
         wire = inference_pb2.GrantRequest(
             room=room,
-            incarnation=PREFILL,
             receiver=DECODE,
             generation=generation,
             pages=pages,
@@ -178,11 +177,10 @@ class PrefillBench:
         """Close, as its handler does it: done when the room is proven quiet."""
 
         async def close() -> None:
-            wire = inference_pb2.CloseRequest(
-                room=room, incarnation=PREFILL, receiver=receiver, generation=generation
-            )
+            wire = inference_pb2.CloseRequest(room=room, receiver=receiver, generation=generation)
             await self.mailbox.ask(group_pb2.Command(close=wire))
-            await self.work.quiet(RoomId(room), 20)
+            async with asyncio.timeout(20):
+                await self.work.quiet(RoomId(room))
 
         return asyncio.ensure_future(close())
 
@@ -216,6 +214,7 @@ class PrefillBench:
         assert not work._jobs
         assert len(work._computing) == 0
         assert len(work.callers) == 0
+        assert len(work.early) == 0
         assert len(self.holdings) == 0
         assert self.holdings.available == len(self.holdings.pages)
         assert self.holdings.slots.free == len(self.holdings.slots)
@@ -236,7 +235,6 @@ class PrefillBench:
 def connect_request(receiver: Receiver, *more: Receiver) -> inference_pb2.ConnectRequest:
     """What the decode worker whose ranks these are says when it connects."""
     return inference_pb2.ConnectRequest(
-        incarnation=PREFILL,
         receiver=DECODE,
         endpoints=[endpoint_to_wire(each.endpoint) for each in (receiver, *more)],
         layouts=[layout_to_wire(toy.LAYOUT) for _ in (receiver, *more)],

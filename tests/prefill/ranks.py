@@ -18,7 +18,6 @@ from services.transfer.interface import PutId, Region, Run
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
-from tests.prefill.bench import PREFILL
 
 WHOLE: Final = KvLayout("toy", "float32", 4, (0, 3, 5), (1, 2), 1)
 PAGES: Final = 12
@@ -110,7 +109,6 @@ class Ranks:
     def request(self) -> inference_pb2.ConnectRequest:
         """What the receiver's leader says."""
         return inference_pb2.ConnectRequest(
-            incarnation=PREFILL,
             receiver=RECEIVER,
             endpoints=[endpoint_to_wire(each.known) for each in self.receivers],
             layouts=[layout_to_wire(each.layout) for each in self.receivers],

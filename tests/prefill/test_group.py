@@ -91,7 +91,7 @@ class Group:
 
     async def grant(self) -> None:
         grant = inference_pb2.GrantRequest(
-            room=1, incarnation=11, receiver=22, generation=5, pages=GRANTED, slot=0, exposure=22
+            room=1, receiver=22, generation=5, pages=GRANTED, slot=0, exposure=22
         )
         assert await self.ask(group_pb2.Command(grant=grant)) == [None]
 
@@ -361,12 +361,11 @@ async def test_a_worker_that_breaks_off_tells_who_waits_and_acknowledges_no_clos
     """The first cause stays the cause, and an end is no proof (`ack-is-proof`)."""
     await group.connect()
     told = await group.run()
-    closed = asyncio.ensure_future(group.leader.work.quiet(RoomId(1), 0.05))
-    await asyncio.sleep(0)
+    closed = group.leader.work.quiet(RoomId(1))
     group.leader.work.break_off(Cause(Reason.GROUP_BROKEN, "prefill worker p: rank 1 died"))
     assert await told == "group_broken"
-    with pytest.raises(TimeoutError, match="not proven quiet"):
-        await closed
+    assert not closed.done()
+    closed.cancel()
     for each in group.ranks:
         each.work.roster.note(RoomId(1), Failed(Cause(Reason.CANCELLED, "so that nothing is left")))
     await group.settle()

@@ -38,14 +38,17 @@ from services.rooms.ids import Incarnation, RoomId
 from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
 from services.runtime.host_memory import HostMemory
+from services.runtime.tls_files import TlsFiles
 from services.transfer.exposure import Exposure
 from services.transfer.interface import PutId, Region, Run
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
+from services.wire.identity import Identity
 from services.wire.mailbox import Mailbox
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine
 from tests.transfer.child import FORKS, Child
+from tests.wire.receivers import secret_of
 from tests.wire.servers import serving
 
 PAGES: Final = 24
@@ -140,6 +143,7 @@ async def _serve(
     add: Any,
     turns: Awaitable[None],
     questions: dict[str, Question],
+    identity: Identity | None,
 ) -> None:
     """Turn, and answer questions between two turns, until told to leave."""
     left = asyncio.Event()
@@ -154,7 +158,7 @@ async def _serve(
         except Exception as error:
             pipe.send(error)
 
-    async with serving(add, port) as address:
+    async with serving(add, port, identity) as address:
         turning = asyncio.ensure_future(turns)
         asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
         pipe.send((address, incarnation))
@@ -168,7 +172,7 @@ def _deadlines(fence_ms: int = NEVER_MS) -> Deadlines:
     return Deadlines(PHASE_MS, PHASE_MS, PHASE_MS, PHASE_MS, fence_ms)
 
 
-async def _prefill(pipe: Connection, port: int) -> None:
+async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None) -> None:
     from services.transfer.nixl import NixlTransfer
 
     clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
@@ -189,6 +193,10 @@ async def _prefill(pipe: Connection, port: int) -> None:
             return put(peer, region, runs)
 
         transfer.put = stop_and_put  # type: ignore[method-assign]
+
+    def believe() -> None:
+        """A control: whoever says that it is a receiver is taken for it."""
+        work.receivers.check = lambda *_: None  # type: ignore[method-assign]
 
     stepper = Stepper(engine, mailbox.wake)
     work = PrefillWork(
@@ -221,6 +229,7 @@ async def _prefill(pipe: Connection, port: int) -> None:
         **group.questions(),
         "hold": engine.hold,
         "go": engine.go,
+        "believe": believe,
         "stop_before_put": stop_before_put,
         "granted": lambda room: room in jobs and jobs[RoomId(room)].sender.grant is not None,
         "under_way": lambda room: _in_flight(jobs.get(RoomId(room))),
@@ -231,17 +240,18 @@ async def _prefill(pipe: Connection, port: int) -> None:
     try:
         arrivals = SystemArrivals(asyncio.get_running_loop(), clock)
         turns = run_turns(work, group, clock, TurnProgress(clock), arrivals)
-        await _serve(pipe, port, incarnation, add, turns, questions)
+        await _serve(pipe, port, incarnation, add, turns, questions, Identity.of(tls))
     finally:
         engine.go()
         stepper.close()
         transfer.close()
 
 
-async def _decode(pipe: Connection, port: int) -> None:
+async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None) -> None:
     from services.transfer.nixl import NixlTransfer
 
-    clock, mailbox, registry, channels = SystemClock(), Mailbox(), CollectorRegistry(), Channels()
+    clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
+    channels = Channels.showing(Identity.of(tls))
     incarnation = Incarnation(secrets.randbits(63) | 1)
     defence = Defence()
     engine = WideEngine(MovingIfTold(PAGES * LAYOUT.page_bytes, defence))
@@ -253,7 +263,8 @@ async def _decode(pipe: Connection, port: int) -> None:
     )
     holdings = FencedIfTold(PagePool(PAGES), SlotPool(slots.view), defence)
     stepper = Stepper(engine, mailbox.wake)
-    peers = Peers(mailbox, channels, incarnation, lambda: work.endpoints, [LAYOUT], 20.0)
+    secret = secret_of(incarnation)
+    peers = Peers(mailbox, channels, incarnation, secret, lambda: work.endpoints, [LAYOUT], 20.0)
     work = DecodeWork(
         places=PLACES,
         incarnation=incarnation,
@@ -294,6 +305,8 @@ async def _decode(pipe: Connection, port: int) -> None:
         "defend": defend,
         "wake": mailbox.wake,
         "foreign": foreign,
+        "endpoints": lambda: [each.SerializeToString() for each in work.endpoints],
+        "written": lambda: any(bytes(engine.memory.view)),
         "pages": lambda: {state.value: count for state, count in holdings.pages.census().items()},
         "phase": lambda room: (
             work.roster.get(RoomId(room)).phase.value if RoomId(room) in work.roster else ""
@@ -307,7 +320,7 @@ async def _decode(pipe: Connection, port: int) -> None:
     try:
         arrivals = SystemArrivals(asyncio.get_running_loop(), clock)
         turns = run_turns(work, group, clock, TurnProgress(clock), arrivals)
-        await _serve(pipe, port, incarnation, add, turns, questions)
+        await _serve(pipe, port, incarnation, add, turns, questions, Identity.of(tls))
     finally:
         engine.go()
         await peers.stop()

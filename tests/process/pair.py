@@ -13,11 +13,15 @@ from typing import Any, Final
 import grpc
 
 from services.rooms.request import Request
+from services.runtime.party import Party
+from services.runtime.tls_files import TlsFiles
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.conversions import request_to_wire, token_from_wire
+from services.wire.identity import Identity
 from tests.prefill import toy
 from tests.process.actors import PAGES, Actor
 from tests.process.wide import PAGE_TOKENS
+from tests.wire.receivers import decode_peer
 
 TRANSPORTS: Final = {
     "tcp": {"UCX_TLS": "tcp", "UCX_TCP_SNDBUF": "128k", "UCX_TCP_RCVBUF": "128k"},
@@ -36,6 +40,15 @@ def until(holds: Callable[[], Any], what: str) -> None:
     while not holds():
         assert time.monotonic() < give_up, f"never: {what}"
         time.sleep(0.001)
+
+
+def plain_or_secure(address: str, party: Party, tls: TlsFiles | None) -> grpc.Channel:
+    """To `party`, as who holds the certificate `tls`."""
+    options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    options.append(("grpc.ssl_target_name_override", party.tls_name))
+    return grpc.secure_channel(address, Identity(tls).channel(), options=options)
 
 
 class Call:
@@ -80,7 +93,12 @@ class Room:
     id: int
     asked: Request
     at_prefill: Call
-    at_decode: Call
+    received: Call | None = None
+
+    @property
+    def at_decode(self) -> Call:
+        assert self.received is not None, "its receiver has not heard of it"
+        return self.received
 
     def check_answered(self) -> None:
         assert self.at_decode.outcome() == "", self.at_decode.replies
@@ -90,8 +108,10 @@ class Room:
 class Pair:
     """A decode worker and two prefill workers; the test is their bootstrap."""
 
-    def __init__(self, transport: str, folder: Path) -> None:
+    def __init__(self, transport: str, folder: Path, certificates: Path | None = None) -> None:
+        """`certificates`: of every party, as `baton certs` makes them; without, connections are plain."""
         self._environment, self._folder = TRANSPORTS[transport], folder
+        self._certificates = certificates
         self._numbers = count()
         self._rooms = count(1)
         self._channels: dict[str, grpc.Channel] = {}
@@ -102,41 +122,53 @@ class Pair:
     def start(self, side: str, **options: Any) -> Actor:
         """Another worker; it ends with this object's `close` at the latest."""
         output = self._folder / f"{next(self._numbers)}-{side}.txt"
-        actor = Actor(side, self._environment, output, **options)
+        actor = Actor(side, self._environment, output, tls=self.tls(side), **options)
         self._actors.append(actor)
         self._channels.pop(actor.address, None)  # of an earlier process at the same address
         return actor
 
     def open(self, prefill: Actor, pages: int, max_tokens: int = 4) -> Room:
         """A room on `prefill` and the decode worker, whose prompt fills so many pages."""
+        room = self.begin(prefill, pages, max_tokens)
+        self.receive(room, prefill)
+        return room
+
+    def tls(self, party: str) -> TlsFiles | None:
+        folder = self._certificates
+        if folder is None:
+            return None
+        return TlsFiles(folder / f"{party}.crt", folder / f"{party}.key", folder / "ca.crt")
+
+    def begin(self, prefill: Actor, pages: int, max_tokens: int = 4) -> Room:
+        """A room that its sender has, and its receiver has not yet."""
         room = next(self._rooms)
         asked = toy.request(str(room), [(room + at) % 900 for at in range(pages * PAGE_TOKENS)], max_tokens)
         wire = request_to_wire(asked)
-        receive = inference_pb2.StreamRoomRequest(
-            room=room,
-            incarnation=self.decode.incarnation,
-            prefill=rooms_pb2.Peer(name="prefill", incarnation=prefill.incarnation, address=prefill.address),
-            request=wire,
-        )
         send = inference_pb2.RunRoomRequest(
             room=room,
             incarnation=prefill.incarnation,
-            decode=rooms_pb2.Peer(
-                name="decode", incarnation=self.decode.incarnation, address=self.decode.address
-            ),
+            decode=decode_peer("decode", self.decode.incarnation, self.decode.address),
             request=wire,
         )
         prefill_stub = inference_pb2_grpc.PrefillServiceStub(self._channel(prefill))
-        decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channel(self.decode))
         at_prefill = Call(prefill_stub.RunRoom(send, timeout=CALL_S))
         until(lambda: at_prefill.replies, "the sender has the room before its destination comes")
-        return Room(room, asked, at_prefill, Call(decode_stub.StreamRoom(receive, timeout=CALL_S)))
+        return Room(room, asked, at_prefill)
+
+    def receive(self, room: Room, prefill: Actor) -> None:
+        receive = inference_pb2.StreamRoomRequest(
+            room=room.id,
+            incarnation=self.decode.incarnation,
+            prefill=rooms_pb2.Peer(name="prefill", incarnation=prefill.incarnation, address=prefill.address),
+            request=request_to_wire(room.asked),
+        )
+        decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channel(self.decode))
+        room.received = Call(decode_stub.StreamRoom(receive, timeout=CALL_S))
 
     def _channel(self, actor: Actor) -> grpc.Channel:
         if actor.address not in self._channels:
-            self._channels[actor.address] = grpc.insecure_channel(
-                actor.address, options=[("grpc.use_local_subchannel_pool", 1)]
-            )
+            party = Party.DECODE if actor is self.decode else Party.PREFILL
+            self._channels[actor.address] = plain_or_secure(actor.address, party, self.tls("bootstrap"))
         return self._channels[actor.address]
 
     def warm_up(self) -> None:
@@ -162,9 +194,9 @@ class Pair:
 
 
 @contextmanager
-def workers(transport: str) -> Iterator[Pair]:
+def workers(transport: str, certificates: Path | None = None) -> Iterator[Pair]:
     with tempfile.TemporaryDirectory(prefix="baton-late-") as folder:
-        pair = Pair(transport, Path(folder))
+        pair = Pair(transport, Path(folder), certificates)
         try:
             pair.warm_up()
             yield pair

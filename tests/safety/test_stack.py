@@ -219,9 +219,7 @@ async def test_nobody_else_reads_a_destination_or_opens_a_room(
         if side is Party.PREFILL:
             handover = inference_pb2_grpc.HandoverServiceStub(channel)
             calls = [
-                handover.Connect(inference_pb2.ConnectRequest(incarnation=prefill), timeout=CALL_S),
-                handover.Grant(inference_pb2.GrantRequest(room=1, incarnation=prefill), timeout=CALL_S),
-                handover.Close(inference_pb2.CloseRequest(room=1, incarnation=prefill), timeout=CALL_S),
+                handover.HandOver(timeout=CALL_S).read(),
                 inference_pb2_grpc.PrefillServiceStub(channel)
                 .RunRoom(inference_pb2.RunRoomRequest(room=1, incarnation=prefill), timeout=CALL_S)
                 .read(),

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from services.decode.turn import DecodeWork
 from services.pages.pool import PageState
+from services.prefill.turn import PrefillWork
 from services.rooms.errors import Reason
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Phase
@@ -167,6 +168,8 @@ def _worker(worker: Worker) -> list[str]:
         found += _held(name, "prefixes in use", len(holdings.prefixes) - holdings.prefixes.evictable)
         cached = holdings.pages.census()[PageState.CACHED]
         found += _held(name, "cached pages that no tokens lead to", cached - len(holdings.prefixes))
+        if isinstance(work, PrefillWork):
+            found += _held(name, "grants that wait for their rooms", len(work.early))
         found += _held(name, "slots", len(holdings.slots) - holdings.slots.free)
         found += _held(name, "steps", int(not rank.stepper.free))
         found += _held(
@@ -178,8 +181,8 @@ def _worker(worker: Worker) -> list[str]:
         found += _gauges(name, rank.registry, ())
     if worker.peers is not None:
         found += _held(worker.name, "closes", worker.peers.closing)
-        found += _held(worker.name, "calls to peers", len(worker.peers._calls))
-        unneeded = worker._channels.incarnations() - set(worker.peers._knowing)
+        found += _held(worker.name, "senders that have not answered", worker.peers.asking)
+        unneeded = worker._channels.incarnations() - worker.peers.needed()
         found += _held(worker.name, "channels that nobody needs", len(unneeded))
     found += _held(worker.name, "reports", len(worker.reporter._waiting))
     return found

@@ -27,9 +27,7 @@ LATE_REQUEST_S: Final = 0.5
 LATE_ANSWER_S: Final = 6.0
 WITHIN_S: Final = 0.0001
 """From one process to itself."""
-REPEATED: Final = frozenset(
-    {"Connect", "Close", "Cancel", "Register", "Renew", "Drain", "ReportRooms", "ReportExit"}
-)
+REPEATED: Final = frozenset({"Cancel", "Register", "Renew", "Drain", "ReportRooms", "ReportExit"})
 """Methods that their callers call again when no answer came: the server may see the first one as well."""
 
 

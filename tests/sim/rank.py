@@ -46,6 +46,7 @@ from tests.sim.network import Network
 from tests.sim.profile import Profile
 from tests.sim.slowness import PatientMailbox
 from tests.sim.trace import Trace
+from tests.wire.receivers import secret_of
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -121,7 +122,10 @@ class Outside:
         layouts: Sequence[KvLayout],
         checksum: KvChecksum,
     ) -> Peers:
-        return Peers(mailbox, self.channels, self.incarnation, endpoints, layouts, CONNECT_S, checksum)
+        secret = secret_of(self.incarnation)
+        return Peers(
+            mailbox, self.channels, self.incarnation, secret, endpoints, layouts, CONNECT_S, checksum
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from services.rooms.errors import Cause, Reason, RostersDiverged
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.runtime.party import Party
-from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
+from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.conversions import layout_to_wire, side_to_wire
 from services.wire.errors import Draining
@@ -32,6 +32,7 @@ from tests.sim.calls import Channel, Server
 from tests.sim.loop import Life, Process
 from tests.sim.rank import LOOK_S, Outside, Rank, Shape, World, make_rank
 from tests.sim.slowness import BusyGroup, QueuedArrivals, SlowGroup
+from tests.wire.receivers import decode_peer
 
 BOOTSTRAP: Final = "bootstrap:8100"
 DRAIN_MS: Final = 20_000
@@ -231,7 +232,7 @@ class Worker:
     def _registration(self) -> workers_pb2.RegisterRequest:
         topology, whole = self.shape.topology, self.shape.whole
         return workers_pb2.RegisterRequest(
-            worker=rooms_pb2.Peer(name=self.name, incarnation=self.incarnation, address=self._address),
+            worker=decode_peer(self.name, self.incarnation, self._address),
             side=side_to_wire(self.side),
             topology=workers_pb2.Topology(
                 tensor_parallel=topology.tensor, pipeline_parallel=topology.pipeline

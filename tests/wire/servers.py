@@ -9,6 +9,7 @@ import grpc
 
 from services.runtime.party import Party
 from services.wire.channel import Server, open_channel
+from services.wire.identity import Identity
 
 PATIENCE_S = 20.0
 """Far above what anything here takes: reaching it is a failure, not a measurement."""
@@ -31,9 +32,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def serving(add: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
+async def serving(
+    add: Callable[[grpc.aio.Server], None], port: int = 0, identity: Identity | None = None
+) -> AsyncIterator[str]:
     """A server with the services that `add` adds, on `port` or any; its address."""
-    server = Server()
+    server = Server(identity)
     add(server.grpc)
     address = f"127.0.0.1:{server.bind('127.0.0.1', port)}"
     await server.start(())

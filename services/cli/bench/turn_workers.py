@@ -350,7 +350,6 @@ class _Prefill(_Worker):
         receiver.register(Region("slots", slots.address, slots.length))
         self._kept = (receiver, theirs, slots)
         connect = inference_pb2.ConnectRequest(
-            incarnation=PREFILL,
             receiver=DECODE,
             endpoints=[endpoint_to_wire(receiver.endpoint())],
             layouts=[layout_to_wire(LAYOUT)],
@@ -373,7 +372,6 @@ class _Prefill(_Worker):
             self._mailbox.put(self._open(room, range(room, room + PROMPT)))
             grant = inference_pb2.GrantRequest(
                 room=room,
-                incarnation=PREFILL,
                 receiver=DECODE,
                 generation=room,
                 pages=range((room - 1) * pages, room * pages),

@@ -702,20 +702,117 @@ class Endpoint(_message.Message):
 Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
 
 @_typing.final
-class ConnectRequest(_message.Message):
+class HandOverRequest(_message.Message):
+    """In the order in which it is taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GREETING_FIELD_NUMBER: _builtins.int
+    CONNECT_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    CLOSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def greeting(self) -> Global___Greeting:
+        """In a stream's first message, and in no other."""
+
+    @_builtins.property
+    def connect(self) -> Global___ConnectRequest: ...
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrantRequest]: ...
+    @_builtins.property
+    def closes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CloseRequest]: ...
+    def __init__(
+        self,
+        *,
+        greeting: Global___Greeting | None = ...,
+        connect: Global___ConnectRequest | None = ...,
+        grants: _abc.Iterable[Global___GrantRequest] | None = ...,
+        closes: _abc.Iterable[Global___CloseRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "greeting", b"greeting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closes", b"closes", "connect", b"connect", "grants", b"grants", "greeting", b"greeting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverRequest: _TypeAlias = HandOverRequest  # noqa: Y015
+
+@_typing.final
+class Greeting(_message.Message):
+    """Who speaks on this stream."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """The process this is meant for."""
+    receiver: _builtins.int
+    """The caller's process."""
+    secret: _builtins.bytes
+    """What nobody but the caller can show: Peer.secret_digest is its SHA-256."""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        receiver: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "receiver", b"receiver", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Greeting: _TypeAlias = Greeting  # noqa: Y015
+
+@_typing.final
+class HandOverReply(_message.Message):
+    """What became of what was asked, in any order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONNECTS_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    CLOSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def connects(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConnectReply]: ...
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrantReply]: ...
+    @_builtins.property
+    def closes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CloseReply]: ...
+    def __init__(
+        self,
+        *,
+        connects: _abc.Iterable[Global___ConnectReply] | None = ...,
+        grants: _abc.Iterable[Global___GrantReply] | None = ...,
+        closes: _abc.Iterable[Global___CloseReply] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closes", b"closes", "connects", b"connects", "grants", b"grants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverReply: _TypeAlias = HandOverReply  # noqa: Y015
+
+@_typing.final
+class ConnectRequest(_message.Message):
+    """Makes the caller's memory known: once, and again when it is exposed anew. Refused, by name of the differing
+    field, when the layouts do not map.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     LAYOUTS_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
     RECEIVER_FIELD_NUMBER: _builtins.int
     KV_CHECKSUM_FIELD_NUMBER: _builtins.int
-    incarnation: _builtins.int
-    """The process this is meant for."""
     schema: _builtins.str
     receiver: _builtins.int
-    """The caller's process."""
+    """The caller's process. Filled in by who reads the stream, from its greeting."""
     kv_checksum: _builtins.str
     """What it checks of a hand-over: off, record or pages. The sender must do the same."""
     @_builtins.property
@@ -729,7 +826,6 @@ class ConnectRequest(_message.Message):
     def __init__(
         self,
         *,
-        incarnation: _builtins.int = ...,
         endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
         layouts: _abc.Iterable[_workers_pb2.KvLayout] | None = ...,
         schema: _builtins.str = ...,
@@ -738,7 +834,7 @@ class ConnectRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "incarnation", b"incarnation", "kv_checksum", b"kv_checksum", "layouts", b"layouts", "receiver", b"receiver", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "kv_checksum", b"kv_checksum", "layouts", b"layouts", "receiver", b"receiver", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -749,18 +845,28 @@ class ConnectReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LAYOUTS_FIELD_NUMBER: _builtins.int
+    EXPOSURE_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    exposure: _builtins.int
+    """That was asked for: of rank 0's endpoint."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[_workers_pb2.KvLayout]:
         """One per rank of the sender, in rank order."""
+
+    @_builtins.property
+    def refused(self) -> Global___Refused:
+        """Instead: it is not connected."""
 
     def __init__(
         self,
         *,
         layouts: _abc.Iterable[_workers_pb2.KvLayout] | None = ...,
+        exposure: _builtins.int = ...,
+        refused: Global___Refused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layouts", b"layouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposure", b"exposure", "layouts", b"layouts", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -768,10 +874,11 @@ Global___ConnectReply: _TypeAlias = ConnectReply  # noqa: Y015
 
 @_typing.final
 class GrantRequest(_message.Message):
+    """Tells a room's sender where to write. Kept for a while where the room has not come yet."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROOM_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
     RECEIVER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
@@ -779,10 +886,8 @@ class GrantRequest(_message.Message):
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     EXPOSURE_FIELD_NUMBER: _builtins.int
     room: _builtins.int
-    incarnation: _builtins.int
-    """The sender's process."""
     receiver: _builtins.int
-    """The granting receiver's process."""
+    """The granting receiver's process. Filled in as in ConnectRequest."""
     generation: _builtins.int
     slot: _builtins.int
     prefix_tokens: _builtins.int
@@ -794,7 +899,6 @@ class GrantRequest(_message.Message):
         self,
         *,
         room: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
         receiver: _builtins.int = ...,
         generation: _builtins.int = ...,
         pages: _abc.Iterable[_builtins.int] | None = ...,
@@ -804,7 +908,7 @@ class GrantRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposure", b"exposure", "generation", b"generation", "incarnation", b"incarnation", "pages", b"pages", "prefix_tokens", b"prefix_tokens", "receiver", b"receiver", "room", b"room", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposure", b"exposure", "generation", b"generation", "pages", b"pages", "prefix_tokens", b"prefix_tokens", "receiver", b"receiver", "room", b"room", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -814,12 +918,22 @@ Global___GrantRequest: _TypeAlias = GrantRequest  # noqa: Y015
 class GrantReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ROOM_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    @_builtins.property
+    def refused(self) -> Global___Refused:
+        """Absent: it was taken."""
+
     def __init__(
         self,
+        *,
+        room: _builtins.int = ...,
+        refused: Global___Refused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -827,27 +941,29 @@ Global___GrantReply: _TypeAlias = GrantReply  # noqa: Y015
 
 @_typing.final
 class CloseRequest(_message.Message):
+    """Ends a room for its receiver. Answered when it is proven that nothing is or will be written for (room,
+    generation), however long that takes.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROOM_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
     RECEIVER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     room: _builtins.int
-    incarnation: _builtins.int
     receiver: _builtins.int
+    """As in GrantRequest."""
     generation: _builtins.int
     def __init__(
         self,
         *,
         room: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
         receiver: _builtins.int = ...,
         generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "receiver", b"receiver", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "receiver", b"receiver", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -857,12 +973,25 @@ Global___CloseRequest: _TypeAlias = CloseRequest  # noqa: Y015
 class CloseReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ROOM_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    generation: _builtins.int
+    @_builtins.property
+    def refused(self) -> Global___Refused:
+        """Instead: nothing is proven."""
+
     def __init__(
         self,
+        *,
+        room: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        refused: Global___Refused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "refused", b"refused", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

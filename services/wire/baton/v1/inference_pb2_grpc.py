@@ -279,20 +279,10 @@ class HandoverServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Connect = channel.unary_unary(
-                '/baton.v1.HandoverService/Connect',
-                request_serializer=baton_dot_v1_dot_inference__pb2.ConnectRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_inference__pb2.ConnectReply.FromString,
-                _registered_method=True)
-        self.Grant = channel.unary_unary(
-                '/baton.v1.HandoverService/Grant',
-                request_serializer=baton_dot_v1_dot_inference__pb2.GrantRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_inference__pb2.GrantReply.FromString,
-                _registered_method=True)
-        self.Close = channel.unary_unary(
-                '/baton.v1.HandoverService/Close',
-                request_serializer=baton_dot_v1_dot_inference__pb2.CloseRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_inference__pb2.CloseReply.FromString,
+        self.HandOver = channel.stream_stream(
+                '/baton.v1.HandoverService/HandOver',
+                request_serializer=baton_dot_v1_dot_inference__pb2.HandOverRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.HandOverReply.FromString,
                 _registered_method=True)
 
 
@@ -300,23 +290,11 @@ class HandoverServiceServicer:
     """Served by prefill workers, called by decode workers.
     """
 
-    def Connect(self, request, context):
-        """Makes the caller's memory known. Refused, by name of the differing field, when the layouts do not map.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Grant(self, request, context):
-        """Tells a room's sender where to write. NOT_FOUND for a room that the sender does not hold.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Close(self, request, context):
-        """Answers when it is proven that nothing is or will be written for (room, generation); DEADLINE_EXCEEDED
-        when that cannot be proven in time, which proves nothing.
+    def HandOver(self, request_iterator, context):
+        """One stream of each decode worker's process to each prefill worker's, kept. Who calls says who it is first,
+        and is believed when it shows the secret of which a room named the digest (NOT_FOUND while no room has named
+        the caller: to be asked again). What many rooms have to say at one time travels in one message, both ways.
+        Nothing is answered by a certain time; the end of the stream is the end of waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -325,20 +303,10 @@ class HandoverServiceServicer:
 
 def add_HandoverServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Connect': grpc.unary_unary_rpc_method_handler(
-                    servicer.Connect,
-                    request_deserializer=baton_dot_v1_dot_inference__pb2.ConnectRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_inference__pb2.ConnectReply.SerializeToString,
-            ),
-            'Grant': grpc.unary_unary_rpc_method_handler(
-                    servicer.Grant,
-                    request_deserializer=baton_dot_v1_dot_inference__pb2.GrantRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_inference__pb2.GrantReply.SerializeToString,
-            ),
-            'Close': grpc.unary_unary_rpc_method_handler(
-                    servicer.Close,
-                    request_deserializer=baton_dot_v1_dot_inference__pb2.CloseRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_inference__pb2.CloseReply.SerializeToString,
+            'HandOver': grpc.stream_stream_rpc_method_handler(
+                    servicer.HandOver,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.HandOverRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.HandOverReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,7 +321,7 @@ class HandoverService:
     """
 
     @staticmethod
-    def Connect(request,
+    def HandOver(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -363,66 +331,12 @@ class HandoverService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/baton.v1.HandoverService/Connect',
-            baton_dot_v1_dot_inference__pb2.ConnectRequest.SerializeToString,
-            baton_dot_v1_dot_inference__pb2.ConnectReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Grant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.HandoverService/Grant',
-            baton_dot_v1_dot_inference__pb2.GrantRequest.SerializeToString,
-            baton_dot_v1_dot_inference__pb2.GrantReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Close(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.HandoverService/Close',
-            baton_dot_v1_dot_inference__pb2.CloseRequest.SerializeToString,
-            baton_dot_v1_dot_inference__pb2.CloseReply.FromString,
+            '/baton.v1.HandoverService/HandOver',
+            baton_dot_v1_dot_inference__pb2.HandOverRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.HandOverReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -143,13 +143,11 @@ class HandoverServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> HandoverServiceAsyncStub: ...
-    Connect: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ConnectRequest, _inference_pb2.ConnectReply]
-    """Makes the caller's memory known. Refused, by name of the differing field, when the layouts do not map."""
-    Grant: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GrantRequest, _inference_pb2.GrantReply]
-    """Tells a room's sender where to write. NOT_FOUND for a room that the sender does not hold."""
-    Close: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CloseRequest, _inference_pb2.CloseReply]
-    """Answers when it is proven that nothing is or will be written for (room, generation); DEADLINE_EXCEEDED
-    when that cannot be proven in time, which proves nothing.
+    HandOver: _grpc.StreamStreamMultiCallable[_inference_pb2.HandOverRequest, _inference_pb2.HandOverReply]
+    """One stream of each decode worker's process to each prefill worker's, kept. Who calls says who it is first,
+    and is believed when it shows the secret of which a room named the digest (NOT_FOUND while no room has named
+    the caller: to be asked again). What many rooms have to say at one time travels in one message, both ways.
+    Nothing is answered by a certain time; the end of the stream is the end of waiting.
     """
 
 @_typing.type_check_only
@@ -157,42 +155,26 @@ class HandoverServiceAsyncStub(HandoverServiceStub):
     """Served by prefill workers, called by decode workers."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Connect: _aio.UnaryUnaryMultiCallable[_inference_pb2.ConnectRequest, _inference_pb2.ConnectReply]  # type: ignore[assignment]
-    """Makes the caller's memory known. Refused, by name of the differing field, when the layouts do not map."""
-    Grant: _aio.UnaryUnaryMultiCallable[_inference_pb2.GrantRequest, _inference_pb2.GrantReply]  # type: ignore[assignment]
-    """Tells a room's sender where to write. NOT_FOUND for a room that the sender does not hold."""
-    Close: _aio.UnaryUnaryMultiCallable[_inference_pb2.CloseRequest, _inference_pb2.CloseReply]  # type: ignore[assignment]
-    """Answers when it is proven that nothing is or will be written for (room, generation); DEADLINE_EXCEEDED
-    when that cannot be proven in time, which proves nothing.
+    HandOver: _aio.StreamStreamMultiCallable[_inference_pb2.HandOverRequest, _inference_pb2.HandOverReply]  # type: ignore[assignment]
+    """One stream of each decode worker's process to each prefill worker's, kept. Who calls says who it is first,
+    and is believed when it shows the secret of which a room named the digest (NOT_FOUND while no room has named
+    the caller: to be asked again). What many rooms have to say at one time travels in one message, both ways.
+    Nothing is answered by a certain time; the end of the stream is the end of waiting.
     """
 
 class HandoverServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by prefill workers, called by decode workers."""
 
     @_abc_1.abstractmethod
-    def Connect(
+    def HandOver(
         self,
-        request: _inference_pb2.ConnectRequest,
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.HandOverRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.ConnectReply, _abc.Awaitable[_inference_pb2.ConnectReply]]:
-        """Makes the caller's memory known. Refused, by name of the differing field, when the layouts do not map."""
-
-    @_abc_1.abstractmethod
-    def Grant(
-        self,
-        request: _inference_pb2.GrantRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.GrantReply, _abc.Awaitable[_inference_pb2.GrantReply]]:
-        """Tells a room's sender where to write. NOT_FOUND for a room that the sender does not hold."""
-
-    @_abc_1.abstractmethod
-    def Close(
-        self,
-        request: _inference_pb2.CloseRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.CloseReply, _abc.Awaitable[_inference_pb2.CloseReply]]:
-        """Answers when it is proven that nothing is or will be written for (room, generation); DEADLINE_EXCEEDED
-        when that cannot be proven in time, which proves nothing.
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.HandOverReply], _abc.AsyncIterator[_inference_pb2.HandOverReply]]:
+        """One stream of each decode worker's process to each prefill worker's, kept. Who calls says who it is first,
+        and is believed when it shows the secret of which a room named the digest (NOT_FOUND while no room has named
+        the caller: to be asked again). What many rooms have to say at one time travels in one message, both ways.
+        Nothing is answered by a certain time; the end of the stream is the end of waiting.
         """
 
 def add_HandoverServiceServicer_to_server(servicer: HandoverServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

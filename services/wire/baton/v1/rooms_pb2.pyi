@@ -45,20 +45,24 @@ class Peer(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    SECRET_DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     address: _builtins.str
     """host:port of its gRPC server."""
+    secret_digest: _builtins.bytes
+    """Of a decode worker: SHA-256 of the secret by which senders know that it is this process that speaks to them."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         address: _builtins.str = ...,
+        secret_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "name", b"name", "secret_digest", b"secret_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

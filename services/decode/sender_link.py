@@ -1,0 +1,486 @@
+"""How does a decode worker speak with one prefill worker of many rooms at a time?
+
+Over one stream to its process, opened with the first room for it and kept. What several rooms have to say at
+one time travels in one message. No deadline runs while the sender has not answered: as long as the stream
+lives it is busy, not lost (`live-is-not-lost`), and a room that cannot wait ends by its own deadline. Only
+the stream's end says that the sender is lost to the rooms that wait for it. It is opened anew, after pauses
+that grow, for as long as there is something to say: closes are asked again until they are answered, since
+only the answer is proof.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import grpc
+
+from services.pages.checksum import KvChecksum
+from services.pages.errors import LayoutMismatch
+from services.pages.layout import KvLayout
+from services.pages.plan import plan_hand_over
+from services.pages.record import SCHEMA_HASH
+from services.rooms.errors import Cause, Reason
+from services.rooms.ids import Generation, Incarnation, RoomId
+from services.runtime.logging import Log
+from services.runtime.party import Party
+from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
+from services.wire.channel import Channels
+from services.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
+from services.wire.errors import (
+    NotConnected,
+    NotQuiet,
+    RemoteError,
+    UnknownReceiver,
+    WrongIncarnation,
+    refusal_from_wire,
+    remote_error,
+)
+from services.wire.mailbox import Mailbox
+
+log = Log(__name__)
+
+CONNECT_PAUSE_S: Final = 0.05
+"""Before a sender that refused for now is asked again."""
+OPEN_PAUSE_MIN_S: Final = 0.05
+OPEN_PAUSE_MAX_S: Final = 2.0
+"""Before a stream that broke is opened anew; longer each time it breaks before anything was heard on it."""
+UNNAMED_PAUSE_MIN_S: Final = 0.001
+UNNAMED_PAUSE_MAX_S: Final = 0.1
+"""The same where the room that names this worker has not reached the sender yet."""
+CLOSE_PAUSE_MIN_S: Final = 0.05
+CLOSE_PAUSE_MAX_S: Final = 2.0
+"""Before a close that was refused is asked again."""
+CLOSE_WARNING_S: Final = 3.0
+"""From here on it is told, once a room, which sender keeps its memory."""
+MESSAGE_BYTES: Final = 1 << 20
+"""From this length on what else is to be said goes into the next message."""
+
+SAID_AGAIN: Final = frozenset({UnknownReceiver.__name__, NotConnected.__name__})
+"""Ends of a stream by which nothing of it was taken, or nothing is lost by saying it again."""
+
+Call: TypeAlias = "grpc.aio.StreamStreamCall[inference_pb2.HandOverRequest, inference_pb2.HandOverReply]"
+Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Who this decode worker is to its senders, and where its memory lies."""
+
+    incarnation: Incarnation
+    secret: bytes = field(repr=False)
+    endpoints: Callable[[], Sequence[inference_pb2.Endpoint]]
+    """Of every rank as they are now, in rank order, as `layouts` are."""
+    layouts: Sequence[KvLayout]
+    checksum: KvChecksum
+
+    @property
+    def exposure(self) -> int:
+        return self.endpoints()[0].incarnation
+
+    def connect(self) -> inference_pb2.ConnectRequest:
+        return inference_pb2.ConnectRequest(
+            endpoints=self.endpoints(),
+            layouts=[layout_to_wire(each) for each in self.layouts],
+            schema=SCHEMA_HASH,
+            kv_checksum=self.checksum.value,
+        )
+
+
+@dataclass(slots=True)
+class _Grant:
+    """It is not answered, and still wanted."""
+
+    request: inference_pb2.GrantRequest
+    held: bool = False
+    """Until the sender's way here is made anew."""
+    again: bool = False
+    """It was refused for want of a way before."""
+
+
+@dataclass(slots=True)
+class _Close:
+    request: inference_pb2.CloseRequest
+    warning: asyncio.TimerHandle
+    pause_s: float = CLOSE_PAUSE_MIN_S
+    problem: str = "the sender has not answered"
+
+
+class SenderLink:
+    """To one incarnation. Everything in it is bounded by the rooms that this worker has places for."""
+
+    def __init__(
+        self,
+        peer: rooms_pb2.Peer,
+        speaker: Speaker,
+        mailbox: Mailbox,
+        channels: Channels,
+        connect_timeout_s: Callable[[], float],
+        shut_out: Callable[[], None],
+        unneeded: Callable[["SenderLink"], None],
+    ) -> None:
+        """`connect_timeout_s`: how long the sender may go on refusing, for now, to connect. `shut_out`: told
+        when it refused that long because it sees no end of what it wrote. `unneeded`: told when nothing is
+        left that needs the link."""
+        self.peer = peer
+        self.incarnation = Incarnation(peer.incarnation)
+        self.connected = False
+        """To the present exposure, by a way that nobody doubts."""
+        self.knows = False
+        """Of this exposure or an older one: it is to hear of the next."""
+        self.connecting = False
+        self._speaker = speaker
+        self._mailbox = mailbox
+        self._channels = channels
+        self._connect_timeout_s = connect_timeout_s
+        self._shut_out = shut_out
+        self._unneeded = unneeded
+        self._waiting: dict[RoomId, None] = {}
+        """Rooms that need the connection."""
+        self._asked: int | None = None
+        """The exposure that was last asked to be connected."""
+        self._refused_s = 0.0
+        """How long it has refused to, pause by pause. What it does not answer is not counted."""
+        self._grants: dict[RoomId, _Grant] = {}
+        self._closes: dict[RoomId, _Close] = {}
+        self._say_connect = False
+        self._say_grants: dict[RoomId, None] = {}
+        self._say_closes: dict[RoomId, None] = {}
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._ended = False
+
+    @property
+    def closing(self) -> int:
+        """Rooms whose proof is being sought."""
+        return len(self._closes)
+
+    @property
+    def asking(self) -> bool:
+        """A connection or a grant is not answered."""
+        return self.connecting or bool(self._grants)
+
+    @property
+    def needed(self) -> bool:
+        return self.knows or self.asking or bool(self._closes)
+
+    # ---- what the turns ask
+
+    def connect(self, room: RoomId) -> bool:
+        """As `Peers.connect`."""
+        if self.connected:
+            return True
+        self._waiting[room] = None
+        self._want_connection()
+        return False
+
+    def grant(self, request: inference_pb2.GrantRequest) -> None:
+        room = RoomId(request.room)
+        self._grants[room] = _Grant(request)
+        self._say_grants[room] = None
+        self._speak()
+
+    def close(self, room: RoomId, generation: Generation) -> None:
+        self._forget_grant(room)
+        self._waiting.pop(room, None)
+        warning = asyncio.get_running_loop().call_later(CLOSE_WARNING_S, self._warn, room)
+        request = inference_pb2.CloseRequest(room=room, generation=generation)
+        self._closes[room] = _Close(request, warning)
+        self._say_closes[room] = None
+        self._speak()
+
+    def over(self, room: RoomId) -> None:
+        """Nothing more is wanted of the sender for this room."""
+        self._waiting.pop(room, None)
+        self._forget_grant(room)
+        self._forget_close(room)
+        self._let_go()
+
+    def exposed_anew(self) -> None:
+        """Whoever knew the older exposure hears of this one, whether or not a room is for it
+        (`room-ends`)."""
+        self.connected = False
+        if self.knows:
+            self._want_connection()
+
+    def end(self) -> None:
+        """Nothing more is said or heard."""
+        self._ended = True
+        for close in self._closes.values():
+            close.warning.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait_ended(self) -> None:
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # ---- connecting
+
+    def _want_connection(self) -> None:
+        if not self.connecting:
+            self.connecting = True
+            self._refused_s = 0.0
+            self._ask_connection()
+
+    def _ask_connection(self) -> None:
+        if self.connecting and not self._ended:
+            self._say_connect = True
+            self._speak()
+
+    def _connect_answered(self, reply: inference_pb2.ConnectReply) -> None:
+        if not self.connecting:
+            return
+        if reply.exposure != self._speaker.exposure:  # which was taken back meanwhile
+            self._ask_connection()
+            return
+        problem = self._problem(reply)
+        if problem is None:
+            self._connection_made()
+        elif _may_pass(problem) and self._refused_s < self._connect_timeout_s():
+            self._refused_s += CONNECT_PAUSE_S
+            asyncio.get_running_loop().call_later(CONNECT_PAUSE_S, self._ask_connection)
+        else:
+            self._connection_failed(problem)
+
+    def _problem(self, reply: inference_pb2.ConnectReply) -> Problem | None:
+        if reply.HasField("refused"):
+            return refusal_from_wire(reply.refused)
+        try:
+            plan_hand_over([layout_from_wire(each) for each in reply.layouts], self._speaker.layouts)
+        except (Malformed, LayoutMismatch) as error:
+            return error
+        return None
+
+    def _connection_made(self) -> None:
+        self.connecting, self.connected, self.knows = False, True, True
+        if self._waiting:
+            self._waiting.clear()
+            self._mailbox.put(group_pb2.Command(connected=self.incarnation))
+        log.info("connected", worker=self.peer.name)
+        for room, grant in self._grants.items():
+            if grant.held:
+                grant.held, grant.again = False, True
+                self._say_grants[room] = None
+        if self._say_grants:
+            self._speak()
+
+    def _connection_failed(self, problem: Problem) -> None:
+        self.connecting = self.connected = self._say_connect = False
+        log.warning("not connected", worker=self.peer.name, cause=str(problem))
+        held = [room for room, grant in self._grants.items() if grant.held]
+        if _shuts_out(problem) and (self._waiting or held):
+            self._shut_out()
+        text = f"decode cannot connect to prefill worker {self.peer.name}: {problem}"
+        waiting, self._waiting = self._waiting, {}
+        for room in waiting:
+            self._cancel(room, Cause(Reason.CONNECT_FAILED, text))
+        for room in held:
+            self._forget_grant(room)
+            self._cancel(room, Cause(_blame(problem), text))
+
+    # ---- grants
+
+    def _grant_answered(self, reply: inference_pb2.GrantReply) -> None:
+        room = RoomId(reply.room)
+        grant = self._grants.get(room)
+        if grant is None:
+            return  # it is not wanted any more
+        if not reply.HasField("refused"):
+            del self._grants[room]
+            return
+        problem = refusal_from_wire(reply.refused)
+        if problem.kind == NotConnected.__name__ and not grant.again:
+            # The sender's way here broke, or leads to where our memory was: make it anew (`reconnect`).
+            grant.held, self.connected = True, False
+            self._want_connection()
+            return
+        self._grant_failed(room, problem)
+
+    def _grant_failed(self, room: RoomId, problem: RemoteError) -> None:
+        """Refused: the sender does not hold the room (any more), or cannot. Unanswered: it may have the
+        grant, so that the room's memory goes into quarantine until the close is answered. Which of the two is
+        to blame is known of a sender that is gone."""
+        self._forget_grant(room)
+        text = f"prefill worker {self.peer.name} did not take the destination: {problem}"
+        self._cancel(room, Cause(_blame(problem), text))
+
+    def _forget_grant(self, room: RoomId) -> None:
+        self._grants.pop(room, None)
+        self._say_grants.pop(room, None)
+
+    # ---- closes
+
+    def _close_answered(self, reply: inference_pb2.CloseReply) -> None:
+        room = RoomId(reply.room)
+        close = self._closes.get(room)
+        if close is None or close.request.generation != reply.generation:
+            return
+        if reply.HasField("refused"):
+            close.problem = str(refusal_from_wire(reply.refused))
+            asyncio.get_running_loop().call_later(close.pause_s, self._ask_close, room)
+            close.pause_s = min(close.pause_s * 2, CLOSE_PAUSE_MAX_S)
+            return
+        self._forget_close(room)
+        self._mailbox.put(group_pb2.Command(quiet=close.request))
+
+    def _ask_close(self, room: RoomId) -> None:
+        if room in self._closes and not self._ended:
+            self._say_closes[room] = None
+            self._speak()
+
+    def _forget_close(self, room: RoomId) -> None:
+        close = self._closes.pop(room, None)
+        self._say_closes.pop(room, None)
+        if close is not None:
+            close.warning.cancel()
+
+    def _warn(self, room: RoomId) -> None:
+        if room in self._closes:
+            cause = self._closes[room].problem
+            log.warning("close not answered", room=room, worker=self.peer.name, cause=cause)
+
+    # ---- the stream
+
+    def _speak(self) -> None:
+        self._news.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"sender link to {self.peer.name}")
+
+    async def _run(self) -> None:
+        """One stream after another, each from when there is something to say."""
+        pause_s = unnamed_s = 0.0
+        while not self._ended:
+            await self._news.wait()
+            error, heard = await self._stream()
+            if heard:
+                pause_s = unnamed_s = 0.0
+            if error.kind in SAID_AGAIN:
+                unnamed_s = min(max(unnamed_s * 2, UNNAMED_PAUSE_MIN_S), UNNAMED_PAUSE_MAX_S)
+            else:
+                pause_s = min(max(pause_s * 2, OPEN_PAUSE_MIN_S), OPEN_PAUSE_MAX_S)
+            self._broke(error)
+            await asyncio.sleep(unnamed_s if error.kind in SAID_AGAIN else pause_s)
+
+    async def _stream(self) -> tuple[RemoteError, bool]:
+        """Until it ends: why it did, and whether anything was heard on it."""
+        channel = self._channels.to(self.peer.address, Party.PREFILL, self.incarnation)
+        call: Call = inference_pb2_grpc.HandoverServiceStub(channel).HandOver()
+        writer = asyncio.create_task(self._write(call))
+        heard = False
+        try:
+            async for reply in call:
+                heard = True
+                self._hear(reply)
+            error = RemoteError(grpc.StatusCode.OK, "", "it ended the stream")
+        except grpc.aio.AioRpcError as broke:
+            error = remote_error(broke)
+        except asyncio.CancelledError:
+            if _called_off():
+                raise
+            text = "the channel was closed under the stream"  # another takes its place
+            error = RemoteError(grpc.StatusCode.CANCELLED, NotConnected.__name__, text)
+        finally:
+            call.cancel()  # grpc alone leaves some running, so that the sender never hears of it
+            writer.cancel()
+        return error, heard
+
+    async def _write(self, call: Call) -> None:
+        greeting = inference_pb2.Greeting(
+            incarnation=self.incarnation, receiver=self._speaker.incarnation, secret=self._speaker.secret
+        )
+        greeted: inference_pb2.Greeting | None = greeting
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                while self._say_connect or self._say_grants or self._say_closes:
+                    message = self._message()
+                    if greeted is not None:
+                        message.greeting.CopyFrom(greeted)
+                        greeted = None
+                    await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader hears why
+
+    def _message(self) -> inference_pb2.HandOverRequest:
+        """What is said next."""
+        message = inference_pb2.HandOverRequest()
+        if self._say_connect:
+            self._say_connect = False
+            if self._asked != self._speaker.exposure:
+                self._asked, self._refused_s = self._speaker.exposure, 0.0
+            message.connect.CopyFrom(self._speaker.connect())
+        length = 0
+        while self._say_grants and length < MESSAGE_BYTES:
+            room = next(iter(self._say_grants))
+            del self._say_grants[room]
+            message.grants.append(self._grants[room].request)
+            length += self._grants[room].request.ByteSize()
+        if not self._say_grants:
+            message.closes.extend(self._closes[room].request for room in self._say_closes)
+            self._say_closes.clear()
+        return message
+
+    def _hear(self, reply: inference_pb2.HandOverReply) -> None:
+        for connect in reply.connects:
+            self._connect_answered(connect)
+        for grant in reply.grants:
+            self._grant_answered(grant)
+        for close in reply.closes:
+            self._close_answered(close)
+        self._let_go()
+
+    def _broke(self, error: RemoteError) -> None:
+        """The stream ended: nothing that was said on it is answered any more."""
+        if error.kind in SAID_AGAIN:
+            self._say_grants.update({room: None for room, grant in self._grants.items() if not grant.held})
+        else:
+            if self.connecting or self._grants:
+                log.info("a stream to a sender broke", worker=self.peer.name, cause=str(error))
+            for room in [room for room, grant in self._grants.items() if not grant.held]:
+                self._grant_failed(room, error)
+            if error.kind == WrongIncarnation.__name__:
+                self.knows = False  # whoever knew is not there any more
+            if self.connecting:
+                self._connection_failed(error)
+                self.connecting = self.knows  # of an older exposure: it is to hear of this one
+        self._say_connect = self.connecting
+        self._say_closes.update(dict.fromkeys(self._closes))
+        self._let_go()
+        if self._say_connect or self._say_grants or self._say_closes:
+            self._news.set()
+        else:
+            self._news.clear()
+
+    def _let_go(self) -> None:
+        if not self.needed and not self._ended:
+            self._unneeded(self)
+
+    def _cancel(self, room: RoomId, cause: Cause) -> None:
+        cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
+        self._mailbox.put(group_pb2.Command(cancel=cancel))
+
+
+def _called_off() -> bool:
+    """This task is cancelled, and not merely the call that it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _may_pass(problem: Problem) -> bool:
+    """A way that broke is made anew once nothing is under way on it."""
+    kinds = (NotConnected.__name__, NotQuiet.__name__)
+    return isinstance(problem, RemoteError) and problem.kind in kinds
+
+
+def _shuts_out(problem: Problem) -> bool:
+    return isinstance(problem, RemoteError) and problem.kind == NotQuiet.__name__
+
+
+def _blame(problem: Problem) -> Reason:
+    """Of a sender that was there, and does not answer any more, or another process does."""
+    gone = isinstance(problem, RemoteError) and (
+        problem.unreachable or problem.kind == WrongIncarnation.__name__
+    )
+    return Reason.PREFILL_LOST if gone else Reason.CONNECT_FAILED

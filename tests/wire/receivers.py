@@ -1,0 +1,15 @@
+"""Which secrets have the decode workers of the tests?"""
+
+from services.wire.baton.v1 import rooms_pb2
+from services.wire.receiver_secret import digest_of
+
+
+def secret_of(incarnation: int) -> bytes:
+    """The same in every run, and another one for each incarnation."""
+    return incarnation.to_bytes(8, "big") * 2
+
+
+def decode_peer(name: str, incarnation: int, address: str) -> rooms_pb2.Peer:
+    """As a room names a decode worker whose secret is `secret_of` its incarnation."""
+    digest = digest_of(secret_of(incarnation))
+    return rooms_pb2.Peer(name=name, incarnation=incarnation, address=address, secret_digest=digest)
