@@ -173,14 +173,14 @@ from services.runtime.serve import run
 from tests.cli.stand_ins import Parts
 from tests.cli.test_serve_stack import stack
 parts = Parts(Path(sys.argv[1]))
-parts.behaviour = {"prefill": "deaf", "decode": "deaf"}
+parts.behaviour = {"prefill": sys.argv[3], "decode": sys.argv[3]}
 sys.exit(run(stack(parts, int(sys.argv[2]))[0].serve))
 """
 
 
 async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tcp_port: int) -> None:
     """And leaves a terminal with its cursor, which the spinner of a step had hidden."""
-    command = [sys.executable, "-c", SERVES, str(parts.journal_file), str(unused_tcp_port)]
+    command = [sys.executable, "-c", SERVES, str(parts.journal_file), str(unused_tcp_port), "deaf"]
     ours, theirs = os.openpty()
     with subprocess.Popen(command, stdout=theirs) as process:
         await eventually(lambda: {"prefill up", "decode up"} <= set(parts.journal))
