@@ -21,7 +21,7 @@ from services.openai.headers import header
 from services.openai.rate_limit import RateLimit
 from services.runtime.api_keys import ApiKeys
 
-OPEN: Final = frozenset({"/health", "/ready"})
+PROBES: Final = frozenset({"/health", "/ready"})
 """What platforms ask, which have no key. They are told no more than whether."""
 IN_STATE: Final = "caller"
 """Under which name who asks is in the state of a request's scope."""
@@ -53,7 +53,7 @@ class Door:
                 scope["state"][IN_STATE] = caller
             if caller is None and presented:
                 self._count(None, scope)
-            if caller is None and scope["path"] not in OPEN:
+            if caller is None and scope["path"] not in PROBES:
                 raise _unauthorized(scope)
         if scope["method"] != READ:
             self._count(caller, scope)

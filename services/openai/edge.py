@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.openai.backend import BackendError
-from services.openai.door import Door
+from services.openai.door import PROBES, Door
 from services.openai.errors import ApiError, as_api_error, from_backend, internal_error, invalid
 from services.openai.exchange import Exchange, exchange_in
 from services.openai.hangup import ClientGone
@@ -31,6 +31,8 @@ REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 HEADER: Final = "X-Request-Id"
 SENT: Final = HEADER.lower().encode()
 CLIENT_GONE: Final = 499
+TOLD_TO_PROBES: Final = frozenset({200, 503})
+"""Yes and no: the answer of a probe, whoever asks, is no request that went well or failed."""
 
 log = Log(__name__)
 
@@ -80,9 +82,10 @@ class Edge:
         try:
             await self._answer(exchange, acceptable, scope, receive, send_marked)
         finally:
-            if exchange.status:
-                self.metrics.count_request(_route(scope), exchange.outcome_status)
-            exchange.end(scope, _route(scope))
+            route = _route(scope)
+            if exchange.status and not (route in PROBES and exchange.outcome_status in TOLD_TO_PROBES):
+                self.metrics.count_request(route, exchange.outcome_status)
+            exchange.end(scope, route)
 
     async def _answer(
         self,

@@ -46,7 +46,8 @@ class HttpMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "baton_http_requests",
-            "HTTP requests answered, by route and status. A stream that broke off counts as its error.",
+            "HTTP requests answered, by route and status. A stream that broke off counts as its error. What "
+            "/health and /ready tell is not counted.",
             ["route", "status"],
             registry=registry,
         )

@@ -5,10 +5,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from services.bootstrap.http import admin_router, probe_router
+from services.openai.app import create_app
 from services.rooms.ids import RoomId
 from tests.bootstrap.scripted import House, house
+from tests.openai import tiny
+from tests.openai.scripted import ScriptedBackend
 
 
 @pytest.fixture
@@ -37,6 +41,29 @@ async def test_ready_names_the_side_that_is_missing_and_why(at: House) -> None:
     assert reply.json()["problems"] == ["no prefill worker is ready"]
     assert reply.json()["canary"] == "prefill-1 and decode-0: no answer"
     assert [worker["name"] for worker in reply.json()["workers"]] == ["decode-0"]
+
+
+async def test_a_probe_that_is_told_no_is_no_failed_request_whoever_asks(at: House) -> None:
+    registry = CollectorRegistry()
+
+    def counted() -> dict[tuple[str, str], float]:
+        return {
+            (sample.labels["route"], sample.labels["status"]): sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "baton_http_requests_total" and sample.value
+        }
+
+    router = probe_router(at.registry, lambda: None)
+    app = create_app(ScriptedBackend(), tiny.model(), registry, routers=[router])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://bootstrap") as http:
+        assert (await http.get("/ready")).status_code == (await http.get("/health")).status_code == 200
+        at.rooms.lose(at.prefill.incarnation, "gone", proof="left")
+        assert (await http.get("/ready")).status_code == 503
+        assert counted() == {}
+        assert (await http.post("/ready")).status_code == 405
+        assert list(counted().values()) == [1], "a mistake is counted"
 
 
 async def test_a_rooms_page_is_its_timeline_with_its_id_as_text(at: House) -> None:
