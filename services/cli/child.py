@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import services
 from services.runtime.serve import TOLD
@@ -27,11 +27,27 @@ Say = Callable[[str], None]
 Worth = Callable[[str], bool]
 
 
+class Process(Protocol):
+    """As asyncio's own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 class Child:
     """A process that dies with this one. Its lines that `worth` picks go to `say`, prefixed by `name`, and
     all from the first of a crash on."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, worth: Worth, say: Say) -> None:
+    def __init__(
+        self, name: str, process: Process, output: asyncio.StreamReader, worth: Worth, say: Say
+    ) -> None:
+        """`output`: what it writes."""
         self.name = name
         self.pid: Final = process.pid
         self.held_back: deque[str] = deque(maxlen=LINES_KEPT)
@@ -39,7 +55,7 @@ class Child:
         self._process = process
         self._worth = worth
         self._say = say
-        self._output = asyncio.create_task(self._read(), name=f"output of {name}")
+        self._output = asyncio.create_task(self._read(output), name=f"output of {name}")
 
     async def wait(self) -> int:
         """Wait for its end and for what it wrote before that. Returns the exit code, < 0 for a signal."""
@@ -59,10 +75,9 @@ class Child:
         with suppress(ProcessLookupError):
             self._process.kill()
 
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
+    async def _read(self, output: asyncio.StreamReader) -> None:
         crashed = False
-        async for line in lines(self._process.stdout):
+        async for line in lines(output):
             crashed = crashed or line.startswith(CRASH)
             if (crashed or self._worth(line)) and not line.startswith(TOLD):
                 self.held_back.clear()
@@ -98,26 +113,36 @@ def _decode(line: bytes) -> str:
 
 
 async def start_child(
-    name: str, command: Sequence[str], environ: Mapping[str, str], worth: Worth, say: Say
+    name: str,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    worth: Worth,
+    say: Say,
+    files: Sequence[int] = (),
 ) -> Child:
-    """Start `command` apart from the terminal: Ctrl-C reaches this process only, which stops it in order."""
+    """Start `command` apart from the terminal: Ctrl-C reaches this process only, which stops it in order. It
+    inherits `files`, by their numbers."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.runtime.tether", str(os.getpid())),
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**LARGE_PAGES, **environ, **_same_code(environ)},
+        env=child_environ(environ),
         start_new_session=True,
+        pass_fds=files,
     )
-    return Child(name, process, worth, say)
+    assert process.stdout is not None
+    return Child(name, process, process.stdout, worth, say)
 
 
-def _same_code(environ: Mapping[str, str]) -> dict[str, str]:
-    """Run this very package, whatever lies in the current directory, and get its lines at once."""
+def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ`, and what has a child run this very package, whatever lies in the current directory, and
+    tell its lines at once."""
     root = str(Path(services.__file__ or "").resolve().parent.parent)
     path = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    same_code = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    return {**LARGE_PAGES, **environ, **same_code}
 
 
 def describe_exit(code: int) -> str:

@@ -22,6 +22,7 @@ from services.cli.backoff import Backoff
 from services.cli.child import Child, start_child
 from services.cli.cores import deal_cores
 from services.cli.exits import ReportExit, reporter, tell_exit, wait
+from services.cli.forks import Forks
 from services.cli.quiet import HEAD
 from services.cli.rank_ends import Ended, collect, death
 from services.cli.shape import check_shape
@@ -30,7 +31,7 @@ from services.runtime.cpus import allowed_cpus
 from services.runtime.errors import EXIT_FAILED
 from services.runtime.listen import port_of, reserve_port
 from services.runtime.logging import Log
-from services.runtime.serve import run
+from services.runtime.serve import run, unless_stopped
 from services.runtime.setting_kinds import join_address
 from services.runtime.settings import PREFIX, to_environ, to_flags
 from services.runtime.worker_settings import WILDCARDS, WorkerSettings
@@ -50,10 +51,26 @@ Command = Callable[[WorkerSettings], Sequence[str]]
 def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
     """Run a worker of several ranks until it is told to stop. Returns the exit code. Raises StartupError."""
     check_shape(settings)
-    group = Group(
-        settings, environ, reporter(settings.bootstrap, settings.tls, settings.run_token), SystemClock()
-    )
-    return run(group.serve)
+
+    async def serve(shutdown: asyncio.Event) -> int:
+        report_exit = reporter(settings.bootstrap, settings.tls, settings.run_token)
+        if len(settings.ranks_here) == 1:
+            return await Group(settings, environ, report_exit, SystemClock()).serve(shutdown)
+        async with Forks(own_environ(environ), lambda _: False, _by_commands, SystemClock()) as forks:
+            await unless_stopped(shutdown, forks.settled())
+            group = Group(settings, environ, report_exit, SystemClock(), forks=forks)
+            return await group.serve(shutdown)
+
+    return run(serve)
+
+
+def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what was said to the launcher, which a rank is told anew."""
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+
+
+def _by_commands(why: str) -> None:
+    log.warning("ranks start by their commands", why=why)
 
 
 def baton_command(settings: WorkerSettings) -> Sequence[str]:
@@ -71,14 +88,16 @@ class Group:
         clock: Clock,
         command: Command = baton_command,
         backoff: Backoff | None = None,
+        forks: Forks | None = None,
     ) -> None:
+        """`forks`: what ranks are forked from, where they are to be."""
         self._settings = settings
-        others = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
-        self._environ = others | to_environ(settings)
+        self._environ = own_environ(environ) | to_environ(settings)
         self._report_exit = report_exit
         self._clock = clock
         self._command = command
         self._backoff = Backoff() if backoff is None else backoff
+        self._forks = forks
         self._had_started = False
 
     async def serve(self, shutdown: asyncio.Event) -> int:
@@ -169,6 +188,11 @@ class Group:
             with suppress(OSError):  # a full disk, say: who does not read on stops the ranks
                 print(own if HEAD.match(own) else line, file=sys.stderr, flush=True)
 
+        if self._forks is not None:
+            words = (settings.role, *to_flags(settings))
+            child = await self._forks.fork(name, words, self._environ, lambda _: True, say)
+            if child is not None:
+                return child
         return await start_child(name, self._command(settings), self._environ, lambda _: True, say)
 
     async def _see_started(self, pages: int) -> None:

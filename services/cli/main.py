@@ -24,6 +24,7 @@ from services.prefill.settings import PrefillSettings
 from services.runtime import logging
 from services.runtime.cpus import pin
 from services.runtime.errors import SettingsError, StartupError
+from services.runtime.garbage import importing
 from services.runtime.serve import tell
 from services.runtime.settings import load, settings_of, variables_of
 from services.runtime.surroundings import settle
@@ -49,7 +50,8 @@ def _serve(flags: Flags) -> int:
 def _bootstrap(flags: Flags) -> int:
     settings = load(BootstrapSettings, flags, os.environ, KNOWN)
     logging.configure(settings.log_level, settings.log_format)
-    from services.bootstrap.wiring import run
+    with importing():
+        from services.bootstrap.wiring import run
 
     return run(settings)
 
@@ -58,7 +60,8 @@ def _prefill(flags: Flags) -> int:
     settings = load(PrefillSettings, flags, os.environ, KNOWN)
     if _launches(settings):
         return _launch(settings)
-    from services.prefill.wiring import run
+    with importing():
+        from services.prefill.wiring import run
 
     return run(settings)
 
@@ -67,7 +70,8 @@ def _decode(flags: Flags) -> int:
     settings = load(DecodeSettings, flags, os.environ, KNOWN)
     if _launches(settings):
         return _launch(settings)
-    from services.decode.wiring import run
+    with importing():
+        from services.decode.wiring import run
 
     return run(settings)
 

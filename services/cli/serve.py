@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from services.cli.asking import distrusted
 from services.cli.chat_settings import DEFAULT_URL
 from services.cli.child import Child, describe_exit, start_child
 from services.cli.exits import ReportExit, reporter
+from services.cli.forks import Forks
 from services.cli.gpus import VISIBLE, find_gpus
 from services.cli.options import Flags
 from services.cli.prepare import PROGRESS
@@ -47,7 +48,14 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     plan = make_plan(settings, flags, os.environ, allowed_cpus(), grpc_port, find_gpus(os.environ))
     environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     screen = Screen(Console(), SystemClock())
-    return run(lambda shutdown: Stack(settings, plan, environ, screen).serve(shutdown))
+
+    async def serve(shutdown: asyncio.Event) -> int:
+        forks = None
+        if any(part.computes for part in plan.workers):
+            forks = Forks(environ, LevelFilter(settings.log_level), screen.say, SystemClock())
+        return await Stack(settings, plan, environ, screen, forks=forks).serve(shutdown)
+
+    return run(serve)
 
 
 def _free_ports(settings: ServeSettings) -> int:
@@ -78,16 +86,23 @@ class Stack:
         screen: Screen,
         command: Command = baton_command,
         report_exit: ReportExit | None = None,
+        forks: Forks | None = None,
     ) -> None:
+        """`forks`: what workers are forked from, where they are to be."""
         self._settings = settings
         self._plan = plan
         self._command = command
         self._report_exit = report_exit or reporter(plan.bootstrap_address, plan.tls, plan.run_token)
         self._environ = environ
         self._screen = screen
+        self._forks = forks
 
     async def serve(self, shutdown: asyncio.Event) -> int:
         """Prepare, start, keep until `shutdown`, stop. Returns the exit code. Raises StartupError."""
+        async with self._forks or nullcontext():  # it imports while the model is prepared
+            return await self._serve(shutdown)
+
+    async def _serve(self, shutdown: asyncio.Event) -> int:
         try:
             await self._prepare_model(shutdown)
         except StopAsked:
@@ -127,6 +142,8 @@ class Stack:
             with self._screen.step(f"starting the bootstrap on {plan.url}"):
                 await supervisor.start([plan.bootstrap], lambda: answers("/health"), timeout_ms, shutdown)
             with self._screen.step(f"starting {', '.join(_described(part) for part in plan.workers)}"):
+                if self._forks is not None:
+                    await unless_stopped(shutdown, self._forks.settled())
                 await supervisor.start(plan.workers, lambda: answers("/ready"), timeout_ms, shutdown)
             model = await _model_of(http) or Path(plan.model).name
         for line in ready_lines(
@@ -144,11 +161,14 @@ class Stack:
         return await supervisor.stop([[self._plan.bootstrap], self._plan.workers], timeout_ms)
 
     async def _start_part(self, part: Part) -> Child:
-        command = self._command(part.role, part.flags)
+        environ, say = {**self._environ, **part.environ}, self._screen.say
         worth = LevelFilter(self._settings.log_level)
-        return await start_child(
-            part.name, command, {**self._environ, **part.environ}, worth, self._screen.say
-        )
+        if self._forks is not None and part.computes:
+            words = (part.role, *part.flags)
+            child = await self._forks.fork(part.name, words, environ, worth, say)
+            if child is not None:
+                return child
+        return await start_child(part.name, self._command(part.role, part.flags), environ, worth, say)
 
     async def _prepare_model(self, shutdown: asyncio.Event) -> None:
         """In a process of its own: it takes the tensor library, which stays out of this one."""

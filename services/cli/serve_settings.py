@@ -135,6 +135,8 @@ class Part:
     flags: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What no command line may show, and what it has no flag for."""
+    computes: bool = False
+    """It loads the model itself, rather than starting the ranks that do, or needing none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,8 @@ def _decided(
 def _part(settings: PrefillSettings | DecodeSettings, gpus: Gpus) -> Part:
     """It sees `gpus` alone and counts them from 0, unless it computes elsewhere or on one that was named."""
     own = {VISIBLE: ",".join(gpus)} if gpus and settings.device in ON_GPUS else {}
-    return Part(settings.role, settings.name, tuple(to_flags(settings)), to_environ(settings) | own)
+    environ = to_environ(settings) | own
+    return Part(settings.role, settings.name, tuple(to_flags(settings)), environ, not settings.launches)
 
 
 def _load(

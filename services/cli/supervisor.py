@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from services.cli.backoff import Backoff
+from services.cli.backoff import Backoff, describe_wait
 from services.cli.child import Child, Say, describe_exit
 from services.cli.exits import ReportExit, tell_exit, wait
 from services.cli.serve_settings import Part
@@ -135,9 +135,10 @@ class Supervisor:
                 return
             wait_ms = backoff.next_ms(self._clock.now_ms() - started_ms)
             self._say_end(child, code, wait_ms)
-            if part.role != "bootstrap":
-                await self._tell_exit(part.name, child.pid)
-            child = await self._start_again(part, backoff, wait_ms)
+            # Side by side: a bootstrap that cannot be told now must not keep the worker away.
+            _, child = await asyncio.gather(
+                self._tell_exit(part, child.pid), self._start_again(part, backoff, wait_ms)
+            )
 
     async def _start_again(self, part: Part, backoff: Backoff, wait_ms: int) -> Child | None:
         """None if the stack was stopped while waiting."""
@@ -149,19 +150,21 @@ class Supervisor:
                 return await self._spawn(part)
             except OSError as error:
                 wait_ms = backoff.next_ms(ran_ms=0)
-                self._say(f"{part.name} cannot be started ({error}): trying again in {wait_ms / 1000:g} s")
+                self._say(f"{part.name} cannot be started ({error}): trying again {describe_wait(wait_ms)}")
 
     def _say_end(self, child: Child, code: int, wait_ms: int) -> None:
         why = child.own_words()
         if code > 0 and why is None:
             child.say_held_back()
         because = f" ({why})" if why else ""
-        self._say(f"{child.name} {describe_exit(code)}{because}: starting it again in {wait_ms / 1000:g} s")
+        self._say(f"{child.name} {describe_exit(code)}{because}: starting it again {describe_wait(wait_ms)}")
 
-    async def _tell_exit(self, name: str, pid: int) -> None:
-        reason = await tell_exit(self._report_exit, name, pid, self._stopping)
+    async def _tell_exit(self, part: Part, pid: int) -> None:
+        if part.role == "bootstrap":
+            return
+        reason = await tell_exit(self._report_exit, part.name, pid, self._stopping)
         if reason is not None:
-            self._say(f"the bootstrap could not be told that {name} ended ({reason})")
+            self._say(f"the bootstrap could not be told that {part.name} ended ({reason})")
 
 
 def _death(child: Child, code: int) -> PartDied:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
-from torch import AcceleratorError
+from torch import AcceleratorError, get_num_threads
 
 from services.engine.engine import Row, SumPart
 from services.engine.sampler import Drawn
@@ -44,7 +44,8 @@ class Stepper:
     def __init__(self, engine: Steps, on_done: Callable[[], None]) -> None:
         self._engine = engine
         self._on_done = on_done
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        # Until it asks for the number that was set, a thread computes with as many as the process began with.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=get_num_threads)
         self._running: asyncio.Future[Any] | None = None
         self._summing = False
         """What runs is a sum of pages, not a step."""

@@ -1,4 +1,4 @@
-"""How does a child die with whoever started it, even when that was killed?
+"""How does a child die with whoever started it, even when that was killed? And who is an orphan's parent?
 
     python -m services.runtime.tether PARENT_PID COMMAND [ARGUMENT …]
 
@@ -9,17 +9,34 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def tie_to_parent(parent: int) -> None:
-    """Be killed when `parent`, which started this process, ends. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    """Be killed when `parent`, whose child this process is, ends. Raises OSError."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Within, this process becomes the parent of those below it whose own parent ends. Raises OSError."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ class Parts:
         others just run."""
         self.said: list[str] = []
         self.children: list[Child] = []
-        self.reported: list[tuple[str, int, int]] = []
-        """(name, pid, how many children had been started by then)."""
+        self.reported: list[tuple[str, int]] = []
+        """(name, pid)."""
         self.report_error: Exception | None = None
         self.journal_file = journal
 
@@ -86,7 +86,7 @@ class Parts:
         return child
 
     async def report_exit(self, name: str, pid: int) -> None:
-        self.reported.append((name, pid, len(self.children)))
+        self.reported.append((name, pid))
         if self.report_error is not None:
             raise self.report_error
 

@@ -135,8 +135,8 @@ async def test_a_group_that_does_not_come_back_waits_longer_each_time(
     ranks.behaviour[2] = "refuses"
     ranks.kill(0)
     await eventually(lambda: said().count("starting it again") >= 2)
-    assert "wait_ms=10" in said()
-    assert 'cause="too little memory: lower --kv-cache-memory" wait_ms=20' in said()
+    assert "wait_ms=0" in said()
+    assert 'cause="too little memory: lower --kv-cache-memory" wait_ms=10' in said()
     await running.stop()
 
 

@@ -59,19 +59,24 @@ def _open_to_others(processes: Sequence[psutil.Process]) -> set[int]:
 
 def _assert_closed_to_other_users(processes: Sequence[psutil.Process], log: Path) -> None:
     """Who has not the token, which no other user can read, is refused."""
-    tokens = {
-        each.environ()["BATON_RUN_TOKEN"] for each in processes if "services.cli.main" in each.cmdline()
-    }
-    assert len(tokens) == 1
+    [token] = {each.environ()["BATON_RUN_TOKEN"] for each in processes if "bootstrap" in each.cmdline()}
     said = [" ".join(each.cmdline()) for each in processes] + [log.read_text()]
-    assert not any(token in text for token in tokens for text in said)
+    assert not any(token in text for text in said)
     listing = "/baton.v1.RoomService/ListRooms"
     with grpc.insecure_channel("127.0.0.1:8100") as channel:
         with pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary(listing)(b"", timeout=STOP_S)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        shown = [("baton-run-token", *tokens)]
+        shown = [("baton-run-token", token)]
         assert channel.unary_unary(listing)(b"", timeout=STOP_S, metadata=shown)
+
+
+def _forked(process: psutil.Process, among: Sequence[psutil.Process]) -> bool:
+    """Whether it is a fork of the preloaded process: what starts anew has its stack elsewhere."""
+    preloaded = next(each for each in among if "services.cli.preloaded" in each.cmdline())
+    mapped = [Path(f"/proc/{each.pid}/maps").read_text().splitlines() for each in (preloaded, process)]
+    [one, other] = [next(line.split("-")[1] for line in lines if "[stack]" in line) for lines in mapped]
+    return one == other
 
 
 def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) -> None:
@@ -95,6 +100,7 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
         assert _open_to_others(children) == {port}, "whoever reaches another one may be a worker"
         _assert_closed_to_other_users(children, log)
         decode = next(child for child in children if "decode" in child.cmdline())
+        assert _forked(decode, children)
         decode.kill()
         _said(log, "starting it again", process)
         deadline = time.monotonic() + READY_S
@@ -105,6 +111,9 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
         assert "Paris" in _ask(url)
 
         children = psutil.Process(process.pid).children(recursive=True)
+        again = next(child for child in children if "decode" in child.cmdline())
+        assert again.pid != decode.pid
+        assert _forked(again, children)
         with ThreadPoolExecutor(4) as clients:
             asked = [clients.submit(_ask, url, tokens=32) for _ in range(4)]
             while 'baton_rooms{phase="streaming"} 4' not in web().get(f"{url}/metrics").text:

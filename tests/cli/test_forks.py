@@ -1,0 +1,207 @@
+"""Is a worker that is forked from the preloaded process what one that is started by its command would be?"""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from services.cli import forks as module
+from services.cli.child import Child, start_child
+from services.cli.forks import Forks
+from services.cli.serve import baton_command
+from services.runtime.clock import SystemClock
+from tests.cli.stand_ins import PATIENCE_S, eventually, gone
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LISTENING = re.compile(r" listening .*pid=(\d+)")
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+REFUSED = ("prefill", "--cpus", "99999")
+
+
+class Preloaded:
+    """A preloaded process and what it said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        # A variable of its own that would end any worker that has it.
+        environ = {**CLEAN, "BATON_THREADS": "many"}
+        self.forks = Forks(environ, lambda _: True, self.said.append, SystemClock())
+
+    async def fork(self, *words: str, **environ: str) -> tuple[Child, list[str]]:
+        said: list[str] = []
+        child = await self.forks.fork("part", words, {**CLEAN, **environ}, lambda _: True, said.append)
+        assert child is not None, self.said
+        return child, said
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def preloaded() -> AsyncIterator[Preloaded]:
+    one = Preloaded()
+    async with one.forks:
+        yield one
+        pid = one.forks.pid
+    assert pid is not None
+    assert gone(pid)
+
+
+def worker(model: Path) -> tuple[str, ...]:
+    """A prefill worker's command. No bootstrap is there for it."""
+    words = ("prefill", "--model", str(model), "--bootstrap", "127.0.0.1:1", "--name", "prefill-9")
+    return (*words, "--cpus", "0", "--host", "127.0.0.1")
+
+
+def listening(said: list[str]) -> Callable[[], bool]:
+    return lambda: any(LISTENING.search(line) for line in said)
+
+
+async def started(name: str, words: tuple[str, ...]) -> tuple[Child, list[str]]:
+    """The same by its command."""
+    said: list[str] = []
+    command = baton_command(words[0], words[1:])
+    return await start_child(name, command, CLEAN, lambda _: True, said.append), said
+
+
+async def test_a_worker_is_a_child_of_whoever_asked_and_looks_like_its_command(
+    preloaded: Preloaded, demo_model_dir: Path
+) -> None:
+    words = worker(demo_model_dir)
+    child, said = await preloaded.fork(*words)
+    await eventually(listening(said))
+    process = psutil.Process(child.pid)
+
+    assert LISTENING.search("".join(said))[1] == str(child.pid)  # type: ignore[index]
+    assert process.ppid() == os.getpid()
+    assert process.cmdline() == [sys.executable, "-m", "services.cli.main", *words]
+    assert os.getsid(child.pid) == child.pid
+    assert process.cpu_affinity() == [0]
+    files = {number: Path(f"/proc/{child.pid}/fd/{number}").readlink() for number in (0, 1, 2)}
+    assert files[0] == Path("/dev/null")
+    assert files[1] == files[2]
+    assert files[1].name.startswith("pipe:")
+
+    child.ask_to_stop()
+    assert await child.wait() == 0
+    assert said[-1].endswith("asked to stop before it was ready")
+
+
+async def test_its_end_by_a_signal_is_seen(preloaded: Preloaded, demo_model_dir: Path) -> None:
+    child, said = await preloaded.fork(*worker(demo_model_dir))
+    await eventually(listening(said))
+    child.kill()
+    assert await child.wait() == -signal.SIGKILL
+    assert gone(child.pid)
+    child.kill()  # nobody else has its number
+
+
+@pytest.mark.parametrize(
+    "words",
+    [REFUSED, ("prefill", "--no-such-flag"), ("version",)],
+    ids=["a start-up error", "a mistake in its flags", "no error"],
+)
+async def test_its_lines_and_its_exit_code_are_those_of_its_command(
+    preloaded: Preloaded, words: tuple[str, ...]
+) -> None:
+    child, said = await preloaded.fork(*words)
+    other, others = await started("part", words)
+    codes = await child.wait(), await other.wait()
+    assert codes[0] == codes[1]
+    assert said == others
+    assert child.own_words() == other.own_words()
+
+
+async def test_its_environment_is_its_own(preloaded: Preloaded) -> None:
+    child, _ = await preloaded.fork(*REFUSED)
+    assert await child.wait() == 2
+    assert (child.own_words() or "").startswith("--cpus: '99999'")
+    child, _ = await preloaded.fork(*REFUSED, BATON_PAGE_TOKENS="several")
+    assert await child.wait() == 2
+    assert (child.own_words() or "").startswith("BATON_PAGE_TOKENS")
+
+
+async def test_what_cannot_be_held_does_not_begin_and_the_preloaded_process_comes_back(
+    preloaded: Preloaded, demo_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living, said = await preloaded.fork(*worker(demo_model_dir))
+    await eventually(listening(said))
+    first = preloaded.forks.pid
+    forked: list[int] = []
+
+    def refuse(pid: int) -> None:
+        forked.append(pid)
+        raise OSError("no descriptor is free")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "Forked", refuse)
+        assert await preloaded.forks.fork("part", REFUSED, CLEAN, lambda _: True, said.append) is None
+    await eventually(lambda: gone(forked[0]))
+    assert os.waitpid(forked[0], 0) == (forked[0], 1 << 8), "it did nothing"
+    await eventually(lambda: preloaded.forks.pid is None)
+    assert await preloaded.forks.fork("part", REFUSED, CLEAN, lambda _: True, said.append) is None
+    assert not gone(living.pid), "who was forked does not end with what it was forked from"
+
+    await eventually(lambda: preloaded.forks.pid not in (None, first))
+    child, _ = await preloaded.fork(*REFUSED)
+    assert await child.wait() == 2
+    living.kill()
+    await living.wait()
+    assert "part could not be forked (no descriptor is free): it is started by its command" in preloaded.said
+    assert "preloaded was killed by SIGKILL: workers start without it until it is back" in preloaded.said
+
+
+async def test_where_nothing_can_be_imported_workers_start_by_their_commands(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('a broken library')")
+    said: list[str] = []
+    environ = {**CLEAN, "PYTHONPATH": str(tmp_path)}
+    async with Forks(environ, lambda _: False, said.append, SystemClock()) as forks:
+        assert await forks.fork("part", REFUSED, CLEAN, lambda _: True, said.append) is None
+        assert forks.pid is None
+    assert said == []
+
+
+async def test_where_the_system_cannot_hold_a_process_nothing_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError("no such system call")
+
+    async def start(*_: object) -> None:
+        raise AssertionError("nothing is started")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(module, "start_child", start)
+    async with Forks(CLEAN, lambda _: True, print, SystemClock()) as forks:
+        assert await forks.fork("part", REFUSED, CLEAN, lambda _: True, print) is None
+
+
+KILLED = """
+import asyncio, os, sys
+from services.cli.forks import Forks
+from services.runtime.clock import SystemClock
+async def main():
+    async with Forks(dict(os.environ), lambda _: True, print, SystemClock()) as forks:
+        tell = lambda line: print(line, forks.pid, child.pid, flush=True)
+        child = await forks.fork("part", tuple(sys.argv[1:]), dict(os.environ), lambda _: True, tell)
+        await child.wait()
+asyncio.run(main())
+"""
+
+
+async def test_all_of_it_dies_with_whoever_asked(demo_model_dir: Path) -> None:
+    command = [sys.executable, "-c", KILLED, *worker(demo_model_dir)]
+    with subprocess.Popen(command, env=CLEAN, stdout=subprocess.PIPE, text=True) as asker:
+        assert asker.stdout is not None
+        line = await asyncio.to_thread(asker.stdout.readline)
+        pids = [int(each) for each in line.split()[-2:]]
+        assert not any(gone(pid) for pid in pids)
+        asker.kill()
+        asker.wait(PATIENCE_S)
+        await eventually(lambda: all(gone(pid) for pid in pids))
