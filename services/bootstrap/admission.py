@@ -42,6 +42,8 @@ class Retry:
     """Workers that get the request only if there are no others."""
     wait_s: float | None
     """How long a side without a worker for it is hoped to get one; None: as long as the caller waits."""
+    pause_s: float = 0.0
+    """Before anything is asked for."""
     fits: bool = True
     """The workers that it had could hold what is asked for now."""
 
@@ -173,9 +175,10 @@ class Admission:
 
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
-        until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
         self.retrying.add(retry.room)
         try:
+            await asyncio.sleep(retry.pause_s)
+            until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
             while True:
                 try:
                     return await self._open_in_turn(asked)

@@ -22,7 +22,7 @@ from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import RoomEntry
 from services.rooms.request import Request
-from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry
+from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry, pause_s
 
 RETRY_AFTER_S: Final = 1
 UNAVAILABLE: Final = 503
@@ -93,7 +93,8 @@ class RequestStream:
         left_s = self._left_s()
         if cause is None or self._hung_up:
             raise failure
-        if not may_retry(cause.reason, self._opened, left_s, self._bounds):
+        pause = pause_s(cause.reason, self._opened, self._request.sampling.seed, self._request.request_id)
+        if not may_retry(cause.reason, self._opened, left_s - pause, self._bounds):
             if cause.reason in RETRIED:
                 had = f"{self._opened} of {self._bounds.rooms_max} rooms tried, {max(left_s, 0.0):.1f} s left"
                 self._rooms.timelines.tell(failed.id, "not retried", had)
@@ -102,7 +103,7 @@ class RequestStream:
         request = replace(self._request, output=tuple(self._output))
         need = Need(request.prefill_tokens, request.tokens_max)
         fits = all(need.on(side) <= failed.worker(side).tokens_max for side in Side)
-        retry = Retry(failed.id, cause.reason, frozenset(self._avoid), self._bounds.wait_s, fits)
+        retry = Retry(failed.id, cause.reason, frozenset(self._avoid), self._bounds.wait_s, pause, fits)
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admission.admit(

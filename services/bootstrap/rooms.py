@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from services.bootstrap.admission import Admission
 from services.bootstrap.credentials import Credentials
+from services.bootstrap.failures import Failures
 from services.bootstrap.links import Links
 from services.bootstrap.metrics import BootstrapMetrics, Loss
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
@@ -24,7 +25,7 @@ from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
 from services.runtime.party import Party
-from services.runtime.room_spans import NO_ERRORS, RoomSpans
+from services.runtime.room_spans import RoomSpans
 from services.wire.channel import Channels
 from services.wire.presence import Presence, PresenceAsker
 
@@ -61,6 +62,7 @@ class Rooms:
         self.timelines = Timelines(registry, clock, RoomSpans() if spans is None else spans)
         self.admission = Admission(registry, clock, self.timelines, metrics, max_queue, queue_timeout_ms)
         self._metrics = metrics
+        self._failures = Failures(clock)
         self._on_end: dict[RoomId, Callable[[Cause], None]] = {}
 
     # ---- workers
@@ -191,8 +193,7 @@ class Rooms:
         entry = self.registry.get(room)
         self.timelines.tell(room, "failed", f"{cause.reason.value}: {cause.text}")
         self.timelines.end(room, cause)
-        write = log.debug if cause.reason in NO_ERRORS else log.warning
-        write("room failed", room=room, reason=cause.reason.value, cause=cause.text)
+        self._failures.tell(room, cause)
         self._metrics.room_failed(cause, canary=entry.canary)
         self._tell_over(entry, cause)
         on_end = self._on_end.pop(room, None)
@@ -253,6 +254,7 @@ class Rooms:
             self.timelines.wake(entry.id)
         self.admission.wake()
         self.links.close_ways(self._is_needed)
+        self._failures.tell_rest()
 
     def end_all(self, cause: Cause) -> None:
         """The process ends before all that was promised is kept (`drain-keeps-promises`): whoever is served,

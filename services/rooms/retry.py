@@ -1,13 +1,15 @@
 """A room failed. May its request go on in a new room, and which of the two workers is it better off without?
 
 Pure: a table over the closed set of reasons. Only failures that are not the client's own are retried: the
-client, or whoever acts for it, does not change its mind because a worker dies.
+client, or whoever acts for it, does not change its mind because a worker dies. No load feeds itself
+(`failure-adds-no-load`): one room follows another, and each after a longer pause.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+from zlib import crc32
 
 from services.rooms.entries import BOTH
 from services.rooms.errors import Reason
@@ -15,6 +17,12 @@ from services.rooms.phases import Side
 
 LEFT_S_MIN: Final = 0.5
 """A request with less time left than this is not worth another room."""
+
+
+PAUSE_S: Final = 0.02
+"""Before the room that follows a lost worker's: another one may be ready. Four times as long for each further
+room, and for each other reason."""
+PAUSE_S_MAX: Final = 5.0
 
 
 class Guilt(Enum):
@@ -76,6 +84,15 @@ def guilty(reason: Reason, teller: Side | None) -> frozenset[Side]:
             return BOTH
         case None:
             return frozenset()
+
+
+def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
+    """How long a request that had `rooms` rooms, the last of which failed, waits before it asks for the next:
+    from half of what its rooms say to one and a half, so that those which failed together do not come back
+    together. The same for the same request, whenever and wherever it is asked."""
+    steps = rooms - 1 if GUILT[reason] in (Guilt.PREFILL, Guilt.DECODE) else rooms
+    whole_s = min(PAUSE_S * 4.0 ** min(steps, 9), PAUSE_S_MAX)
+    return whole_s * (0.5 + crc32(f"{request_id}/{seed}/{rooms}".encode()) / 2**32)
 
 
 def may_retry(reason: Reason, rooms: int, left_s: float, bounds: RetryBounds) -> bool:

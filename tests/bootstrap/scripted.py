@@ -299,6 +299,7 @@ class House:
     async def at_rest(self) -> None:
         """Every room is filed, and nothing of them is left."""
         await self.unfollowed()
+        await until(lambda: not self.rooms.links.over())
         assert self.registry.open_count() == 0
         assert self.admission.queued() == 0
         assert not self.rooms._on_end

@@ -18,7 +18,7 @@ commands-ordered no-starvation
 terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
-canary-is-a-request probe-can-fail waiting-has-no-deadline
+canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load
 no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
 drain-keeps-promises zero-page-hand-over
 

@@ -4,10 +4,21 @@ import pytest
 
 from services.rooms.errors import Reason
 from services.rooms.phases import Side
-from services.rooms.retry import GUILT, LEFT_S_MIN, RETRIED, RetryBounds, guilty, may_retry
+from services.rooms.retry import (
+    GUILT,
+    LEFT_S_MIN,
+    PAUSE_S_MAX,
+    RETRIED,
+    RetryBounds,
+    guilty,
+    may_retry,
+    pause_s,
+)
 
 BOTH = {Side.PREFILL, Side.DECODE}
 BOUNDS = RetryBounds(rooms_max=3, wait_s=1.0)
+PAUSE = 0.363416
+"""In every process."""
 
 
 def test_every_reason_is_decided() -> None:
@@ -27,6 +38,26 @@ def test_rooms_and_time_are_bounded() -> None:
     assert not may_retry(Reason.DECODE_LOST, 3, 1_000.0, BOUNDS)
     assert not may_retry(Reason.DECODE_LOST, 1, LEFT_S_MIN - 0.01, BOUNDS)
     assert not may_retry(Reason.DECODE_LOST, 1, 1_000.0, RetryBounds(rooms_max=1))
+
+
+def test_failure_adds_no_load_each_pause_is_longer_and_those_that_failed_together_come_back_apart() -> None:
+    for reason in RETRIED:
+        for rooms in range(1, 4):
+            pauses = [pause_s(reason, rooms, 0, f"request-{each}") for each in range(300)]
+            assert max(pauses) <= 3.01 * min(pauses)
+            assert len(set(pauses)) == len(pauses)
+            assert max(pauses) < min(pause_s(reason, rooms + 1, 0, f"request-{each}") for each in range(300))
+    assert max(pause_s(Reason.DEADLINE, 100_000, 7, str(each)) for each in range(100)) <= 1.5 * PAUSE_S_MAX
+
+
+def test_a_lost_workers_request_goes_on_almost_at_once() -> None:
+    assert pause_s(Reason.PREFILL_LOST, 1, 7, "request") <= 0.03
+    assert pause_s(Reason.ENGINE_FAILED, 1, 7, "request") >= 0.04
+
+
+def test_a_pause_is_the_requests_own_whenever_it_is_asked() -> None:
+    assert pause_s(Reason.DEADLINE, 2, 7, "request") == pause_s(Reason.DEADLINE, 2, 7, "request")
+    assert round(pause_s(Reason.DEADLINE, 2, 7, "request"), 6) == PAUSE
 
 
 @pytest.mark.parametrize("teller", [None, *Side])

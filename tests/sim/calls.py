@@ -166,6 +166,7 @@ class Call:
         self._number = network.opened(self)
         siblings[self._number] = self
         self._note("call")
+        network.sent[self._name] += 1
         if timeout_s is not None:
             self._timer = self._loop.call_later(max(timeout_s, 0.0), self._too_late)
         self._within = self.caller.host == self.host
@@ -184,6 +185,7 @@ class Call:
         of its own would be; the connection ends with it, and so does the call."""
         if self._over:
             return
+        self._network.sent[self._name] += 1
         if self._network.loses():
             self._loop.call_later(self._network.patience_s(), self.break_off, "Connection timed out")
             return

@@ -68,6 +68,18 @@ PATIENCE: Final = frozenset(
     }
 )
 """Reasons that come of waiting for an answer no longer than it takes."""
+ROOMS_MAX: Final = 3
+"""Of a request."""
+PAUSES_MS: Final = (10, 40)
+"""At least, before a request's second and third room."""
+CLOCK_MS: Final = 2
+SENT_PER_ROOM: Final = 3
+"""Each of two workers is asked for it, and told once that it is over; of several, that is one request."""
+SENT_PER_BREAK: Final = 4
+"""For a stream that broke: what is over is told again."""
+SENT_BESIDE: Final = 40
+BREAKS: Final = TROUBLE - {"slow message"}
+
 OUR_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE})
 NAMED: Final = {
     Reason.RECORD_CORRUPT.value: "slot-owner",
@@ -120,6 +132,36 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
                 continue
             text = f"room {entry.id} failed, and nothing that happened explains it: {cause.reason.value}"
             found.append((broken_by(cause.reason.value, faults), f"{text}: {cause.text}", entry.id))
+    return found
+
+
+def amplified(platform: "Platform", faults: "Counter[str]", sent: int) -> list[tuple[str, int]]:
+    """What failing rooms cost beyond good ones (`failure-adds-no-load`): a text, and the room if it is one.
+    `sent`: requests of the bootstrap to workers."""
+    found: list[tuple[str, int]] = []
+    opened = 0
+    for bootstrap in platform.bootstraps:
+        opened += bootstrap.opened()
+        entries = {entry.id: entry for entry in bootstrap.registry.rooms()}
+        followed = Counter(entry.retry_of for entry in entries.values() if entry.retry_of is not None)
+        for room, count in followed.items():
+            if count > 1:
+                found.append((f"room {room} was followed by {count} rooms", room))
+        for entry in entries.values():
+            rooms, failed = 0, entry
+            while failed.retry_of is not None and failed.retry_of in entries:
+                rooms, failed = rooms + 1, entries[failed.retry_of]
+            before = None if entry.retry_of is None else entries.get(entry.retry_of)
+            if before is None:
+                continue
+            paused_ms = entry.opened_ms - before.closing_ms
+            if rooms >= ROOMS_MAX:
+                found.append((f"room {entry.id} is the {rooms + 1}. of its request", entry.id))
+            elif paused_ms + CLOCK_MS < PAUSES_MS[rooms - 1]:
+                found.append((f"room {entry.id} followed another after {paused_ms} ms", entry.id))
+    breaks = sum(faults[kind] for kind in BREAKS)
+    if sent > SENT_PER_ROOM * opened + SENT_PER_BREAK * breaks + SENT_BESIDE:
+        found.append((f"the bootstrap sent {sent} requests for {opened} rooms", 0))
     return found
 
 

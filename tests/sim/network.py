@@ -8,6 +8,7 @@ longer than keepalive breaks the connection.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -64,6 +65,8 @@ class Network:
         self._servers: dict[str, Server] = {}
         self._calls: dict[int, Call] = {}
         self._number = 0
+        self.sent: Counter[str] = Counter()
+        """Requests, by method."""
         self._cuts: dict[tuple[str, str], int] = {}
         """Ways (from, to) that carry nothing, with the number of reasons for it."""
         self._parked: dict[tuple[str, str], list[Callable[[], None]]] = {}

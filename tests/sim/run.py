@@ -15,7 +15,7 @@ from services.openai.backend import Hangup, RoomFailed
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Worker
-from tests.sim.checks import QUIET, deaf, dirty, unexplained, unrest
+from tests.sim.checks import QUIET, amplified, deaf, dirty, unexplained, unrest
 from tests.sim.clients import Clients, make_request
 from tests.sim.engine import answer
 from tests.sim.fabric import WatchedFabric
@@ -155,6 +155,9 @@ class _Scene:
         await self._rest()
         for invariant, text, room in unexplained(self._platform, self._world.trace.faults):
             self._violate(invariant, text, room)
+        sent = sum(self._world.network.sent[method] for method in ("RunRooms", "StreamRooms"))
+        for text, room in amplified(self._platform, self._world.trace.faults, sent):
+            self._violate("failure-adds-no-load", text, room)
         for text in dirty(self._platform):
             self._violate("slot-zero", text)
 
