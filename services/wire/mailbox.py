@@ -19,11 +19,13 @@ follows from something accepted (a cancel, a departed peer) may wait beside as m
 TAKEN_BYTES_MAX = 8 << 20
 """Longest command, which a turn takes alone."""
 
-TURN_COMMANDS_MAX = 8
+TURN_COMMANDS_MAX = 64
+TURN_OPENINGS_MAX = 8
 TURN_BYTES_MAX = 64 << 10
 """What a turn takes, and broadcasts, of several commands; the rest waits for the next turn. To open a room
-takes some hundred microseconds, and as much again for a prompt of thousands of tokens: so no burst makes a
-turn long, and handlers have their share between its turns."""
+takes some hundred microseconds, and as much again for a prompt of thousands of tokens; anything else takes a
+tenth of it. So no burst makes a turn long, and handlers have their share between its turns."""
+OPENINGS = frozenset({"run", "stream"})
 
 FRAME_BYTES = 8
 """What a command in a list takes beside itself, at most."""
@@ -86,12 +88,14 @@ class Mailbox:
         self.news.clear()
         if not self._waiting:
             return b""
-        commands, length = group_pb2.Commands(), 0
+        commands, length, openings = group_pb2.Commands(), 0, 0
         while self._waiting:
             command, answer = self._waiting[0]
             length += command.ByteSize() + FRAME_BYTES
+            openings += command.WhichOneof("what") in OPENINGS
             taken = len(commands.commands)
-            if taken and (taken == TURN_COMMANDS_MAX or length > TURN_BYTES_MAX):
+            full = taken == TURN_COMMANDS_MAX or openings > TURN_OPENINGS_MAX or length > TURN_BYTES_MAX
+            if taken and full:
                 self.news.set()
                 break
             commands.commands.append(command)

@@ -93,16 +93,18 @@ async def test_past_its_bound_askers_are_refused_and_what_follows_is_still_taken
 
 async def test_a_burst_of_commands_makes_no_turn_long() -> None:
     box = Mailbox()
-    prompt = inference_pb2.InferenceRequest(prompt=range(1_000, 9_000))
     for room in range(1, 101):
         box.put(cancel(room))
     for room in range(101, 201):
+        prompt = inference_pb2.InferenceRequest(prompt=range(1_000, 1_001 if room < 150 else 9_000))
         run = inference_pb2.RunRoomRequest(room=room, request=prompt)
         box.put(group_pb2.Command(run=run))
     taken: list[int] = []
     while not box.empty:
         lap = group_pb2.Commands.FromString(box.take())
         assert len(lap.commands) <= module.TURN_COMMANDS_MAX
+        openings = [command for command in lap.commands if command.WhichOneof("what") == "run"]
+        assert len(openings) <= module.TURN_OPENINGS_MAX
         assert lap.ByteSize() <= module.TURN_BYTES_MAX
         taken += [command.run.room or command.cancel.room for command in lap.commands]
     assert taken == list(range(1, 201))
