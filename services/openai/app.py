@@ -55,7 +55,7 @@ def create_app(
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
-    prompts, bodies = Prompts(model, backend), Bodies(settings)
+    prompts, bodies = Prompts(model, backend), Bodies(settings, backend)
     version = release()
     generating = generate_routes(backend, model, prompts, bodies, metrics, settings, clock)
     direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}

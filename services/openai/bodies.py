@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 from starlette.requests import Request
 
 from services.openai.api_settings import ApiSettings
-from services.openai.backend import Overloaded
-from services.openai.body import Held, read_body
+from services.openai.backend import Backend, Overloaded
+from services.openai.body import COMMAS_MAX, Held, read_body
 from services.openai.door import caller_in
 from services.openai.schemas import Shape
 from services.runtime.freed_memory import give_back
@@ -34,8 +34,9 @@ M = TypeVar("M", bound=Shape)
 class Bodies:
     """Of one application. Used from one event loop."""
 
-    def __init__(self, settings: ApiSettings) -> None:
+    def __init__(self, settings: ApiSettings, backend: Backend) -> None:
         self._settings = settings
+        self._backend = backend
         self._of_one_max = max(AT_ONCE_BYTES // 2, BODIES_AT_LEAST * settings.body_bytes_max)
         self._of: dict[bytes, int] = {}
         self._bytes = 0
@@ -54,7 +55,12 @@ class Bodies:
         settings = self._settings
         try:
             yield await read_body(
-                request, shape, held, limit=settings.body_bytes_max, timeout_s=settings.body_timeout_s
+                request,
+                shape,
+                held,
+                limit=settings.body_bytes_max,
+                timeout_s=settings.body_timeout_s,
+                commas_max=max(COMMAS_MAX, 2 * self._backend.limits().context_tokens),
             )
         finally:
             self._release(caller, held.counted)

@@ -23,8 +23,8 @@ SMALL_BYTES: Final = 64 * 2**10
 VALUES_MAX: Final = 100_000
 """Texts, lists and objects of a body: of each an object is made, while every other request waits. The most
 messages that a request may have, each of several parts, are fewer."""
-COMMAS_MAX: Final = 2**20
-"""Token ids, which cost a hundredth of that."""
+COMMAS_MAX: Final = 2**18
+"""Token ids, which cost a tenth of that; more where the context has more."""
 
 M = TypeVar("M", bound=Shape)
 
@@ -47,7 +47,9 @@ class Held:
             self.counted += uncounted
 
 
-async def read_body(request: Request, shape: type[M], held: Held, *, limit: int, timeout_s: float) -> M:
+async def read_body(
+    request: Request, shape: type[M], held: Held, *, limit: int, timeout_s: float, commas_max: int
+) -> M:
     """The request's body as `shape`. At most `limit` bytes, sent within `timeout_s`; `held` is told of each.
 
     Raises ApiError that names the field at fault, ClientGone if the connection closed before the end, and
@@ -71,13 +73,13 @@ async def read_body(request: Request, shape: type[M], held: Held, *, limit: int,
         raise ApiError(
             408, f"The body was not sent within {timeout_s:g} s.", code="request_timeout"
         ) from None
-    return parse(raw, shape)
+    return parse(raw, shape, commas_max)
 
 
-def parse(raw: bytes, shape: type[M]) -> M:
+def parse(raw: bytes, shape: type[M], commas_max: int = COMMAS_MAX) -> M:
     """`raw` as JSON of `shape`; null means absent. Raises ApiError."""
-    if len(raw) > SMALL_BYTES and _is_much(raw):
-        much = f"The body holds more than {VALUES_MAX} texts, lists and objects, or {COMMAS_MAX} numbers."
+    if len(raw) > SMALL_BYTES and _is_much(raw, commas_max):
+        much = f"The body holds more than {VALUES_MAX} texts, lists and objects, or {commas_max} numbers."
         raise invalid(None, much)
     try:
         text = raw.removeprefix(BOM_UTF8).decode()  # Windows' editors and shells write one into their files
@@ -122,7 +124,7 @@ async def _read(request: Request, held: Held, limit: int) -> bytes:
     return bytes(raw)
 
 
-def _is_much(raw: bytes) -> bool:
+def _is_much(raw: bytes, commas_max: int) -> bool:
     """Told before anything is made of it, by passes over the bytes alone.
 
     A text begins and ends with a quote, and inside of it quotes stand behind an odd number of backslashes.
@@ -135,7 +137,7 @@ def _is_much(raw: bytes) -> bool:
         return True
     between = b"".join(plain.split(b'"')[::2])
     opened = between.count(b"[") + between.count(b"{")
-    return texts + opened > VALUES_MAX or between.count(b",") > COMMAS_MAX
+    return texts + opened > VALUES_MAX or between.count(b",") > commas_max
 
 
 def _too_large(limit: int) -> ApiError:

@@ -115,6 +115,15 @@ def _few_biases(value: Any) -> Any:
     return value
 
 
+def _few_messages(value: Any) -> Any:
+    """Before any of them is looked at."""
+    if isinstance(value, list) and len(value) > MESSAGES_MAX:
+        raise PydanticCustomError(
+            "messages", f"it holds {len(value)} messages; at most {MESSAGES_MAX} are taken"
+        )
+    return value
+
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
@@ -159,7 +168,7 @@ class StreamOptions(Shape):
     """Padding against traffic analysis; never added here."""
 
 
-Messages = Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MESSAGES_MAX)]
+Messages = Annotated[list[Message], FailFast(), BeforeValidator(_few_messages), Field(min_length=1)]
 
 
 class GenerationRequest(Shape):

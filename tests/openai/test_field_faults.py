@@ -110,7 +110,16 @@ def test_every_wrong_value_of_every_field_is_told_in_its_senders_words() -> None
 
 def test_nothing_of_the_librarys_words_is_passed_on() -> None:
     """Each kind of fault that the schemas can find has words here, or is one of our own."""
-    own = {"content_part", "fields", "logit_bias", "prompt_empty", "prompts", "role", "unsupported"}
+    own = {
+        "content_part",
+        "fields",
+        "logit_bias",
+        "messages",
+        "prompt_empty",
+        "prompts",
+        "role",
+        "unsupported",
+    }
     kinds = {"missing", "extra_forbidden", *TYPES, *VALUES, *OWN_TYPES, *own}
     found = set()
     for shape, body in bodies():

@@ -290,7 +290,7 @@ MUCH: Final[dict[str, tuple[bytes, bool]]] = {
     "numbers": (json.dumps({"prompt": [1] * (body.COMMAS_MAX + 2)}).encode(), True),
     "a text like it": (json.dumps({"prompt": json.dumps([{"a": [], "b": "\\"}] * 90_000)}).encode(), False),
     "a text of lines": (json.dumps({"prompt": 'a, "b": [{\n' * 200_000}).encode(), False),
-    "token ids": (json.dumps({"prompt": [123456] * 500_000}).encode(), False),
+    "token ids": (json.dumps({"prompt": [123456] * 200_000}).encode(), False),
     "messages": (
         json.dumps({"prompt": [{"role": "user", "content": "hi, you", "name": "x"}] * 8192}).encode(),
         False,

@@ -186,8 +186,7 @@ def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
     tiny.byte_level().save_pretrained(tmp_path)
     program = f"""
 import sys
-from contextlib import suppress
-from copy import copy
+from pathlib import Path
 import services.openai.app, services.openai.model
 from services.openai.model import load_served_model
 from services.openai.tokenizer import keep_torch_out, load_tokenizer
