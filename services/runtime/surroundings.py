@@ -161,6 +161,12 @@ FAMILIES: Final = (
         "by the commands that ask a server; between the parts `--tls-ca` alone says who is believed",
     ),
     Family(
+        ("SSLKEYLOGFILE",),
+        Verdict.HONOURED,
+        "by the commands that ask a server: whoever reads that file reads their connections; the parts write"
+        " none",
+    ),
+    Family(
         ("FORWARDED_ALLOW_IPS",),
         Verdict.HONOURED,
         "which proxies may say a client's address ([security.md](security.md))",

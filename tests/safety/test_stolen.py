@@ -26,8 +26,8 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "security.md"
 NEXT: Final = 78
 HANDOVER: Final = {"HandoverService/Connect", "HandoverService/Grant", "HandoverService/Close"}
 RUN: Final = {
-    *(f"PrefillService/{each}" for each in ("RunRoom", "RunRooms", "Cancel")),
-    *(f"DecodeService/{each}" for each in ("StreamRoom", "StreamRooms", "Cancel")),
+    *("PrefillService/RunRoom", "PrefillService/RunRooms"),
+    *("DecodeService/StreamRoom", "DecodeService/StreamRooms"),
 }
 READ: Final = {f"RoomService/{each}" for each in ("GetRoom", "ListRooms", "WatchRoom")}
 REGISTRY: Final = {f"WorkerRegistry/{each}" for each in ("Register", "Renew", "Drain", "Leave")}
