@@ -24,7 +24,7 @@ from tests.safety.test_speaks_for import SIDES, Stack, registration, spoken, sta
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "security.md"
 NEXT: Final = 78
-HANDOVER: Final = {"HandoverService/Connect", "HandoverService/Grant", "HandoverService/Close"}
+HANDOVER: Final = {"HandoverService/HandOver"}
 RUN: Final = {
     *("PrefillService/RunRoom", "PrefillService/RunRooms"),
     *("DecodeService/StreamRoom", "DecodeService/StreamRooms"),
@@ -41,7 +41,12 @@ def test_each_line_of_the_page_has_its_test() -> None:
     here = {name for name in globals() if name.startswith("test_")} - {
         "test_each_line_of_the_page_has_its_test"
     }
-    elsewhere = {"test_no_method_is_served_to_a_caller_without_the_token"}
+    elsewhere = {
+        "test_no_method_is_served_to_a_caller_without_the_token",
+        "test_authorised_writer_a_receiver_is_believed_by_the_secret_that_a_room_named",
+    }
+    suite = "".join(path.read_text() for path in PAGE.parents[1].glob("tests/*/test_*.py"))
+    assert all(f"def {name}(" in suite for name in named)
     assert named == here | elsewhere
 
 
