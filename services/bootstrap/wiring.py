@@ -103,7 +103,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     )
     canary = Canary(rooms, backend, asked_of_each)
     own_address = join_address(from_this_machine(settings.grpc_host), grpc_port)
-    hearing = Hearing(lambda: channels.to(own_address, Party.BOOTSTRAP), clock)
+    hearing = Hearing(lambda: channels.to(own_address, Party.BOOTSTRAP), lambda: server.accepted, clock)
 
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)

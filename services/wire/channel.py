@@ -1,7 +1,7 @@
 """How are gRPC servers and channels set up, everywhere the same?"""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -99,6 +99,21 @@ def _open(library: Any, address: str, party: Party, identity: Identity | None, r
     return Showing(channel, run_token) if run_token else channel
 
 
+class _CountAccepted(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """How many calls has the event loop accepted? They wait for that in gRPC's own queue."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        self.count += 1
+        return await continuation(details)
+
+
 class Server:
     """A gRPC server with health and reflection. Services are added before `start`."""
 
@@ -107,10 +122,17 @@ class Server:
         self._identity = identity
         ask = (AskForToken(run_token),) if run_token else ()
         admit = () if identity is None else (Admit(),)
-        self.grpc = grpc.aio.server(interceptors=(*ask, *admit, RefuseUndecodable()), options=_SERVER)
+        self._count = _CountAccepted()
+        doors = (self._count, *ask, *admit, RefuseUndecodable())
+        self.grpc = grpc.aio.server(interceptors=doors, options=_SERVER)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self._names: list[str] = []
+
+    @property
+    def accepted(self) -> int:
+        """Calls that the event loop has accepted so far."""
+        return self._count.count
 
     def bind(self, host: str, port: int) -> int:
         """Listen. Returns the port, which the system picks for 0. Raises OSError when it is taken."""

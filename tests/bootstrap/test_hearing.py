@@ -25,6 +25,7 @@ from tests.wire.servers import channel_to, has_ipv6, until
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVERY_S", 0.001)
+    monkeypatch.setattr(module, "AGAIN_S", 0.001)
 
 
 @asynccontextmanager
@@ -46,7 +47,7 @@ async def test_it_hears_itself_wherever_it_listens(host: str, certified: bool, t
     server, channels, clock = Server(identity), Channels.showing(identity), ManualClock(5)
     address = join_address(from_this_machine(host), server.bind(host, 0))
     await server.start(())
-    hearing = Hearing(lambda: channels.to(address, Party.BOOTSTRAP), clock)
+    hearing = Hearing(lambda: channels.to(address, Party.BOOTSTRAP), lambda: server.accepted, clock)
     async with running(hearing):
         clock.advance(100)
         await until(lambda: hearing.heard_ms() == 105)
@@ -71,15 +72,46 @@ async def test_live_is_not_lost_what_came_while_a_call_was_under_way_is_not_said
 
         unary_stream = unary_unary
 
-    hearing = Hearing(Slow, clock)
+    accepted = 0
+    hearing = Hearing(Slow, lambda: accepted, clock)
     async with running(hearing):
         for number in range(3):
             await until(lambda number=number: len(calls) == number + 1)  # type: ignore[misc]
             sent_ms = clock.now_ms()
             clock.advance(4_000)
             assert hearing.heard_ms() == max(sent_ms - 4_000, 5)
+            accepted += 1
             calls[number].set()
             await until(lambda sent_ms=sent_ms: hearing.heard_ms() == sent_ms)  # type: ignore[misc]
+
+
+async def test_live_is_not_lost_a_call_that_others_were_accepted_beside_says_nothing() -> None:
+    """It may have overtaken what waits."""
+    server, channels, clock = Server(), Channels(), ManualClock(5)
+    address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
+    await server.start(())
+    looks, others = 0, 3
+
+    def accepted() -> int:
+        nonlocal looks
+        looks += 1
+        return server.accepted + min(looks, others)
+
+    hearing = Hearing(lambda: channels.to(address, Party.BOOTSTRAP), accepted, clock)
+    async with running(hearing):
+        clock.advance(100)
+        await until(lambda: looks > others)
+        await until(lambda: hearing.heard_ms() == 105)
+        others = 1 << 30
+        await asyncio.sleep(0)
+        clock.advance(100)
+        seen = looks
+        await until(lambda: looks > seen + 6)
+        assert hearing.heard_ms() == 105
+        clock.advance(int(DEAF_S * 1000))
+        await until(lambda: hearing.heard_ms() > 105)  # bounded: it would keep the dead for ever
+    await channels.close()
+    await server.stop(0)
 
 
 async def test_one_that_does_not_hear_itself_says_so_once_and_goes_by_the_clock(
@@ -92,7 +124,7 @@ async def test_one_that_does_not_hear_itself_says_so_once_and_goes_by_the_clock(
     await server.start(())
     async with channel_to(address) as nowhere:
         way: list[grpc.aio.Channel] = [nowhere]
-        hearing = Hearing(lambda: way[0], clock)
+        hearing = Hearing(lambda: way[0], lambda: 0, clock)
         async with running(hearing):
             clock.advance(int(DEAF_S * 1000) - 1)
             await asyncio.sleep(0.05)

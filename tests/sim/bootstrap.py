@@ -89,7 +89,9 @@ class Bootstrap:
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
         self.canary = Canary(self.rooms, self.backend, canary_request(Defaults(), CONTEXT))
         self.server = Server(world.network, self.process, BOOTSTRAP)
-        self._hearing = Hearing(lambda: self._channels.to(BOOTSTRAP, Party.BOOTSTRAP), self.clock)
+        self._hearing = Hearing(
+            lambda: self._channels.to(BOOTSTRAP, Party.BOOTSTRAP), lambda: self.server.accepted, self.clock
+        )
 
     def start(self) -> None:
         workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(self.rooms), self.server)

@@ -6,14 +6,18 @@ call that this side cancels raises CancelledError, everything else an AioRpcErro
 """
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import grpc
 
 from tests.sim.loop import Process, this_process
 from tests.sim.network import Network, rpc_error, unavailable
+
+OVERTAKES: Final = 0.3
+"""Of calls that come while others wait."""
 
 Bytes = Callable[[Any], bytes]
 Message = Callable[[bytes], Any]
@@ -51,6 +55,9 @@ class Server:
         self.methods: dict[str, Any] = {}
         self.late_s = 0.0
         """How long a call waits in the process's own queue before it is accepted: its loop is busy."""
+        self.accepted = 0
+        self._random = random.Random(address)
+        self._waiting: deque[Callable[[Server], None]] = deque()
         self._accepted_s = 0.0
         """When the last one is: the queue keeps their order."""
 
@@ -58,14 +65,23 @@ class Server:
         self._network.listen(self.address, self)
 
     def accept(self, begin: Callable[["Server"], None]) -> None:
-        """A call has come: it begins when those before it have."""
+        """A call has come: it begins when those before it have. One that comes while others wait may overtake
+        all of them; then one of them is accepted beside it."""
         loop = self._network.loop
         at_s = max(loop.time() + self.late_s, self._accepted_s)
-        if at_s > loop.time():
+        if self._waiting and self._random.random() < OVERTAKES:
+            self._accept_next()
+            self.process.soon(begin, self)
+        elif at_s > loop.time():
             self._accepted_s = at_s
-            loop.call_at(at_s, self.process.soon, begin, self)
+            self._waiting.append(begin)
+            loop.call_at(at_s, self._accept_next)
         else:
             self.process.soon(begin, self)
+
+    def _accept_next(self) -> None:
+        if self._waiting:
+            self.process.soon(self._waiting.popleft(), self)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls; wait for those that there are, no longer than so. The end of the process breaks
@@ -221,6 +237,7 @@ class Call:
         server.accept(self._begin)
 
     def _begin(self, server: Server) -> None:
+        server.accepted += 1
         if not self._over:
             self._note("arrived")
             self._handler = server.process.spawn(self._serve(server))
