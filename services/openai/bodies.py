@@ -2,7 +2,7 @@
 
 Bodies that are read, parsed and tokenised are bounded together, and those of one caller to half of that: more
 are refused while they come in. The beginning of each is free, so that whoever sends little is never refused
-for those that send much; connections bound that.
+for those that send much; connections bound that (`bounded-admission`).
 """
 
 import asyncio

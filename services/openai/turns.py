@@ -3,7 +3,7 @@
 Tokenising takes a second for each megabyte or two, and hundreds of bytes for each byte. So of the longest
 texts one is worked on at a time, and the others have a thread that no such text can hold. Who waits gets a
 turn by caller, one each round, however much any of them sent: what one caller asks for delays another by one
-text at most. What waits is bounded in bytes, of each caller and of all; and in time.
+text at most. What waits is bounded in bytes, of each caller and of all; and in time (`bounded-admission`).
 """
 
 import asyncio
