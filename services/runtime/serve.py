@@ -121,7 +121,7 @@ def allow_open_files() -> None:
 
 
 async def _watch_open_files() -> None:
-    """The event loop hangs up on whoever comes beyond the limit, and says nothing."""
+    """HTTP counts and tells whom it hangs up on (`http_accept`); nothing else that opens files says so."""
     while True:
         await asyncio.sleep(FILES_EVERY_S)
         try:
