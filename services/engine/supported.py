@@ -169,7 +169,12 @@ def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
 
 
 def _told(config: Any, key: str) -> Any:
-    return getattr(config, key, None)
+    """A value of the whole model's; None where there is none. One that differs by layer the library does not
+    give: it raises an error of its own."""
+    try:
+        return getattr(config, key, None)
+    except Exception:
+        return None
 
 
 def _window_is_active(config: Any, context_length: int) -> bool:
@@ -201,6 +206,7 @@ OTHER_LAYERS: Final = {
 }
 
 NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
+    "layers that differ from each other": lambda config: bool(_told(config, "is_heterogeneous")),
     "an encoder": lambda config: bool(_told(config, "is_encoder_decoder")),
     "more than text": lambda config: config.get_text_config() is not config,
     "quantised weights": lambda config: _told(config, "quantization_config") is not None,

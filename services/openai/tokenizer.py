@@ -168,13 +168,23 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         reference = AutoTokenizer.from_pretrained(
             str(model_dir), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # whatever the library or a file's contents make of it
-        raise TokenizerUnusable(f"{model_dir}: no usable tokenizer: {in_a_line(error)}") from error
+    except Exception as error:  # whatever the library makes of what is in a file
+        raise TokenizerUnusable(_why(model_dir, error)) from error
     finally:
         quiet.setLevel(level)
     if not reference.is_fast:
         raise TokenizerUnusable(f"{model_dir}: the tokenizer has no tokenizer.json, which is needed here")
     return Tokenizer(reference)
+
+
+def _why(model_dir: Path, error: Exception) -> str:
+    """Why there is no tokenizer, by the file rather than in the library's words."""
+    file = model_dir / "tokenizer.json"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: it cannot be read: {error.strerror}"
+    if not file.is_file():
+        return f"{model_dir}: no usable tokenizer: there is no file {file.name}"
+    return f"{file}: damaged, or of an unknown form ({in_a_line(error)})"
 
 
 def _is_byte_level(backend: Any) -> bool:

@@ -61,6 +61,19 @@ def test_the_supervisor_and_the_launcher_load_no_tensors_and_no_grpc(module: str
     assert result.stdout == "[]\n"
 
 
+def test_a_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    script = 'cd "$0" && rmdir "$0" && exec "$1" -P -m services.cli.main bootstrap'
+    result = subprocess.run(
+        ["sh", "-c", script, str(tmp_path), sys.executable],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "the directory that this was started in cannot be used" in one_line_error(result)
+
+
 @pytest.mark.parametrize("command", ["bootstrap", "prefill", "decode", "serve"])
 def test_a_bad_value_is_one_line_that_names_the_flag(command: str) -> None:
     result = baton(command, "--drain-timeout-ms", "never")

@@ -1,6 +1,8 @@
 """The served tokenizer is the reference library's, in a process without torch."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -100,7 +102,31 @@ def test_no_template() -> None:
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerUnusable, match=str(tmp_path)):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for _ in ("none", "a directory"):
+        with pytest.raises(
+            TokenizerUnusable, match=r"no usable tokenizer: there is no file tokenizer\.json$"
+        ):
+            load_tokenizer(tmp_path)
+        (tmp_path / "tokenizer.json").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"added_tokens": [], "model": {"type": "BPE"}}'])
+def test_a_damaged_tokenizer_is_one_line_that_names_its_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerUnusable, match=r"tokenizer\.json: damaged, or of an unknown form \(.+\)$"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "tokenizer.json")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fails)
+    with pytest.raises(TokenizerUnusable, match=r"tokenizer\.json: it cannot be read: Too many open files$"):
         load_tokenizer(tmp_path)
 
 
