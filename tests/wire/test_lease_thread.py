@@ -13,6 +13,7 @@ import pytest
 
 from services.rooms.errors import DeclaredGone
 from services.rooms.ids import Incarnation
+from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, open_thread_channel
 from services.wire.errors import KIND_KEY
@@ -99,11 +100,11 @@ class Worker:
 
 
 @asynccontextmanager
-async def keeping(address: str) -> AsyncIterator[Worker]:
+async def keeping(address: str, channels: Channels | None = None) -> AsyncIterator[Worker]:
     found: list[Worker] = []
     lease = LeaseThread(
         address,
-        Channels.showing(None, "sesame", open_thread_channel),
+        Channels.showing(None, "sesame", open_thread_channel) if channels is None else channels,
         workers_pb2.RegisterRequest(worker=rooms_pb2.Peer(name="w", incarnation=5, address="a:1")),
         lambda gone: found[0].departed.extend(gone),
         lambda held: found[0].tries.append(held),
@@ -141,6 +142,22 @@ async def test_what_is_told_of_a_worker_is_what_its_own_loop_saw(registry: Regis
         registry.wait_renewals(3)
         assert 7 not in registry.told
         await until(lambda: registry.told[-1] == 7)
+
+
+async def test_a_renewal_shows_the_certificate_of_now(registry: Registry, address: str) -> None:
+    opened, version = list[int](), 0
+
+    def opener(address: str, party: Party) -> Any:
+        opened.append(version)
+        return open_thread_channel(address, party)
+
+    async with keeping(address, Channels(opener, lambda: version)) as worker:
+        await until(lambda: worker.lease.problem is None)
+        version = 1
+        await until(lambda: opened == [0, 1])
+        registry.wait_renewals(3)
+        assert opened == [0, 1]
+        assert set(worker.tries) == {True}, "it is no reason to lose a lease"
 
 
 async def test_it_drains_and_leaves_by_the_same_way(registry: Registry, address: str) -> None:
