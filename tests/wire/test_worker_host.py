@@ -82,6 +82,7 @@ class Leader:
     said: list[list[str]]
     """What was to be seen outside when its streams were told: calls to the bootstrap, problems on /ready."""
     serving: asyncio.Task[int]
+    shutdown: asyncio.Event
 
 
 @asynccontextmanager
@@ -107,10 +108,11 @@ async def leading(
 
         registration = workers_pb2.RegisterRequest()
         role = Role(registration, (), turns(), lambda _: None, (GroupBroken,), break_off)
-        task = asyncio.create_task(host.serve(role, asyncio.Event()))
+        shutdown = asyncio.Event()
+        task = asyncio.create_task(host.serve(role, shutdown))
         try:
             await until(lambda: registry.unproven or host.problem is None)
-            yield Leader(host, registry, streams, broke, said, task)
+            yield Leader(host, registry, streams, broke, said, task, shutdown)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -176,6 +178,19 @@ async def test_a_worker_that_was_declared_gone_while_it_lives_tells_its_streams_
     [error] = ended_with
     assert isinstance(error, TakenForGone)
     assert str(error).startswith("prefill-0 was declared gone while it lives: somebody reported its exit")
+
+
+async def test_a_worker_that_drains_ends_as_well_when_it_was_declared_gone(
+    ended_with: list[StartupError],
+) -> None:
+    async with leading() as leader:
+        leader.shutdown.set()
+        await until(lambda: "drain" in leader.registry.calls)
+        leader.registry.refusals = [DeclaredGone("incarnation 7 was declared gone")]
+        leader.registry.known = False
+        with pytest.raises(Ended):
+            await asyncio.wait_for(leader.serving, PATIENCE_S)
+    assert [type(error) for error in ended_with] == [TakenForGone]
 
 
 async def test_ack_is_proof_a_worker_whose_turns_fail_as_it_flushes_says_no_goodbye() -> None:
