@@ -16,12 +16,14 @@ from services.rooms.affinity import blocks
 from services.rooms.counts import counted
 from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.pace import Pace
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Event, Registry, RoomEntry, Worker
 from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock
 
+RETRY_AFTER_S_MAX: Final = 600
 LOOKED_AT_MAX: Final = 64
 """How many that wait for other workers may be before one that there is space for."""
 QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
@@ -30,6 +32,10 @@ TOO_LATE: Final = Cause(Reason.CANCELLED, "its time in the queue was over as it 
 
 class QueueFull(Exception):
     """As many requests wait for a pair of workers as may."""
+
+
+class NotInTime(QueueFull):
+    """What is ahead of the request would take longer than the request may wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,9 @@ class Admission:
         self._timelines = timelines
         self._metrics = metrics
         self._max_queue = max_queue
-        self._queue_timeout_s = queue_timeout_ms / 1000
+        self._queue_timeout_ms = queue_timeout_ms
+        self._opened, self._given_back = Pace(), Pace()
+        """How fast those in the queue get rooms, and how fast the rooms on decode give back KV positions."""
         self._queue: deque[_Waiting] = deque()
         """Those that had a room before come first: their clients have waited longest."""
         self._hoping = 0
@@ -105,27 +113,33 @@ class Admission:
         retry: Retry | None = None,
         prompt: Sequence[int] = (),
         trace: TraceContext | None = None,
+        time_ms: int | None = None,
     ) -> RoomEntry:
         """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
         (`bounded-admission`). `prompt`: for the choice of workers, if it is known. `trace`: what the room's
-        span is a part of.
+        span is a part of. `time_ms`: how long the request may take once it has its room, if that is known.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
         the queue either: as many again may wait. It waits until its caller gives it up; where a side has no
         ready worker, for one to come. One that had no room waits for that only where a worker is expected.
 
-        Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time.
+        Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time. NotInTime, a
+        QueueFull, at once, where that is to be expected, or where its room would wait for pages for longer
+        than the request may take.
         """
         asked = _Asked(request_id, Need(prompt_tokens, tokens), retry, prompt, trace)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
+            if retry is None and time_ms is not None:
+                self._judge(asked.need, time_ms)
             entry = await (self._open_in_turn(asked) if retry is None else self._open_again(asked, retry))
         except NoSuchWorker:
             self._metrics.refused(Refused.NO_WORKER)
             raise
-        except QueueFull:
-            self._metrics.refused(Refused.QUEUE_FULL)
+        except QueueFull as error:
+            hopeless = isinstance(error, NotInTime)
+            self._metrics.refused(Refused.NOT_IN_TIME if hopeless else Refused.QUEUE_FULL)
             raise
         except TimeoutError:
             self._metrics.refused(Refused.TOO_LATE)
@@ -151,7 +165,20 @@ class Admission:
         """A worker may have become ready, or have got space, or be gone: open rooms for those who wait."""
         self._news.set()
         self._news.clear()
+        self._look()
         self._serve_queue()
+        self._look()
+
+    def given_back(self, tokens: int) -> None:
+        """A room gave back so many KV positions on decode."""
+        self._given_back.done(tokens)
+
+    def retry_after_s(self) -> int:
+        """When a request that is turned away now may find a place, as far as that is known."""
+        ahead_ms, one_ms = self._opened.wait_ms(self.queued() + 1), self._opened.wait_ms(1)
+        if ahead_ms is None or one_ms is None:
+            return 1
+        return min(max(-(-max(ahead_ms - self._queue_timeout_ms, one_ms) // 1000), 1), RETRY_AFTER_S_MAX)
 
     def close(self, why: Cause) -> None:
         """Open no room any more. Whoever waits for one is told why."""
@@ -172,6 +199,23 @@ class Admission:
         )
 
     # ---- inside
+
+    def _look(self) -> None:
+        now_ms = self._clock.now_ms()
+        self._opened.look(now_ms, waits=bool(self._queue))
+        self._given_back.look(now_ms, waits=self._registry.overbooked(Side.DECODE) > 0)
+
+    def _judge(self, need: Need, time_ms: int) -> None:
+        """Raises NotInTime where its room would wait for pages for longer than the request may take."""
+        over = self._registry.overbooked(Side.DECODE)
+        if not over:
+            return
+        self._look()
+        wait_ms = self._given_back.wait_ms(over + need.tokens)
+        if wait_ms is not None and wait_ms > time_ms:
+            raise NotInTime(
+                f"its room would wait {wait_ms // 1000} s for pages, {time_ms // 1000} s are left"
+            )
 
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
@@ -213,6 +257,7 @@ class Admission:
         except Refusal as error:
             waiting.opened.set_exception(error)
             return True
+        self._opened.done()
         self._registry.record(entry.id, waiting.queued)
         waiting.opened.set_result(entry)
         return True
@@ -228,11 +273,17 @@ class Admission:
                 pass
         if before + self._hoping >= self._max_queue:
             raise QueueFull(f"the queue for workers is full: {counted(before + self._hoping, 'request')}")
+        self._look()
+        wait_ms = None if asked.retry is not None else self._opened.wait_ms(before + self._hoping + 1)
+        if wait_ms is not None and wait_ms > self._queue_timeout_ms:
+            ahead = counted(before + self._hoping, "request")
+            raise NotInTime(f"it would wait {wait_ms // 1000} s for workers: {ahead} before it")
         opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(asked, opened, self._timelines.line("queued", f"{before} before it"))
         self._queue.insert(before, waiting)
+        self._look()
         try:
-            async with asyncio.timeout(self._queue_timeout_s if asked.retry is None else None):
+            async with asyncio.timeout(self._queue_timeout_ms / 1000 if asked.retry is None else None):
                 return await opened
         except BaseException as error:
             if opened.done() and not opened.cancelled() and opened.exception() is None:

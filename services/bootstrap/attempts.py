@@ -24,7 +24,6 @@ from services.rooms.registry import RoomEntry
 from services.rooms.request import Request
 from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry, pause_s
 
-RETRY_AFTER_S: Final = 1
 UNAVAILABLE: Final = 503
 TOO_MANY: Final = 429
 GONE: Final = 499
@@ -165,6 +164,7 @@ class RoomBackend:
                 request.tokens_max,
                 prompt=request.prompt,
                 trace=request.trace,
+                time_ms=int(self._timeout_s * 1000),
             )
         except asyncio.CancelledError:
             told, status = GIVEN_UP[why()]
@@ -176,7 +176,8 @@ class RoomBackend:
         except (QueueFull, TimeoutError) as error:
             full = str(error) or "no pair of workers had space in time"
             self._note_refused(request, full, TOO_MANY, since_ms)
-            raise Overloaded(f"every worker is busy: {full}", RETRY_AFTER_S) from error
+            after_s = self._rooms.admission.retry_after_s()
+            raise Overloaded(f"every worker is busy: {full}", after_s) from error
         return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)
 
     def _note_refused(self, request: Request, why: str, status: int, since_ms: int) -> None:

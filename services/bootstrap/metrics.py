@@ -27,6 +27,8 @@ class Refused(Enum):
     QUEUE_FULL = "queue_full"
     TOO_LATE = "too_late"
     """It waited for as long as requests may."""
+    NOT_IN_TIME = "not_in_time"
+    """What is ahead of it would take longer than it may wait, judged by what was served lately."""
     NO_WORKER = "no_worker"
     """No worker of a side is ready, or none could ever hold it."""
 
@@ -85,8 +87,8 @@ class BootstrapMetrics:
         registry.register(self._waited)
         self._refused = Counter(
             "baton_admission_refused_requests_total",
-            "Requests that got no pair of workers, by why: the queue was full, they waited for too long, or a"
-            " side has no worker for them.",
+            "Requests that got no pair of workers, by why: the queue was full, they waited for too long,"
+            " would have to, or a side has no worker for them.",
             ["why"],
             registry=registry,
         )

@@ -206,7 +206,11 @@ class Rooms:
             self._tell_over(entry, cause)
 
     def side_retired(self, room: RoomId, side: Side) -> None:
-        self._forget(room, side)
+        with suppress(UnknownRoom):
+            entry = self.registry.get(room)
+            self.links.forget(entry.worker(side).incarnation, room)
+            if side is Side.DECODE and side in entry.waiting_for:
+                self.admission.given_back(entry.tokens)
         self.registry.side_retired(room, side)
         self.timelines.wake(room)
         self.admission.wake()
@@ -224,10 +228,6 @@ class Rooms:
         return self.registry.holds_lease(incarnation) or any(
             incarnation in (entry.prefill.incarnation, entry.decode.incarnation) for entry in rooms()
         )
-
-    def _forget(self, room: RoomId, side: Side) -> None:
-        with suppress(UnknownRoom):
-            self.links.forget(self.registry.get(room).worker(side).incarnation, room)
 
     # ---- time
 
@@ -249,7 +249,7 @@ class Rooms:
             sides = ", ".join(sorted(side.value for side in entry.waiting_for))
             self.timelines.tell(entry.id, "filed", f"not reported retired by {sides}")
             for side in Side:
-                self._forget(entry.id, side)
+                self.links.forget(entry.worker(side).incarnation, entry.id)
             self.registry.abandon(entry.id)
             self.timelines.wake(entry.id)
         self.admission.wake()

@@ -219,6 +219,12 @@ class Registry:
         """No request of any client would get a room."""
         return all_full(self._on.values())
 
+    def overbooked(self, side: Side) -> int:
+        """KV positions that rooms may come to take on a side, beyond what its workers that serve can hold:
+        what has to be given back before another room gets its pages."""
+        serving = (worker for worker in self._on[side] if worker.is_serving)
+        return sum(max(worker.tokens - worker.facts.tokens_max, 0) for worker in serving)
+
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without
         any."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Collection
 
 import pytest
 
-from services.bootstrap.admission import QueueFull, Retry
+from services.bootstrap.admission import NotInTime, QueueFull, Retry
 from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -210,6 +210,45 @@ async def test_waiting_has_an_end() -> None:
         with pytest.raises(TimeoutError):
             await at.admission.admit("late", 3, 5)
         assert at.admission.queued() == 0
+
+
+async def test_who_would_wait_too_long_is_told_so_at_once_and_when_to_come_back() -> None:
+    async with house(queue_timeout_ms=5_000, max_queue=50) as at:
+        await fill(at)
+        waiting = [late(at, str(each)) for each in range(12)]
+        await until(lambda: at.admission.queued() == 12)
+        for room in range(1, 6):
+            at.clock.advance(1_000)
+            at.rooms.answered(RoomId(room))
+            at.retired(room)
+        assert at.admission.queued() == 7
+        with pytest.raises(NotInTime, match="it would wait 8 s for workers: 7 requests before it"):
+            await at.admission.admit("late", 3, 5)
+        assert at.admission.retry_after_s() == 3, "by then it will wait 5 s, as it may"
+        for room in range(6, 10):
+            at.rooms.answered(RoomId(room))
+            at.retired(room)
+        another = late(at, "soon enough")
+        await until(lambda: at.admission.queued() == 4)
+        for each in (*waiting, another):
+            each.cancel()
+        await asyncio.gather(*waiting, another, return_exceptions=True)
+
+
+async def test_who_would_wait_too_long_for_pages_is_told_so_before_it_has_a_room() -> None:
+    async with house(places=9) as at:
+        at.decode.tokens_max, at.decode.incarnation = 10, Incarnation(23)
+        at.rooms.lose(Incarnation(22), "replaced", proof="left")
+        at.join(at.decode)
+        for each in range(9):
+            await at.admission.admit(str(each), 3, 5, time_ms=1)
+        for room in range(1, 5):
+            at.clock.advance(2_000)
+            at.rooms.answered(RoomId(room))
+            at.retired(room)
+        with pytest.raises(NotInTime, match="its room would wait 8 s for pages, 7 s are left"):
+            await at.admission.admit("late", 3, 5, time_ms=7_000)
+        assert (await at.admission.admit("patient", 3, 5, time_ms=9_000)).request_id == "patient"
 
 
 async def test_a_request_given_up_exactly_when_its_room_opens_leaves_no_room(at: House) -> None:
