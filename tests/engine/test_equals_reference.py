@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import transformers
 from transformers import AutoTokenizer
 
 from services.engine.engine import Row, load_engine
@@ -33,6 +34,35 @@ def test_packed_chunked_prefill_and_paged_decode_equal_generate(
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()]
     outputs = worker.run(tenants, chunk)
     assert outputs == reference_greedy(tiny_dir(architecture), random_prompts(), OUTPUT_TOKENS)
+
+
+N_SHAPE = {"vocab_size": tiny.VOCABULARY, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256}
+PLACED = {
+    "learned, two places on": transformers.OPTConfig(
+        **tiny.SHAPE, ffn_dim=80, word_embed_proj_dim=48, init_std=0.3
+    ),
+    "learned, by a mask": transformers.BioGptConfig(**tiny.SHAPE),
+    "learned, one head of keys": transformers.GPTBigCodeConfig(**N_SHAPE, initializer_range=0.3),
+    "rotated in pairs": transformers.GPTJConfig(**N_SHAPE, rotary_dim=8, initializer_range=0.3),
+    "rotated in part": transformers.GPTNeoXConfig(**tiny.SHAPE),
+    "rotated in part, beside the product": transformers.PhiConfig(**{**tiny.SHAPE, "num_attention_heads": 4}),
+    "rotated in part, of a table": transformers.GlmConfig(**tiny.SHAPE),
+    "rotated in most layers": transformers.SmolLM3Config(
+        **{**tiny.SHAPE, "num_hidden_layers": 4, "pad_token_id": 0}
+    ),
+    "rotated, with a bias": transformers.Starcoder2Config(**tiny.SHAPE, sliding_window=None),
+}
+
+
+@pytest.mark.parametrize("scheme", PLACED)
+def test_every_way_in_which_a_definition_places_tokens_equals_generate(tmp_path: Path, scheme: str) -> None:
+    """Several sequences in a step, in chunks: what counts from the beginning of the step differs."""
+    directory = tiny.save(PLACED[scheme], tmp_path / "placed")
+    engine = load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**22, threads=1)
+    worker = Worker(engine, seed=5)
+    prompts = random_prompts((1, 7, 16, 33))
+    outputs = worker.run([worker.admit(prompt, 12) for prompt in prompts], chunk=7)
+    assert outputs == reference_greedy(directory, prompts, 12)
 
 
 @pytest.mark.parametrize("page_tokens", [1, 5, 64], ids="page{}".format)
