@@ -23,8 +23,9 @@ from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import REQUEST_BYTES_MAX, Channels
+from services.wire.conversation import converse
 from services.wire.conversions import cause_to_wire
-from services.wire.errors import RemoteError, refusal_from_wire, remote_error
+from services.wire.errors import RemoteError, refusal_from_wire
 from services.wire.mailbox import CommandTooLong
 
 log = Log(__name__)
@@ -190,20 +191,10 @@ class Link:
             call = inference_pb2_grpc.PrefillServiceStub(channel).RunRooms()
         else:
             call = inference_pb2_grpc.DecodeServiceStub(channel).StreamRooms()
-        writer = asyncio.create_task(self._write(call))
-        error = RemoteError(grpc.StatusCode.OK, "", "it ended the stream")
+        error = RemoteError(grpc.StatusCode.CANCELLED, "", "the stream to it was closed")
         try:
-            await self._read(call)
-        except grpc.aio.AioRpcError as broke:
-            error = remote_error(broke)
-        except Exception as bug:
-            error = RemoteError(grpc.StatusCode.INTERNAL, "", f"the stream could not be read: {bug!r}")
-            log.error(  # noqa: TRY400
-                "the stream to a worker could not be read", error=bug, worker=self._facts.name
-            )
+            error = await converse(call, self._news, self._next, self._read)
         finally:
-            call.cancel()  # grpc alone leaves some running, so that the worker never hears of it
-            writer.cancel()
             self._break(error)
 
     def _break(self, error: RemoteError) -> None:
@@ -214,35 +205,28 @@ class Link:
         for room, hearer in hearers.items():
             _tell(room, hearer.broken, error)
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
-        async for message in call:
-            self._pause_s = RETELL_S
-            for line in message.lines:
-                room = RoomId(line.room)
-                if line.absent:
-                    self._absent(room, self._facts.side)
-                    continue
-                hearer = self._hearers.get(room)
-                if hearer is None:
-                    continue  # of a room that is over
-                if line.HasField("refused"):
-                    del self._hearers[room]
-                    _tell(room, hearer.broken, refusal_from_wire(line.refused))
-                    continue
-                reply = line.reply
-                if reply.HasField("outcome"):
-                    del self._hearers[room]
-                _tell(room, hearer.heard, reply)
+    def _read(self, message: Any) -> None:
+        self._pause_s = RETELL_S
+        for line in message.lines:
+            room = RoomId(line.room)
+            if line.absent:
+                self._absent(room, self._facts.side)
+                continue
+            hearer = self._hearers.get(room)
+            if hearer is None:
+                continue  # of a room that is over
+            if line.HasField("refused"):
+                del self._hearers[room]
+                _tell(room, hearer.broken, refusal_from_wire(line.refused))
+                continue
+            reply = line.reply
+            if reply.HasField("outcome"):
+                del self._hearers[room]
+            _tell(room, hearer.heard, reply)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
-        try:
-            while True:
-                self._news.clear()
-                while self._opening or self._untold:
-                    await call.write(self._message())
-                await self._news.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader hears why
+    def _next(self) -> Any:
+        """What is sent next, if anything."""
+        return self._message() if self._opening or self._untold else None
 
     def _message(self) -> Any:
         """What is sent next. That a room is over is told in the message that opens it or in a later one."""

@@ -26,6 +26,7 @@ from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
+from services.wire.conversation import ChannelClosed, converse
 from services.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
 from services.wire.errors import (
     NotConnected,
@@ -34,7 +35,6 @@ from services.wire.errors import (
     UnknownReceiver,
     WrongIncarnation,
     refusal_from_wire,
-    remote_error,
 )
 from services.wire.mailbox import Mailbox
 
@@ -55,9 +55,6 @@ CLOSE_WARNING_S: Final = 3.0
 """From here on it is told, once a room, which sender keeps its memory."""
 MESSAGE_BYTES: Final = 1 << 20
 """From this length on what else is to be said goes into the next message."""
-
-SAID_AGAIN: Final = frozenset({UnknownReceiver.__name__, NotConnected.__name__})
-"""Ends of a stream by which nothing of it was taken, or nothing is lost by saying it again."""
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[inference_pb2.HandOverRequest, inference_pb2.HandOverReply]"
 Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
@@ -149,6 +146,8 @@ class SenderLink:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ended = False
+        self._greeted = self._heard = False
+        """On this stream: that was said, and anything was."""
 
     @property
     def closing(self) -> int:
@@ -352,56 +351,34 @@ class SenderLink:
         pause_s = unnamed_s = 0.0
         while not self._ended:
             await self._news.wait()
-            error, heard = await self._stream()
-            if heard:
+            error = await self._stream()
+            if self._heard:
                 pause_s = unnamed_s = 0.0
-            if error.kind in SAID_AGAIN:
+            if _says_nothing(error):
                 unnamed_s = min(max(unnamed_s * 2, UNNAMED_PAUSE_MIN_S), UNNAMED_PAUSE_MAX_S)
             else:
                 pause_s = min(max(pause_s * 2, OPEN_PAUSE_MIN_S), OPEN_PAUSE_MAX_S)
             self._broke(error)
-            await asyncio.sleep(unnamed_s if error.kind in SAID_AGAIN else pause_s)
+            await asyncio.sleep(unnamed_s if _says_nothing(error) else pause_s)
 
-    async def _stream(self) -> tuple[RemoteError, bool]:
-        """Until it ends: why it did, and whether anything was heard on it."""
+    async def _stream(self) -> RemoteError:
+        """One stream, to its end: why it ended."""
         channel = self._channels.to(self.peer.address, Party.PREFILL, self.incarnation)
+        self._greeted = self._heard = False
         call: Call = inference_pb2_grpc.HandoverServiceStub(channel).HandOver()
-        writer = asyncio.create_task(self._write(call))
-        heard = False
-        try:
-            async for reply in call:
-                heard = True
-                self._hear(reply)
-            error = RemoteError(grpc.StatusCode.OK, "", "it ended the stream")
-        except grpc.aio.AioRpcError as broke:
-            error = remote_error(broke)
-        except asyncio.CancelledError:
-            if _called_off():
-                raise
-            text = "the channel was closed under the stream"  # another takes its place
-            error = RemoteError(grpc.StatusCode.CANCELLED, NotConnected.__name__, text)
-        finally:
-            call.cancel()  # grpc alone leaves some running, so that the sender never hears of it
-            writer.cancel()
-        return error, heard
+        return await converse(call, self._news, self._next, self._hear)
 
-    async def _write(self, call: Call) -> None:
-        greeting = inference_pb2.Greeting(
-            incarnation=self.incarnation, receiver=self._speaker.incarnation, secret=self._speaker.secret
-        )
-        greeted: inference_pb2.Greeting | None = greeting
-        try:
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                while self._say_connect or self._say_grants or self._say_closes:
-                    message = self._message()
-                    if greeted is not None:
-                        message.greeting.CopyFrom(greeted)
-                        greeted = None
-                    await call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader hears why
+    def _next(self) -> inference_pb2.HandOverRequest | None:
+        """What is said next, if anything."""
+        if not (self._say_connect or self._say_grants or self._say_closes):
+            return None
+        message = self._message()
+        if not self._greeted:
+            self._greeted = True
+            message.greeting.incarnation = self.incarnation
+            message.greeting.receiver = self._speaker.incarnation
+            message.greeting.secret = self._speaker.secret
+        return message
 
     def _message(self) -> inference_pb2.HandOverRequest:
         """What is said next."""
@@ -423,6 +400,7 @@ class SenderLink:
         return message
 
     def _hear(self, reply: inference_pb2.HandOverReply) -> None:
+        self._heard = True
         for connect in reply.connects:
             self._connect_answered(connect)
         for grant in reply.grants:
@@ -433,7 +411,7 @@ class SenderLink:
 
     def _broke(self, error: RemoteError) -> None:
         """The stream ended: nothing that was said on it is answered any more."""
-        if error.kind in SAID_AGAIN:
+        if _says_nothing(error):
             self._say_grants.update({room: None for room, grant in self._grants.items() if not grant.held})
         else:
             if self.connecting or self._grants:
@@ -462,10 +440,9 @@ class SenderLink:
         self._mailbox.put(group_pb2.Command(cancel=cancel))
 
 
-def _called_off() -> bool:
-    """This task is cancelled, and not merely the call that it waits for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+def _says_nothing(error: RemoteError) -> bool:
+    """Of the sender: the stream ended before anything of it was taken, or by us. All is said again."""
+    return isinstance(error, ChannelClosed) or error.kind == UnknownReceiver.__name__
 
 
 def _may_pass(problem: Problem) -> bool:

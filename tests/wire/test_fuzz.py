@@ -55,6 +55,8 @@ KINDS: list[type[Message]] = [
     inference_pb2.InferenceRequest,
     inference_pb2.ConnectRequest,
     inference_pb2.GrantRequest,
+    inference_pb2.HandOverRequest,
+    inference_pb2.HandOverReply,
     inference_pb2.StreamRoomReply,
     rooms_pb2.Room,
     workers_pb2.RegisterRequest,
