@@ -228,9 +228,9 @@ class SenderLink:
             self._speak()
 
     def _connect_answered(self, reply: inference_pb2.ConnectReply) -> None:
-        if not self.connecting:
+        if not self.connecting or reply.exposure != self._asked:
             return
-        if reply.exposure != self._speaker.exposure:  # which was taken back meanwhile
+        if self._asked != self._speaker.exposure:  # it was taken back meanwhile
             self._ask_connection()
             return
         problem = self._problem(reply)
