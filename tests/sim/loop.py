@@ -51,6 +51,8 @@ class Process:
         self.held: list[events.Handle] = []
         self.busy_until_s = 0.0
         self.waking = False
+        self.handled_s = 0.0
+        """That handlers of messages have had its core."""
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self)
         self.tasks: list[asyncio.Task[Any]] = []

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 KEEPALIVE_S: Final = 15.0
 ROUND_S: Final = 0.00005
 """Of a handler's way to its message."""
+HANDLERS_PART: Final = 3
+TURNS_S: Final = 0.3
+"""A handler's half of the loop, and a few turns, with something to spare."""
 LATE_REQUEST_S: Final = 0.5
 LATE_ANSWER_S: Final = 6.0
 WITHIN_S: Final = 0.0001
@@ -147,10 +150,19 @@ class Network:
         return at_s
 
     async def handle(self, process: Process) -> None:
-        """A message has come for this process, whose handler gets it when so many rounds have gone by."""
+        """A message has come for this process, whose handler gets it when so many rounds have gone by: within
+        a few times what all handlers took of its core meanwhile, whatever else it does."""
+        since_s, before_s = self.loop.time(), process.handled_s
         for _ in range(self.handler_rounds):
             process.compute(ROUND_S)
+            process.handled_s += ROUND_S
             await asyncio.sleep(0)
+        waited_s, handled_s = self.loop.time() - since_s, process.handled_s - before_s
+        if waited_s > HANDLERS_PART * handled_s + TURNS_S:
+            text = (
+                f"{process.name}: a message waited for {waited_s:.2f} s beside {handled_s:.2f} s of handlers"
+            )
+            self.trace.violate(self.loop.time(), "live-is-not-lost", text)
 
     def loses(self) -> bool:
         return self._draw(self.weather.lost_share, "request lost")
