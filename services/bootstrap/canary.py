@@ -21,6 +21,7 @@ from services.openai.schemas import CompletionRequest
 from services.rooms.counts import counted
 from services.rooms.entries import CANARY_TOKENS
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.pairs import PairId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Worker, WorkerState
@@ -49,13 +50,14 @@ class Canary:
         self._rooms = rooms
         self._backend = backend
         self._request = request
-        self._tries: Counter[Incarnation] = Counter()
-        """Of the workers that are there: who failed often comes last, and keeps nobody from joining."""
+        self._tries: Counter[Incarnation | PairId] = Counter()
+        """Of the workers that are there, and of the pairs that do not connect: who failed often comes last,
+        and keeps nobody from joining."""
         self.problem: str | None = None
         """Why the last canary failed; None after one that passed."""
 
     async def run(self) -> None:
-        """Try each joining worker with a partner until cancelled."""
+        """Try each joining worker with a partner, and each pair that did not connect, until cancelled."""
         while True:
             pair = self._pair()
             if pair is None:
@@ -67,14 +69,17 @@ class Canary:
                 await asyncio.sleep(RETRY_S)
 
     def _pair(self) -> tuple[Worker, Worker] | None:
-        """The joining worker tried least, and a partner for it: a ready one if there is one.
+        """The joining worker tried least, and a partner for it: a ready one if there is one. Or a pair that
+        does not connect, and was tried less often.
 
         Each without a canary's room: a worker has `CANARY_ROOMS` places for them. The room of a canary that
         failed may outlive it.
         """
         registry = self._rooms.registry
         workers = [w for w in registry.workers() if w.state in _USABLE]
-        self._tries = Counter({w.facts.incarnation: self._tries[w.facts.incarnation] for w in workers})
+        broken = registry.pairs.broken()
+        kept: list[Incarnation | PairId] = [*broken, *(worker.facts.incarnation for worker in workers)]
+        self._tries = Counter({each: self._tries[each] for each in kept})
         free = [worker for worker in workers if not worker.canaries]
         pairs = [
             (joining, partner)
@@ -82,6 +87,14 @@ class Canary:
             for partner in free
             if joining.state is WorkerState.JOINING and partner.facts.side is not joining.facts.side
         ]
+        there = {worker.facts.incarnation for worker in free}
+        apart = min(
+            (each for each in broken if there.issuperset(each)), key=self._tries.__getitem__, default=None
+        )
+        least = min((self._tries[joining.facts.incarnation] for joining, _ in pairs), default=None)
+        if apart is not None and (least is None or self._tries[apart] < least):
+            self._tries[apart] += 1
+            return registry.worker(apart[0]), registry.worker(apart[1])
         if not pairs:
             return None
         joining, partner = min(

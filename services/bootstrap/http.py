@@ -105,9 +105,13 @@ def _id(text: str) -> RoomId:
 
 
 def _missing(registry: Registry) -> list[str]:
-    """Sides on which no worker is ready."""
+    """Sides on which no worker is ready; or the pairs that are, if none of them connects."""
     ready = {worker.facts.side for worker in registry.workers() if worker.state is WorkerState.READY}
-    return [f"no {side.value} worker is ready" for side in Side if side not in ready]
+    missing = [f"no {side.value} worker is ready" for side in Side if side not in ready]
+    return missing + [
+        f"{prefill.facts.name} and {decode.facts.name} do not connect, and no other pair is ready"
+        for prefill, decode in registry.unreachable()
+    ]
 
 
 def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:

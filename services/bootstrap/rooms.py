@@ -176,6 +176,7 @@ class Rooms:
         self._on_end.pop(room, None)
         ended = self.registry.end(room, None, self.clock.now_ms())
         if ended:
+            self._note_pair(self.registry.get(room), None)
             self.timelines.tell(room, "answered", how)
             self.timelines.end(room)
         return ended
@@ -194,6 +195,7 @@ class Rooms:
         self.timelines.tell(room, "failed", f"{cause.reason.value}: {cause.text}")
         self.timelines.end(room, cause)
         self._failures.tell(room, cause)
+        self._note_pair(entry, cause)
         self._metrics.room_failed(cause, canary=entry.canary)
         self._tell_over(entry, cause)
         on_end = self._on_end.pop(room, None)
@@ -214,6 +216,17 @@ class Rooms:
         self.registry.side_retired(room, side)
         self.timelines.wake(room)
         self.admission.wake()
+
+    def _note_pair(self, entry: RoomEntry, cause: Cause | None) -> None:
+        if not all(self.registry.holds_lease(incarnation) for incarnation in entry.pair):
+            return
+        if self.registry.pairs.ended(entry.pair, cause, canary=entry.canary):
+            names = {"prefill": entry.prefill.name, "decode": entry.decode.name}
+            if cause is None:
+                log.info("a pair of workers connects again", **names)
+                self.admission.wake()
+            else:
+                log.warning("a pair of workers does not connect", cause=cause.text, **names)
 
     def _tell_over(self, entry: RoomEntry, cause: Cause) -> None:
         """Tell the workers that may still hold the room, and are there, why it is over."""

@@ -173,6 +173,11 @@ class RoomEntry:
         return self.prefill if side is Side.PREFILL else self.decode
 
     @property
+    def pair(self) -> tuple[Incarnation, Incarnation]:
+        """Its prefill and its decode worker."""
+        return self.prefill.incarnation, self.decode.incarnation
+
+    @property
     def has_failed(self) -> bool:
         """It ended in a way that is not its client's own."""
         return self.cause is not None and self.cause.reason not in NOT_FAILURES

@@ -7,12 +7,17 @@ spoken for there than that spares, and a short beginning that all prompts share 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
 
 from services.rooms.affinity import Block
 from services.rooms.entries import Worker, WorkerState
 from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from services.rooms.ids import Incarnation
+from services.rooms.pairs import PairId
 from services.rooms.phases import Side
+
+Pair: TypeAlias = tuple[Worker, Worker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +36,26 @@ class Need:
 
 
 def place(
-    workers: Mapping[Side, Sequence[Worker]], need: Need, avoid: Collection[Incarnation] = ()
+    workers: Mapping[Side, Sequence[Worker]],
+    need: Need,
+    avoid: Collection[Incarnation] = (),
+    broken: Collection[PairId] = (),
 ) -> tuple[Worker, Worker]:
     """Of each side's `workers`. Raises NoSuchWorker, which waiting for a place does not mend, before
     NoCapacity, which it does.
 
     `avoid`: those that get the request only if their side has no other that could hold it, be it full now: a
-    worker that fails everything at once always has a free place.
+    worker that fails everything at once always has a free place. `broken`: pairs that get it only if there is
+    no other that could hold it.
     """
     prefill = _able(workers[Side.PREFILL], Side.PREFILL, need.prompt_tokens)
     decode = _able(workers[Side.DECODE], Side.DECODE, need.tokens)
-    return _best(_without(prefill, avoid), need), _best(_without(decode, avoid), need)
+    wanted = _without(prefill, avoid), _without(decode, avoid)
+    if broken:
+        whole = _whole(*wanted, broken) or _whole(prefill, decode, broken)
+        if whole:
+            return _best_pair(whole, need)
+    return _best(wanted[0], need), _best(wanted[1], need)
 
 
 def beyond(worker: Worker, need: Need) -> int:
@@ -93,8 +107,24 @@ def _best(able: list[Worker], need: Need) -> Worker:
             raise NoCapacity(f"a stream to every {side} worker broke: waiting for one to renew its lease")
         raise NoCapacity(f"every {side} worker holds as many rooms as it may")
 
-    def by_then(worker: Worker) -> tuple[float, int, str]:
-        more = beyond(worker, need)
-        return (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name
+    return min(free, key=lambda worker: _by_then(worker, need))
 
-    return min(free, key=by_then)
+
+def _whole(prefill: list[Worker], decode: list[Worker], broken: Collection[PairId]) -> list[Pair]:
+    """Pairs of these that are not broken."""
+    pairs = product(prefill, decode)
+    return [pair for pair in pairs if (pair[0].facts.incarnation, pair[1].facts.incarnation) not in broken]
+
+
+def _best_pair(pairs: list[Pair], need: Need) -> Pair:
+    """Of pairs with free places, the one whose fuller worker is the least full by then."""
+    free = [pair for pair in pairs if all(worker.has_place for worker in pair)]
+    if not free:
+        raise NoCapacity("every pair of workers that reach each other holds as many rooms as it may")
+    return min(free, key=lambda pair: sorted((_by_then(worker, need) for worker in pair), reverse=True))
+
+
+def _by_then(worker: Worker, need: Need) -> tuple[float, int, str]:
+    """How full it is with the request, the less the better."""
+    more = beyond(worker, need)
+    return (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name

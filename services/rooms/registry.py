@@ -22,6 +22,7 @@ from services.rooms.errors import (
 )
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.index import RoomIndex
+from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
 from services.rooms.placement import Need, all_full, beyond, largest, place
 
@@ -68,6 +69,8 @@ class Registry:
         self._failed: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._canaries: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._tables = (self._open, self._done, self._failed, self._canaries)
+        self.pairs = Pairs()
+        """Which of the workers' pairs do not reach each other."""
         self.index = RoomIndex()
         """Of all these rooms, for whoever looks at them."""
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
@@ -171,6 +174,7 @@ class Registry:
         ends its rooms but proves nothing. Returns its open rooms: the caller ends them. A process that is
         gone holds nothing, so no report of its rooms is waited for."""
         worker = self._workers.pop(incarnation, None)
+        self.pairs.forget(incarnation)
         if worker is not None and worker.proven and proof != GOODBYE:
             self._expected_until_ms[worker.facts.side] = now_ms + EXPECTED_MS
         self._regroup()
@@ -212,7 +216,19 @@ class Registry:
 
     def place(self, need: Need, avoid: Collection[Incarnation] = ()) -> tuple[Worker, Worker]:
         """The best pair (`services.rooms.placement`). Raises NoSuchWorker and NoCapacity."""
-        return place(self._on, need, avoid)
+        return place(self._on, need, avoid, self.pairs.broken())
+
+    def unreachable(self) -> list[tuple[Worker, Worker]]:
+        """The pairs of ready workers, if none of them reaches its other."""
+        ready = [
+            (prefill, decode)
+            for prefill in self._on[Side.PREFILL]
+            for decode in self._on[Side.DECODE]
+            if prefill.state is decode.state is WorkerState.READY
+        ]
+        broken = self.pairs.is_broken
+        reached = any(not broken((one.facts.incarnation, other.facts.incarnation)) for one, other in ready)
+        return [] if reached else ready
 
     @property
     def all_full(self) -> bool:

@@ -4,10 +4,15 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from fastapi import FastAPI
+from httpx import ASGITransport, AsyncClient
 
 from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, _prompt, canary_request
+from services.bootstrap.http import probe_router
 from services.rooms.entries import CANARY_ROOMS
+from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.pairs import BROKEN_AFTER
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import WorkerState
@@ -160,3 +165,29 @@ async def test_a_full_partner_has_one_canary_at_a_time() -> None:
             at.retired(2)
             await until(lambda: len(bad.called) == 2)
             task.cancel()
+
+
+async def test_a_pair_that_does_not_connect_is_tried_by_canaries_until_one_passes() -> None:
+    """Both were proven, with others it may be. Nobody is joining."""
+    async with house(rooms_max=1) as at:
+        failed = Cause(Reason.CONNECT_FAILED, "no way there")
+        for _ in range(BROKEN_AFTER):
+            at.rooms.fail((await at.admission.admit("a", 3, 5)).id, failed)
+            at.retired(at.registry.open_rooms()[0].id)
+        pair = (at.prefill.incarnation, at.decode.incarnation)
+        assert at.registry.pairs.is_broken(pair)
+        app = FastAPI()
+        app.include_router(probe_router(at.registry, lambda: None))
+        async with AsyncClient(transport=ASGITransport(app), base_url="http://bootstrap") as http:
+            told = await http.get("/ready")
+            assert told.status_code == 503
+            problem = "prefill-0 and decode-0 do not connect, and no other pair is ready"
+            assert told.json()["problems"] == [problem]
+            at.prefill.script, at.decode.script = GOOD_PREFILL, GOOD_DECODE
+            task = asyncio.ensure_future(Canary(at.rooms, at.backend, CANARY).run())
+            await until(lambda: not at.registry.pairs.is_broken(pair))
+            assert (await http.get("/ready")).status_code == 200
+        assert at.entry(BROKEN_AFTER + 1).canary
+        task.cancel()
+        at.retired(BROKEN_AFTER + 1)
+        await at.at_rest()

@@ -27,6 +27,7 @@ from services.rooms.errors import (
     WorkerRefused,
 )
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.pairs import BROKEN_AFTER
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import (
@@ -682,3 +683,33 @@ def test_room_ends_a_room_that_both_workers_gave_back_waits_for_its_opener_and_n
     assert stack.unended(10 + UNTOLD_MS) == [entry]
     stack.end(entry.id, LOST, 10 + UNTOLD_MS)
     assert stack.unended(10 + 2 * UNTOLD_MS) == []
+
+
+def apart(registry: Registry, prefill: WorkerFacts, decode: WorkerFacts) -> None:
+    failed = Cause(Reason.CONNECT_FAILED, "no way there")
+    for _ in range(BROKEN_AFTER):
+        registry.pairs.ended((prefill.incarnation, decode.incarnation), failed, canary=False)
+
+
+def test_a_pair_that_does_not_connect_gets_no_room_while_another_does() -> None:
+    stack = registry_of(P1, P2, D1, D2)
+    apart(stack, P1, D1)
+    for _ in range(4):
+        entry = opened(stack)
+        assert (entry.prefill, entry.decode) != (P1, D1)
+    assert stack.unreachable() == []
+
+
+def test_the_only_pair_gets_rooms_though_it_does_not_connect_and_is_named() -> None:
+    stack = registry_of(P1, D1)
+    apart(stack, P1, D1)
+    assert (opened(stack).prefill, opened(stack).decode) == (P1, D1)
+    assert [(one.facts, other.facts) for one, other in stack.unreachable()] == [(P1, D1)]
+    stack.pairs.ended((P1.incarnation, D1.incarnation), None, canary=True)
+    assert stack.unreachable() == []
+
+
+def test_whom_a_request_avoids_it_gets_before_a_pair_that_does_not_connect() -> None:
+    stack = registry_of(P1, P2, D1)
+    apart(stack, P1, D1)
+    assert stack.place(Need(10, 10), avoid={P2.incarnation})[0].facts is P2
