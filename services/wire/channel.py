@@ -1,7 +1,8 @@
 """How are gRPC servers and channels set up, everywhere the same?"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -220,6 +221,15 @@ class Channels:
             self._open[way] = self._opener(address, party)
             self._opened_with[way] = version
         return self._open[way]
+
+    @asynccontextmanager
+    async def once(self, address: str, party: Party) -> AsyncIterator[grpc.aio.Channel]:
+        """One that is nobody else's, and so dropped by nobody else."""
+        channel = self._opener(address, party)
+        try:
+            yield channel
+        finally:
+            await channel.close()
 
     def __len__(self) -> int:
         """How many are open."""

@@ -60,10 +60,11 @@ class PresenceAsker:
             async with asyncio.timeout(ASK_S):
                 if not await self._listening(address):
                     return Presence.GONE
-                stub = workers_pb2_grpc.PresenceServiceStub(self._channels.to(address, party, incarnation))
-                # The way to it may have broken, and be made anew meanwhile.
-                asked = workers_pb2.WhoIsThereRequest()
-                reply = await stub.WhoIsThere(asked, timeout=ASK_S, wait_for_ready=True)
+                # Ways to a worker that is silent are dropped, and what is asked by them is never answered.
+                async with self._channels.once(address, party) as channel:
+                    stub = workers_pb2_grpc.PresenceServiceStub(channel)
+                    asked = workers_pb2.WhoIsThereRequest()
+                    reply = await stub.WhoIsThere(asked, timeout=ASK_S, wait_for_ready=True)
         except (OSError, grpc.aio.AioRpcError):  # TimeoutError is an OSError
             return Presence.SILENT
         return Presence.THERE if reply.incarnation == incarnation else Presence.GONE
