@@ -81,11 +81,15 @@ class Forks:
             try:
                 async with asyncio.timeout(FORK_TIMEOUT_S):
                     return await _fork(control, name, words, environ, worth, say)
-            except (OSError, TimeoutError) as error:
+            except BaseException as error:
+                # Its answer may come yet, and the next one who asks would take it for its own.
+                self._control = None
+                process.kill()
+                if not isinstance(error, OSError):  # as a TimeoutError is
+                    raise
                 self._say(
                     f"{name} could not be forked ({error or 'no answer'}): it is started by its command"
                 )
-                process.kill()
                 return None
 
     async def _keep(self) -> None:

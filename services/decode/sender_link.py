@@ -423,6 +423,8 @@ class SenderLink:
             if self.connecting:
                 self._connection_failed(error)
                 self.connecting = self.knows  # of an older exposure: it is to hear of this one
+        if not (self.knows or self._waiting or self._grants):
+            self.connecting = False  # whoever wanted it has ended (`zero-at-idle`)
         self._say_connect = self.connecting
         self._say_closes.update(dict.fromkeys(self._closes))
         self._let_go()

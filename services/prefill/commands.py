@@ -207,7 +207,7 @@ class Commands:
             if sender.grant is not None and sender.grant.generation != wire.generation:
                 raise PeerFault(f"room {room}: generation {wire.generation} was not granted")
         cause = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
-        self._roster.cancel(room, cause, self._clock.now_ms())
+        self._roster.give_up(room, Incarnation(wire.receiver), cause, self._clock.now_ms())
 
     def _depart(self, peer: Incarnation) -> None:
         """A decode process is known to be gone: nothing can land in it any more."""

@@ -5,6 +5,7 @@ nothing here (`room-issued`): it is kept beside the rooms, and asked again when 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -16,55 +17,64 @@ KEPT_S: Final = 60.0
 (`services.rooms.registry.UNTAKEN_MS`): after that it does not come."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+@dataclass(eq=False, slots=True)
+class KeptGrant:
+    """One that is kept, of one receiver."""
+
+    room: RoomId
+    receiver: Incarnation
     again: Callable[[], None]
-    timer: asyncio.TimerHandle
+    expired: Callable[[], None]
+    timer: asyncio.TimerHandle | None = None
 
 
 class EarlyGrants:
     """Keyed by room and receiver: one receiver's grant does not take the place of another's. The leader's."""
 
     def __init__(self, most: int) -> None:
+        """`most`: of one receiver."""
         self._most = most
-        self._kept: dict[RoomId, dict[Incarnation, _Kept]] = {}
-        self._count = 0
+        self._kept: dict[RoomId, dict[Incarnation, KeptGrant]] = {}
+        self._counts: Counter[Incarnation] = Counter()
 
     def __len__(self) -> int:
-        return self._count
+        return self._counts.total()
 
     def keep(
         self, room: RoomId, receiver: Incarnation, again: Callable[[], None], expired: Callable[[], None]
-    ) -> bool:
-        """Call `again` when the room comes, or `expired` when it does not in time. False when there are as
-        many as there may be; nothing is called then."""
-        if self._count >= self._most:
-            return False
-        self.drop(room, receiver)
-
-        def end() -> None:
-            self.drop(room, receiver)
-            expired()
-
-        timer = asyncio.get_running_loop().call_later(KEPT_S, end)
-        self._kept.setdefault(room, {})[receiver] = _Kept(again, timer)
-        self._count += 1
-        return True
+    ) -> KeptGrant | None:
+        """Call `again` when the room comes, or `expired` when it does not in time. Of an earlier grant of
+        the room and receiver, which was said on another stream, nothing is called. None when the receiver has
+        as many as it may have; nothing is called then either."""
+        before = self._kept.get(room, {}).get(receiver)
+        if before is not None:
+            self.drop(before)
+        if self._counts[receiver] >= self._most:
+            return None
+        kept = KeptGrant(room, receiver, again, expired)
+        kept.timer = asyncio.get_running_loop().call_later(KEPT_S, self._expire, kept)
+        self._kept.setdefault(room, {})[receiver] = kept
+        self._counts[receiver] += 1
+        return kept
 
     def come(self, room: RoomId) -> None:
         """The room was opened."""
-        for kept in self._kept.pop(room, {}).values():
-            self._count -= 1
-            kept.timer.cancel()
+        for kept in list(self._kept.get(room, {}).values()):
+            self.drop(kept)
             kept.again()
 
-    def drop(self, room: RoomId, receiver: Incarnation) -> None:
-        """It is not wanted any more. Idempotent."""
-        grants = self._kept.get(room, {})
-        kept = grants.pop(receiver, None)
-        if kept is None:
+    def drop(self, kept: KeptGrant) -> None:
+        """It is not wanted any more. Idempotent: another that took its place stays."""
+        grants = self._kept.get(kept.room, {})
+        if grants.get(kept.receiver) is not kept:
             return
-        self._count -= 1
-        kept.timer.cancel()
+        del grants[kept.receiver]
         if not grants:
-            del self._kept[room]
+            del self._kept[kept.room]
+        self._counts -= Counter({kept.receiver: 1})
+        if kept.timer is not None:
+            kept.timer.cancel()
+
+    def _expire(self, kept: KeptGrant) -> None:
+        self.drop(kept)
+        kept.expired()

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from services.pages.layout import KvLayout
+from services.prefill.early_grants import KeptGrant
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import PeerFault, Refusal, UnknownRoom
 from services.rooms.ids import Incarnation, RoomId
@@ -50,10 +51,10 @@ class HandOverStream:
         self._taken = asyncio.Event()
         self._asked: set[asyncio.Future[None]] = set()
         """Questions that no turn has answered, and closes that are not proven."""
-        self._early: set[RoomId] = set()
-        """Rooms whose grants are kept until they come."""
+        self._early: dict[RoomId, KeptGrant] = {}
+        """Grants that are kept until their rooms come."""
         self._closing: set[RoomId] = set()
-        """Rooms whose close no turn has taken yet: what a turn answers of their grants is not wanted."""
+        """Rooms whose close is not answered: what a turn answers of their grants is not wanted."""
         self._end: Exception | None = None
         self._over = False
         self._reading: asyncio.Task[None] | None = None
@@ -74,8 +75,8 @@ class HandOverStream:
             await asyncio.gather(self._reading, return_exceptions=True)
             for asked in list(self._asked):
                 asked.cancel()
-            for room in list(self._early):
-                self._drop_early(room)
+            while self._early:
+                self._work.early.drop(self._early.popitem()[1])
 
     async def messages(self) -> AsyncGenerator[inference_pb2.HandOverReply, None]:
         """The answers, a message at a time, until the stream ends. Raises what ended it early."""
@@ -134,9 +135,12 @@ class HandOverStream:
             grant.receiver = self.receiver
             self._ask_grant(grant)
         for close in request.closes:
+            room = RoomId(close.room)
+            if room in self._closing:
+                continue  # it is answered once
             close.receiver = self.receiver
-            self._drop_early(RoomId(close.room))
-            self._closing.add(RoomId(close.room))
+            self._drop_early(room)
+            self._closing.add(room)
             self._ask(group_pb2.Command(close=close), partial(self._closed, close))
 
     def _ask(self, command: group_pb2.Command, answered: Callable[[Exception | None], None]) -> None:
@@ -179,7 +183,7 @@ class HandOverStream:
             if room in self._work.roster:  # it came in the same turn, behind the grant
                 self._ask_grant(grant)
                 return
-            if self._keep_early(grant, error):
+            if not self._work.roster.retired(room) and self._keep_early(grant, error):
                 return
         reply = inference_pb2.GrantReply(room=room)
         if error is not None:
@@ -187,13 +191,13 @@ class HandOverStream:
         self._say(reply)
 
     def _closed(self, close: inference_pb2.CloseRequest, error: Exception | None) -> None:
-        self._closing.discard(RoomId(close.room))
         if error is None:
             self._follow(self._work.quiet(RoomId(close.room)), partial(self._quiet, close))
         else:
             self._quiet(close, error)
 
     def _quiet(self, close: inference_pb2.CloseRequest, error: Exception | None) -> None:
+        self._closing.discard(RoomId(close.room))
         reply = inference_pb2.CloseReply(room=close.room, generation=close.generation)
         if error is not None:
             reply.refused.CopyFrom(refusal_to_wire(error))
@@ -223,19 +227,20 @@ class HandOverStream:
             return False
 
         def again() -> None:
-            self._early.discard(room)
+            del self._early[room]
             self._ask_grant(grant)
 
         def expired() -> None:
-            self._early.discard(room)
+            del self._early[room]
             self._say(inference_pb2.GrantReply(room=room, refused=refusal_to_wire(error)))
 
         kept = self._work.early.keep(room, self.receiver, again, expired)
-        if kept:
-            self._early.add(room)
-        return kept
+        if kept is None:
+            return False
+        self._early[room] = kept
+        return True
 
     def _drop_early(self, room: RoomId) -> None:
-        if room in self._early and self.receiver is not None:
-            self._early.discard(room)
-            self._work.early.drop(room, self.receiver)
+        kept = self._early.pop(room, None)
+        if kept is not None:
+            self._work.early.drop(kept)

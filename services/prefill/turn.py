@@ -40,8 +40,8 @@ from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter, wish_told
 
 EARLY_PER_PLACE: Final = 4
-"""Grants that may wait for their rooms: receivers grant no more rooms than they and this worker have places
-for, and some of those may be over here already."""
+"""Grants of one receiver that may wait for their rooms: it grants no more rooms than it and this worker have
+places for, and some of those may be over here already."""
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
 DRAIN_S: Final = 0.01

@@ -21,7 +21,7 @@ from typing import Final, Generic, TypeVar
 
 from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from services.rooms.evidence import Evidence, Failed
-from services.rooms.ids import RoomId
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.room import Room
 
@@ -33,6 +33,7 @@ _place: Final = attrgetter("place")
 _NO_REASONS: Final[Mapping[int, Reason]] = MappingProxyType({})
 
 R = TypeVar("R", bound=Room)
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Roster(Generic[R]):
         self._free = list(range(places))
         self._rooms: dict[RoomId, R] = {}
         self._tombstones: OrderedDict[RoomId, Tombstone] = OrderedDict()
+        self._given_up: OrderedDict[tuple[RoomId, Incarnation], Tombstone] = OrderedDict()
+        """Rooms that have not come, each by the peer that gave it up: as many again."""
         self.dropped: Counter[str] = Counter()
         """News that was dropped, by kind of evidence."""
 
@@ -107,6 +110,9 @@ class Roster(Generic[R]):
         if grave is not None and grave.cause is not None:
             del self._tombstones[room]
             opened.note(Failed(grave.cause))
+        given_up = self._given_up.pop((room, opened.peer), None)
+        if given_up is not None and given_up.cause is not None:
+            opened.note(Failed(given_up.cause))
         return opened
 
     def note(self, room: RoomId, evidence: Evidence) -> bool:
@@ -126,6 +132,16 @@ class Roster(Generic[R]):
         if room not in self._tombstones:
             self._bury(room, Tombstone(now_ms + TOMBSTONE_MS, cause))
         return False
+
+    def give_up(self, room: RoomId, peer: Incarnation, cause: Cause, now_ms: int) -> None:
+        """The same by a peer of this worker, which ends its own rooms alone (`authorised-writer`): of one
+        that comes later it is known then whose it is."""
+        here = self._rooms.get(room)
+        if here is not None:
+            if here.peer == peer:
+                here.note(Failed(cause))
+        elif not self.retired(room) and (room, peer) not in self._given_up:
+            _bury(self._given_up, (room, peer), Tombstone(now_ms + TOMBSTONE_MS, cause))
 
     def votes(self, now_ms: int, capacity: Capacity) -> list[Vote]:
         """One vote per place; STAY where a place is empty.
@@ -199,13 +215,22 @@ class Roster(Generic[R]):
         return int.from_bytes(blake2b(array("Q", words), digest_size=8).digest(), "little") >> 2
 
     def _bury(self, room: RoomId, grave: Tombstone) -> None:
-        self._tombstones[room] = grave
-        while len(self._tombstones) > TOMBSTONES_MAX:
-            self._tombstones.popitem(last=False)
+        _bury(self._tombstones, room, grave)
 
     def _forget_old(self, now_ms: int) -> None:
-        while self._tombstones:
-            room, grave = next(iter(self._tombstones.items()))
-            if grave.until_ms > now_ms:
-                return
-            del self._tombstones[room]
+        _forget_old(self._tombstones, now_ms)
+        _forget_old(self._given_up, now_ms)
+
+
+def _bury(graves: OrderedDict[K, Tombstone], whose: K, grave: Tombstone) -> None:
+    graves[whose] = grave
+    while len(graves) > TOMBSTONES_MAX:
+        graves.popitem(last=False)
+
+
+def _forget_old(graves: OrderedDict[K, Tombstone], now_ms: int) -> None:
+    while graves:
+        whose, grave = next(iter(graves.items()))
+        if grave.until_ms > now_ms:
+            return
+        del graves[whose]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -155,6 +156,34 @@ async def test_what_cannot_be_held_does_not_begin_and_the_preloaded_process_come
     await living.wait()
     assert "part could not be forked (no descriptor is free): it is started by its command" in preloaded.said
     assert "preloaded was killed by SIGKILL: workers start without it until it is back" in preloaded.said
+
+
+class Doomed:
+    """Stands in for the preloaded process: it answers late, and is to be killed for that."""
+
+    killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_the_next_ones() -> None:
+    said: list[str] = []
+    forks, process = Forks(CLEAN, lambda _: True, said.append, SystemClock()), Doomed()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for each in (ours, theirs):
+            each.setblocking(False)
+        forks._control, forks._process = ours, process  # type: ignore[assignment]
+        forks._settled.set()
+        asked = asyncio.create_task(forks.fork("first", REFUSED, CLEAN, lambda _: True, said.append))
+        assert await asyncio.get_running_loop().sock_recv(theirs, 1) == b"o"
+        asked.cancel()
+        assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], asyncio.CancelledError)
+        theirs.send(f"{os.getpid()} ".encode())
+        assert await forks.fork("second", REFUSED, CLEAN, lambda _: True, said.append) is None
+    assert process.killed
+    assert said == []
 
 
 async def test_where_nothing_can_be_imported_workers_start_by_their_commands(tmp_path: Path) -> None:

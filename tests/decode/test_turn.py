@@ -624,6 +624,23 @@ async def test_what_was_said_to_a_sender_that_no_room_has_named_us_to_is_said_ag
     bench.assert_empty()
 
 
+async def test_zero_at_idle_a_sender_that_no_room_names_us_to_is_left_alone_once_no_room_is_for_it(
+    bench: DecodeBench,
+) -> None:
+    """Its room has ended here, and never comes there."""
+    streams = 100_000
+    bench.sender.refuse_streams = [UnknownReceiver("no room has named receiver 0x16")] * streams
+    caller = await bench.stream(ASKED)
+    await until(lambda: len(bench.sender.refuse_streams) < streams - 5)
+    assert bench.peers.asking == 1
+    await bench.cancel(1)
+    assert await caller.outcome() == "cancelled"
+    await bench.settle()
+    await until(lambda: not bench.peers.needed())
+    bench.assert_empty()
+    await until(lambda: len(bench.channels) == 0)
+
+
 async def test_live_is_not_lost_a_sender_that_answers_nothing_while_its_stream_lives_fails_no_room(
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

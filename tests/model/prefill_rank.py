@@ -163,7 +163,10 @@ class PrefillRank:
                 return "PeerFault"
             if sender.grant is not None and sender.grant.generation != generation:
                 return "PeerFault"
-        return self.cancel(room, Reason.CANCELLED)
+        self._roster.give_up(room, receiver, Cause(Reason.CANCELLED, "as the world tells"), 0)
+        if room not in self._opened:
+            self._cancelled.add(room)
+        return ""
 
     def depart(self, peer: Incarnation) -> str:
         for job in self._jobs.values():

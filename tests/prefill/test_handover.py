@@ -11,7 +11,7 @@ from services.prefill import early_grants, handover
 from services.prefill.receivers import NAMED_MAX, Receivers
 from services.prefill.rpc import HandoverService, PrefillService
 from services.rooms.errors import PeerFault
-from services.rooms.ids import Incarnation
+from services.rooms.ids import Incarnation, RoomId
 from services.runtime.party import Party
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
@@ -19,6 +19,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc,
 from services.wire.channel import open_channel
 from services.wire.conversions import request_to_wire
 from services.wire.errors import NotAdmitted, RemoteError, UnknownReceiver, remote_error
+from services.wire.mailbox import TURN_COMMANDS_MAX
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench, Receiver, connect_request
 from tests.wire.receivers import decode_peer, secret_of
@@ -253,17 +254,39 @@ def test_secrets_unlogged_what_is_told_of_a_stranger_holds_no_secret() -> None:
     assert secret_of(DECODE).hex() not in str(told.value)
 
 
+async def test_authorised_writer_a_close_that_comes_before_its_room_ends_it_for_its_own_receiver_alone(
+    served: Served,
+) -> None:
+    """Ids of rooms are counted up: whoever has had one knows the next."""
+    served.name()
+    served.name(OTHER)
+    served.bench.connect(served.receiver)
+    other = await served.voice(OTHER)
+    await other.say(closes=(close(1), close(2)))
+    voice = await served.voice()
+    await served.turns_until(lambda: len(other.quiet()) == 2)
+    await voice.say(closes=(close(2),))
+    await served.turns_until(lambda: voice.quiet() == [2])
+    first = await served.bench.run(toy.request("1", PROMPT))
+    second = await served.bench.run(toy.request("2", PROMPT))
+    await voice.say(grants=(grant(1),))
+    await served.turns_until(served.over)
+    assert await first.outcome() == ""
+    assert await second.outcome() == "receiver_closed"
+
+
 # ---- many rooms at a time
 
 
 async def test_what_comes_in_one_message_enters_one_turn(served: Served) -> None:
     served.name()
     voice = await served.voice()
-    await voice.say(connect_request(served.receiver), closes=tuple(close(room) for room in range(1, 301)))
+    rooms = range(1, TURN_COMMANDS_MAX)
+    await voice.say(connect_request(served.receiver), closes=tuple(close(room) for room in rooms))
     await until(lambda: not served.bench.mailbox.empty)
     await served.bench.turn()
     assert served.bench.mailbox.empty
-    await until(lambda: len(voice.quiet()) == 300)
+    await until(lambda: len(voice.quiet()) == len(rooms))
     assert len(voice.heard) <= 2, "and is answered together"
 
 
@@ -340,6 +363,78 @@ async def test_room_issued_a_grant_that_comes_before_its_room_waits_for_it_and_c
     await served.bench.cancel(1)
 
 
+async def test_a_stream_that_ends_late_leaves_the_grants_of_the_one_in_its_place(served: Served) -> None:
+    """Said again on another stream, a grant is that one's."""
+    served.name()
+    served.bench.connect(served.receiver)
+    work, box = served.bench.work, served.bench.mailbox
+    last, next_one = (handover.HandOverStream(work, box, PREFILL, [toy.LAYOUT]) for _ in range(2))
+    greeting = inference_pb2.Greeting(incarnation=PREFILL, receiver=DECODE, secret=secret_of(DECODE))
+
+    async def requests() -> AsyncIterator[inference_pb2.HandOverRequest]:
+        yield inference_pb2.HandOverRequest(greeting=greeting, grants=[grant(1)])
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as streams, AsyncExitStack() as late:
+        await late.enter_async_context(last.reading(requests(), lambda _: None))
+        await served.turns_until(lambda: bool(last._early))
+        await streams.enter_async_context(next_one.reading(requests(), lambda _: None))
+        await served.turns_until(lambda: bool(next_one._early))
+        await late.aclose()
+        assert len(work.early) == 1
+        await served.bench.run(toy.request("1", PROMPT))
+        await served.turns_until(lambda: bool(next_one._said))
+        assert [each.HasField("refused") for each in next_one._said] == [False]
+    await served.turns_until(served.over)
+    assert len(work.early) == 0
+
+
+async def test_malformed_is_contained_grants_for_no_room_take_no_place_of_another_receivers(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.name()
+    served.name(OTHER)
+    monkeypatch.setattr(served.bench.work.early, "_most", 2)
+    other, voice = await served.voice(OTHER), await served.voice()
+    await other.say(grants=tuple(grant(room) for room in range(1, 6)))
+    await served.turns_until(lambda: len(other.granted()) == 3)
+    await voice.say(grants=(grant(9),))
+    await served.turns_until(lambda: len(served.bench.work.early) == 3)
+    assert voice.granted() == {}
+
+
+async def test_a_close_that_is_said_again_and_again_is_one(served: Served) -> None:
+    """While it is not answered: nothing grows by saying it."""
+    served.name()
+    served.bench.connect(served.receiver)
+    await served.bench.run(toy.request("1", PROMPT))
+    voice = await served.voice()
+    await voice.say(grants=(grant(1),))
+    await served.turns_until(lambda: served.fabric.puts_under_way > 0)
+    for _ in range(5):
+        await voice.say(closes=(close(1),) * 20)
+    await voice.say(closes=(close(7),))
+    await served.turns_until(lambda: voice.quiet() == [7])
+    (job,) = served.bench.work._jobs.values()
+    assert len(job.closers) == 1
+    await served.turns_until(served.over)
+    await until(lambda: voice.quiet() == [7, 1])
+
+
+async def test_terminal_reaches_peer_a_grant_for_a_room_that_is_over_is_refused_at_once(
+    served: Served,
+) -> None:
+    """It will not come any more."""
+    served.name()
+    await served.bench.run(toy.request("1", PROMPT))
+    await served.bench.cancel(1)
+    await served.turns_until(served.over)
+    voice = await served.voice()
+    await voice.say(grants=(grant(1),))
+    await served.turns_until(lambda: voice.granted() == {1: "UnknownRoom"})
+    assert len(served.bench.work.early) == 0
+
+
 @pytest.mark.parametrize("end", ["close with it", "stream", "time", "too many"])
 async def test_a_grant_whose_room_does_not_come_is_kept_for_a_while_and_within_a_bound(
     served: Served, monkeypatch: pytest.MonkeyPatch, end: str
@@ -347,7 +442,7 @@ async def test_a_grant_whose_room_does_not_come_is_kept_for_a_while_and_within_a
     monkeypatch.setattr(early_grants, "KEPT_S", 0.05 if end == "time" else 60.0)
     if end == "too many":
         served.bench.work.early._most = 1
-        assert served.bench.work.early.keep(9, OTHER, lambda: None, lambda: None)  # type: ignore[arg-type]
+        assert served.bench.work.early.keep(RoomId(9), DECODE, lambda: None, lambda: None)
     served.name()
     voice = await served.voice()
     await voice.say(grants=(grant(1),), closes=(close(1),) if end == "close with it" else ())

@@ -20,7 +20,7 @@ from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity
 from services.rooms.sender import Sender
-from tests.rooms.group import Group, Settled
+from tests.rooms.group import PEER, Group, Settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,8 @@ class PrefillStage:
     def close(self, room: int, now_ms: int) -> bool:
         """The receiver gave the room up. True when every rank can prove that it is quiet."""
         for roster in self.group.rosters:
-            roster.cancel(
-                RoomId(room), Cause(Reason.RECEIVER_CLOSED, "the receiver gave the room up"), now_ms
-            )
+            cause = Cause(Reason.RECEIVER_CLOSED, "the receiver gave the room up")
+            roster.give_up(RoomId(room), PEER, cause, now_ms)
         return all(RoomId(room) not in roster for roster in self.group.rosters)
 
     def turn(self, now_ms: int) -> Settled[Sender]:
