@@ -15,7 +15,8 @@ from services.wire.credential import BYTES_MAX, BYTES_MIN, of_ranks
 from services.wire.errors import NotProven
 
 KEPT_MAX: Final = 8192
-"""Incarnations whose credential is remembered, the latest: more than there are workers, by far."""
+"""Incarnations whose credential is remembered, those that spoke last: more than there are workers, by far.
+One that lives shows its own with each renewal, and so is not forgotten for others that came and went."""
 KEY_BYTES: Final = 16
 
 
@@ -50,6 +51,7 @@ class Credentials:
         wanted = of_ranks(own) if rank else own
         if not own or not hmac.compare_digest(wanted, shown):
             raise NotProven(f"who speaks for incarnation {incarnation} has not shown its credential")
+        self._known.move_to_end(incarnation)
 
     def key_of(self, room: RoomId) -> bytes:
         """What the opener of a room shows to end it."""

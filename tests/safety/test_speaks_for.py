@@ -8,6 +8,8 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from services.bootstrap import credentials
+from services.bootstrap.credentials import Credentials
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
@@ -18,7 +20,7 @@ from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, worke
 from services.wire.channel import Channels, Server
 from services.wire.conversions import side_to_wire
 from services.wire.credential import of_ranks
-from services.wire.errors import RemoteError, remote_error
+from services.wire.errors import NotProven, RemoteError, remote_error
 from services.wire.identity import Identity
 from tests.bootstrap.scripted import House, Worker, house
 from tests.safety.certificates import of
@@ -252,3 +254,23 @@ async def test_a_room_is_ended_by_whoever_opened_it_or_shows_the_bootstraps_cert
                 cancel.key = here.at.rooms.credentials.key_of(rooms[0].id)
                 assert await here.ask(Party.DECODE, cancel) == "OK"
             assert rooms[0].phase is RoomPhase.CLOSING
+
+
+def test_the_credential_of_a_worker_that_lives_outlasts_all_that_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Past the bound those are forgotten that have not shown theirs for longest: else whoever registers often
+    could have a living one forgotten, and register in its name."""
+    monkeypatch.setattr(credentials, "KEPT_MAX", 4)
+    known, own, lives, idle = Credentials(), bytes(16), Incarnation(1), Incarnation(2)
+    known.enter(lives, own)
+    known.enter(idle, own)
+    for other in range(3, 20):
+        known.enter(Incarnation(other), bytes([other]) * 16)
+        known.check(lives, own)
+        if known.knows(idle):
+            with pytest.raises(NotProven):
+                known.check(idle, bytes([other]) * 16)
+    known.check(lives, own)
+    assert not known.knows(idle)
+    assert not known.knows(Incarnation(3))
