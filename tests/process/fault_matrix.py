@@ -141,12 +141,10 @@ class Scene:
         os.kill(self.pid(target), number)
 
     def revive(self, target: str) -> None:
-        """As a platform does: the process is gone, the same command line again. A group's launcher revives
-        its ranks by itself."""
-        if "/" in target:
-            return
-        self.stack.services[target].process.wait(ANSWER_S)
-        self.stack.restart(target)
+        """As a platform does: the process is gone, the same command line again."""
+        name = target.split("/")[0]
+        self.stack.services[name].process.wait(ANSWER_S)
+        self.stack.restart(name)
 
     def doom(self, target: str) -> None:
         """It does not count as ready any more."""
@@ -155,9 +153,11 @@ class Scene:
 
 
 def kill(scene: Scene, target: str) -> None:
+    """A rank's launcher starts its group again by itself."""
     scene.doom(target)
     scene.send(target, signal.SIGKILL)
-    scene.revive(target)
+    if "/" not in target:
+        scene.revive(target)
 
 
 def kill_often(scene: Scene, target: str) -> None:
@@ -179,9 +179,17 @@ def with_rank_up(scene: Scene, target: str) -> None:
 
 
 def terminate(scene: Scene, target: str) -> None:
-    scene.doom(target)
+    """A leader that is told to stop has its whole worker drain, launcher included. A rank that follows goes
+    on for as long as its leader does."""
+    name, _, rank = target.partition("/")
+    if rank in ("", "0"):
+        scene.doom(target)
     scene.send(target, signal.SIGTERM)
-    scene.revive(target)
+    if rank in ("", "0"):
+        scene.revive(target)
+    else:
+        time.sleep(BETWEEN_KILLS_S)
+        assert scene.stack.services[name].process.poll() is None, f"{name} ended with one of its ranks"
 
 
 def pause(scene: Scene, target: str, seconds: float) -> None:
@@ -269,8 +277,8 @@ def run_one(scene: Scene, known: Asked, shape: str, target: str, name: str, faul
     problems += [f"client {index}: {told}" for index, each in enumerate(clients) for told in each.wrong]
     try:
         scene.stack.wait_idle(start)
-    except AssertionError as error:
-        problems.append(str(error).partition("\n----")[0])
+    except (AssertionError, httpx.TransportError) as error:
+        problems.append(f"not at idle: {str(error).partition(chr(10) + '----')[0]}")
     return Found(
         shape=shape,
         target=target,
