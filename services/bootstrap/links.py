@@ -210,7 +210,8 @@ class Link:
         for line in message.lines:
             room = RoomId(line.room)
             if line.absent:
-                self._absent(room, self._facts.side)
+                if room in self._over:  # a worker speaks of what it was told is over (`authorised-writer`)
+                    self._absent(room, self._facts.side)
                 continue
             hearer = self._hearers.get(room)
             if hearer is None:

@@ -283,8 +283,8 @@ class SenderLink:
     def _grant_answered(self, reply: inference_pb2.GrantReply) -> None:
         room = RoomId(reply.room)
         grant = self._grants.get(room)
-        if grant is None:
-            return  # it is not wanted any more
+        if grant is None or grant.held or room in self._say_grants:
+            return  # it is not wanted any more, or not asked
         if not reply.HasField("refused"):
             del self._grants[room]
             return
@@ -313,8 +313,8 @@ class SenderLink:
     def _close_answered(self, reply: inference_pb2.CloseReply) -> None:
         room = RoomId(reply.room)
         close = self._closes.get(room)
-        if close is None or close.request.generation != reply.generation:
-            return
+        if close is None or close.request.generation != reply.generation or room in self._say_closes:
+            return  # it is not wanted any more, or not asked: no proof (`ack-is-proof`)
         if reply.HasField("refused"):
             close.problem = str(refusal_from_wire(reply.refused))
             asyncio.get_running_loop().call_later(close.pause_s, self._ask_close, room)

@@ -255,3 +255,13 @@ async def test_an_address_where_nobody_listens_is_unreachable(at: At) -> None:
     await until(lambda: ear.error is not None)
     assert ear.error is not None
     assert ear.error.unreachable
+
+
+async def test_authorised_writer_a_worker_lets_go_of_no_room_of_anothers(at: At) -> None:
+    """Ids of rooms are counted up. What nobody has told it is over it has nothing to say of."""
+    at.open(1)
+    at.over(5)
+    await until(lambda: at.worker.cancelled == [5])
+    at.say((1, None), (2, None), (5, None), (6, None))
+    await until(lambda: bool(at.absent))
+    assert at.absent == [(5, Side.PREFILL)]

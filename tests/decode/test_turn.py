@@ -13,7 +13,7 @@ from services.pages.pool import PageState
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.parallel.turns import Lap
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
-from services.rooms.ids import RoomId
+from services.rooms.ids import Generation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Request
 from services.transfer.memory import MemoryTransfer
@@ -639,6 +639,26 @@ async def test_zero_at_idle_a_sender_that_no_room_names_us_to_is_left_alone_once
     await until(lambda: not bench.peers.needed())
     bench.assert_empty()
     await until(lambda: len(bench.channels) == 0)
+
+
+async def test_ack_is_proof_what_is_answered_before_it_was_asked_is_not_heard(bench: DecodeBench) -> None:
+    """A grant that counted as taken would never be said, and a close that was not heard proves nothing."""
+    await started(bench)
+    link = bench.peers._links[PREFILL]
+    link.grant(inference_pb2.GrantRequest(room=98))
+    link.close(RoomId(99), Generation(5))
+    early = inference_pb2.HandOverReply(
+        grants=[inference_pb2.GrantReply(room=98)], closes=[inference_pb2.CloseReply(room=99, generation=5)]
+    )
+    link._hear(early)
+    assert (bench.peers.asking, bench.peers.closing) == (1, 1)
+    await until(lambda: 98 in bench.sender.grants and bool(bench.sender.closes))
+    await until(lambda: bench.peers.asking == 0)
+    bench.sender.quiet.set()
+    await until(lambda: bench.peers.closing == 0)
+    bench.land(ASKED)
+    await bench.settle()
+    bench.assert_empty()
 
 
 async def test_live_is_not_lost_a_sender_that_answers_nothing_while_its_stream_lives_fails_no_room(
