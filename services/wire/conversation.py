@@ -5,8 +5,8 @@ one time travels together. Why the stream ended is the caller's to judge.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 import grpc
 
@@ -14,6 +14,8 @@ from services.runtime.logging import Log
 from services.wire.errors import RemoteError, remote_error
 
 log = Log(__name__)
+
+ENDED: Final = "it ended the stream"
 
 
 class ChannelClosed(RemoteError):
@@ -29,12 +31,16 @@ async def converse(
 
     A bug in either ends the stream, and is logged. The call is over when this returns or is cancelled.
     """
+    ends: list[RemoteError] = []
+    call.add_done_callback(lambda _: ends.append(_at_once(_end_of(call))))
     writer = asyncio.create_task(_write(call, news, say))
     try:
         async for message in call:
             hear(message)
     except grpc.aio.AioRpcError as broke:
-        return remote_error(broke)
+        # Where a write fails because the peer ended the stream, grpc.aio puts an error of its own in the
+        # place of what the peer said: that came first.
+        return ends[0] if ends else remote_error(broke)
     except asyncio.CancelledError:
         if _called_off():
             raise
@@ -45,7 +51,25 @@ async def converse(
     finally:
         call.cancel()  # grpc alone leaves some running, so that the peer never hears of it
         writer.cancel()
-    return RemoteError(grpc.StatusCode.OK, "", "it ended the stream")
+    return RemoteError(grpc.StatusCode.OK, "", ENDED)
+
+
+async def _end_of(call: grpc.aio.StreamStreamCall) -> RemoteError:
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return RemoteError(code, "", ENDED)
+    told = await call.initial_metadata(), await call.trailing_metadata()
+    return remote_error(grpc.aio.AioRpcError(code, *told, await call.details()))
+
+
+def _at_once(told: Coroutine[Any, Any, RemoteError]) -> RemoteError:
+    """Of a call that is done, what would be waited for is there."""
+    try:
+        told.send(None)
+    except StopIteration as done:
+        error: RemoteError = done.value
+        return error
+    raise AssertionError("a call that is done does not tell how it ended")
 
 
 async def _write(call: grpc.aio.StreamStreamCall, news: asyncio.Event, say: Callable[[], Any]) -> None:

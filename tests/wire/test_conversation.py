@@ -134,3 +134,21 @@ async def test_a_bug_ends_the_stream_and_is_logged(
         mine.say(ValueError("a bug"))
     await mine.end()
     assert [each.levelname for each in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.parametrize("how", [b"refuse", b"end"])
+async def test_why_the_peer_ended_a_stream_is_heard_while_more_is_being_said_on_it(
+    talk: tuple[Echo, Talk], how: bytes
+) -> None:
+    """grpc.aio puts an error of its own in the place of what the peer said, when a write fails by that."""
+    wanted = "NotAdmitted" if how == b"refuse" else ""
+    for _ in range(40):
+        one = Talk(talk[1].channel)
+        one.waiting = [
+            inference_pb2.HandOverRequest(greeting=inference_pb2.Greeting(secret=each))
+            for each in (how, *[b"more"] * 500)
+        ]
+        one.news.set()
+        error = await one.end()
+        assert (error.kind, error.code is grpc.StatusCode.INTERNAL) == (wanted, False), error
+    talk[0].heard.clear()
