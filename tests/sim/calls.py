@@ -438,6 +438,37 @@ class SharedCall(StreamCall):
     def __init__(self, read: Message, serialize: Bytes) -> None:
         super().__init__(read)
         self._serialize = serialize
+        self._on_end: list[Callable[[SharedCall], None]] = []
+
+    def add_done_callback(self, callback: "Callable[[SharedCall], None]") -> None:
+        self._on_end.append(callback)
+
+    def ended(self, status: Status) -> None:
+        super().ended(status)
+        self._tell_end()
+
+    def cancelled(self) -> None:
+        super().cancelled()
+        self._tell_end()
+
+    async def code(self) -> grpc.StatusCode:
+        if self._cancelled:
+            return grpc.StatusCode.CANCELLED
+        return grpc.StatusCode.OK if self._status is None else self._status.code()
+
+    async def details(self) -> str | None:
+        return None if self._status is None else self._status.details()
+
+    async def initial_metadata(self) -> Any:
+        return grpc.aio.Metadata() if self._status is None else self._status.initial_metadata()
+
+    async def trailing_metadata(self) -> Any:
+        return grpc.aio.Metadata() if self._status is None else self._status.trailing_metadata()
+
+    def _tell_end(self) -> None:
+        callbacks, self._on_end = self._on_end, []
+        for callback in callbacks:
+            callback(self)
 
     async def write(self, request: Any) -> None:
         if self._over or self._cancelled:
