@@ -56,7 +56,7 @@ async def test_a_worker_binds_it_before_it_makes_its_transfer(
     monkeypatch.setattr(wiring, "NixlTransfer", make)
     host = SimpleNamespace(start_pages=start_pages)
     with pytest.raises(Reached):
-        await wiring._serve(settings, 1, load, host, Incarnation(5), asyncio.Event())
+        await wiring._serve(settings, 1, load, host, Incarnation(5), b"", asyncio.Event())
 
 
 def test_a_cpu_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

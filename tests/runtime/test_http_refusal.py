@@ -30,7 +30,7 @@ from tests.openai.scripted import ScriptedBackend
 from tests.safety.certificates import made
 
 PATIENCE_S: Final = 20.0
-GET: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+GET: Final = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
 POST: Final = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED: Final = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 LONG: Final = b"x" * (HEAD_BYTES_MAX + 1)
