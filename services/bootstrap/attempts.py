@@ -22,7 +22,7 @@ from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import RoomEntry
 from services.rooms.request import Request
-from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry, pause_s
+from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry, pause_s, went_on
 
 UNAVAILABLE: Final = 503
 TOO_MANY: Final = 429
@@ -66,6 +66,9 @@ class RequestStream:
         self._output: list[int] = []
         self._avoid: set[Incarnation] = set()
         self._opened = 1
+        """Rooms in a row, this one included, before which none brought the request further."""
+        self._began = 0
+        """Output tokens when this one was opened."""
         self._hung_up = False
         self._room = self._first = follow(entry, request, timeout_s)
 
@@ -92,10 +95,13 @@ class RequestStream:
         left_s = self._left_s()
         if cause is None or self._hung_up:
             raise failure
+        if went_on(len(self._output) - self._began):
+            self._opened = 1
         pause = pause_s(cause.reason, self._opened, self._request.sampling.seed, self._request.request_id)
         if not may_retry(cause.reason, self._opened, left_s - pause, self._bounds):
             if cause.reason in RETRIED:
-                had = f"{self._opened} of {self._bounds.rooms_max} rooms tried, {max(left_s, 0.0):.1f} s left"
+                rooms = f"{self._opened} of {self._bounds.rooms_max} rooms in a row tried"
+                had = f"{rooms}, {max(left_s, 0.0):.1f} s left"
                 self._rooms.timelines.tell(failed.id, "not retried", had)
             raise failure
         self._avoid |= {failed.worker(side).incarnation for side in guilty(cause.reason, self._room.teller)}
@@ -125,6 +131,7 @@ class RequestStream:
             self._rooms.timelines.tell(failed.id, "not retried", GIVEN_UP_BETWEEN)
             raise failure
         self._opened += 1
+        self._began = len(self._output)
         return self._follow(entry, request, max(self._left_s(), 0.0))
 
     def _left_s(self) -> float:

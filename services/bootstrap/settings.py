@@ -54,7 +54,10 @@ class BootstrapSettings(ServiceSettings):
         600_000, "Longest that one request may take once it has its workers.", DURATION_MS
     )
     room_attempts: int = setting(
-        3, "Most rooms that one request gets: it goes on in a new one when a worker fails it.", POSITIVE
+        6,
+        "Most rooms in a row that one request gets without getting any further: it goes on in a new one when"
+        " a worker fails it.",
+        POSITIVE,
     )
     retry_wait_ms: int | None = setting(
         None,

@@ -64,8 +64,8 @@ RETRIED: Final = frozenset(reason for reason, guilt in GUILT.items() if guilt is
 class RetryBounds:
     """How far one request is carried."""
 
-    rooms_max: int = 3
-    """Rooms that one request may have, the first included."""
+    rooms_max: int = 6
+    """Rooms in a row that one request may have without getting any further."""
     wait_s: float | None = None
     """How long a request whose room failed waits for a worker of a side that has none ready: a restarted one
     may be on its way. None: as long as the request may take."""
@@ -95,6 +95,12 @@ def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
     return whole_s * (0.5 + crc32(f"{request_id}/{seed}/{rooms}".encode()) / 2**32)
 
 
+def went_on(tokens: int) -> bool:
+    """A room brought its request further: both its workers did, since the first token is prefill's alone. A
+    request that breaks its workers as soon as they compute it does not get further, and so has an end."""
+    return tokens > 1
+
+
 def may_retry(reason: Reason, rooms: int, left_s: float, bounds: RetryBounds) -> bool:
-    """Whether a request that had `rooms` rooms, the last of which failed, gets another."""
+    """Whether a request that had `rooms` rooms since it last went on, all of which failed, gets another."""
     return reason in RETRIED and rooms < bounds.rooms_max and left_s >= LEFT_S_MIN

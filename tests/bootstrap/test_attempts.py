@@ -288,6 +288,35 @@ async def test_the_first_tokens_room_says_what_was_cached(at: Pairs) -> None:
 # ---- one pair
 
 
+async def test_rooms_that_bring_a_request_further_do_not_count_against_it() -> None:
+    """However often its workers are killed, a stream that goes on in between ends with its answer."""
+
+    def one_more(request: Request) -> Step:
+        start = len(request.output)
+        return tokens(start, ANSWER[start : start + 2])
+
+    async with house(rooms_max=2, places=9) as at:
+        at.prefill.script = prefills()
+        at.decode.script = broken(D, Reason.TRANSFER_FAILED, one_more)
+        stream = await at.backend.generate(replace(asked(), max_tokens=len(ANSWER)))
+        drawn: list[int] = []
+        while len(drawn) < len(ANSWER) - 1:
+            drawn += [token.id for token in (await stream.next()).tokens]
+        at.decode.script = decodes()
+        assert drawn + (await read(stream))[0] == list(ANSWER)
+        assert len(at.registry.find("request-1")) == 3
+
+
+async def test_a_request_that_ends_each_of_its_workers_at_once_has_an_end() -> None:
+    """Prefill draws a first token in each room: that alone brings it no further."""
+    async with house(rooms_max=3, places=9) as at:
+        at.prefill.script = prefills()
+        at.decode.script = broken(D, Reason.TRANSFER_FAILED)
+        stream = await at.backend.generate(replace(asked(), max_tokens=len(ANSWER)))
+        assert (await read(stream))[1] == "transfer_failed"
+        assert len(at.registry.find("request-1")) == 3
+
+
 async def test_the_only_pair_may_be_tried_again() -> None:
     async with house(rooms_max=3) as at:
         at.prefill.script = prefills()

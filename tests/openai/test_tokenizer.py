@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from services.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
 from services.openai.model import load_served_model
-from services.openai.tokenizer import Tokenizer, TokenizerUnusable, load_tokenizer
+from services.openai.tokenizer import Tokenizer, TokenizerUnusable, TooManyTokens, load_tokenizer
 from services.runtime.model_facts import read_model
 from tests.openai import tiny
 from tests.openai.test_detokenizer import REAL
@@ -213,6 +214,7 @@ def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
+from traceback import walk_tb
 import services.openai.app, services.openai.model
 from services.openai.model import load_served_model
 from services.openai.tokenizer import keep_torch_out, load_tokenizer
@@ -240,3 +242,11 @@ except RuntimeError:
     sys.exit(7)
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 7
+
+
+def test_a_text_of_too_many_tokens_leaves_nothing_of_them_in_its_error() -> None:
+    """Hundreds of bytes a token: they are given back while the error is on its way."""
+    with pytest.raises(TooManyTokens) as caught:
+        Tokenizer(tiny.byte_level()).encode("a b c d e f", add_special_tokens=False, most=2)
+    kept = [value for frame, _ in walk_tb(caught.tb) for value in frame.f_locals.values()]
+    assert not [value for value in kept if type(value).__name__ == "Encoding"]

@@ -8,9 +8,11 @@ from prometheus_client import CollectorRegistry
 from services.decode.turn import DecodeWork
 from services.pages.pool import PageState
 from services.prefill.turn import PrefillWork
+from services.rooms.entries import RoomEntry
 from services.rooms.errors import Reason
-from services.rooms.ids import Incarnation
+from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
+from services.rooms.retry import RetryBounds
 from services.transfer.interface import Transfer
 from tests.sim.rank import World
 from tests.sim.worker import Worker
@@ -68,10 +70,10 @@ PATIENCE: Final = frozenset(
     }
 )
 """Reasons that come of waiting for an answer no longer than it takes."""
-ROOMS_MAX: Final = 3
-"""Of a request."""
-PAUSES_MS: Final = (10, 40)
-"""At least, before a request's second and third room."""
+ROOMS_MAX: Final = RetryBounds().rooms_max
+"""Of a request, in a row, without a token of its own each."""
+PAUSES_MS: Final = (10, 40, 160, 500, 500)
+"""At least, before the room that follows so many of them."""
 CLOCK_MS: Final = 2
 SENT_PER_ROOM: Final = 3
 """Each of two workers is asked for it, and told once that it is over; of several, that is one request."""
@@ -135,6 +137,11 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
     return found
 
 
+def _passed_on(entry: RoomEntry) -> bool:
+    """It brought its request a token: rooms are counted in a row of those that do not."""
+    return any(event.name == "first token passed on" for event in entry.events)
+
+
 def amplified(platform: "Platform", faults: "Counter[str]", sent: int) -> list[tuple[str, int]]:
     """What failing rooms cost beyond good ones (`failure-adds-no-load`): a text, and the room if it is one.
     `sent`: requests of the bootstrap to workers."""
@@ -149,15 +156,15 @@ def amplified(platform: "Platform", faults: "Counter[str]", sent: int) -> list[t
                 found.append((f"room {room} was followed by {count} rooms", room))
         for entry in entries.values():
             rooms, failed = 0, entry
-            while failed.retry_of is not None and failed.retry_of in entries:
-                rooms, failed = rooms + 1, entries[failed.retry_of]
+            while (last := entries.get(failed.retry_of or RoomId(0))) is not None and not _passed_on(last):
+                rooms, failed = rooms + 1, last
             before = None if entry.retry_of is None else entries.get(entry.retry_of)
             if before is None:
                 continue
             paused_ms = entry.opened_ms - before.closing_ms
             if rooms >= ROOMS_MAX:
-                found.append((f"room {entry.id} is the {rooms + 1}. of its request", entry.id))
-            elif paused_ms + CLOCK_MS < PAUSES_MS[rooms - 1]:
+                found.append((f"room {entry.id} is the {rooms + 1}. in a row of its request", entry.id))
+            elif paused_ms + CLOCK_MS < PAUSES_MS[max(rooms - 1, 0)]:
                 found.append((f"room {entry.id} followed another after {paused_ms} ms", entry.id))
     breaks = sum(faults[kind] for kind in BREAKS)
     if sent > SENT_PER_ROOM * opened + SENT_PER_BREAK * breaks + SENT_BESIDE:
