@@ -24,6 +24,9 @@ from tests.wire.servers import channel_to, serving, until
 OWN = b"drawn by this worker"
 
 
+STRANGER = Incarnation(99)
+
+
 class Client:
     """Both services of one bootstrap; errors as RemoteError."""
 
@@ -42,9 +45,10 @@ class Client:
         return self.at.rooms.credentials.key_of(RoomId(room))
 
     def credential(self, incarnation: int) -> bytes:
-        """Of one of the two workers; nobody else has one."""
+        """Of one of the two workers, or of the stranger; nobody else has one."""
         workers = (self.at.prefill, self.at.decode)
-        return next((each.credential for each in workers if each.incarnation == incarnation), b"")
+        other = OWN if incarnation == STRANGER else b""
+        return next((each.credential for each in workers if each.incarnation == incarnation), other)
 
     async def open(self, name: str = "request-1") -> int:
         reply = await self.call(
@@ -89,15 +93,18 @@ async def test_a_room_is_opened_reported_and_filed(client: Client) -> None:
 
 
 async def test_a_worker_that_is_not_the_rooms_is_not_believed(client: Client) -> None:
+    """It is a worker of the stack, and shows who it is: the room is another's all the same."""
+    client.at.rooms.credentials.enter(STRANGER, OWN)
     room = await client.open()
     outcome = outcome_to_wire(Cause(Reason.ENGINE_FAILED, "made up"))
     event = rooms_pb2.RoomEvent(source="x", name="made up").SerializeToString()
-    for reporter in (99, client.at.prefill.incarnation):
-        told = event if reporter == 99 else b""
+    for reporter in (STRANGER, client.at.prefill.incarnation):
+        told = event if reporter == STRANGER else b""
         await client.report(
-            reporter, rooms_pb2.RoomReport(room=room, event=told, outcome=outcome, retired=reporter == 99)
+            reporter,
+            rooms_pb2.RoomReport(room=room, event=told, outcome=outcome, retired=reporter == STRANGER),
         )
-    await client.report(99, rooms_pb2.RoomReport(room=12345, retired=True))
+    await client.report(STRANGER, rooms_pb2.RoomReport(room=12345, retired=True))
     entry = client.at.entry(room)
     assert entry.phase is RoomPhase.OPEN
     assert len(entry.waiting_for) == 2
