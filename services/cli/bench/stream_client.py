@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from services.cli.chat_settings import base_of
+
 CONNECT_TIMEOUT_S: Final = 10.0
 BYTES_MAX: Final = 64 * 2**20
 """Of one answer."""
@@ -41,13 +43,12 @@ class Server:
     @classmethod
     def at(cls, url: str, api_key: str = "") -> "Server":
         """A base URL, with or without the /v1 at its end. Raises ValueError."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        parts = urlsplit(base_of(url if "://" in url else f"http://{url}"))
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url}: it has to be a URL such as http://127.0.0.1:8000")
         tls = parts.scheme == "https"
         headers = (("Authorization", f"Bearer {api_key}"),) if api_key else ()
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, prefix, headers)
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path, headers)
 
     @property
     def url(self) -> str:
