@@ -22,7 +22,7 @@ from services.decode.peers import Peers
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
 from services.engine.stepper import Stepper
-from services.pages.holdings import Holdings, Standing
+from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
@@ -311,7 +311,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None) -> N
         "phase": lambda room: (
             work.roster.get(RoomId(room)).phase.value if RoomId(room) in work.roster else ""
         ),
-        "exposed": lambda room: room in holdings and holdings.get(room).standing is not Standing.HELD,
+        "standing": lambda room: holdings.get(room).standing.value if room in holdings else "",
         "rooms": lambda: len(work.roster),
         "revocations": lambda: registry.get_sample_value("baton_kv_revocations_total"),
         "at_rest": lambda: _at_rest(registry),
