@@ -27,7 +27,6 @@ RETRY_AFTER_S_MAX: Final = 600
 LOOKED_AT_MAX: Final = 64
 """How many that wait for other workers may be before one that there is space for."""
 QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
-TOO_LATE: Final = Cause(Reason.CANCELLED, "its time in the queue was over as it was opened")
 
 
 class QueueFull(Exception):
@@ -285,9 +284,13 @@ class Admission:
         try:
             async with asyncio.timeout(self._queue_timeout_ms / 1000 if asked.retry is None else None):
                 return await opened
-        except BaseException as error:
-            if opened.done() and not opened.cancelled() and opened.exception() is None:
-                self.discard(opened.result(), TOO_LATE if isinstance(error, TimeoutError) else QUEUED_GONE)
+        except TimeoutError:
+            if opened.cancelled():
+                raise
+            return await opened  # its turn came as its time ended
+        except asyncio.CancelledError:
+            if not opened.cancelled() and opened.exception() is None:
+                self.discard(opened.result(), QUEUED_GONE)
             raise
         finally:
             # Whoever opened it took it out: the queue is not searched for those who got a room.

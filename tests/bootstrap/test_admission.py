@@ -1,6 +1,7 @@
 """Who gets the next place, who is told to come back later, and what does nobody keep?"""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Collection
 
 import pytest
@@ -190,6 +191,23 @@ async def test_a_place_that_is_free_costs_no_look_at_all_who_wait(
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_room_that_is_opened_as_its_time_ends_is_taken() -> None:
+    async with house(queue_timeout_ms=50) as at:
+        await fill(at)
+        waiting = late(at, "a")
+        await until(lambda: at.admission.queued() == 1)
+
+        def retire() -> None:
+            at.rooms.answered(RoomId(1))
+            at.retired(1)
+
+        asyncio.get_running_loop().call_later(0.01, retire)
+        time.sleep(0.2)  # noqa: ASYNC251: both are due when the loop looks again, the end of its time last
+        entry = await waiting
+        assert (entry.request_id, entry.cause) == ("a", None)
+        assert at.admission.queued() == 0
 
 
 async def test_past_its_bound_the_queue_takes_nobody(at: House) -> None:
