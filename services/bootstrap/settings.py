@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from services.runtime.api_keys import API_KEYS
 from services.runtime.errors import SettingsError
+from services.runtime.model_files import GenerationConfig
 from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from services.runtime.setting_kinds import (
     DURATION_MS,
@@ -16,12 +17,14 @@ from services.runtime.setting_kinds import (
     SIZE,
     SWITCH,
     TEXT,
+    choices,
     number,
     optional,
 )
 from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
 
+GENERATION_CONFIG = choices(*(each.value for each in GenerationConfig))
 ADMIN_PORT = optional(PORT, None)
 DURATION_MS_OR_NONE = optional(DURATION_MS, None)
 LOOPBACK = "127.0.0.1"
@@ -36,6 +39,12 @@ class BootstrapSettings(ServiceSettings):
 
     model: str = setting("demo", "A model directory, a GGUF file, or the word demo.", TEXT)
     served_model_name: str = setting("", "Name that clients ask for (not given: the model's own name).", TEXT)
+    generation_config: str = setting(
+        GenerationConfig.AUTO.value,
+        "How tokens are drawn where a request does not say it: as the model's generation_config.json"
+        " recommends (auto), or as the model computes them (none).",
+        GENERATION_CONFIG,
+    )
     http_port: int = setting(8000, "Port of the OpenAI HTTP API (0: any free one).", PORT)
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
     grpc_host: str = setting("", "Address that --grpc-port is on (not given: --host).", HOST_OR_NONE)

@@ -35,7 +35,7 @@ from services.runtime.http_accept import Connections
 from services.runtime.listen import cannot_listen, reserve_port
 from services.runtime.logging import Log, name_rooms
 from services.runtime.model_facts import ModelFacts, read_model
-from services.runtime.model_files import LoadFormat, prepare, resolve
+from services.runtime.model_files import GenerationConfig, LoadFormat, prepare, resolve
 from services.runtime.party import Party
 from services.runtime.process_metrics import describe_process
 from services.runtime.room_spans import RoomSpans
@@ -81,6 +81,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         lease_ms=settings.lease_ms,
         kept=settings.rooms_kept,
         failed_kept=settings.failed_rooms_kept,
+        context_length=facts.context_length,
     )
     rooms = Rooms(
         registry,
@@ -191,5 +192,10 @@ def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
     load_format = LoadFormat(settings.load_format)
     source = resolve(settings.model, load_format)
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
-    facts = read_model(directory, settings.served_model_name, dummy=load_format is LoadFormat.DUMMY)
-    return facts, load_served_model(directory, facts)
+    facts = read_model(
+        directory,
+        settings.served_model_name,
+        dummy=load_format is LoadFormat.DUMMY,
+        context_length=settings.context_length,
+    )
+    return facts, load_served_model(directory, facts, GenerationConfig(settings.generation_config))

@@ -9,7 +9,6 @@ from typing import Final
 from services.runtime.errors import SettingsError
 
 COMMANDS: Final = frozenset({"serve", "bootstrap", "prefill", "decode"})
-CONTEXT: Final = "leave it out: the context is what the model's config.json says"
 MEMORY: Final = "give --kv-cache-memory, in bytes for each rank"
 RANKS: Final = "give --tp (of baton serve --prefill-tp and --decode-tp)"
 STAGES: Final = "give --pp to prefill (of baton serve --prefill-pp)"
@@ -20,7 +19,6 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--api-key": "give --api-key-file, or BATON_API_KEYS",
     "--block-size": "give --page-tokens",
     "--chunked-prefill-size": "give --chunk-tokens",
-    "--context-length": CONTEXT,
     "--disable-cuda-graph": "give --cuda-graphs 0, which is the default",
     "--disable-radix-cache": "give --prefix-cache false",
     "--disaggregation-bootstrap-port": "give --advertise and --grpc-port to each worker",
@@ -36,7 +34,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--kv-cache-memory-bytes": MEMORY,
     "--kv-transfer-config": SIDES,
     "--master-addr": MACHINES,
-    "--max-model-len": CONTEXT,
+    "--max-model-len": "give --context-length",
     "--max-num-batched-tokens": "give --chunk-tokens",
     "--max-num-seqs": "give --max-running",
     "--max-running-requests": "give --max-running",
@@ -50,6 +48,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--pd-disaggregation": SIDES,
     "--pipeline-parallel-size": STAGES,
     "--pp-size": STAGES,
+    "--sampling-defaults": "give --generation-config none, or auto, which is the default",
     "--ssl-certfile": "give --http-tls-cert",
     "--ssl-keyfile": "give --http-tls-key",
     "--tensor-parallel-size": RANKS,

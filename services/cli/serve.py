@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import httpx
 from rich.console import Console
@@ -145,13 +146,15 @@ class Stack:
                 if self._forks is not None:
                     await unless_stopped(shutdown, self._forks.settled())
                 await supervisor.start(plan.workers, lambda: answers("/ready"), timeout_ms, shutdown)
-            model = await _model_of(http) or Path(plan.model).name
+            card = await _card_of(http)
+        model = str(card.get("id") or Path(plan.model).name)
         for line in ready_lines(
             plan.url,
             model,
             self._settings.tls_dir,
             keyed=bool(plan.api_key),
             apart="--admin-port" in plan.bootstrap.flags,
+            drawing=card.get("default_sampling_params") or {},
             metrics=[_metrics(part) for part in plan.workers if "--metrics-port" in part.flags],
         ):
             self._screen.say(line)
@@ -198,13 +201,13 @@ class Stack:
                 raise StartupError(why or f"preparing the model {self._plan.model} {describe_exit(code)}")
 
 
-async def _model_of(http: httpx.AsyncClient) -> str | None:
-    """What clients call the model. None where that is not told: the keys may be others by now."""
+async def _card_of(http: httpx.AsyncClient) -> Mapping[str, Any]:
+    """What clients are told of the model. Empty where they are not: the keys may be others by now."""
     try:
-        name: str = (await http.get("/v1/models")).json()["data"][0]["id"]
+        card: Mapping[str, Any] = (await http.get("/v1/models")).json()["data"][0]
     except (httpx.TransportError, ValueError, KeyError, IndexError, TypeError):
-        return None
-    return name
+        return {}
+    return card
 
 
 def ready_lines(
@@ -214,10 +217,12 @@ def ready_lines(
     *,
     keyed: bool = False,
     apart: bool = False,
+    drawing: Mapping[str, Any] = MappingProxyType({}),
     metrics: Sequence[str] = (),
 ) -> list[str]:
     """What to type now. `keyed`: the API asks for a key; `apart`: operators have a port of their own;
-    `metrics`: where each worker's are, if that was asked for."""
+    `drawing`: how tokens are drawn where a request does not say it, if the model recommends that; `metrics`:
+    where each worker's are, if that was asked for."""
     baton = command_words(sys.argv[0])
     question = "What is the capital of France?"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
@@ -229,8 +234,10 @@ def ready_lines(
     if tls_dir:
         before.append(f"  export SSL_CERT_FILE={shlex.quote(os.path.abspath(tls_dir))}/ca.crt")  # noqa: PTH100
         curl += ' --cacert "$SSL_CERT_FILE"'
+    told = ", ".join(f"{name} {value}" for name, value in drawing.items())
     return [
         f"Ready: {model} on {url}",
+        *([f"Where a request does not say it, as the model recommends: {told}"] if told else []),
         "",
         *before,
         f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",

@@ -194,6 +194,7 @@ def load_engine(
     *,
     dtype: str = "auto",
     load_format: LoadFormat = LoadFormat.AUTO,
+    context_length: int = 0,
     device: str = "auto",
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
@@ -211,7 +212,8 @@ def load_engine(
     its pages: as many on every rank, and together enough for `tokens_min` tokens.
 
     `topology`, `rank`: of the worker, with the `team` that joins its ranks where there are several. `dtype`:
-    "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights. `device`:
+    "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights.
+    `context_length`: most tokens of a sequence; 0 for what the model's configuration says. `device`:
     "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole process.
     `batch_memory`: bytes beside the pages in which the
     running batch's keys and values may lie side by side, on a CPU. `cuda_graphs`: rows of the largest decode
@@ -229,7 +231,7 @@ def load_engine(
     dtype = find_dtype(dtype, place, team)
     # Before the model is: what its other attention is computed by from then on is proven with it.
     kernel = find_kernel(place, dtype) if flash_attention and place.type == "cuda" else None
-    model = load_model(directory, dtype, device, team, load_format)
+    model = load_model(directory, dtype, device, team, load_format, context_length)
     geometry = model.geometry
     whole = KvLayout(
         model=model.facts.fingerprint,
@@ -238,6 +240,7 @@ def load_engine(
         layers=tuple(range(geometry.layers)),
         kv_heads=tuple(range(geometry.kv_heads)),
         head_dim=geometry.head_dim,
+        context_length=model.facts.context_length,
     )
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1:

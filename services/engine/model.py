@@ -25,6 +25,7 @@ from services.engine.decoder import Decoder
 from services.engine.device import find_device
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.memory import shortage
+from services.engine.rotations import settle_frequencies
 from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
 from services.engine.share import Share, share_of
 from services.engine.split import cut_stages, cut_weights
@@ -194,15 +195,18 @@ def load_model(
     device: str,
     team: Team | None = None,
     load_format: LoadFormat = LoadFormat.AUTO,
+    context_length: int = 0,
 ) -> Model:
     """Load the model in `directory`, or the share of it that `team`'s rank has, straight in `dtype`
     ("bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). `load_format`: whether with its own
-    weights. Says nothing to the team.
+    weights. `context_length`: most tokens of a sequence; 0 for what the configuration says. Says nothing to
+    the team.
 
-    Raises ModelNotFound, ModelUnreadable, UnsupportedModel, CannotSplit, DeviceNotFound or StartupError.
+    Raises ModelNotFound, ModelUnreadable, ContextTooLong, UnsupportedModel, CannotSplit, DeviceNotFound or
+    StartupError.
     """
     with _loading(directory):
-        return _load_model(directory, dtype, device, team, dummy=load_format is LoadFormat.DUMMY)
+        return _load_model(directory, dtype, device, team, load_format is LoadFormat.DUMMY, context_length)
 
 
 @contextmanager
@@ -227,11 +231,13 @@ def _where(frames: traceback.StackSummary) -> str:
     return " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames))
 
 
-def _load_model(directory: Path, dtype: str, device: str, team: Team | None, *, dummy: bool) -> Model:
+def _load_model(
+    directory: Path, dtype: str, device: str, team: Team | None, dummy: bool, context_length: int
+) -> Model:
     place = find_device(device, 0 if team is None else team.rank)
     library_logging.disable_progress_bar()
     try:
-        facts = read_model(directory, dummy=dummy)
+        facts = read_model(directory, dummy=dummy, context_length=context_length)
     except UnsupportedModel as found:
         if found.needs:
             name = own_name(directory)
@@ -239,6 +245,7 @@ def _load_model(directory: Path, dtype: str, device: str, team: Team | None, *, 
         raise
     config = _configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config, facts.context_length)
+    settle_frequencies(facts.name, config, facts.context_length)
     if team is not None and team.topology.ranks > 1:
         share = share_of(facts.name, config, team)
         module = _load_share(directory, facts.name, config, share, dtype, place, dummy=dummy)

@@ -73,6 +73,7 @@ def start_engine(
     engine = load_engine(
         prepare(source, lambda line: log.info("preparing the model", step=line)),
         load_format=load_format,
+        context_length=settings.context_length,
         dtype=settings.dtype,
         device=settings.device,
         page_tokens=settings.page_tokens,

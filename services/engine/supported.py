@@ -20,8 +20,6 @@ import torch
 from services.engine.attention import MASK
 from services.runtime.model_facts import UnsupportedModel
 
-ROPE_BY_LENGTH: Final = ("dynamic", "longrope")
-"""Position codes whose frequencies depend on the longest sequence of the batch."""
 WITHOUT_EFFECT: Final = frozenset(
     {"scaling", "dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
     | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
@@ -191,12 +189,6 @@ def _narrow(window: Any, context_length: int) -> bool:
     return not isinstance(window, int) or window < context_length
 
 
-def _rope_by_length(config: Any) -> bool:
-    told = _told(config, "rope_parameters") or {}
-    kinds = [told, *(value for value in told.values() if isinstance(value, dict))]
-    return any(kind.get("rope_type") in ROPE_BY_LENGTH for kind in kinds)
-
-
 OTHER_LAYERS: Final = {
     SLIDING: OPTION_NAMES["sliding_window"],
     "chunked_attention": "attention in chunks",
@@ -216,5 +208,4 @@ NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
         bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False
     ),
     "keys and values shared between layers": lambda config: bool(_told(config, "num_kv_shared_layers")),
-    "position codes that depend on the longest sequence": _rope_by_length,
 }

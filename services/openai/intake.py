@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from services.openai.backend import Limits
+from services.openai.drawing import drawing_of
 from services.openai.errors import ApiError, invalid, too_long, unknown_model
 from services.openai.model import ServedModel
 from services.openai.schemas import (
     COMPLETION_TOKENS_DEFAULT,
     ChatRequest,
     CompletionRequest,
+    Drawing,
     GenerationRequest,
 )
 from services.rooms.counts import counted
@@ -38,6 +40,8 @@ class Defaults(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
     def vocabulary(self) -> int: ...
+    @property
+    def drawing(self) -> Drawing: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def admit(
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
     check_ids(body.stop_token_ids, "stop_token_ids", model.vocabulary)
-    sampling = _sampling(body, asked, model.vocabulary)
+    sampling = _sampling(body, asked, model)
     requests = []
     for place, prompt in enumerate(prompts):
         param = asked.prompt_param if len(prompts) == 1 else f"{asked.prompt_param}[{place}]"
@@ -138,17 +142,18 @@ def check_model(name: str | None, model: ServedModel) -> None:
         raise unknown_model(name)
 
 
-def _sampling(body: GenerationRequest, asked: Asked, vocabulary: int) -> Sampling:
+def _sampling(body: GenerationRequest, asked: Asked, model: Defaults) -> Sampling:
+    vocabulary, drawing = model.vocabulary, drawing_of(body, model.drawing)
     bias = {int(key): value for key, value in body.logit_bias.items()}
     for id_ in bias:
         if id_ >= vocabulary:
             raise _not_a_token("logit_bias", id_, vocabulary)
     return Sampling(
-        temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
-        top_p=body.top_p,
-        top_k=0 if body.top_k <= 0 or body.top_k >= vocabulary else body.top_k,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
+        temperature=0.0 if drawing.temperature < GREEDY_BELOW else drawing.temperature,
+        top_p=drawing.top_p,
+        top_k=drawing.top_k if 0 < drawing.top_k < vocabulary else 0,
+        min_p=drawing.min_p,
+        repetition_penalty=drawing.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         seed=_any_seed() if body.seed is None else body.seed % 2**64,

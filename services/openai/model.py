@@ -1,13 +1,16 @@
 """Which model is served, under which name, and what does intake have to know of it?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from services.openai.chat_template import ChatTemplateFailed
+from services.openai.drawing import differing, recommended
+from services.openai.schemas import Drawing
 from services.openai.tokenizer import Tokenizer, TokenizerUnusable, load_tokenizer
 from services.runtime.logging import Log
 from services.runtime.model_facts import ModelFacts
+from services.runtime.model_files import GenerationConfig
 
 log = Log(__name__)
 
@@ -27,14 +30,21 @@ class ServedModel:
     """Ids that end a sequence unless `ignore_eos`."""
     vocabulary: int
     """Token ids are below this: the rows of the model's embedding."""
+    drawing: Drawing = field(default_factory=Drawing)
+    """Of what a request does not say."""
 
 
-def load_served_model(model_dir: Path, facts: ModelFacts) -> ServedModel:
-    """The model in a safetensors directory, whose facts were read, with its tokenizer.
+def load_served_model(
+    model_dir: Path, facts: ModelFacts, generation_config: GenerationConfig = GenerationConfig.AUTO
+) -> ServedModel:
+    """The model in a safetensors directory, whose facts were read, with its tokenizer. `generation_config`:
+    whose sampling counts where a request has none.
 
-    Says which tokens of it the model lacks: a text with one of them is refused. Raises TokenizerUnusable,
-    also for a chat template that does not compile.
+    Says which tokens of it the model lacks: a text with one of them is refused; and how tokens are drawn, if
+    the model recommends it. Raises TokenizerUnusable, also for a chat template that does not compile, and
+    ModelUnreadable.
     """
+    drawing = recommended(model_dir) if generation_config is GenerationConfig.AUTO else Drawing()
     tokenizer = load_tokenizer(model_dir)
     try:
         tokenizer.check_chat()
@@ -49,9 +59,16 @@ def load_served_model(model_dir: Path, facts: ModelFacts) -> ServedModel:
             first=lacking[0],
             vocabulary=facts.vocab_size,
         )
+    if differing(drawing):
+        log.info(
+            "tokens are drawn as the model recommends where a request does not say it; "
+            "--generation-config none changes that",
+            **differing(drawing),
+        )
     return ServedModel(
         name=facts.name,
         tokenizer=tokenizer,
         eos_token_ids=facts.eos_token_ids,
         vocabulary=facts.vocab_size,
+        drawing=drawing,
     )

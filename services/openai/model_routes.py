@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from services.openai.backend import Backend
+from services.openai.drawing import differing
 from services.openai.intake import check_model
 from services.openai.model import ServedModel
 
@@ -20,6 +21,7 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
             "created": created_s,
             "owned_by": "baton",
             "max_model_len": backend.limits().context_tokens,
+            "default_sampling_params": differing(model.drawing),
         }
 
     @router.get("/v1/models")

@@ -171,15 +171,24 @@ class StreamOptions(Shape):
 Messages = Annotated[list[Message], FailFast(), BeforeValidator(_few_messages), Field(min_length=1)]
 
 
-class GenerationRequest(Shape):
+class Drawing(Shape):
+    """How a token is drawn, of that part which a model's makers may recommend."""
+
+    temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """-1 and 0: all."""
+    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
+
+
+class GenerationRequest(Drawing):
     """What the two generating endpoints share: OpenAI's sampling fields, and vLLM's and SGLang's."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
@@ -191,10 +200,6 @@ class GenerationRequest(Shape):
         BeforeValidator(_few_biases),
     ] = Field(default_factory=dict)
 
-    top_k: Annotated[int, Field(ge=-1)] = -1
-    """-1 and 0: all."""
-    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
     stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=STOP_TOKEN_IDS_MAX)] = Field(
         default_factory=list

@@ -27,6 +27,9 @@ class KvLayout:
     kv_heads: tuple[int, ...]
     """Global KV head ids held by this rank, ascending."""
     head_dim: int
+    context_length: int = 0
+    """Most tokens of a sequence, by which the keys of some models are turned: peers must agree on it. 0: not
+    said."""
 
     @property
     def token_bytes(self) -> int:

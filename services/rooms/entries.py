@@ -38,6 +38,8 @@ class WorkerFacts:
     """KV positions that its whole cache holds."""
     rooms_max: int
     """Rooms of clients that it holds at once."""
+    context_length: int = 0
+    """Most tokens of a sequence; 0: not said."""
     page_tokens: int = 1
     """Of any two workers of the stack, one's is a multiple of the other's."""
     topology: str = "tp1pp1"

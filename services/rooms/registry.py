@@ -53,9 +53,19 @@ class Registry:
     """Workers by incarnation and rooms by id. Bounded: open rooms by the workers' own limits, kept ones
     by `kept` and `failed_kept`."""
 
-    def __init__(self, model: str, first_room: int, lease_ms: int, kept: int, failed_kept: int) -> None:
-        """`model`: fingerprint that every worker must have. `first_room`: random, 1 <= it < 2^62."""
+    def __init__(
+        self,
+        model: str,
+        first_room: int,
+        lease_ms: int,
+        kept: int,
+        failed_kept: int,
+        context_length: int = 0,
+    ) -> None:
+        """`model`, `context_length`: fingerprint, and most tokens of a sequence, that every worker must have.
+        `first_room`: random, 1 <= it < 2^62."""
         self.model = model
+        self.context_length = context_length
         self._next_room = first_room
         self.lease_ms = lease_ms
         self._listened_ms: int | None = None
@@ -113,6 +123,8 @@ class Registry:
         its turn has not ended for too long."""
         if facts.model != self.model:
             raise WorkerRefused("model", self.model, facts.model)
+        if facts.context_length != self.context_length:
+            raise WorkerRefused("context_length", str(self.context_length), str(facts.context_length))
         self._check_lives(facts.incarnation)
         self._check_turns(turn_ms)
         for other in self._workers.values():

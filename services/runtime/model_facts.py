@@ -13,6 +13,7 @@ from services.rooms.request import EOS_TOKEN_IDS_MAX
 from services.runtime.errors import StartupError, in_a_line
 
 CONFIG_FILE: Final = "config.json"
+GENERATION_FILE: Final = "generation_config.json"
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 INDEX_ENDS: Final = ".safetensors.index.json"
@@ -32,6 +33,8 @@ CONTEXT_KEYS: Final = (
 SCALED: Final = ("linear", "yarn")
 """Scalings of the rotations whose factor makes the context longer than it is told to be."""
 ORIGINAL: Final = "original_max_position_embeddings"
+LONGROPE: Final = ("longrope", "su")
+"""Scalings with one list of factors for sequences of the original positions and one for longer ones."""
 POSITIONS_MAX: Final = 2**31 - 1
 ALIBI: Final = ("bloom", "mpt")
 """Types of models whose attention is biased by distance, whatever else their configuration says."""
@@ -56,6 +59,10 @@ class ModelNotFound(StartupError, ValueError):
 
 class ModelUnreadable(StartupError, ValueError):
     """A file of the model is damaged or of an unknown form. The text names the file."""
+
+
+class ContextTooLong(StartupError, ValueError):
+    """`--context-length` is more than the model has positions for. The text has both numbers."""
 
 
 class UnsupportedModel(StartupError):
@@ -90,14 +97,18 @@ class ModelFacts:
     """Equal for equal configuration and weights, whatever the path; 32 hexadecimal digits."""
 
 
-def read_model(directory: Path, name: str = "", *, dummy: bool = False) -> ModelFacts:
+def read_model(
+    directory: Path, name: str = "", *, dummy: bool = False, context_length: int = 0
+) -> ModelFacts:
     """Read the facts of the model in `directory`. `name` is used where given, else the directory's own.
-    `dummy`: its weights are not the files', and need not be there.
+    `dummy`: its weights are not the files', and need not be there. `context_length`: tokens, as
+    `--context-length` sets it; 0 for what the configuration says.
 
-    Raises ModelNotFound or ModelUnreadable, and UnsupportedModel for one that may have no context's length.
+    Raises ModelNotFound or ModelUnreadable, ContextTooLong, and UnsupportedModel for a model that may have no
+    context's length.
     """
     with reading(directory):
-        return _read_model(directory, name, dummy=dummy)
+        return _read_model(directory, name, dummy=dummy, context_length=context_length)
 
 
 @contextmanager
@@ -111,8 +122,8 @@ def reading(place: Path) -> Iterator[None]:
         raise ModelUnreadable(f"{error.filename or place}: it cannot be read: {reason}") from error
 
 
-def _read_model(directory: Path, name: str, *, dummy: bool) -> ModelFacts:
-    config = _object(directory / CONFIG_FILE, required=True)
+def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int) -> ModelFacts:
+    config = json_object(directory / CONFIG_FILE, required=True)
     architectures = config.get("architectures")
     text = config.get("text_config")
     words: Json = text if isinstance(text, dict) else config
@@ -126,7 +137,7 @@ def _read_model(directory: Path, name: str, *, dummy: bool) -> ModelFacts:
     return ModelFacts(
         name=name,
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
-        context_length=_context_length(directory, words),
+        context_length=_context_length(directory, name, words, context_length),
         vocab_size=vocab_size,
         eos_token_ids=_eos_token_ids(directory, words, vocab_size),
         fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
@@ -135,7 +146,7 @@ def _read_model(directory: Path, name: str, *, dummy: bool) -> ModelFacts:
 
 def own_name(directory: Path) -> str:
     """What `directory` calls its model: the name noted in it, or the repository whose snapshot it is."""
-    noted = _object(directory / "baton.json").get("name")
+    noted = json_object(directory / "baton.json").get("name")
     if isinstance(noted, str) and noted:
         return noted
     path = directory.resolve()
@@ -151,14 +162,14 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
 
     Raises ModelNotFound if the configuration or the index names a file that is not there.
     """
-    told = _object(directory / CONFIG_FILE).get("transformers_weights")
+    told = json_object(directory / CONFIG_FILE).get("transformers_weights")
     present = [name for name in (SINGLE_FILE, INDEX_FILE) if (directory / name).is_file()]
     if not told and not present:
         return ()
     chosen = _there(directory, CONFIG_FILE, str(told or present[0]))
     if not chosen.name.endswith(INDEX_ENDS):
         return (chosen,)
-    index = _object(chosen)
+    index = json_object(chosen)
     places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ModelUnreadable(f"{chosen}: no weight_map in it")
@@ -224,12 +235,12 @@ def _eos_token_ids(directory: Path, config: Json, vocab_size: int) -> tuple[int,
     """The union of what the generation settings, the configuration and the tokenizer name, but for those that
     the model never draws. Raises UnsupportedModel for more than a request carries."""
     ids: set[int] = set()
-    for told in (_object(directory / "generation_config.json"), config):
+    for told in (json_object(directory / GENERATION_FILE), config):
         value = told.get("eos_token_id")
         ids.update(each for each in (value if isinstance(value, list) else [value]) if _is_id(each))
-    word = _object(directory / "tokenizer_config.json").get("eos_token")
+    word = json_object(directory / "tokenizer_config.json").get("eos_token")
     content = word.get("content") if isinstance(word, dict) else word
-    for added in _object(directory / "tokenizer.json").get("added_tokens") or ():
+    for added in json_object(directory / "tokenizer.json").get("added_tokens") or ():
         if isinstance(added, dict) and added.get("content") == content and _is_id(added.get("id")):
             ids.add(added["id"])
     drawn = tuple(sorted(each for each in ids if each < vocab_size))
@@ -253,22 +264,42 @@ def _positive(directory: Path, config: Json, keys: tuple[str, ...]) -> int:
     raise ModelUnreadable(f"{directory / 'config.json'}: no positive {', '.join(keys)} in it")
 
 
-def _context_length(directory: Path, config: Json) -> int:
+def _context_length(directory: Path, name: str, config: Json, asked: int) -> int:
+    """What is `asked` for, if anything is. Else what the model can hold, but of longrope's kind only the
+    positions that its short factors are for: long ones would serve short sequences worse. (As in vLLM.)"""
+    most = _most_positions(directory, config)
+    if asked > most:
+        raise ContextTooLong(
+            f"--context-length {asked}: the model {name} holds {most} tokens at most, as its config.json "
+            "says; a longer context takes its vendor's RoPE scaling written into that file"
+        )
+    original = [_original(config, kind, most) for kind, word in _scalings(config) if word in LONGROPE]
+    return asked or min([most, *original])
+
+
+def _most_positions(directory: Path, config: Json) -> int:
     """The positions that the configuration tells, or what a scaling of the rotations makes of them: linear
     scaling makes more of those that are told, YaRN of the original ones. Every other scaling, and Gemma 3's,
     is counted in what is told. (As vLLM derives it.)"""
     told = _positive(directory, config, CONTEXT_KEYS)
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
     scaled = []
-    if isinstance(scaling, dict) and "gemma3" not in str(config.get("model_type")):
-        for kind in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
-            factor, word = kind.get("factor"), kind.get("rope_type", kind.get("type"))
+    if "gemma3" not in str(config.get("model_type")):
+        for kind, word in _scalings(config):
+            factor = kind.get("factor")
             if word in SCALED and _is_factor(factor):
                 scaled.append(int((_original(config, kind, told) if word == "yarn" else told) * factor))
     length = max(scaled, default=told)
     if length > POSITIONS_MAX:
         raise ModelUnreadable(f"{directory / CONFIG_FILE}: a context of {length} tokens is none")
     return length
+
+
+def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
+    """How the rotations are scaled, of all layers or of each type of them, and the word for it."""
+    told = config.get("rope_scaling") or config.get("rope_parameters")
+    if isinstance(told, dict):
+        for kind in (told, *(value for value in told.values() if isinstance(value, dict))):
+            yield kind, kind.get("rope_type", kind.get("type"))
 
 
 def _original(config: Json, kind: Json, told: int) -> int:
@@ -282,7 +313,7 @@ def _is_factor(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < POSITIONS_MAX
 
 
-def _object(path: Path, required: bool = False) -> Json:
+def json_object(path: Path, required: bool = False) -> Json:
     """The JSON object in `path`; an empty one if there is no such file and it is not required."""
     if not required and not path.is_file():
         return {}

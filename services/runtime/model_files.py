@@ -63,6 +63,15 @@ class LoadFormat(Enum):
     """Nowhere: any numbers of the right shapes, the same ones in every process with devices of one kind."""
 
 
+class GenerationConfig(Enum):
+    """Whose word counts on how tokens are drawn, where a request has none."""
+
+    AUTO = "auto"
+    """The model's."""
+    NONE = "none"
+    """Nobody's."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """Model files that are there."""

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from services.runtime.model_facts import POSITIONS_MAX
 from services.runtime.model_files import LoadFormat
-from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching, optional
+from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching, number, optional
 from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
 from services.runtime.tracing import ENDPOINT
@@ -26,6 +27,12 @@ class ServiceSettings:
         "Which weights, the same on every service: the model's (auto), or any numbers in their shapes (dummy)"
         ", to measure a model by its configuration and tokenizer alone.",
         LOAD_FORMAT,
+    )
+    context_length: int = setting(
+        0,
+        "Most tokens of a sequence, prompt and output together, the same on every service (0: what the"
+        " model's config.json says; of a longrope model what its short factors are for).",
+        number(0, POSITIONS_MAX),
     )
     drain_timeout_ms: int = setting(
         30_000, "After the stop signal, longest wait for requests that started.", DURATION_MS

@@ -241,6 +241,7 @@ def layout_to_wire(layout: KvLayout) -> workers_pb2.KvLayout:
         layers=layout.layers,
         kv_heads=layout.kv_heads,
         head_dim=layout.head_dim,
+        context_length=layout.context_length,
     )
 
 
@@ -253,7 +254,13 @@ def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
         if any(one >= other for one, other in pairwise(getattr(wire, name))):
             raise Malformed(f"layout.{name} are not in ascending order, each once")
     return KvLayout(
-        wire.model, wire.dtype, wire.page_tokens, tuple(wire.layers), tuple(wire.kv_heads), wire.head_dim
+        wire.model,
+        wire.dtype,
+        wire.page_tokens,
+        tuple(wire.layers),
+        tuple(wire.kv_heads),
+        wire.head_dim,
+        wire.context_length,
     )
 
 
@@ -305,6 +312,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         incarnation=Incarnation(wire.worker.incarnation),
         address=wire.worker.address,
         model=layout.model,
+        context_length=layout.context_length,
         geometry=(
             ("schema", wire.schema),
             ("kv_checksum", checksum_from_wire(wire.kv_checksum).value),

@@ -15,6 +15,7 @@ from services.bootstrap.follower import RoomStream
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.openai.backend import RoomFailed
+from services.openai.schemas import Drawing
 from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -233,6 +234,7 @@ class Defaults(NamedTuple):
     name: str = "mine"
     eos_token_ids: tuple[int, ...] = (2,)
     vocabulary: int = 100
+    drawing: Drawing = Drawing()
 
 
 CANARY = canary_request(Defaults(), 500)

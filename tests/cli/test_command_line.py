@@ -98,7 +98,7 @@ def test_an_unknown_flag_is_a_usage_error() -> None:
 @pytest.mark.parametrize("flag", ["--max-model-len", "--max-model-len=4096"])
 def test_a_peers_flag_is_answered_with_what_to_give_instead(flag: str) -> None:
     result = baton("serve", flag, "4096")
-    assert "--max-model-len is not a flag of baton serve: leave it out" in one_line_error(result)
+    assert "--max-model-len is not a flag of baton serve: give --context-length" in one_line_error(result)
     assert result.returncode == 2
 
 

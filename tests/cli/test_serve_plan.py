@@ -30,21 +30,23 @@ def test_each_part_gets_what_was_asked_for_and_its_own_place() -> None:
         "chunk_tokens": "64",
         "max_running": "4",
         "kv_checksum": "pages",
+        "context_length": "4096",
     }
     environ = {"BATON_KV_CACHE_MEMORY": "256MiB", "BATON_MAX_QUEUE": "7"}
     plan = make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1, 2], 8123)
 
     bootstrap = load(BootstrapSettings, _named(plan.bootstrap), {})
+    assert bootstrap.context_length == 4096
     assert (bootstrap.http_port, bootstrap.grpc_port, bootstrap.max_queue) == (9000, 8123, 7)
     assert [part.name for part in plan.workers] == ["prefill-0", "decode-0", "decode-1"]
     prefill = load(PrefillSettings, _named(plan.workers[0]), {})
     assert (prefill.cpus, prefill.threads, prefill.chunk_tokens) == ((0,), 1, 64)
-    assert prefill.kv_checksum == "pages"
+    assert (prefill.kv_checksum, prefill.context_length) == ("pages", 4096)
     for part, cpus in zip(plan.workers[1:], [(1,), (2,)], strict=True):
         decode = load(DecodeSettings, _named(part), {})
         assert (decode.cpus, decode.bootstrap, decode.max_running) == (cpus, "127.0.0.1:8123", 4)
         assert (decode.dtype, decode.kv_cache_memory) == ("float32", 2**28)
-        assert decode.kv_checksum == "pages"
+        assert (decode.kv_checksum, decode.context_length) == ("pages", 4096)
     assert plan.url == "http://127.0.0.1:9000"
 
 
@@ -160,3 +162,5 @@ def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:
     lines = ready_lines("http://127.0.0.1:9000", "m", metrics=metrics)
     assert f"Metrics of the workers: {metrics[0]}, {metrics[1]}" in lines
     assert "/ui" not in "\n".join(ready_lines("http://127.0.0.1:9000", "m", apart=True))
+    told = ready_lines("http://127.0.0.1:9000", "m", drawing={"temperature": 0.6, "top_k": 20})
+    assert told[1] == "Where a request does not say it, as the model recommends: temperature 0.6, top_k 20"

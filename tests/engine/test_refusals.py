@@ -47,25 +47,6 @@ BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
     ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "convolution layers"),
     ("Llama4TextConfig", {}, "attention in chunks"),
     ("LlavaConfig", {}, "more than text"),
-    (
-        "LlamaConfig",
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-        "depend on the longest sequence",
-    ),
-    (
-        "Phi3Config",
-        {
-            "hidden_size": 64,
-            "num_attention_heads": 8,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "short_factor": [1.0] * 4,
-                "long_factor": [2.0] * 4,
-            },
-        },
-        "depend on the longest sequence",
-    ),
     ("LlamaConfig", {"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
 ]
 

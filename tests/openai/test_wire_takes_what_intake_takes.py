@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from services.openai.backend import Limits
 from services.openai.edge import REQUEST_ID
 from services.openai.intake import admit, asked_in_chat, asked_in_completion
-from services.openai.schemas import PROMPTS_MAX, ChatRequest, CompletionRequest, GenerationRequest, Message
+from services.openai.schemas import (
+    PROMPTS_MAX,
+    ChatRequest,
+    CompletionRequest,
+    Drawing,
+    GenerationRequest,
+    Message,
+)
 from services.rooms.request import EOS_TOKEN_IDS_MAX, LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
 from services.rooms.trace import TraceContext
 from services.wire.baton.v1 import inference_pb2
@@ -30,6 +37,7 @@ class Defaults(NamedTuple):
     name: str
     eos_token_ids: tuple[int, ...]
     vocabulary: int = VOCABULARY
+    drawing: Drawing = Drawing()
 
 
 def at_borders(*values: Any) -> st.SearchStrategy[Any]:

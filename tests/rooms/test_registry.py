@@ -124,6 +124,19 @@ def test_schema_agreed_another_geometry_is_refused_by_field(
 
 
 @pytest.mark.parametrize("side", Side)
+def test_schema_agreed_another_context_than_the_bootstraps_is_refused_by_name(side: Side) -> None:
+    """Of the first worker already: the bootstrap would accept what the worker cannot hold."""
+    stack = Registry("model", 500, LEASE_MS, KEPT, FAILED_KEPT, context_length=4096)
+    worker = replace(P1, side=side, context_length=4096)
+    for other in (0, 4095, 8192):
+        text = f"context_length differs: this stack has 4096, the worker has {other}"
+        with pytest.raises(WorkerRefused, match=text) as caught:
+            stack.register(replace(worker, context_length=other), 0)
+        assert caught.value.field == "context_length"
+    stack.register(worker, 0)
+
+
+@pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("page_tokens", [24, 12, 3])
 def test_schema_agreed_a_page_size_that_is_no_multiple_of_anothers_is_refused(
     side: Side, page_tokens: int

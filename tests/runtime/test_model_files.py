@@ -19,7 +19,7 @@ import pytest
 from services.runtime import model_cache, model_files
 from services.runtime.errors import StartupError
 from services.runtime.model_cache import ConversionFailed, converted
-from services.runtime.model_facts import UnsupportedModel, weight_files
+from services.runtime.model_facts import ContextTooLong, UnsupportedModel, weight_files
 from services.runtime.model_files import (
     ModelKind,
     ModelNotFound,
@@ -354,7 +354,19 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
             "original_max_position_embeddings": 4096,
             "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
         },
-        131_072,
+        4096,
+    ),
+    "MiniCPM 4": (
+        {
+            "max_position_embeddings": 32_768,
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "short_factor": [1.0],
+                "long_factor": [1.0],
+                "original_max_position_embeddings": 32_768,
+            },
+        },
+        32_768,
     ),
 }
 
@@ -364,6 +376,18 @@ def test_the_context_of_published_models_is_the_scaled_one(model: Path, told: st
     words, context = PUBLISHED[told]
     (model / "config.json").write_text(json.dumps({**CONFIG, **words}))
     assert read_model(model).context_length == context
+
+
+@pytest.mark.parametrize("told", PUBLISHED)
+def test_a_context_that_is_set_counts_up_to_what_the_model_holds(model: Path, told: str) -> None:
+    words, context = PUBLISHED[told]
+    (model / "config.json").write_text(json.dumps({**CONFIG, **words}))
+    most = 131_072 if told == "Phi 3" else context
+    assert [read_model(model, context_length=each).context_length for each in (1, most)] == [1, most]
+    with pytest.raises(
+        ContextTooLong, match=f"--context-length {most + 1}: the model My-Model holds {most} "
+    ):
+        read_model(model, context_length=most + 1)
 
 
 def test_a_context_that_no_number_of_ours_holds_is_damage(model: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, cast
 
 from services.engine.engine import Row, SumPart
 from services.engine.stepper import StepFailed, Stepper
+from services.openai.schemas import Drawing
 from services.pages.checksum import key, lane, mix, multiplier
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Token
@@ -30,6 +31,7 @@ class Defaults(NamedTuple):
     name: str = "toy"
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: int = VOCABULARY
+    drawing: Drawing = Drawing()
 
 
 PAGE_TOKENS: Final = 4

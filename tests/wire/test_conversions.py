@@ -213,6 +213,11 @@ def test_a_registration_says_what_the_worker_is() -> None:
     facts = wire.worker_from_wire(registration())
     assert (facts.name, facts.side, facts.incarnation, facts.pid) == ("w", Side.DECODE, 3, 7)
     assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", "tp2pp3", 10, 2)
+    layout = wire.layout_to_wire(KvLayout("m", "bfloat16", 16, (0, 1), (0,), 64, context_length=4096))
+    longer = registration()
+    longer.layout.CopyFrom(layout)
+    assert (facts.context_length, wire.worker_from_wire(longer).context_length) == (0, 4096)
+    assert wire.layout_from_wire(layout).context_length == 4096
     assert facts.page_tokens == 16
     assert "page_tokens" not in dict(facts.geometry), "need not be equal"
     assert dict(facts.geometry)["schema"] == "s"

@@ -58,11 +58,14 @@ class KvLayout(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     KV_HEADS_FIELD_NUMBER: _builtins.int
     HEAD_DIM_FIELD_NUMBER: _builtins.int
+    CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Fingerprint of the model's configuration and weights."""
     dtype: _builtins.str
     page_tokens: _builtins.int
     head_dim: _builtins.int
+    context_length: _builtins.int
+    """Most tokens of a sequence; 0: not said."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -76,10 +79,11 @@ class KvLayout(_message.Message):
         layers: _abc.Iterable[_builtins.int] | None = ...,
         kv_heads: _abc.Iterable[_builtins.int] | None = ...,
         head_dim: _builtins.int = ...,
+        context_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers", "model", b"model", "page_tokens", b"page_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "dtype", b"dtype", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers", "model", b"model", "page_tokens", b"page_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
