@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test programs check verify verify-long verify-groups proto lock bench clean help
+.PHONY: install run test test-rest test-all programs check verify verify-long verify-groups proto lock bench clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -15,6 +15,8 @@ TORCH_INDEX ?=
 ARGS ?=
 # Test processes side by side, a file or a folder each (tests/conftest.py).
 JOBS ?= 2
+# What tests call that pip does not install.
+PROGRAMS := gcc prometheus chromium
 
 install: $(STAMP) ## make .venv with everything that the other words need
 
@@ -48,9 +50,9 @@ run: $(RUNS) ## serve the demo model on this machine
 	@$(BIN)/baton serve $(ARGS)
 
 # Prometheus is unpacked beside Python's programs: as an installed package it would run as a service from then on.
-programs: $(STAMP) ## get Debian's gcc, Prometheus and Chromium for the tests, where they are missing
+programs: $(STAMP) ## get Debian's gcc, Prometheus and Chromium for test-all, where they are missing
 	@PATH="$$PATH:$(CURDIR)/.venv/debian/usr/bin"; missing=; \
-	for each in gcc prometheus chromium; do command -v $$each >/dev/null || missing="$$missing $$each"; done; \
+	for each in $(PROGRAMS); do command -v $$each >/dev/null || missing="$$missing $$each"; done; \
 	[ -n "$$missing" ] || exit 0; \
 	as=; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
 	echo "programs:$$missing: apt-get installs them on this machine, as root$${as:+ (by sudo)}" >&2; \
@@ -63,9 +65,20 @@ programs: $(STAMP) ## get Debian's gcc, Prometheus and Chromium for the tests, w
 	  || echo "programs: no chromium: the tests that need it will fail (sudo apt install chromium)" >&2;; esac
 
 # Hundreds of processes are started: they read the bytecode that the first one writes.
-test: $(STAMP) programs ## run the tests
-	@echo "test: pytest"
-	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test: PROGRAMS := gcc
+test: $(STAMP) programs ## run the tests that start no stack, no browser and no search for faults: minutes
+	@echo "test: pytest, all that is quick; make test-all has the rest, too"
+	@$(PYTEST) --tier quick $(ARGS)
+
+test-rest: $(STAMP) programs ## run the tests that `make test` leaves out
+	@echo "test-rest: pytest, what make test leaves out"
+	@$(PYTEST) --tier rest $(ARGS)
+
+test-all: $(STAMP) programs ## run every test once, and hold each folder to its budget
+	@echo "test-all: pytest"
+	@$(PYTEST) --tier all $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@echo "check: ruff"
@@ -103,7 +116,7 @@ proto: $(STAMP) ## generate the gRPC code from proto/
 
 clean: ## remove caches and build results (not .venv)
 	@echo "clean: caches and build results"
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
+	@rm -rf build dist .durations .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
 	@find services tests proto -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list the words

@@ -3,11 +3,9 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
 
 from services.runtime.model_files import DEMO, prepare, resolve
 
@@ -17,12 +15,10 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.register_profile("search", deadline=None, print_blob=True, max_examples=5_000)
 settings.load_profile("same")
 
+pytest_plugins = ["tests.suite.tiers", "tests.suite.order", "tests.suite.timing"]
+
 # Where `make programs` unpacks what the machine does not have.
 os.environ["PATH"] += os.pathsep + str(Path(sys.prefix, "debian", "usr", "bin"))
-
-
-TOGETHER = ("tests/process/one_stack/", "tests/ui/")
-"""Folders whose tests share what takes long to start: one process runs all of each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-groups",
         action="store_true",
-        help="also the cases of rank groups that `make test` leaves out",
+        help="also the cases of rank groups that `make test-all` leaves out",
     )
 
 
@@ -52,18 +48,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         if not torch.cuda.is_available():
             _deselect(config, items, "gpu")
-
-
-class _ByFile(LoadFileScheduling):  # type: ignore[misc]
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return next((folder for folder in TOGETHER if file.startswith(folder)), file)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """With `--dist loadfile`."""
-    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _deselect(config: pytest.Config, items: list[pytest.Item], mark: str) -> None:

@@ -14,6 +14,7 @@ from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 from tests.cli.test_serve_stack import SERVES, children
 from tests.http import web
 from tests.process.stack import free_port
+from tests.suite.tiers import ends_by_itself
 
 CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}
 SETS = list(chain.from_iterable(combinations(CLOSED, count) for count in (1, 2, 3)))
@@ -55,6 +56,7 @@ async def test_a_stack_starts_its_parts_and_stops_them(parts: Parts, unused_tcp_
     await eventually(lambda: all(gone(child) for child in started))
 
 
+@pytest.mark.stack
 async def test_a_part_serves_and_drains(demo_model_dir: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "services.cli.main", "bootstrap", "--model", str(demo_model_dir)]
@@ -89,4 +91,5 @@ async def test_a_part_serves_and_drains(demo_model_dir: Path) -> None:
 def test_a_command_ends_with_its_own_exit_code(words: list[str], code: int) -> None:
     command = closed([sys.executable, "-m", "services.cli.main", *words])
     environ = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-    assert subprocess.run(command, env=environ, timeout=PATIENCE_S, check=False).returncode == code
+    with ends_by_itself():
+        assert subprocess.run(command, env=environ, timeout=PATIENCE_S, check=False).returncode == code

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tests.suite.tiers import ends_by_itself
+
 BENCH_S: Final = 280
 """The longest that a benchmark of a few runs may take on a busy machine."""
 
@@ -15,15 +17,16 @@ def baton(
     *words: str, environ: Mapping[str, str] | None = None, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli.main", *words],
-        env={**clean, "COLUMNS": "200", "NO_COLOR": "1", **(environ or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    with ends_by_itself():
+        return subprocess.run(
+            [sys.executable, "-m", "services.cli.main", *words],
+            env={**clean, "COLUMNS": "200", "NO_COLOR": "1", **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
 
 
 def bench(*words: str) -> dict[str, Any]:

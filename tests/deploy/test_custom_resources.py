@@ -5,8 +5,6 @@ Their schemas are not in the validator: what is asked here was read from the pro
 """
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import yaml
 from services.runtime.setting_kinds import split_address
 from tests.deploy.chart import CASES, ROOT, Object, named, of_kind, pods, pods_of
 from tests.deploy.flags import settings
+from tests.watch.prometheus import promtool
 
 GROUPS = ("tp-group", "hpa")
 
@@ -102,9 +101,8 @@ def test_keda_asks_each_side_for_its_own_queue_and_takes_no_answer_for_none() ->
     assert [trigger["name"] for trigger in scaled["baton-decode"]["triggers"]] == ["waiting", "running"]
 
 
+@pytest.mark.prometheus
 def test_what_keda_asks_is_what_prometheus_understands(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    assert promtool, "promtool is missing: make programs"
     queries = [
         trigger["metadata"]["query"]
         for each in of_kind("cuda-rdma", "ScaledObject")
@@ -113,7 +111,7 @@ def test_what_keda_asks_is_what_prometheus_understands(tmp_path: Path) -> None:
     rules = [{"record": f"asked:{place}", "expr": query} for place, query in enumerate(queries)]
     file = tmp_path / "asked.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "keda", "rules": rules}]}))
-    done = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, check=False)
+    done = promtool("check", "rules", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(queries)} rules found" in done.stdout
 

@@ -18,6 +18,8 @@ from tests.deploy.running import Running, run
 from tests.models import eight_heads
 from tests.process.stack import free_port
 
+pytestmark = pytest.mark.stack
+
 Pods = Mapping[str, Running]
 """By component."""
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from services.decode.settings import DecodeSettings
@@ -184,7 +185,12 @@ needs_kernel = pytest.mark.skipif(not known(PLAIN), reason="there is no kernel f
 Directory = Callable[..., Path]
 
 
-@pytest.fixture(params=BUILDS)
+def given(name: str, *more: str) -> ParameterSet:
+    """One of `BUILDS`, and what a test is given beside it. Where it is emulated the test has the mark."""
+    return pytest.param(name, *more, marks=() if known(BUILDS[name]) else pytest.mark.emulated)
+
+
+@pytest.fixture(params=map(given, BUILDS))
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
     """The only one there is."""
     made = runnable(BUILDS[request.param])
@@ -290,7 +296,7 @@ def places(engine: Engine, rows: list[Row]) -> list[tuple[int, int]]:
 @needs_kernel
 @pytest.mark.parametrize("page_tokens", [4, 16, 64])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("build", OF_BFLOAT16, indirect=True)
+@pytest.mark.parametrize("build", map(given, OF_BFLOAT16), indirect=True)
 def test_a_step_is_nearer_to_float32_than_the_librarys(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, build: Build, name: str, page_tokens: int
 ) -> None:
@@ -312,7 +318,7 @@ def test_a_step_is_nearer_to_float32_than_the_librarys(
 @needs_kernel
 @pytest.mark.parametrize("page_tokens", [4, 16, 64])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("build", OF_FLOAT32, indirect=True)
+@pytest.mark.parametrize("build", map(given, OF_FLOAT32), indirect=True)
 def test_in_float32_a_step_is_the_librarys(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, build: Build, name: str, page_tokens: int
 ) -> None:
@@ -342,10 +348,11 @@ def told(*engines: Engine) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @needs_kernel
+@pytest.mark.search
 @pytest.mark.parametrize(
     ("build", "slip"),
     [
-        (build, slip)
+        given(build, slip)
         for build, others in ELSEWHERE.items()
         for slip in (NO_SLIP, *SLIPS)
         if slip not in others and (known(BUILDS[build]) or slip in (NO_SLIP, *BY_AVX512))
@@ -418,6 +425,7 @@ def test_nothing_is_multiplied_that_nobody_wrote(
 
 
 @needs_kernel
+@pytest.mark.emulated
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("planted", [False, True])
 def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, planted: bool) -> None:

@@ -19,6 +19,7 @@ def test_every_law_holds_in_every_state(name: str) -> None:
     assert found.transitions > found.states > 100
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("name", SLIPS)
 def test_the_slip_is_seen(name: str) -> None:
     """Each slip breaks its own law, in a scope in which the product as it is breaks none (above)."""

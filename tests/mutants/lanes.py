@@ -11,6 +11,7 @@ from typing import Final
 from tests.mutants.checks import Finding, find
 from tests.mutants.mutant import Check, Drifted, Mutant
 from tests.mutants.patched import put_in_place
+from tests.suite.tiers import starts
 
 BUDGET_S: Final = 60.0
 PRELOADED: Final = [
@@ -57,6 +58,7 @@ class Errand:
     checks: Sequence[Check]
 
     def run(self) -> Outcome:
+        starts("search")
         started = time.monotonic()
         found, problem = _apart(self)
         return Outcome(self.name, found, problem, round(time.monotonic() - started, 2))

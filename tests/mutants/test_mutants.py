@@ -37,6 +37,7 @@ def outcomes() -> dict[str, Outcome]:
     return {each.name: each for each in judge(errands(FAST), JOBS)}
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("mutant", FAST, ids=lambda each: each.name)
 def test_the_mutant_is_caught_by_its_invariant(mutant: Mutant, outcomes: dict[str, Outcome]) -> None:
     outcome = outcomes[mutant.name]

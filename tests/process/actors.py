@@ -47,6 +47,7 @@ from services.wire.identity import Identity
 from services.wire.mailbox import Mailbox
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine
+from tests.suite.tiers import starts
 from tests.transfer.child import FORKS, Child
 from tests.wire.receivers import secret_of
 from tests.wire.servers import serving
@@ -69,6 +70,7 @@ class Actor(Child):
         self, side: str, environment: Mapping[str, str], output: Path, port: int = 0, **options: Any
     ) -> None:
         """`port`: of its gRPC server; 0: any."""
+        starts("stack")
         super().__init__(_live, (side, port, options), dict(environment), output)
         self.address, self.incarnation = self.answer()
 

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.runtime.listen import port_of, reserve_port
 from tests.http import web
 from tests.process.hosts import Hosts
+from tests.suite.tiers import starts
 
 READY_S = 180.0
 IDLE_S = 30.0
@@ -246,6 +247,7 @@ class Stack:
         return self.services[name]
 
     def _spawn(self, name: str, command: Sequence[str], http: str) -> Service:
+        starts("stack")
         log = self.folder / f"{name}.log"
         environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environ}

@@ -2,7 +2,7 @@
 
 Real processes, float32, greedy output token for token, 16 requests at a time of which some hang up in
 mid-stream; afterwards every gauge of every rank is back where it was. The small model's shapes are all there;
-of the demo model's, `make test` has one and `make verify-groups` all.
+of the demo model's, `make test-all` has one and `make verify-groups` all.
 """
 
 import asyncio

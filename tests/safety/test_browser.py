@@ -4,10 +4,13 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, Response, sync_playwright
 
 from tests.process.stack import READY_S, Stack
 from tests.safety.waiting import answers, until
+
+pytestmark = [pytest.mark.stack, pytest.mark.browser]
 
 KEY = "sk-of-a-person-0123456789"
 

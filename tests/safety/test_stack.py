@@ -34,6 +34,8 @@ from tests.process.stack import Stack, free_port
 from tests.safety.certificates import flags, of
 from tests.safety.waiting import until
 
+pytestmark = pytest.mark.stack
+
 FILE_KEY: Final = "sk-from-the-file-0123456789"
 SECOND_KEY: Final = "sk-another-of-the-file-01234"
 VARIABLE_KEY: Final = "sk-from-the-variable-012345"

@@ -19,6 +19,8 @@ from tests.process.stack import READY_S
 from tests.trace.collector import Collector, Seen, collecting
 from tests.trace.serving import RUN_TOKEN, Served, events_of, in_order, serving
 
+pytestmark = pytest.mark.stack
+
 ANSWER_S: Final = 60.0
 CALLER: Final = "00f067aa0ba902b7"
 MARKER: Final = "zeppelin-quarry-0417"

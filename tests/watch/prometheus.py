@@ -16,6 +16,7 @@ import yaml
 
 from tests.http import web
 from tests.process.stack import POLL_S, free_port
+from tests.suite.tiers import starts
 
 RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus"
 PATIENCE_S: Final = 60.0
@@ -23,7 +24,8 @@ NAMESPACE: Final = "watched"
 
 
 def program(name: str) -> str:
-    """Where it is. Its absence is a failure that says what to install."""
+    """Where it is, for a test that may use it. Its absence is a failure that says what to install."""
+    starts("prometheus")
     found = shutil.which(name)
     assert found is not None, (
         f"{name} is not on the PATH: `make programs`, or install Debian's package prometheus"

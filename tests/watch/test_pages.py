@@ -115,6 +115,7 @@ def told_of(panel: str, series: Mapping[str, str], expected: Mapping[str, Mappin
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.prometheus
 def test_each_request_is_drawn_once_and_a_client_that_hung_up_was_not_refused() -> None:
     """Of each status one, two, four, … a second, so that a sum says which are in it."""
     labels = (*sorted(map(str, STATUSES)), OTHER)
@@ -138,6 +139,7 @@ def test_each_request_is_drawn_once_and_a_client_that_hung_up_was_not_refused() 
     )
 
 
+@pytest.mark.prometheus
 @pytest.mark.parametrize(("given_up", "computing"), [(0, 0.375), (15, 0.0)])
 def test_no_stage_takes_less_than_no_time(given_up: int, computing: float) -> None:
     """A room a second has its first token 0.5 s after it came, 0.125 s of them without a destination. Those
@@ -162,6 +164,7 @@ def test_no_stage_takes_less_than_no_time(given_up: int, computing: float) -> No
     )
 
 
+@pytest.mark.prometheus
 def test_routes_without_errors_are_not_among_those_with_the_most() -> None:
     series = {
         f'{REQUESTS}{{route="/v1/completions", status="{status}"}}': values
@@ -180,11 +183,13 @@ def test_what_is_asked_of_prometheus_is_exported(path: str) -> None:
     assert asked <= known | recorded
 
 
+@pytest.mark.prometheus
 def test_the_rules_are_sound() -> None:
     result = promtool("check", "rules", str(RULES / "rules.yml"), str(RULES / "alerts.yml"))
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.prometheus
 def test_each_alert_fires_and_resolves_as_its_own_tests_say() -> None:
     result = promtool("test", "rules", str(RULES / "tests.yml"))
     assert result.returncode == 0, result.stdout + result.stderr

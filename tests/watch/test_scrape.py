@@ -21,6 +21,8 @@ from tests.http import web
 from tests.process.stack import Stack, running_stack
 from tests.watch.prometheus import NAMESPACE, PATIENCE_S, Prometheus, promtool, watching
 
+pytestmark = [pytest.mark.stack, pytest.mark.prometheus]
+
 BOARD: Final = Path(__file__).parents[2] / "deploy" / "grafana" / "baton.json"
 ROLES: Final = {"bootstrap": "bootstrap", "prefill": "prefill-0", "decode": "decode-0"}
 """And whose process of the stack it is."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from services.engine.compiler import AMX, AVX2, Build
+from tests.suite.tiers import starts
 
 HEADER: Final = Path(__file__).with_name("immintrin.h")
 FLAGS: Final = (
@@ -46,5 +47,6 @@ class EmulatedAmx(Emulated):
 
 
 def emulated(build: Build) -> Emulated:
+    starts("emulated")
     kind = EmulatedAmx if set(AMX) <= set(build.needs) else Emulated
     return kind(build.numbers, build.products, build.weights, AVX2)

@@ -1,0 +1,104 @@
+"""Do the Makefile's words have every test, each once, and does nothing slow slip into `make test`?"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+from playwright._impl._driver import compute_driver_executable
+
+from tests.suite import tiers
+from tests.suite.durations import ROOT, WORDS
+from tests.suite.tiers import ALL, FOLDERS, PARTS, QUICK, REASONS, REST, ends_by_itself, marks_of, running
+
+BATON: Final = [sys.executable, "-m", "services.cli.main"]
+NOT_TESTED_HERE: Final = {"gpu", "all_groups"}
+"""What no word of these runs: it needs a GPU, or belongs to `make verify-groups`."""
+
+
+def told(word: str) -> str:
+    """What make would run, asked by nobody's other make."""
+    environ = {"PATH": os.environ["PATH"]}
+    command = ["make", "-n", word]
+    return subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("tier", WORDS)
+def test_each_word_runs_its_tier_and_nothing_else(tier: str) -> None:
+    ran = re.findall(r"-m pytest .*", told(WORDS[tier]))
+    assert ran == [f"-m pytest -n 2 --dist loadfile --tier {tier} "]
+
+
+def test_what_the_two_parts_have_is_everything_each_once(request: pytest.FixtureRequest) -> None:
+    """Of all tests that this very run collected, whichever of them it runs."""
+    collected = request.config.stash[tiers.COLLECTED]
+    parts = [{item.nodeid for item in tiers.of_parts([part], collected)} for part in PARTS]
+    everything = {item.nodeid for item in collected}
+    assert set.union(*parts) == everything
+    assert sum(map(len, parts)) == len(everything) == len(collected)
+    assert {item.nodeid for item in tiers.of_parts(PARTS, collected)} == everything
+    chosen = {item.nodeid for item in tiers.of_parts(tiers.parts_of(request.config), collected)}
+    run = {item.nodeid for item in request.session.items}
+    assert run <= chosen
+    left_out = [item for item in collected if item.nodeid in chosen - run]
+    assert [item.nodeid for item in left_out if marks_of(item).isdisjoint(NOT_TESTED_HERE)] == []
+
+
+def test_a_test_of_such_a_folder_has_its_marks(request: pytest.FixtureRequest) -> None:
+    for item in request.config.stash[tiers.COLLECTED]:
+        for folder, marks in FOLDERS.items():
+            assert not item.nodeid.startswith(folder) or marks_of(item) >= set(marks)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_starts_something_slow_fails_a_test_that_does_not_say_so(reason: str) -> None:
+    others = frozenset(REASONS.keys() - {reason})
+    with running(others), pytest.raises(pytest.fail.Exception, match=f"mark it with @pytest.mark.{reason}"):
+        tiers.starts(reason)
+    with running(frozenset({reason})):
+        tiers.starts(reason)
+    with running(None):  # no test at all: `make verify`
+        tiers.starts(reason)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([*BATON, "serve", "--port", "0"], "stack"),
+        ([*BATON, "bootstrap"], "stack"),
+        (["ip", "netns", "exec", "there", *BATON, "prefill", "--name", "prefill-0"], "stack"),
+        ([sys.executable, "-c", "from services.cli.main import main; main()", "decode"], "stack"),
+        ([".venv/bin/baton", "serve"], "stack"),
+        ([str(compute_driver_executable()[0]), "cli.js", "run-driver"], "browser"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[-1],
+)
+def test_no_process_is_started_whose_command_line_says_what_the_test_does_not(
+    words: Sequence[str], reason: str
+) -> None:
+    """This test has no mark."""
+    with pytest.raises(pytest.fail.Exception, match=f"mark it with @pytest.mark.{reason}"):
+        subprocess.run(words, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("words", [["serve", "--help"], ["bench", "serve", "--help"], ["version"]])
+def test_a_command_that_answers_and_ends_is_no_stack(words: Sequence[str]) -> None:
+    done = subprocess.run([*BATON, *words], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_a_command_line_that_is_refused_can_be_tried() -> None:
+    with ends_by_itself():
+        done = subprocess.run([*BATON, "serve", "--no-flag"], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+
+
+def test_a_test_is_in_the_quick_part_unless_a_mark_says_why_not() -> None:
+    assert tiers.part_of({"parametrize", "timeout", "asyncio"}) == QUICK
+    assert [tiers.part_of({"timeout", reason}) for reason in REASONS] == [REST] * len(REASONS)
+    assert {*PARTS, ALL} == WORDS.keys()
