@@ -1,4 +1,4 @@
-"""Which packages does the bootstrap's image have, of those that are installed here?"""
+"""Which packages does an installation bring, of those that are installed here?"""
 
 import re
 import tomllib
@@ -48,16 +48,22 @@ def pins(name: str) -> dict[str, list[Pin]]:
 
 def bootstrap_packages(folder: Path) -> Path:
     """A new directory with what the bootstrap's image has, and Baton, by links."""
-    folder.mkdir()
-    found = _closure(bootstrap_requirements())
+    found = link_packages(folder, bootstrap_requirements())
     assert not found.keys() & {*WORKERS_ALONE, "accelerate", "gguf"}
+    (folder / "services").symlink_to(ROOT / "services")
+    return folder
+
+
+def link_packages(folder: Path, wanted: list[str]) -> dict[str, Distribution]:
+    """Make a directory with what installing `wanted` brings, by links. Returns what is there, by its name."""
+    folder.mkdir()
+    found = _closure(wanted)
     for each in found.values():
         for file in each.files or ():
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (folder / top).is_symlink():
                 (folder / top).symlink_to(Path(str(each.locate_file(top))))
-    (folder / "services").symlink_to(ROOT / "services")
-    return folder
+    return found
 
 
 def _closure(wanted: list[str]) -> dict[str, Distribution]:

@@ -3,13 +3,9 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
-import pytest
-import typer
 import yaml
 
-from services.cli.main import app
 from services.cli.metric_catalog import exported
 from services.runtime.settings import settings_of
 from tests.deploy.chart import CHART, ROOT, helm
@@ -34,20 +30,6 @@ def test_every_metric_that_is_named_is_exported() -> None:
     named = set(re.findall(r"\bbaton_\w+", GUIDE))
     assert len(named) > 8
     assert named <= known
-
-
-@pytest.mark.parametrize(
-    "line", [line for line in commands() if re.search(r"\bbaton (bench|certs|chat)", line)]
-)
-def test_every_baton_command_is_one_that_can_be_typed(line: str) -> None:
-    typed = re.search(r"\bbaton (.*?)(;|$)", line)
-    assert typed
-    words = shlex.split(typed[1])
-    at: Any = typer.main.get_command(app)
-    while words and words[0] in (groups := getattr(at, "commands", {})):
-        at = groups[words.pop(0)]
-    known = {option for each in at.params for option in each.opts}
-    assert {word for word in words if word.startswith("--")} <= known, line
 
 
 def test_every_setting_that_is_named_in_the_values_is_one() -> None:
@@ -94,8 +76,3 @@ def test_the_install_commands_that_are_shown_render(tmp_path: Path) -> None:
         rest = [str(tmp_path / each) if each == "values.yaml" else each for each in words[4:]]
         rest = [each for each in rest if each != "--create-namespace"]
         helm("template", words[2], str(CHART), *rest)
-
-
-def test_every_file_that_is_linked_is_there() -> None:
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", GUIDE):
-        assert (ROOT / "docs" / link).exists(), link

@@ -5,17 +5,20 @@ killed.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FloatRect, Locator, Page, expect
 
 from tests.http import web
 from tests.process.stack import Stack
 from tests.ui.conftest import ANSWER_S, Seen, Streaming
 
 SHOTS = Path(__file__).parents[2] / "docs" / "screenshots"
+PARTS_WIDTH_PX, MARGIN_PX = 1000, 10
+DRAWN = "() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))"
 # A request's headers come and its body does not, until who asked for it gives it up.
 SLOW_BODIES = """
     const ask = window.fetch;
@@ -53,14 +56,25 @@ class Camera:
 
     wanted: bool
 
-    def __call__(self, page: Page, name: str, height: int = 860) -> None:
+    def __call__(self, page: Page, name: str, height: int = 860, parts: Sequence[str] = ()) -> None:
+        """`parts`: what is in the picture, by CSS selectors, if not the whole window."""
         if self.wanted:
             SHOTS.mkdir(exist_ok=True)
             before = page.viewport_size or {"width": 1280, "height": 860}
-            page.set_viewport_size({"width": before["width"], "height": height})
+            page.set_viewport_size({"width": PARTS_WIDTH_PX if parts else before["width"], "height": height})
             page.mouse.move(1, 1)
-            page.screenshot(path=SHOTS / f"{name}.png", animations="disabled")
+            page.evaluate(DRAWN)
+            clip = _around([page.locator(each) for each in parts]) if parts else None
+            page.screenshot(path=SHOTS / f"{name}.png", animations="disabled", clip=clip)
             page.set_viewport_size(before)
+
+
+def _around(parts: Sequence[Locator]) -> FloatRect:
+    boxes = [box for each in parts if (box := each.bounding_box())]
+    left, top = (min(box[side] for box in boxes) - MARGIN_PX for side in ("x", "y"))
+    right = max(box["x"] + box["width"] for box in boxes) + MARGIN_PX
+    bottom = max(box["y"] + box["height"] for box in boxes) + MARGIN_PX
+    return {"x": left, "y": top, "width": right - left, "height": bottom - top}
 
 
 @pytest.fixture
@@ -284,7 +298,7 @@ def test_a_reply_that_is_left_before_its_body_came_draws_nothing(
     expect(page.locator("#h-requests")).to_be_visible()
     page.set_viewport_size({"width": 900, "height": 700})
     expect(page.locator("#h-requests")).to_be_visible()
-    page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    page.evaluate(DRAWN)
 
 
 def test_a_request_that_lost_its_worker_is_one_story_over_both_rooms(
@@ -299,6 +313,7 @@ def test_a_request_that_lost_its_worker_is_one_story_over_both_rooms(
     assert page.locator("tr.line-failure").count() >= 1
     seen.fits()
     shoot(page, "retried", 900)
+    shoot(page, "failover", 900, parts=(".frame", ".legend.signs"))
 
 
 def test_a_failed_requests_cause_is_the_first_thing_that_is_read(
