@@ -1,7 +1,11 @@
 """Does `baton bench agree` set the product's agreement beside gloo's own, for each size of group?"""
 
+import pytest
+
 from services.rooms.ballot import HEADER
 from tests.cli.typed import bench
+
+pytestmark = pytest.mark.bench
 
 ROOMS = 40
 

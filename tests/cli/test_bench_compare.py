@@ -21,6 +21,7 @@ from services.runtime.errors import SettingsError
 from tests.cli.stand_ins import PATIENCE_S, gone
 from tests.cli.typed import baton
 from tests.process.stack import free_port
+from tests.suite.tiers import starts
 
 PAIR = 'systems = [{name = "a", url = "u"}, {name = "b", url = "u"}]'
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,7 @@ at_least = 1000
 
 
 def compare(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    starts("bench")
     environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environ}
     return baton("bench", "compare", *words, environ=environ, timeout_s=240)
 
@@ -94,6 +96,7 @@ def servers_on(*ports: int) -> list[str]:
     return lines
 
 
+@pytest.mark.bench
 def test_two_systems_are_set_side_by_side_and_both_are_ended(tmp_path: Path) -> None:
     ports = free_port(), free_port()
     out = tmp_path / "out"
@@ -124,6 +127,7 @@ def test_two_systems_are_set_side_by_side_and_both_are_ended(tmp_path: Path) -> 
     assert "quick &lt;1&gt;" in (out / "compare-pair.html").read_text()
 
 
+@pytest.mark.bench
 def test_a_url_that_is_up_is_compared_with_a_command_that_is_started(tmp_path: Path) -> None:
     mine, theirs = free_port(), free_port()
     serve = f"{sys.executable} -m tests.cli.paced_server"
@@ -150,6 +154,7 @@ def test_a_url_that_is_up_is_compared_with_a_command_that_is_started(tmp_path: P
     assert json.loads((tmp_path / "compare-x.json").read_text())["systems"] == ["a", "b"]
 
 
+@pytest.mark.bench
 def test_no_system_is_asked_otherwise_than_the_others(tmp_path: Path) -> None:
     """One that takes no token ids is compared by texts for all, if somebody wants that."""
     ports = free_port(), free_port()
@@ -168,6 +173,7 @@ def test_no_system_is_asked_otherwise_than_the_others(tmp_path: Path) -> None:
     assert not servers_on(*ports)
 
 
+@pytest.mark.bench
 def test_a_system_that_cannot_start_says_why_and_the_others_are_ended(tmp_path: Path) -> None:
     ports = free_port(), free_port()
     result = compare(str(toml(tmp_path, *ports)), "--out", str(tmp_path), SLOW_MS="no-number")

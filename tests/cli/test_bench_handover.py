@@ -7,6 +7,8 @@ import pytest
 from services.cli.bench.room_times import STAGES, _times
 from tests.cli.typed import BENCH_S, bench
 
+pytestmark = pytest.mark.bench
+
 
 def test_pages_are_set_beside_bare_writes_of_as_many_bytes() -> None:
     body = bench("transfer", "--runs", "3", "--chunk", "1", "--json")

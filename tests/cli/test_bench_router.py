@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.typed import bench
+
+pytestmark = pytest.mark.bench
 
 WHAT = {"per_s", "per_cpu_s", "core_share", "latency_ms"}
 

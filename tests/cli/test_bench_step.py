@@ -9,6 +9,8 @@ from services.pages.layout import DTYPE_BYTES
 from tests.cli.typed import bench
 from tests.engine import tiny
 
+pytestmark = pytest.mark.bench
+
 
 def step(directory: Path, *flags: str) -> dict[str, Any]:
     return bench("step", "--runs", "3", "--model", str(directory), "--context", "40", "--batch", "3", *flags)

@@ -1,6 +1,10 @@
 """Does `baton bench turn` measure turns of both sides, with rooms where it says that they are?"""
 
+import pytest
+
 from tests.cli.typed import bench
+
+pytestmark = pytest.mark.bench
 
 ROOMS = 20
 BURST = 30

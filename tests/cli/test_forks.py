@@ -20,6 +20,7 @@ from services.cli.forks import Forks
 from services.cli.serve import baton_command
 from services.runtime.clock import SystemClock
 from tests.cli.stand_ins import PATIENCE_S, eventually, gone
+from tests.suite.tiers import ends_by_itself
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -68,7 +69,8 @@ async def started(name: str, words: tuple[str, ...]) -> tuple[Child, list[str]]:
     """The same by its command."""
     said: list[str] = []
     command = baton_command(words[0], words[1:])
-    return await start_child(name, command, CLEAN, lambda _: True, said.append), said
+    with ends_by_itself():
+        return await start_child(name, command, CLEAN, lambda _: True, said.append), said
 
 
 async def test_a_worker_is_a_child_of_whoever_asked_and_looks_like_its_command(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tests.suite.tiers import ends_by_itself
+from tests.suite.tiers import ends_by_itself, starts
 
 BENCH_S: Final = 280
 """The longest that a benchmark of a few runs may take on a busy machine."""
@@ -31,6 +31,7 @@ def baton(
 
 def bench(*words: str) -> dict[str, Any]:
     """The object that a benchmark prints."""
+    starts("bench")
     result = baton("bench", *words, environ={"OMP_NUM_THREADS": "1"}, timeout_s=BENCH_S)
     assert result.returncode == 0, result.stderr
     body: dict[str, Any] = json.loads(result.stdout)

@@ -24,6 +24,8 @@ from tests.process.pair import CALL_S, Call, Pair, plain_or_secure, until, worke
 from tests.process.wide import LAYOUT
 from tests.wire.receivers import secret_of
 
+pytestmark = pytest.mark.stack
+
 PAGES: Final = 2
 
 

@@ -19,6 +19,7 @@ REASONS: Final = {
     "stack": "starts services by their command lines, or a worker's processes with a model over NIXL",
     "browser": "drives a browser",
     "emulated": "runs a kernel that is compiled for a CPU unlike this one",
+    "bench": "runs a benchmark",
     "search": "searches for faults that were put into the product",
     "prometheus": "needs the programs of Prometheus",
 }
