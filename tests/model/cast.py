@@ -77,7 +77,7 @@ class Cast(Generic[S]):
             if after != number:
                 self._check(self.standings[number], self.standings[after], deed)
         except Broken as broken:
-            return broken
+            return broken.with_traceback(None)
         except CRASHES as error:
             return broken_by(error)
         return after, answer

@@ -222,7 +222,7 @@ class DecodeRank:
         """See, vote, take the verdict, act, compute."""
         with expired(self._roster, late):
             ballot = self._ballot()
-            verdict = read_verdict(ballot, agreed)
+            verdict = read_verdict(ballot, list(agreed))
             moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
         self._left = verdict.leave
         done, self._granting = self._granting, []

@@ -1,7 +1,9 @@
 """What can happen next?
 
 Each event is one atomic deed: one turn of a worker, one message that arrives, one write that lands, one
-trouble. `after` yields every one of a state, with the state that it leads to.
+trouble. It is told of the side that it happens on, from what stands there and from what both sides share
+(mail, rooms, closes, …); one that happens on neither with decode's. `after` yields every one of a state, with
+the state that it leads to.
 """
 
 from collections.abc import Iterator
@@ -10,16 +12,19 @@ from functools import partial
 from services.rooms.ids import RoomId
 from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
+from tests.model.cast import Deed
 from tests.model.flights import RECORD, Flight, exposed_by, rank_of
 from tests.model.handover import acknowledge, can_acknowledge
 from tests.model.laws import Broken
 from tests.model.registry import abandoned, issue, joined, untold
 from tests.model.troubles import (
     Label,
+    Make,
     Possible,
     Steps,
     alive,
     awake,
+    bound_for,
     is_missed,
     lease_ends,
     misses,
@@ -32,66 +37,82 @@ from tests.model.troubles import (
 from tests.model.turns import ask_close, catch_up, deliver, turn
 from tests.model.world import DECODE, PREFILL, WANTED, Known, State, World, one_rank
 
+BOTH = (PREFILL, DECODE)
+
 
 def after(world: World, state: State) -> Iterator[tuple[Label, State | Broken, bool]]:
     """(label, next state, whether it is no trouble) of every event that changes something; where a law
     breaks, Broken stands in place of the next state."""
-    landing = [] if world.scope.late_records else list(_records(world, state))
-    for possible in (lambda *_: landing,) if landing else (_ordinary, troubles):
-        for label, make, usual in possible(world, state):
-            try:
-                following = make()
-                if following is state or following == state:
-                    continue
-                world.check(following)
-            except Broken as broken:
-                yield label, broken, usual
-            else:
-                yield label, following, usual
-
-
-def _ordinary(world: World, state: State) -> Iterator[Possible]:
-    still = True
-    for label, make in _moving(world, state):
-        still = still and label[0] == "issue"
-        yield label, make, True
-    for side in awake(state):
-        yield ("turn", side, None), partial(turn, world, state, side), True
-    if still:
-        yield from _patience(world, state)
-
-
-def _moving(world: World, state: State) -> Steps:
-    """What happens outside of turns."""
-    yield from _issuing(world, state)
-    if state.lag is not None:
-        yield ("catch up", *state.lag[:2]), partial(catch_up, world, state)
-    yield from _arriving(world, state)
-    if state.stalled:
-        if lease_ends(world, state):
-            yield ("silence",), partial(silence, world, state)
-    else:
-        yield from _closing(world, state)
-    if world.scope.registry:
-        yield from _registering(world, state)
-    for rank in range(len(state.senders)):
-        yield from _flying(world, state, rank)
-    for side in alive(state):
-        for rank, standing in enumerate(world.standings(state, side)):
-            if standing.stepping:
-                ends = ("step_ends",)
-                yield ("step ends", side, rank), partial(one_rank, world, state, side, rank, ends)
-
-
-def _arriving(world: World, state: State) -> Steps:
-    for message in state.mail:
-        if waits(state, message[0]):
-            continue
-        if state.stalled and message[0] == PREFILL:
-            if is_missed(world, state, message):
-                yield ("miss", message), partial(misses, world, state, message)
+    for label, make, usual in _possible(world, state):
+        try:
+            following = make(state)
+            if following is state or following == state:
+                continue
+            world.check(following)
+        except Broken as broken:
+            yield label, broken, usual
         else:
-            yield ("deliver", message), partial(deliver, world, state, message)
+            yield label, following, usual
+
+
+def _possible(world: World, state: State) -> Iterator[Possible]:
+    lands = list(flying(world, state))
+    if first := landing(world, lands):
+        yield from ((label, make, True) for label, make in first)
+        return
+    moves = [step for side in BOTH for step in moving(world, state, side)] + lands
+    turns = [step for side in BOTH for step in turning(world, state, side)]
+    yield from ((label, make, True) for label, make in moves + turns)
+    if not any(is_motion(label) for label, _ in moves):
+        yield from ((*step, True) for side in BOTH for step in patient(world, state, side))
+        if all(make(state) == state for _, make in turns):
+            yield from long_patient(world, state)
+    yield from ((*step, False) for side in BOTH for step in troubles(world, state, side))
+
+
+def is_motion(label: Label) -> bool:
+    """While such events are to come, no deadline passes but as a trouble."""
+    return bool(label[0] != "issue")
+
+
+def turning(world: World, state: State, side: int) -> Steps:
+    if side in awake(state):
+        yield ("turn", side, None), partial(turn, world, side=side)
+
+
+def moving(world: World, state: State, side: int) -> Steps:
+    """What happens outside of turns."""
+    if side == DECODE:
+        yield from _issuing(world, state)
+        yield from _missing(world, state)
+        yield from _registering(world, state)
+    if state.lag is not None and waits(state, side):
+        yield ("catch up", *state.lag[:2]), partial(catch_up, world)
+    yield from _arriving(world, state, side)
+    if side == PREFILL and not state.stalled:
+        yield from _closing(world, state)
+    yield from _leaving(world, state, side)
+    for rank, standing in enumerate(world.standings(state, side) if side in alive(state) else ()):
+        if standing.stepping:
+            ends: Deed = ("step_ends",)
+            yield ("step ends", side, rank), partial(one_rank, world, side=side, rank=rank, deed=ends)
+
+
+def _arriving(world: World, state: State, side: int) -> Steps:
+    for message in bound_for(state, side):
+        if not waits(state, message[0]) and not (side == PREFILL and state.stalled):
+            yield ("deliver", message), partial(deliver, world, message=message)
+
+
+def _missing(world: World, state: State) -> Steps:
+    """What becomes of it that prefill stands still."""
+    if not state.stalled:
+        return
+    for message in bound_for(state, PREFILL):
+        if not waits(state, PREFILL) and is_missed(world, state, message):
+            yield ("miss", message), partial(misses, world, message=message)
+    if lease_ends(world, state):
+        yield ("silence",), partial(silence, world)
 
 
 def _issuing(world: World, state: State) -> Steps:
@@ -99,7 +120,7 @@ def _issuing(world: World, state: State) -> Steps:
         return
     for index, entry in enumerate(state.rooms):
         if entry.known is Known.UNISSUED:
-            yield ("issue", RoomId(index + 1)), partial(issue, world, state, RoomId(index + 1))
+            yield ("issue", RoomId(index + 1)), partial(issue, world, room=RoomId(index + 1))
             break
         if entry.known is not Known.OVER and not world.scope.overlap:
             break
@@ -109,24 +130,29 @@ def _closing(world: World, state: State) -> Steps:
     for close in state.closes:
         asked_of = state.rooms[close.room - 1].peers[PREFILL]
         if close.asked == WANTED and asked_of == state.peers[PREFILL] and not waits(state, PREFILL):
-            yield ("ask close", close), partial(ask_close, world, state, close)
+            yield ("ask close", close), partial(ask_close, world, close=close)
         elif can_acknowledge(world, state, close):
-            yield ("acknowledge", close), partial(acknowledge, world, state, close)
+            yield ("acknowledge", close), partial(acknowledge, world, close=close)
 
 
 def _registering(world: World, state: State) -> Steps:
-    """Who lost its lease gets one again; who is to leave, and is waited for by nobody, is told so."""
-    for side in (PREFILL, DECODE):
+    """Who lost its lease gets one again."""
+    for side in BOTH if world.scope.registry else ():
         if (side, state.peers[side]) not in world.books.standings[state.book].holders and not (
             state.stalled and side == PREFILL
         ):
-            yield ("join", side), partial(joined, world, state, side)
-    leaving = state.draining
-    if leaving is None or waits(state, leaving) or world.standings(state, leaving)[0].draining:
+            yield ("join", side), partial(joined, world, side=side)
+
+
+def _leaving(world: World, state: State, side: int) -> Steps:
+    """Who is to leave, and is waited for by nobody, is told so."""
+    if state.draining != side or not world.scope.registry or waits(state, side):
         return
-    _, waited_for = world.books.do(state.book, ("charged", leaving, state.peers[leaving]))
+    if world.standings(state, side)[0].draining:
+        return
+    _, waited_for = world.books.do(state.book, ("charged", side, state.peers[side]))
     if not waited_for:
-        yield ("drained", leaving), partial(_drained, world, state, leaving)
+        yield ("drained", side), partial(_drained, world, side=side)
 
 
 def _drained(world: World, state: State, side: int) -> State:
@@ -135,25 +161,25 @@ def _drained(world: World, state: State, side: int) -> State:
     return state
 
 
-def _flying(world: World, state: State, rank: int) -> Steps:
-    """What becomes of the writes of one of the sender's ranks."""
-    here = world.standing(PREFILL, state.senders[rank])
-    for flight in here.flying:
-        lives = exposed_by(flight.peer) == state.peers[DECODE]
-        if lives:
-            yield ("land", rank, flight), partial(_land, world, state, rank, flight)
-        there = world.standing(DECODE, state.receivers[rank_of(flight.peer)])
-        if flight.peer != there.exposure and (lives or here.at(flight.room) is not None):
-            fails = ("ended", flight.number, PutState.FAILED)
-            yield ("put fails", rank, flight), partial(one_rank, world, state, PREFILL, rank, fails)
+def flying(world: World, state: State) -> Steps:
+    """What becomes of the writes under way: asked of the ranks of both sides, and of who lives."""
+    for rank, sender in enumerate(state.senders):
+        for flight in world.standing(PREFILL, sender).flying:
+            lives = exposed_by(flight.peer) == state.peers[DECODE]
+            if lives:
+                yield ("land", rank, flight), partial(_land, world, rank=rank, flight=flight)
+            there = world.standing(DECODE, state.receivers[rank_of(flight.peer)])
+            if flight.peer != there.exposure and (lives or there.at(flight.room) is not None):
+                fails: Deed = ("ended", flight.number, PutState.FAILED)
+                label = ("put fails", rank, flight)
+                yield label, partial(one_rank, world, side=PREFILL, rank=rank, deed=fails)
 
 
-def _records(world: World, state: State) -> Iterator[Possible]:
-    """That they land, where none comes late."""
-    for rank in range(len(state.senders)):
-        for label, make in _flying(world, state, rank):
-            if label[0] == "land" and label[2].kind == RECORD:
-                yield label, make, True
+def landing(world: World, lands: list[tuple[Label, Make]]) -> list[tuple[Label, Make]]:
+    """Of these what comes before anything else: that records land, where none comes late."""
+    if world.scope.late_records:
+        return []
+    return [each for each in lands if each[0][0] == "land" and each[0][2].kind == RECORD]
 
 
 def _land(world: World, state: State, rank: int, flight: Flight) -> State:
@@ -161,24 +187,21 @@ def _land(world: World, state: State, rank: int, flight: Flight) -> State:
     return one_rank(world, state, DECODE, rank_of(flight.peer), ("land", flight))
 
 
-def _patience(world: World, state: State) -> Iterator[Possible]:
+def patient(world: World, state: State, side: int) -> Steps:
     """Nothing moves: whatever deadline runs, it passes."""
-    for side in awake(state):
-        for rank, standing in enumerate(world.standings(state, side)):
-            for room, at in standing.rooms.items():
-                if at.phase in LIVE:
-                    late = (rank, room)
-                    yield ("turn", side, late), partial(turn, world, state, side, late), True
-    if not any(turn(world, state, side) != state for side in awake(state)):
-        yield from _long_patience(world, state)
+    for rank, standing in enumerate(world.standings(state, side) if side in awake(state) else ()):
+        for room, at in standing.rooms.items():
+            if at.phase in LIVE:
+                late = (rank, room)
+                yield ("turn", side, late), partial(turn, world, side=side, late=late)
 
 
-def _long_patience(world: World, state: State) -> Iterator[Possible]:
+def long_patient(world: World, state: State) -> Iterator[Possible]:
     """Turns change nothing either: what is waited for longest. A sender that lives is not to need it that
     memory is taken back from it."""
     if revokable(world, state):
-        yield ("revoke",), partial(revoke, state), state.stalled
+        yield ("revoke",), revoke, state.stalled
     if world.scope.registry:
-        yield ("untold",), partial(untold, world, state), True
+        yield ("untold",), partial(untold, world), True
         if world.books.standings[state.book].overdue:
-            yield ("overdue",), partial(abandoned, world, state), True
+            yield ("overdue",), partial(abandoned, world), True

@@ -225,7 +225,7 @@ class PrefillRank:
         """See, vote, take the verdict, act, compute. Returns the answers to the turn's connections, too."""
         with expired(self._roster, late):
             ballot = self._ballot()
-            verdict = read_verdict(ballot, agreed)
+            verdict = read_verdict(ballot, list(agreed))
             moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
         self._left = verdict.leave
         answers = self._connected(verdict.connects)

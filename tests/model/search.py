@@ -8,9 +8,9 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from tests.model.events import after
+from tests.model.following import Following
 from tests.model.laws import Broken, Law
-from tests.model.packing import Packing, tidy
+from tests.model.packing import Packing
 from tests.model.scopes import Scope
 from tests.model.tell import tell
 from tests.model.world import State, World
@@ -42,7 +42,9 @@ class Search:
     def __init__(self, scope: Scope) -> None:
         self.world = World(scope)
         self._packing = Packing()
+        self._following = Following(self.world, self._packing)
         self._numbers: dict[int, int] = {}
+        """Of each state by the word that it was met under, tidy or not."""
         self._states: list[int] = []
         self._parents = array("q")
         self._depths = array("H")
@@ -60,6 +62,7 @@ class Search:
             self._explore(found, states_max)
         finally:
             if collecting:
+                gc.freeze()
                 gc.enable()
             found.states = len(self._states)
             found.depth = max(self._depths, default=0)
@@ -68,8 +71,8 @@ class Search:
         return found
 
     def _explore(self, found: Found, states_max: int | None) -> None:
-        start = tidy(self.world, self.world.start())
-        self._add(self._packing.pack(start), -1, 0)
+        self._reach(self._packing.pack(self.world.start()), -1, 0)
+        numbers, starts, ends = self._numbers, self._from, self._to
         number = 0
         while number < len(self._states):
             depth = self._depths[number]
@@ -77,45 +80,51 @@ class Search:
             if (limit is not None and depth >= limit) or (states_max is not None and number >= states_max):
                 found.complete = False
                 break
-            for _, following, usual in after(self.world, self.state(number)):
-                found.transitions += 1
-                if isinstance(following, Broken):
-                    story = tell(self.world, self.way_to(number), following)
-                    found.violations.append(Violation(following.law, following.text, story))
-                    return
-                reached = self._reach(tidy(self.world, following), number, depth + 1)
-                if usual:
-                    self._from.append(number)
-                    self._to.append(reached)
+            try:
+                usual, trouble = self._following.of(self._states[number])
+                for word in usual:
+                    reached = numbers.get(word)
+                    if reached is None:
+                        reached = self._reach(word, number, depth + 1)
+                    starts.append(number)
+                    ends.append(reached)
+                for word in trouble:
+                    if word not in numbers:
+                        self._reach(word, number, depth + 1)
+            except Broken as broken:
+                story = tell(self.world, self.way_to(number), broken)
+                found.violations.append(Violation(broken.law, broken.text, story))
+                return
+            found.transitions += len(usual) + len(trouble)
             number += 1
         if found.complete:
             self._check_ends(found)
 
-    def _reach(self, state: State, parent: int, depth: int) -> int:
-        word = self._packing.pack(state)
-        known = self._numbers.get(word)
-        return self._add(word, parent, depth) if known is None else known
+    def _reach(self, word: int, parent: int, depth: int) -> int:
+        """The number of a state that is met under this word for the first time. Raises Broken."""
+        self._following.check(word)
+        tidied = self._following.tidy(word)
+        number = self._numbers.get(tidied)
+        if number is None:
+            number = self._numbers[tidied] = len(self._states)
+            self._states.append(tidied)
+            self._parents.append(parent)
+            self._depths.append(depth)
+        self._numbers[word] = number
+        return number
 
     def state(self, number: int) -> State:
-        scope = self.world.scope
-        return self._packing.unpack(self._states[number], scope.senders.ranks, scope.receivers.ranks)
-
-    def _add(self, word: int, parent: int, depth: int) -> int:
-        number = self._numbers[word] = len(self._states)
-        self._states.append(word)
-        self._parents.append(parent)
-        self._depths.append(depth)
-        return number
+        return self._packing.unpack(self._states[number])
 
     def _check_ends(self, found: Found) -> None:
         """From every state the ordinary course of things can lead to where all rooms have ended and nothing
         is held, and before the last room is issued to where it is served: no further trouble is needed."""
         idle, served, waiting = bytearray(), bytearray(), bytearray()
-        for number in range(len(self._states)):
-            state = self.state(number)
-            idle.append(self.world.idle(state))
-            served.append(self.world.served_last(state))
-            waiting.append(self.world.may_serve_last(state))
+        for word in self._states:
+            is_idle, is_served, is_waiting = self._following.end(word)
+            idle.append(is_idle)
+            served.append(is_served)
+            waiting.append(is_waiting)
         back = self._backwards()
         for law, good, asked, text in (
             (Law.ROOM_ENDS, idle, None, "not every room can end with nothing held"),

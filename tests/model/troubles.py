@@ -1,4 +1,8 @@
-"""What can go wrong next, as far as the budget reaches?"""
+"""What can go wrong next, as far as the budget reaches?
+
+Each trouble is told of the side that it strikes, from what stands there and from what both sides share; one
+that strikes neither alone is told with decode's.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,6 +12,7 @@ from services.rooms.errors import Reason
 from services.rooms.ids import RoomId
 from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
+from tests.model.cast import Deed
 from tests.model.flights import exposed_before
 from tests.model.handover import cancel_here, not_connected
 from tests.model.leaving import died
@@ -35,44 +40,49 @@ from tests.model.world import (
 )
 
 Label = tuple[Any, ...]
-Possible = tuple[Label, Callable[[], State], bool]
-"""A verb and what it is about, how to get the next state, and whether it is no trouble."""
-Steps = Iterator[tuple[Label, Callable[[], State]]]
+"""A verb and what it is about."""
+Make = Callable[[State], State]
+Possible = tuple[Label, Make, bool]
+"""What it is called, what it makes of the state, and whether it is no trouble."""
+Steps = Iterator[tuple[Label, Make]]
 
 
 REVOKE: Final[Message] = (DECODE, "revoke")
 
 
-def troubles(world: World, state: State) -> Iterator[Possible]:
-    for label, make in _wakes(world, state):
-        yield label, make, False
+def troubles(world: World, state: State, side: int) -> Steps:
+    if side == DECODE and state.stalled:  # never to be relied on
+        yield ("wake",), lambda before: before._replace(stalled=False)
     if not any(state.left):
         return
     for index, trouble in enumerate(TROUBLES):
         if state.left[index]:
             left = (*state.left[:index], state.left[index] - 1, *state.left[index + 1 :])
-            spent = state._replace(left=left)
-            for label, make in _OF[trouble](world, spent):
-                yield label, make, False
+            for label, make in _OF[trouble](world, state, side):
+                yield label, _spending(left, make)
 
 
-def _aborts(world: World, state: State) -> Steps:
-    for index, entry in enumerate(state.rooms):
+def _spending(left: tuple[int, ...], make: Make) -> Make:
+    return lambda state: make(state._replace(left=left))
+
+
+def _aborts(world: World, state: State, side: int) -> Steps:
+    for index, entry in enumerate(state.rooms if side == DECODE else ()):
         if entry.known in RUNNING:
             room = RoomId(index + 1)
-            yield ("abort", room), partial(over, world, state, room, CALLED_OFF)
+            yield ("abort", room), partial(over, world, room=room, reason=CALLED_OFF)
 
 
-def _orphans(world: World, state: State) -> Steps:
-    for index, entry in enumerate(state.rooms):
+def _orphans(world: World, state: State, side: int) -> Steps:
+    for index, entry in enumerate(state.rooms if side == DECODE else ()):
         if entry.known is Known.CALLED:  # both sides were, and will report it retired
             room = RoomId(index + 1)
-            yield ("orphan", room), partial(orphaned, state, room)
+            yield ("orphan", room), partial(orphaned, room=room)
 
 
-def _silences(world: World, state: State) -> Steps:
-    if lease_ends(world, state):
-        yield ("silence",), partial(silence, world, state)
+def _silences(world: World, state: State, side: int) -> Steps:
+    if side == DECODE and lease_ends(world, state):
+        yield ("silence",), partial(silence, world)
 
 
 def lease_ends(world: World, state: State) -> bool:
@@ -89,11 +99,11 @@ def silence(world: World, state: State) -> State:
     return state
 
 
-def _losses(world: World, state: State) -> Steps:
-    for message in state.mail:
+def _losses(world: World, state: State, side: int) -> Steps:
+    for message in state.mail if side == DECODE else ():
         if message[1] in ("depart", "revoke", "connected"):
             continue  # told again with every lease renewal; or the leader's own
-        yield ("lose", message), partial(_lose, world, state, message)
+        yield ("lose", message), partial(_lose, world, message=message)
 
 
 def _lose(world: World, state: State, message: Message) -> State:
@@ -127,15 +137,9 @@ def misses(world: World, state: State, message: Message) -> State:
             return state
 
 
-def _stalls(world: World, state: State) -> Steps:
-    if not state.stalled:
-        yield ("stall",), partial(state._replace, stalled=True)
-
-
-def _wakes(world: World, state: State) -> Steps:
-    """Never to be relied on."""
-    if state.stalled:
-        yield ("wake",), partial(state._replace, stalled=False)
+def _stalls(world: World, state: State, side: int) -> Steps:
+    if side == DECODE and not state.stalled:
+        yield ("stall",), lambda before: before._replace(stalled=True)
 
 
 def revokable(world: World, state: State) -> bool:
@@ -148,15 +152,14 @@ def revoke(state: State) -> State:
     return state._replace(mail=state.mail | {REVOKE})
 
 
-def _revocations(world: World, state: State) -> Steps:
-    if revokable(world, state):
-        yield ("revoke",), partial(revoke, state)
+def _revocations(world: World, state: State, side: int) -> Steps:
+    if side == DECODE and revokable(world, state):
+        yield ("revoke",), revoke
 
 
-def _drains(world: World, state: State) -> Steps:
+def _drains(world: World, state: State, side: int) -> Steps:
     if state.draining is None:
-        for side in (PREFILL, DECODE):
-            yield ("drain", side), partial(_drain, world, state, side)
+        yield ("drain", side), partial(_drain, world, side=side)
 
 
 def _drain(world: World, state: State, side: int) -> State:
@@ -164,13 +167,12 @@ def _drain(world: World, state: State, side: int) -> State:
     return state._replace(book=book, draining=side)
 
 
-def _forgets(world: World, state: State) -> Steps:
+def _forgets(world: World, state: State, side: int) -> Steps:
     """All ranks of a worker at once. No call lives as long as what is remembered: a grant under way may find
     a room that its close had called off."""
-    for side in awake(state):
-        if side == PREFILL and any(message[1] == "grant" for message in state.mail):
-            continue
-        yield ("forget", side), partial(_forget, world, state, side)
+    if side not in awake(state) or (side == PREFILL and any(message[1] == "grant" for message in state.mail)):
+        return
+    yield ("forget", side), partial(_forget, world, side=side)
 
 
 def _forget(world: World, state: State, side: int) -> State:
@@ -179,57 +181,65 @@ def _forget(world: World, state: State, side: int) -> State:
     return state
 
 
-def _repeats(world: World, state: State) -> Steps:
-    for message in state.mail:
-        if (message[0] == PREFILL and state.stalled) or waits(state, message[0]):
+def _repeats(world: World, state: State, side: int) -> Steps:
+    for message in bound_for(state, side):
+        if (side == PREFILL and state.stalled) or waits(state, message[0]):
             continue
-        yield ("repeat", message), partial(deliver, world, state, message, repeat=True)
+        yield ("repeat", message), partial(deliver, world, message=message, repeat=True)
 
 
-def _strays(world: World, state: State) -> Steps:
+def bound_for(state: State, side: int) -> list[Message]:
+    """Messages to a side; to the bootstrap with decode's."""
+    return [each for each in state.mail if (each[0] == PREFILL) == (side == PREFILL)]
+
+
+def _strays(world: World, state: State, side: int) -> Steps:
+    if side != DECODE or PREFILL not in awake(state):
+        return
     present = world.standings(state, DECODE)[0].exposure
-    if present is not None and PREFILL in awake(state):
+    if present is not None:
         message = (PREFILL, "connect", state.peers[DECODE], exposed_before(present), None)
-        yield ("stray", message), partial(connect, world, state, message, repeat=True)
+        yield ("stray", message), partial(connect, world, message=message, repeat=True)
 
 
-def _failures(world: World, state: State) -> Steps:
-    for side in alive(state):
-        for rank, standing in enumerate(world.standings(state, side)):
-            for room in (*standing.rooms, *sorted(standing.past)):
-                yield ("fail", side, rank, room), partial(one_rank, world, state, side, rank, ("fail", room))
-    for rank, standing in enumerate(world.standings(state, PREFILL)):
+def _failures(world: World, state: State, side: int) -> Steps:
+    for rank, standing in enumerate(world.standings(state, side) if side in alive(state) else ()):
+        for room in (*standing.rooms, *sorted(standing.past)):
+            fails: Deed = ("fail", room)
+            yield ("fail", side, rank, room), partial(one_rank, world, side=side, rank=rank, deed=fails)
+    for rank, standing in enumerate(world.standings(state, PREFILL) if side == PREFILL else ()):
         for flight in standing.flying:
-            deed = ("ended", flight.number, PutState.FAILED)
-            yield ("put fails", rank, flight), partial(one_rank, world, state, PREFILL, rank, deed)
+            ended: Deed = ("ended", flight.number, PutState.FAILED)
+            yield ("put fails", rank, flight), partial(one_rank, world, side=side, rank=rank, deed=ended)
 
 
-def _misconnects(world: World, state: State) -> Steps:
-    for message in state.mail:
-        if message[1] == "connect" and PREFILL in awake(state):
-            after = state._replace(mail=state.mail - {message})
+def _misconnects(world: World, state: State, side: int) -> Steps:
+    for message in state.mail if side == PREFILL and PREFILL in awake(state) else ():
+        if message[1] == "connect":
             for rank in range(len(state.senders)):
-                label = ("misconnect", message, rank)
-                yield label, partial(connect, world, after, message, unreached=rank)
+                yield ("misconnect", message, rank), partial(_misconnect, world, message=message, rank=rank)
 
 
-def _rumours(world: World, state: State) -> Steps:
+def _misconnect(world: World, state: State, message: Message, rank: int) -> State:
+    return connect(world, state._replace(mail=state.mail - {message}), message, unreached=rank)
+
+
+def _rumours(world: World, state: State, side: int) -> Steps:
     for index, entry in enumerate(state.rooms):
         room = RoomId(index + 1)
-        for side in (PREFILL, DECODE) if entry.known is not Known.UNISSUED else ():
-            for rank, standing in enumerate(world.standings(state, side)):
-                if room not in standing.rooms and room not in standing.past:
-                    deed = ("fail", room)
-                    yield ("fail", side, rank, room), partial(one_rank, world, state, side, rank, deed)
-
-
-def _expiries(world: World, state: State) -> Steps:
-    for side in awake(state):
         for rank, standing in enumerate(world.standings(state, side)):
-            for room in standing.rooms:
-                yield ("turn", side, (rank, room)), partial(turn, world, state, side, (rank, room))
-    if world.scope.registry and world.books.standings[state.book].overdue:
-        yield ("overdue",), partial(abandoned, world, state)
+            if entry.known is Known.UNISSUED or room in standing.rooms or room in standing.past:
+                continue
+            deed: Deed = ("fail", room)
+            yield ("fail", side, rank, room), partial(one_rank, world, side=side, rank=rank, deed=deed)
+
+
+def _expiries(world: World, state: State, side: int) -> Steps:
+    for rank, standing in enumerate(world.standings(state, side) if side in awake(state) else ()):
+        for room in standing.rooms:
+            yield ("turn", side, (rank, room)), partial(turn, world, side=side, late=(rank, room))
+    if side == DECODE and world.scope.registry and world.books.standings[state.book].overdue:
+        yield ("overdue",), partial(abandoned, world)
 
 
 def alive(state: State) -> tuple[int, ...]:
@@ -245,21 +255,23 @@ def awake(state: State) -> tuple[int, ...]:
     return tuple(side for side in alive(state) if not waits(state, side))
 
 
-def _lags(world: World, state: State) -> Steps:
-    for side in awake(state) if state.lag is None else ():
-        for rank in range(len(state.ranks(side))) if len(state.ranks(side)) > 1 else ():
-            yield ("lag", side, rank), partial(lag, world, state, side, rank)
+def _lags(world: World, state: State, side: int) -> Steps:
+    count = len(state.ranks(side)) if state.lag is None and side in awake(state) else 0
+    for rank in range(count) if count > 1 else ():
+        yield ("lag", side, rank), partial(lag, world, side=side, rank=rank)
 
 
-def _sender_deaths(world: World, state: State) -> Steps:
-    yield ("die", PREFILL), partial(died, world, state, PREFILL)
+def _sender_deaths(world: World, state: State, side: int) -> Steps:
+    if side == PREFILL:
+        yield ("die", PREFILL), partial(died, world, side=PREFILL)
 
 
-def _receiver_deaths(world: World, state: State) -> Steps:
-    yield ("die", DECODE), partial(died, world, state, DECODE)
+def _receiver_deaths(world: World, state: State, side: int) -> Steps:
+    if side == DECODE:
+        yield ("die", DECODE), partial(died, world, side=DECODE)
 
 
-_OF: dict[str, Callable[[World, State], Steps]] = {
+_OF: dict[str, Callable[[World, State, int], Steps]] = {
     "aborts": _aborts,
     "silences": _silences,
     "losses": _losses,

@@ -168,16 +168,17 @@ class World:
         """It has not been issued, and who would serve it is there."""
         return state.rooms[-1].known is Known.UNISSUED and not state.stalled
 
-    def idle(self, state: State) -> bool:
-        """Every room has ended everywhere, and every count is what it was at the start. (Whoever stands
-        still is not asked.)"""
-        sides = (DECODE,) if state.stalled else (PREFILL, DECODE)
+    def shared_idle(self, state: State) -> bool:
+        """Every room has ended, and its end is known wherever it is waited for."""
         return (
             not state.closes
             and all(entry.known in (Known.UNISSUED, Known.OVER) for entry in state.rooms)
-            and all(standing.idle for side in sides for standing in self.standings(state, side))
             and self.books.standings[state.book].idle
         )
+
+    def side_idle(self, state: State, side: int) -> bool:
+        """On this side every room has ended, and every count is what it was at the start."""
+        return all(standing.idle for standing in self.standings(state, side))
 
 
 def check_target(flight: Flight, there: Standing) -> None:

@@ -1,0 +1,248 @@
+"""Which states follow one, without asking again what was asked before?
+
+A state is what stands on either side, and what both share. Most events look at one side and at what is
+shared, and leave the other side as it is: what comes of such an event is asked once of each pair of these,
+and put together with whatever stands on the other side. Where a write lands is asked once of each pair of
+sides.
+
+That loses nothing, and nothing of it is taken on trust: what an event is not to look at is hidden from it
+(`Hidden`). An event that looks all the same is asked in every state anew.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from tests.model.events import (
+    flying,
+    is_motion,
+    landing,
+    long_patient,
+    moving,
+    patient,
+    turning,
+)
+from tests.model.laws import Broken
+from tests.model.packing import GROUPS, RECEIVERS, SENDERS, Packing, cancels, tidy
+from tests.model.troubles import Label, Make, troubles
+from tests.model.world import DECODE, PREFILL, State, World
+
+
+class Looked(Exception):
+    """An event depends on what is hidden from it."""
+
+
+class Hidden:
+    """In place of what is not to be looked at. It can be handed on, and no more."""
+
+    def _looked(self, *_: object) -> NoReturn:
+        raise Looked
+
+    __bool__ = __contains__ = __eq__ = __getattr__ = __getitem__ = _looked
+    __hash__ = __iter__ = __len__ = __or__ = __sub__ = _looked
+
+
+HIDDEN: Final[Any] = Hidden()
+
+
+@dataclass(slots=True)
+class Part:
+    """What comes of the events that one part of a state decides, as the words of that part."""
+
+    usual: list[int] = field(default_factory=list)
+    troubles: list[int] = field(default_factory=list)
+    across: list[tuple[Make, bool]] = field(default_factory=list)
+    """Events that look at the rest of the state as well, and whether each is no trouble."""
+    broken: Broken | None = None
+    """The first law that one of them breaks."""
+    moves: bool = False
+    """Something happens without a deadline."""
+    turns: bool = False
+    """A turn changes something."""
+
+
+_NO_FLIGHTS: Final = (Part(), list[int]())
+
+
+class Following:
+    def __init__(self, world: World, packing: Packing) -> None:
+        self._world = world
+        self._packing = packing
+        self._parts: tuple[dict[int, Part], dict[int, Part]] = ({}, {})
+        self._patient: tuple[dict[int, Part], dict[int, Part]] = ({}, {})
+        self._between: dict[tuple[int, Any], tuple[Part, list[int]]] = {}
+        self._checked: set[int] = set()
+        """Pairs of sides."""
+        self._without_cancels: set[int] = set()
+        """Of what both share."""
+        self._without_flights: set[int] = set()
+        """Of the senders."""
+        self._shared_ends: dict[int, tuple[bool, bool, bool]] = {}
+        self._sender_ends: dict[int, bool] = {}
+        self._receiver_ends: dict[int, tuple[bool, bool]] = {}
+
+    def of(self, word: int) -> tuple[list[int], list[int]]:
+        """The states that follow this one, tidy or not: in the ordinary course of things, and by trouble.
+        Raises Broken."""
+        senders, receivers = word & SENDERS, word & RECEIVERS
+        shared = word ^ senders ^ receivers
+        between, first = self._flights(word)
+        if first:
+            return [each + shared for each in first], []
+        prefill, decode = self._part(PREFILL, senders | shared), self._part(DECODE, receivers | shared)
+        usual = [each + receivers for each in prefill.usual]
+        usual += [each + senders for each in decode.usual]
+        usual += [each + shared for each in between.usual]
+        trouble = [each + receivers for each in prefill.troubles]
+        trouble += [each + senders for each in decode.troubles]
+        parts = [prefill, decode, between]
+        if not (prefill.moves or decode.moves or between.moves):
+            late = [self._late(PREFILL, senders | shared), self._late(DECODE, receivers | shared)]
+            usual += [each + receivers for each in late[PREFILL].usual]
+            usual += [each + senders for each in late[DECODE].usual]
+            parts += late
+            if not (prefill.turns or decode.turns):
+                parts.append(self._very_late(word))
+        for part in parts:
+            if part.broken is not None:
+                raise part.broken
+            if part.across:
+                self._ask_across(word, part.across, usual, trouble)
+        return usual, trouble
+
+    def check(self, word: int) -> None:
+        """What must hold between the sides. Raises Broken."""
+        pair = word & GROUPS
+        if pair not in self._checked:
+            self._world.check(self._packing.unpack(word))
+            self._checked.add(pair)
+
+    def tidy(self, word: int) -> int:
+        shared = word ^ (word & GROUPS)
+        if shared in self._without_cancels:
+            return word
+        state = self._packing.unpack(word)
+        if not cancels(self._world, state):
+            self._without_cancels.add(shared)
+            return word
+        tidied = tidy(self._world, state)
+        return word if tidied is state else self._packing.pack(tidied)
+
+    def end(self, word: int) -> tuple[bool, bool, bool]:
+        """Whether nothing is held any more for any room; whether the last room is served; and whether it
+        waits to be issued. A sender that stands still is not asked what it holds."""
+        senders, receivers = word & SENDERS, word & RECEIVERS
+        shared = word ^ senders ^ receivers
+        world = self._world
+        if shared not in self._shared_ends:
+            state = self._packing.unpack(word)
+            self._shared_ends[shared] = (
+                world.shared_idle(state),
+                state.stalled,
+                world.may_serve_last(state),
+            )
+        if senders not in self._sender_ends:
+            self._sender_ends[senders] = world.side_idle(self._packing.unpack(word), PREFILL)
+        if receivers not in self._receiver_ends:
+            state = self._packing.unpack(word)
+            self._receiver_ends[receivers] = world.side_idle(state, DECODE), world.served_last(state)
+        over, stalled, waiting = self._shared_ends[shared]
+        idle, served = self._receiver_ends[receivers]
+        return over and idle and (stalled or self._sender_ends[senders]), served, waiting
+
+    # ---- asked once
+
+    def _part(self, side: int, word: int) -> Part:
+        known = self._parts[side].get(word)
+        if known is None:
+            known = self._parts[side][word] = self._ask(side, word)
+        return known
+
+    def _late(self, side: int, word: int) -> Part:
+        known = self._patient[side].get(word)
+        if known is None:
+            known = self._patient[side][word] = Part()
+            state = self._one_side(side, word)
+            self._take(known, side, state, patient(self._world, state, side), usual=True)
+        return known
+
+    def _ask(self, side: int, word: int) -> Part:
+        part, state = Part(), self._one_side(side, word)
+        moves = list(moving(self._world, state, side))
+        part.moves = any(is_motion(label) for label, _ in moves)
+        self._take(part, side, state, moves, usual=True)
+        part.turns = self._take(part, side, state, turning(self._world, state, side), usual=True)
+        self._take(part, side, state, troubles(self._world, state, side), usual=False)
+        return part
+
+    def _one_side(self, side: int, word: int) -> State:
+        state = self._packing.unpack(word)
+        return state._replace(receivers=HIDDEN) if side == PREFILL else state._replace(senders=HIDDEN)
+
+    def _take(
+        self, part: Part, side: int, state: State, steps: Iterable[tuple[Label, Make]], *, usual: bool
+    ) -> bool:
+        """Ask each step what it makes of `state`. True if one makes something of it."""
+        made, changed = part.usual if usual else part.troubles, False
+        for _, make in steps:
+            try:
+                following = make(state)
+            except Looked:
+                part.across.append((make, usual))
+                changed = True
+                continue
+            except Broken as broken:
+                part.broken = part.broken or broken
+                continue
+            if following is not state and following != state:
+                following = tidy(self._world, following, (side,))
+                made.append(self._packing.side(side, following) | self._packing.shared(following))
+                changed = True
+        return changed
+
+    def _flights(self, word: int) -> tuple[Part, list[int]]:
+        """What becomes of the writes under way, and which of that comes before anything else."""
+        if word & SENDERS in self._without_flights:
+            return _NO_FLIGHTS
+        key = (word & GROUPS, self._packing.peers(word))
+        known = self._between.get(key)
+        if known is None:
+            state = self._packing.unpack(word)
+            groups = State(*(HIDDEN for _ in state))._replace(
+                senders=state.senders, receivers=state.receivers, peers=state.peers
+            )
+            part, lands = Part(), list(flying(self._world, groups))
+            if not any(each.flying for each in self._world.standings(state, PREFILL)):
+                self._without_flights.add(word & SENDERS)
+            part.moves = bool(lands)
+            first = {label for label, _ in landing(self._world, lands)}
+            firsts = []
+            for label, make in lands:
+                try:
+                    following = make(groups)
+                except Broken as broken:
+                    part.broken = part.broken or broken
+                    continue
+                made = self._packing.side(PREFILL, following) | self._packing.side(DECODE, following)
+                part.usual.append(made)
+                if label in first:
+                    firsts.append(made)
+            known = self._between[key] = part, firsts
+        return known
+
+    # ---- asked in every state
+
+    def _very_late(self, word: int) -> Part:
+        part = Part()
+        for _, make, usual in long_patient(self._world, self._packing.unpack(word)):
+            part.across.append((make, usual))
+        return part
+
+    def _ask_across(
+        self, word: int, across: list[tuple[Make, bool]], usual: list[int], trouble: list[int]
+    ) -> None:
+        state = self._packing.unpack(word)
+        for make, ordinary in across:
+            following = make(state)
+            if following is not state and following != state:
+                (usual if ordinary else trouble).append(self._packing.pack(following))
