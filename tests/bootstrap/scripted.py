@@ -28,6 +28,7 @@ from services.wire.channel import Channels
 from services.wire.conversions import finish_to_wire, outcome_to_wire, request_from_wire, token_to_wire
 from services.wire.errors import refusal_to_wire
 from services.wire.shared_stream import run_rooms_reply, stream_rooms_reply
+from tests.patience import PATIENCE_S
 from tests.wire.servers import serving, until
 
 LEASE_MS = 3_000
@@ -312,7 +313,7 @@ class House:
 async def read(stream: RoomStream | RequestStream) -> tuple[list[int], str]:
     """All tokens, and how it ended: a finish, or the reason of a failure."""
     drawn: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         try:
             while True:
                 batch = await stream.next()

@@ -14,6 +14,7 @@ from services.rooms.placement import Need
 from services.rooms.registry import EXPECTED_MS, UNTAKEN_MS, RoomEntry, RoomPhase, Worker
 from services.runtime.party import Party
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
+from tests.patience import PATIENCE_S
 from tests.wire.servers import until
 
 
@@ -137,7 +138,7 @@ async def test_a_prompt_is_hashed_once_however_often_it_is_looked_at(
 async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:
     retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0, fits=False)
     with pytest.raises(TooLarge, match="no prefill worker can hold"):
-        await asyncio.wait_for(at.admission.admit("a", 10**9, 10**9, retry), 20)
+        await asyncio.wait_for(at.admission.admit("a", 10**9, 10**9, retry), PATIENCE_S)
     assert at.admission.queued() == 0
 
 
@@ -362,7 +363,9 @@ async def test_time_ends_leases_rooms_that_nobody_reports_and_queues_that_nobody
         at.clock.advance(LEASE_MS - 1)
         for worker in (at.prefill, at.decode):
             at.rooms.renew(worker.incarnation)
-    assert (await asyncio.wait_for(waiting, 20)).request_id == "a", "room 1 was filed without a report"
+    assert (await asyncio.wait_for(waiting, PATIENCE_S)).request_id == "a", (
+        "room 1 was filed without a report"
+    )
     assert "filed" in at.events(1)
     for _ in range(4):
         at.clock.advance(LEASE_MS // 3)

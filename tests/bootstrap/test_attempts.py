@@ -35,6 +35,7 @@ from tests.bootstrap.scripted import (
     read,
     tokens,
 )
+from tests.patience import PATIENCE_S
 from tests.wire.servers import serving, until
 
 P, D = Side.PREFILL, Side.DECODE
@@ -277,7 +278,7 @@ async def test_the_first_tokens_room_says_what_was_cached(at: Pairs) -> None:
     at.decode.script = [accepted(D), heard, tokens(0, [7]), None]
     at.decode_1.script = decodes()
     stream = await at.backend.generate(asked())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert [token.id for token in (await stream.next()).tokens] == [7]
         heard.set()
         assert await read(stream) == ([8, 9], "length")

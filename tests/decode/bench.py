@@ -40,6 +40,7 @@ from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
 from services.wire.errors import NotConnected, NotQuiet, errors_as_status, refusal_to_wire
 from services.wire.mailbox import Mailbox
+from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import (
     BOUNDS,
@@ -304,7 +305,7 @@ class DecodeBench:
             await self.turn()
 
     async def turns_until(self, holds: Any) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not holds():
                 if not self.stepper.free:
                     await self.step_end()

@@ -21,6 +21,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc,
 from services.wire.conversions import cause_to_wire
 from tests.decode.bench import Caller, DecodeBench, Sender, tell
 from tests.parallel.arrivals import NoArrivals
+from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS
 from tests.wire.servers import serving
@@ -46,7 +47,7 @@ class Group:
         return await asyncio.gather(*(each.turn() for each in self.ranks))
 
     async def turns_until(self, holds: object) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not holds():  # type: ignore[operator]
                 for each in self.ranks:
                     if not each.stepper.free:
@@ -118,7 +119,7 @@ async def test_the_sender_is_told_where_the_memory_of_every_rank_is(group: Group
 async def test_the_leader_does_not_rest_on_a_grant_that_leaves_with_the_next_turn(group: Group) -> None:
     caller = await group.stream()
     laps: list[Lap] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while group.leader.phase(1) is not Phase.TRANSFERRING:
             laps = await group.turn()
             await asyncio.sleep(0.001)
@@ -196,7 +197,7 @@ async def test_a_leader_whose_ranks_are_behind_hears_of_a_command_at_once(group:
     await asyncio.sleep(0.1)
     cause = cause_to_wire(Cause(Reason.CANCELLED, "no longer wanted"))
     group.leader.mailbox.put(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=1, cause=cause)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert await caller.outcome() == "cancelled"
     for each in turning:
         each.cancel()

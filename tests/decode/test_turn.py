@@ -21,6 +21,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire, finish_from_wire
 from services.wire.errors import NotConnected, NotQuiet, UnknownReceiver, WrongIncarnation
 from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
+from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PREFILL
 from tests.wire.servers import until
@@ -110,7 +111,7 @@ async def test_a_room_is_granted_in_the_turn_behind_the_one_that_queues_it(bench
     """Whatever else waits to run is served after that, and nothing follows until the sender has answered."""
     bench.sender.may_connect.set()
     await bench.stream(ASKED)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await bench.turn() is not Lap.QUEUED:
             pass
     assert bench.pages(PageState.EXPOSED) == 0

@@ -28,9 +28,9 @@ from services.openai.turns import LONG_BYTES, Turns
 from services.runtime.api_keys import ApiKeys
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
+from tests.patience import PATIENCE_S
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PATIENCE_S: Final = 20.0
 
 
 def byte_level() -> Any:

@@ -14,6 +14,7 @@ from services.openai.backend import Limits, RoomFailed
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, batch
 from tests.openai.test_bad_input import CHAT, chat, check
+from tests.patience import PATIENCE_S
 
 
 async def test_what_can_be_read_can_be_asked_for_without_its_body(url: str) -> None:
@@ -176,7 +177,7 @@ async def test_a_client_gone_before_the_answer_is_counted_as_499(
     backend.script = lambda _: [asyncio.Event()]
     async with httpx.AsyncClient(base_url=url) as client:
         request = asyncio.create_task(client.post(CHAT, json=chat()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not backend.streams:
                 await asyncio.sleep(0.001)
             request.cancel()

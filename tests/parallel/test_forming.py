@@ -20,8 +20,7 @@ from services.parallel.loopback import Loopback
 from services.runtime.errors import GroupLost, StartupError
 from services.runtime.settings import load, settings_of
 from tests.parallel.groups import free_port, gloo_groups
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 def settings(rank: int, port: int, **flags: str) -> DecodeSettings:

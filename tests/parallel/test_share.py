@@ -16,6 +16,7 @@ from services.parallel.turns import TurnProgress, run_turns
 from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
 from tests.parallel.test_dimensions import Rooms
+from tests.patience import PATIENCE_S
 
 TURN_US = 3_000
 ROUND_US = 20
@@ -81,7 +82,7 @@ class Handlers:
 
 async def turning(work: Busy, time: Time, handlers: Handlers, until: Callable[[], Awaitable[object]]) -> None:
     turns = asyncio.create_task(run_turns(work, SoloGroup(), time, TurnProgress(time), handlers))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await until()
     turns.cancel()
     with suppress(asyncio.CancelledError):
@@ -138,7 +139,7 @@ def test_what_has_come_waits_until_the_loop_has_taken_it_and_a_lull_behind_it() 
         here, caller = await _connected(heard)
         assert not arrivals.waiting(10**9)
         caller.write(b"x")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not arrivals.waiting(0):
                 pass  # it lies with the system: the loop has had no round since
         assert not heard.is_set()

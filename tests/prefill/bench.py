@@ -36,6 +36,7 @@ from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_
 from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter
+from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.wire.servers import until
 
@@ -179,7 +180,7 @@ class PrefillBench:
         async def close() -> None:
             wire = inference_pb2.CloseRequest(room=room, receiver=receiver, generation=generation)
             await self.mailbox.ask(group_pb2.Command(close=wire))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await self.work.quiet(RoomId(room))
 
         return asyncio.ensure_future(close())
@@ -198,7 +199,7 @@ class PrefillBench:
     async def step_end(self) -> None:
         running = self.stepper._running
         assert running is not None, "no step is running"
-        await asyncio.wait([running], timeout=20)
+        await asyncio.wait([running], timeout=PATIENCE_S)
         assert running.done()
 
     # ---- what is left

@@ -20,6 +20,7 @@ from services.wire.channel import open_channel
 from services.wire.conversions import request_to_wire
 from services.wire.errors import NotAdmitted, RemoteError, UnknownReceiver, remote_error
 from services.wire.mailbox import TURN_COMMANDS_MAX
+from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench, Receiver, connect_request
 from tests.wire.receivers import decode_peer, secret_of
@@ -106,7 +107,7 @@ class Served:
         return not len(self.bench.work.roster)
 
     async def turns_until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not holds():
                 if not self.bench.stepper.free:
                     await self.bench.step_end()

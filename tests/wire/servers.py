@@ -10,9 +10,7 @@ import grpc
 from services.runtime.party import Party
 from services.wire.channel import Server, open_channel
 from services.wire.identity import Identity
-
-PATIENCE_S = 20.0
-"""Far above what anything here takes: reaching it is a failure, not a measurement."""
+from tests.patience import PATIENCE_S
 
 
 def has_ipv6() -> bool:

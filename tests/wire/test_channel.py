@@ -17,7 +17,8 @@ from services.runtime.setting_kinds import join_address
 from services.wire import channel as module
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import AHEAD_BYTES, Channels, Server
-from tests.wire.servers import PATIENCE_S, channel_to, has_ipv6, serving
+from tests.patience import PATIENCE_S
+from tests.wire.servers import channel_to, has_ipv6, serving
 
 LINES = 4_000
 SETTLED = 50

@@ -12,6 +12,7 @@ from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import open_channel
 from services.wire.conversation import ChannelClosed, converse
 from services.wire.errors import NotAdmitted, RemoteError, errors_as_status
+from tests.patience import PATIENCE_S
 from tests.wire.servers import serving, until
 
 
@@ -65,7 +66,7 @@ class Talk:
         self.news.set()
 
     async def end(self) -> RemoteError:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.task
 
 

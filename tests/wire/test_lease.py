@@ -16,7 +16,8 @@ from services.wire import lease as module
 from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.errors import errors_as_status
 from services.wire.lease import LeaseKeeper, Stall
-from tests.wire.servers import PATIENCE_S, channel_to, serving, until
+from tests.patience import PATIENCE_S
+from tests.wire.servers import channel_to, serving, until
 
 
 @dataclass

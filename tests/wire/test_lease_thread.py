@@ -19,7 +19,8 @@ from services.wire.channel import Channels, open_thread_channel
 from services.wire.errors import KIND_KEY
 from services.wire.lease_thread import LeaseThread
 from services.wire.run_token import KEY as RUN_TOKEN
-from tests.wire.servers import PATIENCE_S, until
+from tests.patience import PATIENCE_S
+from tests.wire.servers import until
 
 
 @dataclass

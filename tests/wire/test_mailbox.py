@@ -9,6 +9,7 @@ from services.rooms.errors import RoomExists
 from services.wire import mailbox as module
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.mailbox import TAKEN_BYTES_MAX, CommandTooLong, Mailbox, MailboxFull
+from tests.patience import PATIENCE_S
 from tests.sim.loop import VirtualLoop
 
 
@@ -140,10 +141,10 @@ async def test_rest_ends_with_news_and_within_its_bound() -> None:
     resting = asyncio.ensure_future(box.rest(1_000))
     await asyncio.sleep(0)
     box.wake()
-    await asyncio.wait_for(resting, 20)
+    await asyncio.wait_for(resting, PATIENCE_S)
     box.take()
     box.put(cancel(1))
-    await asyncio.wait_for(box.rest(1_000), 20)
+    await asyncio.wait_for(box.rest(1_000), PATIENCE_S)
 
 
 async def test_a_follower_answers_nobody() -> None:

@@ -28,7 +28,8 @@ from services.wire.credential import draw
 from services.wire.errors import Draining
 from services.wire.follower_host import FollowerHost
 from services.wire.worker_host import Role, WorkerHost
-from tests.wire.servers import PATIENCE_S, channel_to, serving, until
+from tests.patience import PATIENCE_S
+from tests.wire.servers import channel_to, serving, until
 from tests.wire.test_lease import Registry
 
 WHY = "turn 7: rank 2 has gone (connection closed)"
