@@ -316,6 +316,13 @@ _ALL: Final = (
         budget=Budget(misconnects=1, failures=1),
     ),
     Scope(
+        "reconnects",
+        "a write fails and breaks its way, and the next room, of which no page is sent, connects anew",
+        prompt_pages=0,
+        ways=True,
+        budget=Budget(failures=1),
+    ),
+    Scope(
         "lags",
         "one of two ranks is late to do what was agreed; the client hangs up",
         senders=_TP2,

@@ -5,16 +5,20 @@ Imports the product only when a check runs: by then the mutant is in place.
 
 import difflib
 import io
+import os
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Final
 
 from tests.mutants.mutant import ROOT, Check
+from tests.patience import SHORTER
 
 STORIES: Final = ROOT / "tests" / "stories"
 NAMED: Final = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
-QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", "--timeout=30")
+PATIENCE_S: Final = 5.0
+"""For what a mutant keeps from coming: a test that waits for it has failed then."""
+QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", f"--timeout={2 * PATIENCE_S:g}")
 """The time-out is above the tests' own patience: where it strikes within grpc the process may crash."""
 TAIL_CHARS: Final = 4000
 ROOMS: Final = 100
@@ -80,10 +84,9 @@ def _sim(what: str, wanted: str) -> Finding | None:
     several ways, and which is seen first changes with every change of the product."""
     from tests.sim.run import run
 
-    profile, seeds = what.split("/")
-    first, end = map(int, seeds.split(":"))
+    profile, seeds = seeds_of(what)
     found: Finding | None = None
-    for seed in range(first, end):
+    for seed in seeds:
         for each in run(seed, ROOMS, profile).violations:
             trace = "\n".join((f"seed {seed}: {each.text}", *each.timeline))
             found = found or Finding(each.invariant, "sim", f"{profile}/{seed}", trace)
@@ -92,9 +95,16 @@ def _sim(what: str, wanted: str) -> Finding | None:
     return found
 
 
+def seeds_of(what: str) -> tuple[str, range]:
+    """The profile of a check of the simulation, and its seeds."""
+    profile, seeds = what.split("/")
+    return profile, range(*map(int, seeds.split(":")))
+
+
 def _suite(tests: str, wanted: str) -> Finding | None:
     import pytest
 
+    os.environ[SHORTER] = str(PATIENCE_S)
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         status = pytest.main(["-q", "-x", *QUIET, *(f"tests/{test}" for test in tests.split())])

@@ -14,6 +14,8 @@ from tests.mutants.patched import put_in_place
 from tests.suite.tiers import starts
 
 BUDGET_S: Final = 60.0
+TOGETHER_S: Final = 900.0
+"""For all stories, or all tests, that see some mutant, one after the other on the source as it is."""
 PRELOADED: Final = [
     "fastapi",
     "google.protobuf.message",
@@ -56,6 +58,7 @@ class Errand:
     mutant: Mutant | None
     """None: the source as it is."""
     checks: Sequence[Check]
+    budget_s: float = BUDGET_S
 
     def run(self) -> Outcome:
         starts("search")
@@ -69,11 +72,17 @@ def errands(mutants: Iterable[Mutant]) -> list[Errand]:
 
 
 def controls(mutants: Iterable[Mutant]) -> list[Errand]:
-    """Each of the mutants' checks once, on the source as it is; those of the suite in one go."""
+    """Each of the mutants' checks once, on the source as it is: the stories in one go, and the tests of the
+    suite."""
     checks = dict.fromkeys(check for mutant in mutants for check in mutant.checks)
-    suite = Check("suite", " ".join(check.what for check in checks if check.kind == "suite"))
-    alone = [check for check in checks if check.kind != "suite"]
-    return [Errand(f"control: {check}", None, [check]) for check in (*alone, suite) if check.what]
+    stories = [check for check in checks if check.kind == "story"]
+    tests = dict.fromkeys(test for check in checks if check.kind == "suite" for test in check.what.split())
+    suite = [Check("suite", " ".join(tests))] if tests else []
+    searches = [check for check in checks if check.kind in ("model", "sim")]
+    return [
+        *(Errand(f"control: {each[0].kind}", None, each, TOGETHER_S) for each in (stories, suite) if each),
+        *(Errand(f"control: {check}", None, [check]) for check in searches),
+    ]
 
 
 def judge(all_errands: Iterable[Errand], jobs: int) -> Iterator[Outcome]:
@@ -93,8 +102,8 @@ def _apart(errand: Errand) -> tuple[Finding | None, str]:
     process.start()
     there.close()
     try:
-        if not here.poll(BUDGET_S):
-            return None, f"no answer within {BUDGET_S:g} s"
+        if not here.poll(errand.budget_s):
+            return None, f"no answer within {errand.budget_s:g} s"
         found, problem = here.recv()
     except EOFError:
         process.join()

@@ -41,7 +41,7 @@ class Mutant:
     """Which slip of a programmer it is."""
     invariant: str
     file: str
-    """Under services/."""
+    """Under services/; or with tests/, of what `tests.model` does in its stead."""
     edits: Sequence[tuple[str, str]]
     """(old, new): whole lines; each old text stands in the file exactly once."""
     checks: Sequence[Check]
@@ -50,11 +50,11 @@ class Mutant:
 
     @property
     def module(self) -> str:
-        return "services." + self.file.removesuffix(".py").replace("/", ".")
+        return ".".join(self.path.relative_to(ROOT).with_suffix("").parts)
 
     @property
     def path(self) -> Path:
-        return ROOT / "services" / self.file
+        return ROOT / ("" if self.file.startswith("tests/") else "services") / self.file
 
     def source(self) -> str:
         """The file with the fault in it. Raises Drifted where the file has changed under the mutant."""
@@ -62,7 +62,7 @@ class Mutant:
         for old, new in self.edits:
             count = text.count("\n" + old)
             if count != 1:
-                raise Drifted(f"{self.name}: stands {count} times in services/{self.file}:\n{old}")
+                raise Drifted(f"{self.name}: stands {count} times in {self.path.relative_to(ROOT)}:\n{old}")
             text = text.replace("\n" + old, "\n" + new)
         return text[1:]
 

@@ -8,11 +8,14 @@ from multiprocessing import forkserver
 
 import pytest
 
+from tests.model.laws import Law
+from tests.model.scopes import SCOPES
 from tests.mutants.checks import STORIES, invariant_of
 from tests.mutants.invariants import FIELD_DEFECTS, INVARIANTS
 from tests.mutants.lanes import Outcome, errands, judge
 from tests.mutants.mutant import Drifted, Mutant
 from tests.mutants.tables import MUTANTS
+from tests.stories.language import play
 
 JOBS = 2
 OF_NO_ROOM = frozenset(
@@ -45,6 +48,42 @@ def test_the_mutant_is_caught_by_its_invariant(mutant: Mutant, outcomes: dict[st
     assert outcome.found is not None, f"{mutant.slip} Nothing in {list(mutant.checks)} sees it."
     assert outcome.found.invariant == mutant.invariant, outcome.found.trace
     assert outcome.catches(mutant), outcome.found.trace
+
+
+@pytest.mark.search
+def test_a_way_to_a_broken_law_can_be_played_as_a_story(outcomes: dict[str, Outcome]) -> None:
+    """The product as it is plays it to the end: the sender writes on while its room is in quarantine."""
+    played = _played(outcomes["the_slot_alone_is_fenced"])
+    assert "all transferring -> failed, fence" in played
+    assert "r0  rooms: 1 failed; pages: 1 quarantined; slots: 1 quarantined" in played
+
+
+@pytest.mark.search
+def test_a_way_through_memory_that_is_taken_back_can_be_played_as_a_story(
+    outcomes: dict[str, Outcome],
+) -> None:
+    """As far as the product goes: it takes the memory back, and the next room gets the same page."""
+    played = _played(outcomes["any_exposure_will_do"])
+    assert "# the proof is overdue: decode's leader asks for the memory back" in played
+    assert "r0 failed -> retired, release" in played or "all failed -> retired, release" in played
+
+
+def _played(outcome: Outcome) -> str:
+    assert outcome.found is not None
+    _, story = outcome.found.trace.split("\n\n", 1)
+    return play("# What the checker found.\n\n" + story + "\nshow decode\n")
+
+
+def test_every_law_of_the_model_is_seen_broken_by_the_model() -> None:
+    assert {each.invariant for each in MUTANTS if each.checks[0].kind == "model"} == {
+        law.value for law in Law
+    }
+
+
+def test_the_scopes_that_see_a_mutant_are_among_those_that_hold_for_the_product_as_it_is() -> None:
+    """Stories, quick scopes and tests run with every change, large scopes with `make verify`."""
+    scopes = {SCOPES[check.what] for each in MUTANTS for check in each.checks if check.kind == "model"}
+    assert [scope.name for scope in scopes if scope.long] == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.name)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from tests.mutants.__main__ import summary
+from tests.mutants.checks import ROOMS, seeds_of
 from tests.mutants.lanes import Errand, Outcome, controls, errands
 from tests.mutants.mutant import ROOT
 from tests.mutants.tables import MUTANTS
@@ -40,9 +41,20 @@ def asked(module: str, *words: str, limit_s: float) -> dict[str, Any]:
     return answer
 
 
+def seeds_of_mutants() -> dict[str, range]:
+    """By profile: what must find nothing in the source as it is."""
+    known: dict[str, range] = {}
+    for check in (check for mutant in MUTANTS for check in mutant.checks if check.kind == "sim"):
+        profile, seeds = seeds_of(check.what)
+        before = known.get(profile, seeds)
+        known[profile] = range(min(before.start, seeds.start), max(before.stop, seeds.stop))
+    return known
+
+
 @dataclass
 class Simulation:
-    """Seeds from `first_seed` on, until enough rooms have been simulated."""
+    """The seeds by which mutants are seen, and seeds from `first_seed` on until enough rooms have been
+    simulated."""
 
     rooms_wanted: int
     first_seed: int
@@ -58,13 +70,20 @@ class Simulation:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pieces(self) -> Iterator[Piece]:
+        for profile, seeds in seeds_of_mutants().items():
+            words = "--profile", profile, "--rooms", str(ROOMS)
+            yield self._piece(f"{profile}, ", seeds, words)
         self.end_seed = self.first_seed
         while self.rooms < self.rooms_wanted and time.monotonic() < self.until_s:
             first, self.end_seed = self.end_seed, self.end_seed + SEEDS_AT_A_TIME
-            yield Piece(f"simulation, seeds {first}:{self.end_seed}", partial(self._run, first))
+            yield self._piece("", range(first, self.end_seed), ())
 
-    def _run(self, first: int) -> str:
-        came = asked("tests.sim", "--seeds", f"{first}:{first + SEEDS_AT_A_TIME}", "--json", limit_s=SEEDS_S)
+    def _piece(self, what: str, seeds: range, words: Sequence[str]) -> Piece:
+        told = f"{seeds.start}:{seeds.stop}"
+        return Piece(f"simulation, {what}seeds {told}", partial(self._run, told, words))
+
+    def _run(self, seeds: str, words: Sequence[str]) -> str:
+        came = asked("tests.sim", "--seeds", seeds, *words, "--json", limit_s=SEEDS_S)
         with self._lock:
             self.rooms += came["rooms"]
             self.runs += came["runs"]
@@ -117,12 +136,13 @@ class Model:
 
 @dataclass
 class Mutants:
-    """Every mutant, and its checks on the source as it is; but for the model's, which `Model` runs."""
+    """Every mutant, and the stories on the source as it is. The scopes and the seeds that see mutants are
+    `Model`'s and `Simulation`'s; the tests that do are `make test-all`'s."""
 
     outcomes: list[Outcome] = field(default_factory=list)
 
     def pieces(self) -> Iterator[Piece]:
-        true = [each for each in controls(MUTANTS) if each.checks[0].kind != "model"]
+        true = [each for each in controls(MUTANTS) if each.checks[0].kind == "story"]
         for errand in [*errands(MUTANTS), *true]:
             yield Piece(f"mutant {errand.name}", partial(self._run, errand))
 
