@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,24 @@ from services.runtime.model_facts import read_model
 def reference_greedy(
     model_dir: Path, prompts: Sequence[Sequence[int]], max_tokens: int, dtype: str = "float32"
 ) -> list[list[int]]:
-    """Each prompt's greedy continuation: `max_tokens` ids, or fewer, ending with an end-of-sequence id."""
+    """Each prompt's greedy continuation: `max_tokens` ids, or fewer, ending with an end-of-sequence id. It is
+    computed once in a process."""
+    return [list(_continued(model_dir, tuple(prompt), max_tokens, dtype)) for prompt in prompts]
+
+
+@cache
+def _continued(model_dir: Path, prompt: tuple[int, ...], max_tokens: int, dtype: str) -> tuple[int, ...]:
     model = _model(model_dir, dtype)
     ends = list(read_model(model_dir).eos_token_ids)
     settings = GenerationConfig(
         max_new_tokens=max_tokens, do_sample=False, eos_token_id=ends or None, pad_token_id=0
     )
-    outputs: list[list[int]] = []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)])
-        with torch.inference_mode():
-            answer = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
-            )
-        outputs.append(answer[0, len(prompt) :].tolist())
-    return outputs
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        answer = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
+        )
+    return tuple(answer[0, len(prompt) :].tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ PLACES: dict[Callable[..., Any], str] = {not_added: "of_sum", turned_no_further:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("part", "slip"),
+    ("part", "wrong"),
     [
         (Layer, unrotated),
         (Layer, rotated_the_other_way),
@@ -187,10 +187,10 @@ def test_a_way_that_gives_something_else_is_not_used_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     part: type,
-    slip: Callable[..., Any],
+    wrong: Callable[..., Any],
     dtype: str,
 ) -> None:
-    monkeypatch.setattr(part, PLACES.get(slip, "__call__"), slip)
+    monkeypatch.setattr(part, PLACES.get(wrong, "__call__"), wrong)
     engine = load(tiny_dir("llama-gqa-untied"), dtype)
     assert not engine.model.taken_apart
     (said,) = caplog.records

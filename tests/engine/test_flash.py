@@ -136,18 +136,18 @@ def takes_pages_in_their_order(rows: PagedRows) -> PagedRows:
 
 
 @pytest.mark.parametrize(
-    "slip", [misses_the_last, sees_one_more, takes_the_next_rows_pages, takes_pages_in_their_order]
+    "wrong", [misses_the_last, sees_one_more, takes_the_next_rows_pages, takes_pages_in_their_order]
 )
 def test_one_that_looks_elsewhere_is_not(
-    slip: Callable[[PagedRows], PagedRows],
+    wrong: Callable[[PagedRows], PagedRows],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def slipping(
+    def looking_elsewhere(
         query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, scaling: float
     ) -> torch.Tensor:
-        return twin(query, keys, values, slip(rows), scaling)
+        return twin(query, keys, values, wrong(rows), scaling)
 
-    assert proven(slipping, HEADS, cache_of()) is None
+    assert proven(looking_elsewhere, HEADS, cache_of()) is None
     (said,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert said.getMessage() == "keys and values are fetched from their pages"
 

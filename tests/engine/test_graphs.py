@@ -234,13 +234,13 @@ def test_a_capture_that_fails_is_told_once_and_those_before_it_stay(
     assert worker.run(tenants, chunk=200) == reference_greedy(directory, prompts, OUTPUT_TOKENS)
 
 
-@pytest.mark.parametrize("slip", [Forgetful, held_on_to], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("wrong", [Forgetful, held_on_to], ids=lambda each: each.__name__)
 def test_a_replay_that_gives_something_else_ends_all_replaying_and_the_log_says_so(
-    tiny_dir: Directory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, slip: Any
+    tiny_dir: Directory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: Any
 ) -> None:
     directory = tiny_dir("llama-gqa-untied")
-    recorder = Forgetful() if slip is Forgetful else Counting()
-    if slip is held_on_to:
+    recorder = Forgetful() if wrong is Forgetful else Counting()
+    if wrong is held_on_to:
         _plans.clear()
         monkeypatch.setattr(graphs, "plan_of_singles", held_on_to)
     engine, _ = engine_on(directory, recorder)
