@@ -18,6 +18,7 @@ import pytest
 from tests.cli.stand_ins import gone
 from tests.http import web
 from tests.models import VOCABULARY, eight_heads
+from tests.pairwise import Case, every, parameters
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import Rank, Stack, running_stack
 
@@ -27,6 +28,12 @@ OUTPUT_TOKENS = 40
 LENGTHS = (400, 500, 600)
 GROUP_TIMEOUT_MS = 4_000
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+BLOWS = every({"side": ("prefill", "decode"), "rank": (0, 1), "number": (KILL, STOP)})
+
+
+def named(case: Case) -> str:
+    who, what = ("leader", "follower")[case["rank"]], {KILL: "killed", STOP: "stopped"}[case["number"]]
+    return f"{case['side']}-{who}-{what}"
 
 
 @pytest.fixture(scope="module")
@@ -131,22 +138,11 @@ def wait_gone(ranks: list[Rank]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("side", "rank", "number"),
-    [
-        pytest.param("prefill", 0, KILL, id="prefill-leader-killed"),
-        pytest.param("prefill", 1, STOP, id="prefill-follower-stopped"),
-        pytest.param("decode", 0, STOP, id="decode-leader-stopped"),
-        pytest.param("decode", 1, KILL, id="decode-follower-killed"),
-        pytest.param("prefill", 0, STOP, id="prefill-leader-stopped", marks=pytest.mark.all_groups),
-        pytest.param("prefill", 1, KILL, id="prefill-follower-killed", marks=pytest.mark.all_groups),
-        pytest.param("decode", 0, KILL, id="decode-leader-killed", marks=pytest.mark.all_groups),
-        pytest.param("decode", 1, STOP, id="decode-follower-stopped", marks=pytest.mark.all_groups),
-    ],
-)
+@pytest.mark.parametrize("case", parameters(BLOWS, named, pytest.mark.all_groups))
 def test_requests_go_on_token_for_token_and_the_group_comes_back_when_a_rank_is(
-    groups: Stack, known: Asked, side: str, rank: int, number: signal.Signals
+    groups: Stack, known: Asked, case: Case
 ) -> None:
+    side, rank, number = case.values()
     start = groups.idle_gauges()
     service = groups.services[f"{side}-0"]
     before = service.ranks()
