@@ -30,6 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also the cases of rank groups that `make test-all` leaves out",
     )
+    parser.addoption(
+        "--emulated",
+        action="store_true",
+        help="also kernels for other CPUs and with faults: `make verify`",
+    )
 
 
 @pytest.fixture
@@ -41,6 +46,8 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect, and so count in the summary, the tests of a GPU where there is none, and those that take long
     and were not asked for."""
+    if not config.getoption("--emulated"):
+        _deselect(config, items, "emulated")
     if not config.getoption("--all-groups"):
         _deselect(config, items, "all_groups")
     if any(item.get_closest_marker("gpu") for item in items):

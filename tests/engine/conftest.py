@@ -1,13 +1,17 @@
-"""Engines that the tests of a session share."""
+"""Engines and kernels that the tests of a session share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
+from services.engine import compiler
+from services.engine.compiler import Build
 from services.engine.engine import Engine, load_engine
 from tests.engine import tiny
+from tests.engine.kernels import KERNELS, MODELS, Directory, asked
 
 MakeEngine = Callable[..., Engine]
 BATCH_MEMORY = 2**20
@@ -37,3 +41,26 @@ def tiny_engine(tiny_dir: Callable[[str], Path]) -> MakeEngine:
         )
 
     return make
+
+
+@pytest.fixture(params=asked())
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
+    """Of that name in `KERNELS`, and the only one there is."""
+    made = KERNELS[request.param]
+    monkeypatch.setattr(compiler, "BUILDS", (made,))
+    compiler.kernel.cache_clear()
+    yield made
+    compiler.kernel.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Directory:
+    """Of one of the models for kernels, whose weights are in float32, but numbers of bfloat16 where `weights`
+    are."""
+    root = tmp_path_factory.mktemp("compiled")
+
+    def find(name: str, weights: torch.dtype = torch.float32) -> Path:
+        place = root / f"{name} {weights}".replace(" ", "-")
+        return place if place.exists() else tiny.save(MODELS[name], place, weights)
+
+    return find

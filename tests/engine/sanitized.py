@@ -10,23 +10,18 @@ from pathlib import Path
 import torch
 
 from services.engine import compiler
-from tests.engine.emulated.build import emulated
-from tests.engine.test_compiled import filled, load, logits_of, runnable
+from tests.engine.kernels import KERNELS, filled, load, logits_of
 
 PAGE_TOKENS = (4, 16, 64)
 
 
 def main(source: str, builds: str, *models: str) -> None:
-    """`builds`: their places in `compiler.BUILDS`. Half of the models have weights that are numbers of
-    bfloat16: in float32 a build is for these or for the others."""
+    """`builds`: their names in `KERNELS`, with semicolons between. Half of the models have weights that are
+    numbers of bfloat16: in float32 a build is for these or for the others."""
     compiler.SOURCE = Path(source)  # type: ignore[misc]
     # With -O1 the same is read and written, and far sooner compiled.
     compiler.FLAGS = (*compiler.FLAGS, "-fsanitize=address", "-g", "-O1")  # type: ignore[misc, assignment]
-    # What a CPU's own tiles read and write is not watched.
-    for build in [
-        emulated(each) if set(compiler.AMX) <= set(each.needs) else runnable(each)
-        for each in (compiler.BUILDS[int(place)] for place in builds.split(","))
-    ]:
+    for build in (KERNELS[name] for name in builds.split(";")):
         compiler.BUILDS = (build,)  # type: ignore[misc]
         compiler.kernel.cache_clear()
         computed = sum(_compute(model, build, page_tokens) for model in models for page_tokens in PAGE_TOKENS)

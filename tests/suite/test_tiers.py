@@ -15,8 +15,8 @@ from tests.suite.durations import ROOT, WORDS
 from tests.suite.tiers import ALL, FOLDERS, PARTS, QUICK, REASONS, REST, ends_by_itself, marks_of, running
 
 BATON: Final = [sys.executable, "-m", "services.cli.main"]
-NOT_TESTED_HERE: Final = {"gpu", "all_groups"}
-"""What no word of these runs: it needs a GPU, or belongs to `make verify-groups`."""
+NOT_TESTED_HERE: Final = {"gpu", "all_groups", "emulated"}
+"""What no word of these runs: it needs a GPU, or belongs to `make verify-groups` or `make verify`."""
 
 
 def told(word: str) -> str:

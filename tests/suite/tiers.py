@@ -18,7 +18,7 @@ import pytest
 REASONS: Final = {
     "stack": "starts services by their command lines, or a worker's processes with a model over NIXL",
     "browser": "drives a browser",
-    "emulated": "runs a kernel that is compiled for a CPU unlike this one",
+    "emulated": "compiles a kernel for a CPU unlike this one, or with a fault: only `make verify` has it",
     "bench": "runs a benchmark",
     "search": "searches for faults that were put into the product",
     "prometheus": "needs the programs of Prometheus",

@@ -1,5 +1,6 @@
-"""Does the hand-over hold? `make verify`: the model, the simulation and the mutants, two processes at a time.
-One JSON object on stdout, progress on stderr; exit status 1 if anything is broken, missed or short.
+"""Does the hand-over hold? `make verify`: the model, the kernels, the simulation and the mutants, two
+processes at a time. One JSON object on stdout, progress on stderr; exit status 1 if anything is broken,
+missed or short.
 
 `--long` (`make verify-long`) goes on for hours, with a line of JSON for every piece."""
 
@@ -12,7 +13,7 @@ from typing import Final
 
 from tests.verify.lanes import in_lanes
 from tests.verify.long import go_on
-from tests.verify.parts import Model, Mutants, Simulation
+from tests.verify.parts import Kernels, Model, Mutants, Simulation
 
 ROOMS: Final = 100_000
 SIMULATION_S: Final = 720.0
@@ -30,12 +31,14 @@ def main() -> int:
     if args.long:
         return go_on(args.seed, args.hours, args.jobs)
     started = time.monotonic()
-    model, mutants = Model(), Mutants()
+    model, kernels, mutants = Model(), Kernels(), Mutants()
     simulation = Simulation(args.rooms, args.seed or 0, started + SIMULATION_S)
-    problems = in_lanes(chain(model.pieces(), simulation.pieces(), mutants.pieces()), args.jobs)
-    sound = not problems and model.sound and simulation.sound and mutants.sound
+    parts = (model, kernels, simulation, mutants)
+    problems = in_lanes(chain.from_iterable(part.pieces() for part in parts), args.jobs)
+    sound = not problems and all(part.sound for part in parts)
     told = {
         "model": model.found,
+        "kernels": kernels.found,
         "simulation": simulation.summary(),
         "mutants": mutants.summary(),
         "problems": problems,

@@ -158,3 +158,25 @@ class Mutants:
     def sound(self) -> bool:
         told = self.summary()
         return bool(told["caught"] == told["total"] and not told["control"])
+
+
+@dataclass
+class Kernels:
+    """Those of the compiled step that are emulated, sanitized, or have a fault in their source."""
+
+    limit_s: float = 900.0
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def pieces(self) -> Iterator[Piece]:
+        yield Piece("kernels", self._run)
+
+    def _run(self) -> str:
+        self.found = asked("tests.engine.emulated", limit_s=self.limit_s)
+        return f"{self.found['passed']} tests, {len(self.found['failed'])} failed"
+
+    @property
+    def sound(self) -> bool:
+        """Where the CPU can run no kernel at all, every test is skipped."""
+        return (
+            bool(self.found) and not self.found["failed"] and self.found["passed"] + self.found["skipped"] > 0
+        )

@@ -25,6 +25,7 @@ class Emulated(Build):
 
     @property
     def flags(self) -> tuple[str, ...]:
+        starts("emulated")
         return (*super().flags, *FLAGS)
 
     @property
@@ -47,6 +48,5 @@ class EmulatedAmx(Emulated):
 
 
 def emulated(build: Build) -> Emulated:
-    starts("emulated")
     kind = EmulatedAmx if set(AMX) <= set(build.needs) else Emulated
     return kind(build.numbers, build.products, build.weights, AVX2)

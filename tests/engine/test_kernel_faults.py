@@ -1,0 +1,224 @@
+"""Would the tests of the compiled step see a small fault in its C source, or a byte read beside a tensor?
+
+The mutants of `tests/mutants` are faults in modules of Python, which a process imports; these are compiled
+instead. `make verify` runs them, since each is compiled anew: each once, by the build with the widest bound
+that has the place in it. The tiles of AMX, and pairs of products, are emulated.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+
+from services.engine import compiler
+from services.engine.compiler import AVX2, found
+from services.engine.engine import Engine, Row
+from services.engine.proof import gap
+from tests.engine.kernels import (
+    BOUND,
+    BUILDS,
+    EMULATED,
+    KERNELS,
+    MODELS,
+    Directory,
+    entries,
+    filled,
+    load_for,
+    logits_of,
+    needs_kernel,
+)
+
+pytestmark = pytest.mark.emulated
+
+FAULTS: Final[dict[str, tuple[str, str]]] = {
+    "rotated the other way": ("- other * load(sine + at)", "+ other * load(sine + at)"),
+    "its own token is not seen": ("count = s->positions[token] + 1;", "count = s->positions[token] + !row;"),
+    "tokens after it are seen": ("s->positions[first + token] + 1, end)", "count, end)"),
+    "tokens before it are not seen": ("s->positions[first + token] + 1, end)", "token + 1, end)"),
+    "not scaled": ("scaling - top", "1 - top"),
+    "the first query for all": ("load(query + of * s->head_dim + at)", "load(query + at)"),
+    "the first values for all": ("w->page_stride + begin + from;", "w->page_stride + begin;"),
+    "a single token is not scaled": (
+        "soften(scores + (query + each) * s->longest, scaling,",
+        "soften(scores + (query + each) * s->longest, 1,",
+    ),
+    "a prompt is not scaled": (
+        "soften(scores + token * s->longest, scaling,",
+        "soften(scores + token * s->longest, 1,",
+    ),
+    "one layer's pages for all": ("* m->layers + index) * 2", "* m->layers) * 2"),
+    "what was is not added to": (
+        "s->gated, m->width, hidden, rows, s->x, 1)",
+        "s->gated, m->width, hidden, rows, s->x, 0)",
+    ),
+    "gates and what they let through": ("exponential(-one)", "exponential(-other)"),
+    "one norm for both": ("layer->before_gate, layer->before_gate_epsilon", "layer->before_attention, 1"),
+    "one page for all": (
+        "score(&asked, keys + table[page] * stride",
+        "score(&asked, keys + table[0] * stride",
+    ),
+    "keys for values": ("value[each] = key[each] + of_one;", "value[each] = key[each];"),
+    "not divided": ("1.0f / w->sum[query]", "1.0f"),
+    "the first rows' logits": ("s->x + s->keep[place] * hidden", "s->x + place * hidden"),
+    "what the first rows saw": ("s->seen + s->keep[place] * of_heads", "s->seen + place * of_heads"),
+    "its last token does not look": (
+        "s->keep[place] < first + tokens",
+        "s->keep[place] < first + tokens - 1",
+    ),
+    "tokens the other way round": (
+        "take(to + PAIR * at + each, value[each]",
+        "take(to + PAIR * at + each, value[PAIR - 1 - each]",
+    ),
+    "halves the other way round": ("low & ~0xffff : low << 16", "low << 16 : low & ~0xffff"),
+    "half of a block": (
+        "store(to + row * to_stride + LANES, sum[row][1])",
+        "store(to + row * to_stride, sum[row][1])",
+    ),
+    "kept as something else": ("(uints)told >> 16", "(uints)told >> 15"),
+    "read as whole numbers": ("(uint32_t)from[at] << 16", "(uint32_t)from[at] << 15"),
+    "the upper rows for the lower ones": ("(a) + SIDE_OF_TILE * (stride)", "(a)"),
+    "the lower rows' second half": ("_tile_dpbf16ps(3, 5, 7)", "_tile_dpbf16ps(3, 5, 6)"),
+    "the end of the depth is left out": ("if (rest) {", "if (0) {"),
+    "the end of the rows' depth is their beginning": ("a + row * stride + whole", "a + row * stride"),
+    "the lower sums over the upper ones": (
+        "_tile_stored(2, to + SIDE_OF_TILE * to_stride,",
+        "_tile_stored(2, to,",
+    ),
+    "tiles of other rows": ("if (set_for == rows) return;", "if (set_for) return;"),
+    "a part's rows are the first ones": (
+        "multiply_block(blocks, a + row * depth,",
+        "multiply_block(blocks, a,",
+    ),
+}
+"""What is changed in the source: a text of it, and what stands there instead."""
+OF_TILES: Final = {
+    *("the upper rows for the lower ones", "the lower rows' second half"),
+    *("the end of the depth is left out", "the end of the rows' depth is their beginning"),
+    *("the lower sums over the upper ones", "tiles of other rows", "a part's rows are the first ones"),
+}
+OF_PAIRS: Final = {"tokens the other way round"}
+TILES: Final = "in bfloat16 by AMX, emulated"
+PAIRS: Final = "in bfloat16, emulated"
+ALL: Final = "in bfloat16 by AVX2"
+NONE: Final = "none"
+"""The source as it is."""
+NEAR: Final = " NEAR = 1 << 20,"
+NEARER: Final = " NEAR = 1 << 12,"
+"""So that rows are multiplied in parts, as those of long prompts are by AMX."""
+IN_PARTS: Final = {NONE, "a part's rows are the first ones"}
+
+
+def build_for(fault: str) -> str:
+    return TILES if fault in OF_TILES else PAIRS if fault in OF_PAIRS else ALL
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """An engine, a step of it, and what that gives and writes without a fault."""
+
+    engine: Engine
+    rows: list[Row]
+    before: torch.Tensor
+    logits: torch.Tensor
+    entries: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def sound(directory: Directory) -> Callable[[str], Sound]:
+    """By one of the builds."""
+
+    @cache
+    def find(name: str) -> Sound:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiler, "BUILDS", (KERNELS[name],))
+            compiler.kernel.cache_clear()
+            engine = load_for(KERNELS[name], directory, "three queries a head")
+            compiler.kernel.cache_clear()
+        rows = filled(engine)
+        before = engine.cache.tensor.clone()
+        return Sound(engine, rows, before, logits_of(engine, rows), entries(engine, rows))
+
+    return find
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [*((name, NONE) for name in (ALL, PAIRS, TILES)), *((build_for(fault), fault) for fault in FAULTS)],
+)
+def test_a_fault_in_the_source_is_seen(
+    sound: Callable[[str], Sound], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
+) -> None:
+    """By as much as the tests of the step let pass; and the source as it is is not."""
+    right = sound(name)
+    source, (before, after) = compiler.SOURCE.read_text(), FAULTS.get(fault, ("", ""))
+    assert before in source
+    assert NEAR in source
+    faulty = tmp_path / compiler.SOURCE.name
+    faulty.write_text(source.replace(before, after).replace(NEAR, NEARER if fault in IN_PARTS else NEAR))
+    monkeypatch.setattr(compiler, "SOURCE", faulty)
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-O0"))  # a quarter of the time to compile
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert right.engine.compiled is not None
+    monkeypatch.setattr(right.engine.compiled._model, "_kernel", found(KERNELS[name]))
+    right.engine.cache.tensor.copy_(right.before)
+    gaps = (
+        gap(logits_of(right.engine, right.rows), right.logits),
+        gap(entries(right.engine, right.rows), right.entries),
+    )
+    assert (max(gaps) <= BOUND) is (fault == NONE)
+
+
+WATCHED: Final = (*EMULATED, *(name for name, build in BUILDS.items() if build.needs == AVX2))
+"""What a CPU's own tiles and masks read and write is not watched."""
+
+
+@needs_kernel
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, planted: bool) -> None:
+    """As AddressSanitizer sees it, which also sees a planted fault."""
+    asked = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, timeout=60, check=True
+    )
+    library = asked.stdout.strip()
+    if not Path(library).is_absolute():
+        pytest.skip("gcc has no AddressSanitizer here")
+    source, end = compiler.SOURCE.read_text(), "count, up_to(count, STRIP))"
+    assert end in source
+    copy = tmp_path / compiler.SOURCE.name
+    copy.write_text(source.replace(end, "count, up_to(count, STRIP) + 512)") if planted else source)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.engine.sanitized",
+            str(copy),
+            ";".join(WATCHED[-1:] if planted else WATCHED),
+            *(
+                str(directory(name, weights))
+                for weights in (torch.bfloat16, torch.float32)
+                for name in MODELS
+            ),
+        ],
+        cwd=Path(__file__).parents[2],
+        env={
+            **os.environ,
+            "LD_PRELOAD": library,
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "XDG_CACHE_HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert ("heap-buffer-overflow" in ended.stderr) is planted, ended.stderr[-4000:]
+    assert (ended.returncode == 0) is not planted, ended.stderr[-4000:]
