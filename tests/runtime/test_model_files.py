@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pwd
+import signal
 import struct
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def test_a_failed_conversion_leaves_nothing_and_tells_its_last_line(tmp_path: Pa
 
 def test_a_conversion_that_hangs_is_ended(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ConversionFailed, match="failed"):
-        converted(gguf(tmp_path, "hang"), "Some-Model", lambda line: None, deadline_s=3)
+        converted(gguf(tmp_path, "hang"), "Some-Model", lambda line: None, deadline_s=1)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
@@ -208,15 +209,16 @@ def test_what_a_killed_process_left_is_done_anew(tmp_path: Path, cache: Path) ->
 def test_a_conversion_that_another_process_is_at_is_waited_for(tmp_path: Path, cache: Path) -> None:
     file = gguf(tmp_path, "hang")
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(converted, file, "Some-Model", lambda line: None, 5)
+        first = pool.submit(converted, file, "Some-Model", lambda line: None, 60)
         ends = time.monotonic() + 60
         while not list(cache.glob("*.part/half")):
             assert time.monotonic() < ends
             time.sleep(0.05)
         with pytest.raises(ConversionFailed, match="another process"):
             converted(file, "Some-Model", lambda line: None, deadline_s=0.5)
+        assert runs(file) == 1
+        os.kill(int(file.with_suffix(".runs").read_text()), signal.SIGKILL)
         assert isinstance(first.exception(), ConversionFailed)
-    assert runs(file) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, cache: Path) -> None:
