@@ -31,18 +31,27 @@ ANSWER_BYTES: Final = 4096
 class Forks:
     """One process that has everything imported, kept as long as this is entered."""
 
-    def __init__(self, environ: Mapping[str, str], worth: Worth, say: Say, clock: Clock) -> None:
-        """`environ`: what the libraries of all workers are loaded in. `worth`, `say`: as of a Child."""
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        worth: Worth,
+        say: Say,
+        clock: Clock,
+        loaded: tuple[int, socket.socket] | None = None,
+    ) -> None:
+        """`environ`: what the libraries of all workers are loaded in. `worth`, `say`: as of a Child.
+        `loaded`: the first one, where this process could `split` one off."""
         self._environ = environ
         self._worth = worth
         self._say = say
         self._clock = clock
+        self._loaded = loaded
         self._asking = asyncio.Lock()
         self._settled = asyncio.Event()
         """It has been loaded once, or never will be."""
         self._control: socket.socket | None = None
         """Of the one that is loaded."""
-        self._process: Child | None = None
+        self._process: Child | Forked | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Forks":
@@ -110,13 +119,8 @@ class Forks:
 
     async def _run(self) -> bool:
         """One process, until it has ended. Returns whether it had been loaded. Raises OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        ours, process = await self._begin()
         with ours:
-            with theirs:
-                command = (sys.executable, "-m", "services.cli.preloaded", str(theirs.fileno()))
-                files = (theirs.fileno(),)
-                process = await start_child(NAME, command, self._environ, self._worth, self._say, files)
             self._process = process
             try:
                 loaded = await _says_ready(ours)
@@ -132,6 +136,22 @@ class Forks:
         if loaded:
             self._say(f"{NAME} {describe_exit(code)}: workers start without it until it is back")
         return loaded
+
+    async def _begin(self) -> "tuple[socket.socket, Child | Forked]":
+        """The one that was split off, or one that has everything yet to import. Raises OSError."""
+        if self._loaded is not None:
+            (pid, ours), self._loaded = self._loaded, None
+            ours.setblocking(False)
+            return ours, Forked(pid)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs, ExitStack() as unless_it_starts:
+            unless_it_starts.callback(ours.close)
+            command = (sys.executable, "-m", "services.cli.preloaded", str(theirs.fileno()))
+            files = (theirs.fileno(),)
+            process = await start_child(NAME, command, self._environ, self._worth, self._say, files)
+            unless_it_starts.pop_all()
+        return ours, process
 
 
 def _check_system() -> None:

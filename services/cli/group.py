@@ -23,6 +23,7 @@ from services.cli.child import Child, start_child
 from services.cli.cores import deal_cores
 from services.cli.exits import ReportExit, reporter, tell_exit, wait
 from services.cli.forks import Forks
+from services.cli.preloaded import split
 from services.cli.quiet import HEAD
 from services.cli.rank_ends import Ended, collect, death
 from services.cli.shape import check_shape
@@ -51,12 +52,15 @@ Command = Callable[[WorkerSettings], Sequence[str]]
 def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
     """Run a worker of several ranks until it is told to stop. Returns the exit code. Raises StartupError."""
     check_shape(settings)
+    several = len(settings.ranks_here) > 1
+    loaded = split() if several else None
 
     async def serve(shutdown: asyncio.Event) -> int:
         report_exit = reporter(settings.bootstrap, settings.tls, settings.run_token)
-        if len(settings.ranks_here) == 1:
+        if not several:
             return await Group(settings, environ, report_exit, SystemClock()).serve(shutdown)
-        async with Forks(own_environ(environ), lambda _: False, _by_commands, SystemClock()) as forks:
+        own = own_environ(environ)
+        async with Forks(own, lambda _: False, _by_commands, SystemClock(), loaded) as forks:
             await unless_stopped(shutdown, forks.settled())
             group = Group(settings, environ, report_exit, SystemClock(), forks=forks)
             return await group.serve(shutdown)

@@ -11,6 +11,9 @@ The worker becomes a child of whoever asked (`services.runtime.tether.adopting`)
 a process of its own, and with whom it ends. It begins with the pipe's first byte, and ends where that is
 closed instead: nobody runs who is not known to the asker.
 
+A worker of several ranks, once forked, has all of that too: what its ranks are forked from is forked from it
+(`split`), and imports nothing again.
+
 What does not outlive a fork is not begun here: there is one thread, and nothing is asked of gRPC, of CUDA or
 of OpenMP. A worker does the rest as one that was started by its command: the same function, with its own
 arguments, environment, session and cores.
@@ -22,7 +25,9 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +38,8 @@ from services.runtime.tether import tie_to_parent
 READY: Final = b"ready"
 BEGIN: Final = b"b"
 MODULE: Final = "services.cli.main"
+WORKERS: Final = ("services.decode.wiring", "services.prefill.wiring")
+"""What takes long to import."""
 FILES: Final = 3
 PID_BYTES: Final = 32
 THREADS: Final = Path("/proc/self/task")
@@ -67,10 +74,10 @@ class Order:
         return cls(tuple(told["words"]), told["environ"], told["asker"])
 
 
-def serve(control: socket.socket) -> bool:
-    """Fork for whoever asks. Returns True in a worker, which is to run the command now, and False in this
-    process once nobody can ask any more."""
-    _import_all()
+def serve(control: socket.socket, modules: Sequence[str] = WORKERS) -> bool:
+    """Import `modules`, and fork for whoever asks. Returns True in a worker, which is to run the command now,
+    and False in this process once nobody can ask any more."""
+    _import_all(modules)
     control.send(READY)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1, FILES)
@@ -87,20 +94,53 @@ def serve(control: socket.socket) -> bool:
         control.send(f"{max(worker, 0)} {os.strerror(-worker) if worker < 0 else ''}".encode())
 
 
-def _import_all() -> None:
+def _import_all(modules: Sequence[str]) -> None:
     """Also where it was not left out of the environment: a library that computes would start its threads."""
     settle(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()
-    import services.cli.main
-    import services.decode.wiring
-    import services.prefill.wiring  # noqa: F401
+    import services.cli.main  # noqa: F401
 
+    for each in modules:
+        import_module(each)
     gc.collect()
     gc.freeze()  # what is looked through is written to, and shared no more
-    threads = len(list(THREADS.iterdir()))
+    threads = _threads()
     if threads > 1:
         sys.exit(f"{threads} threads run after the imports: no worker is forked from here")
+
+
+def _threads() -> int:
+    return len(list(THREADS.iterdir()))
+
+
+def split() -> tuple[int, socket.socket] | None:
+    """Fork one that serves as this module does, and ends with this process: its process id, and the socket on
+    which it says READY. None where this process has not imported everything, no longer has one thread, or
+    cannot be forked."""
+    if not sys.modules.keys() >= set(WORKERS) or _threads() > 1:
+        return None
+    asker = os.getpid()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = _fork_or_error()
+    if pid != 0:
+        theirs.close()
+        return (pid, ours) if pid > 0 else None
+    ours.close()
+    tie_to_parent(asker)
+    os.setsid()
+    show_command((sys.executable, "-m", "services.cli.preloaded", str(theirs.fileno())))
+    _serve_and_run(theirs)
+    sys.exit(0)
+
+
+def _serve_and_run(control: socket.socket) -> None:
+    with control:
+        is_worker = serve(control)
+    if is_worker:
+        from services.cli.main import main
+
+        main()
 
 
 def _fork() -> int:
@@ -145,11 +185,11 @@ def _become(file: int, output: int, begin: int) -> None:
         os.close(each)
     os.environ.clear()
     os.environ.update(order.environ)
-    import torch
-
     import services.cli.main as command
 
-    if torch.cuda._is_in_bad_fork():  # an import, of another build, has asked CUDA: it all begins anew
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda._is_in_bad_fork():
+        # An import, of another build, has asked CUDA: it all begins anew.
         os.execv(order.command[0], order.command)  # noqa: S606
     sys.argv[:] = [str(command.__file__), *order.words]
     show_command(order.command)
@@ -157,9 +197,4 @@ def _become(file: int, output: int, begin: int) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        is_worker = serve(control)
-    if is_worker:
-        from services.cli.main import main
-
-        main()
+    _serve_and_run(socket.socket(fileno=int(sys.argv[1])))

@@ -96,6 +96,33 @@ async def test_a_worker_is_a_child_of_whoever_asked_and_looks_like_its_command(
     assert said[-1].endswith("asked to stop before it was ready")
 
 
+async def test_a_workers_ranks_are_forked_from_what_it_has_itself(
+    preloaded: Preloaded, demo_model_dir: Path
+) -> None:
+    """Nothing is imported again: all of them have the memory that the preloaded process laid out."""
+    child, said = await preloaded.fork(*worker(demo_model_dir), "--pp", "2", "--cpus", "0,1")
+    await eventually(lambda: sum(bool(LISTENING.search(line)) for line in said) == 2)
+    below = psutil.Process(child.pid).children()
+    assert sorted(each.cmdline()[2] for each in below) == [
+        "services.cli.main",
+        "services.cli.main",
+        "services.cli.preloaded",
+    ]
+    assert preloaded.forks.pid is not None
+    assert (
+        len({stack_of(pid) for pid in (preloaded.forks.pid, child.pid, *(each.pid for each in below))}) == 1
+    )
+    child.kill()
+    await child.wait()
+    await eventually(lambda: all(gone(each.pid) for each in below))
+
+
+def stack_of(pid: int) -> str:
+    """Where its stack is: what starts anew has it elsewhere."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return next(line.split()[0].split("-")[1] for line in lines if "[stack]" in line)
+
+
 async def test_its_end_by_a_signal_is_seen(preloaded: Preloaded, demo_model_dir: Path) -> None:
     child, said = await preloaded.fork(*worker(demo_model_dir))
     await eventually(listening(said))
