@@ -1,6 +1,5 @@
 """Processes that are the ranks of a worker, kept over several tests: each can join any team."""
 
-import multiprocessing
 import os
 import socket
 import traceback
@@ -18,12 +17,11 @@ import torch.distributed
 from services.engine.engine import Engine, load_engine
 from services.engine.ranks import ProcessTeam, join_team
 from services.pages.topology import Topology
+from tests.forks import Forked, fork_answering
 
 PATIENCE_S: Final = 120.0
 TIMEOUT_S: Final = 60.0
 HOST: Final = "127.0.0.1"
-FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.engine.crew"])
 
 c10d: Any = torch.distributed
 
@@ -61,7 +59,7 @@ class Crew:
     """`play` one scene after the other; a rank that a scene ended is replaced for the next."""
 
     def __init__(self) -> None:
-        self._members: list[tuple[Any, Connection]] = []
+        self._members: list[tuple[Forked, Connection]] = []
 
     def play(self, topology: Topology, scene: Scene, *given: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
         """What each rank returned, by rank; None of one that has died. Raises what a rank raised."""
@@ -97,33 +95,29 @@ class Crew:
         try:
             return pipe.recv()
         except EOFError:
-            process.join()
+            process.wait()
             return None
 
     def pid(self, rank: int) -> int:
-        return int(self._members[rank][0].pid)
+        return self._members[rank][0].pid
 
     def close(self) -> None:
         for process, pipe in self._members:
             pipe.close()
             process.kill()
-            process.join()
+            process.wait()
         self._members.clear()
 
     def _fill(self, size: int) -> None:
         for place, (process, _) in enumerate(self._members):
-            if not process.is_alive():
+            if process.poll() is not None:
                 self._members[place] = _member()
         while len(self._members) < size:
             self._members.append(_member())
 
 
-def _member() -> tuple[Any, Connection]:
-    ours, theirs = FORKS.Pipe()
-    process = FORKS.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    return process, ours
+def _member() -> tuple[Forked, Connection]:
+    return fork_answering(_serve, ())
 
 
 def _serve(pipe: Connection) -> None:

@@ -1,31 +1,27 @@
 """Do real processes agree over gloo, and does each learn it when another dies, hangs or never comes?"""
 
 import asyncio
-import multiprocessing
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 
 from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken, RankGroup
+from tests.forks import Forked, fork_call
 from tests.parallel import rank_process
 from tests.parallel.groups import free_port, gloo_groups, play
 
 PATIENCE_S = 60
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.parallel.rank_process"])
-"""Importing torch takes seconds: it is done once, before the ranks are forked."""
 TURNS = ["turn 0 0 0 -1", "turn 1 1 0 -1", "turn 2 2 0 -1"]
 TURNS_OF_THREE = ["turn 0 0 0 -2", "turn 1 1 0 -2", "turn 2 2 0 -2"]
 
 
 @dataclass
 class Rank:
-    process: ForkServerProcess
+    process: Forked
     said: Path
 
 
@@ -39,9 +35,7 @@ class Ranks:
         for rank, behaviour in enumerate(behaviours):
             said = self._directory / f"rank-{rank}"
             arguments = (said, rank, len(behaviours), port, timeout_s, behaviour)
-            process = FORKS.Process(target=rank_process.run, args=arguments, daemon=True)
-            process.start()
-            self.started.append(Rank(process, said))
+            self.started.append(Rank(fork_call(rank_process.run, arguments), said))
         return self.started
 
 
@@ -51,7 +45,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     yield ranks
     for rank in ranks.started:
         rank.process.kill()
-        rank.process.join()
+        rank.process.wait()
 
 
 async def test_the_leader_waits_for_what_it_sent_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +86,7 @@ async def test_a_broadcast_behind_one_that_no_agreement_followed_is_heard_behind
 
 def lines(rank: Rank) -> list[str]:
     """What it said in its life, which ends by itself."""
-    rank.process.join(PATIENCE_S)
-    assert rank.process.exitcode == 0
+    assert rank.process.wait(PATIENCE_S) == 0
     return rank.said.read_text().splitlines()
 
 

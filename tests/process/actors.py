@@ -48,7 +48,7 @@ from services.wire.mailbox import Mailbox
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine
 from tests.suite.tiers import starts
-from tests.transfer.child import FORKS, Child
+from tests.transfer.child import Child
 from tests.wire.receivers import secret_of
 from tests.wire.servers import serving
 
@@ -57,8 +57,6 @@ PLACES: Final = 8
 WINDOW_BYTES: Final = 32 << 20
 PHASE_MS: Final = 60_000
 NEVER_MS: Final = 3_600_000
-
-FORKS.set_forkserver_preload(["tests.transfer.preloaded", "services.engine.stepper"])
 
 Question = Callable[..., Any]
 

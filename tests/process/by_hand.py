@@ -1,9 +1,6 @@
 """How do tests start each rank of a worker themselves, as is done on several hosts, and hook into one?"""
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,9 +12,10 @@ from typing import Any, Final
 
 import httpx
 
+from tests.forks import fork_call
 from tests.http import web
+from tests.process import hooked_rank
 from tests.process.cancelling import cancel_room
-from tests.process.hooked_rank import FOLDER
 from tests.process.hooks import Folder
 from tests.process.load import Answer
 from tests.process.stack import POLL_S, STOP_S, Service, Stack, free_port
@@ -98,7 +96,9 @@ class Group:
         for habit in habits:
             folder.say(habit)
         log = self.stack.folder / f"{self.name}-{rank}-{self.starts}.log"
-        return Service(f"{self.name}/{rank}", _spawn(command, folder.path, log), log, _http(port), command)
+        environ = {"OMP_NUM_THREADS": "1"}
+        process = fork_call(hooked_rank.run, (folder.path, command), log, environ)
+        return Service(f"{self.name}/{rank}", process, log, _http(port), command)
 
 
 @dataclass
@@ -195,15 +195,3 @@ def by_hand(model: Path, prefill: dict[str, str], decode: dict[str, str]) -> Ite
 
 def _http(port: int) -> str:
     return f"http://127.0.0.1:{port}"
-
-
-def _spawn(command: list[str], hooks: Path, log: Path) -> subprocess.Popen[bytes]:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
-    environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", FOLDER: str(hooks)}
-    with log.open("ab") as sink:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.process.hooked_rank", *command],
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env=environ,
-        )

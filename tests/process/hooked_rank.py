@@ -1,19 +1,16 @@
 """One rank of a worker, started by hand, that a test can do something to: the product's own command, in a
-process with the hooks of `tests/process/hooks.py`.
+process with the hooks of `tests/process/hooks.py`."""
 
-    HOOKS=FOLDER python -m tests.process.hooked_rank prefill --tp 2 --rank 0 --rendezvous HOST:PORT …
-"""
-
-import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from services.cli.main import main
 from tests.process.hooks import Folder, install
 
-FOLDER: Final = "HOOKS"
-"""The environment variable that names the rank's folder."""
 
-if __name__ == "__main__":
-    install(Folder(Path(os.environ[FOLDER])))
+def run(folder: Path, words: Sequence[str]) -> None:
+    """`baton WORDS`, with its hooks in `folder`."""
+    install(Folder(folder))
+    sys.argv[1:] = words
     main()

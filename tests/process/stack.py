@@ -1,4 +1,5 @@
-"""How do the process tests run real services? As a pod does: by their command lines, one process each."""
+"""How do the process tests run real services? As `baton serve` does: one process each, with a command line of
+its own, forked from what has everything imported (`tests/forks.py`)."""
 
 import os
 import re
@@ -18,6 +19,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.runtime.listen import port_of, reserve_port
+from tests.forks import Process, clean_environ, fork_baton
 from tests.http import web
 from tests.process.hosts import Hosts
 from tests.suite.tiers import starts
@@ -61,7 +63,7 @@ class Service:
     """One running process; of a worker of several ranks, their launcher."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
     http: str
     """Base URL of its /metrics."""
@@ -138,6 +140,8 @@ class Stack:
     grpc_port: int = field(default_factory=free_port)
     hosts: Hosts | None = None
     """Where workers have hosts of their own; without, all processes are on this one."""
+    by_commands: bool = False
+    """Start each process by its command line, as a pod does, and fork none."""
     _gone: set[str] = field(default_factory=set)
     """Incarnations that were killed: until its lease ends, the bootstrap still counts one as ready."""
 
@@ -249,16 +253,15 @@ class Stack:
     def _spawn(self, name: str, command: Sequence[str], http: str) -> Service:
         starts("stack")
         log = self.folder / f"{name}.log"
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
-        environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environ}
-        there = () if self.hosts is None or name == "bootstrap" else self.hosts.on(name)
+        environ = clean_environ() | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environ}
         with log.open("ab") as sink:
-            process = subprocess.Popen(
-                [*there, sys.executable, "-m", "services.cli.main", *command],
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=environ,
-            )
+            process: Process
+            there = () if self.hosts is None or name == "bootstrap" else self.hosts.on(name)
+            if there or self.by_commands:
+                words = [*there, sys.executable, "-m", "services.cli.main", *command]
+                process = subprocess.Popen(words, stdout=sink, stderr=subprocess.STDOUT, env=environ)
+            else:
+                process = fork_baton(tuple(command), environ, sink.fileno())
         return Service(name, process, log, http, command)
 
     def _check_alive(self) -> None:
@@ -276,6 +279,7 @@ def running_stack(
     bootstrap: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     hosts: Hosts | None = None,
+    by_commands: bool = False,
     **common: str,
 ) -> Iterator[Stack]:
     """A ready stack: one worker per mapping of flags. Whatever happens, its processes end with it.
@@ -284,7 +288,7 @@ def running_stack(
     side by side, and a worker that is slow is not gone.
     """
     with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:
-        stack = Stack(model, Path(folder), common, environ or {}, hosts=hosts)
+        stack = Stack(model, Path(folder), common, environ or {}, hosts=hosts, by_commands=by_commands)
         try:
             stack.start_bootstrap(**{"lease_ms": "10000", **(bootstrap or {})})
             for index, flags in enumerate(prefill):

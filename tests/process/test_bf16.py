@@ -5,7 +5,7 @@ reference's own differ between computing a prompt whole and token by token). Whe
 tokens must be tied: by the reference in fp32 they are closer than its logits in bfloat16 are wrong there.
 (A fixed gap says nothing: a step of bfloat16 is 0.125 for logits from 16 to 32, and thirty layers of such
 steps lie behind.) After that they are different texts, and nothing is compared. `pytest -s` shows each; in
-fp32 there is none (`test_oracle.py`).
+fp32 there is none (`greedy.py`).
 """
 
 from pathlib import Path
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.oracle import Divergence, first_divergence, reference_greedy
+from tests.process.greedy import OUTPUT_TOKENS, complete_all, short_prompts
 from tests.process.stack import running_stack
-from tests.process.test_oracle import OUTPUT_TOKENS, complete_all, short_prompts
 
 BF16 = "bfloat16"
 

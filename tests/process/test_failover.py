@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tests.http import web
 from tests.oracle import reference_greedy
 from tests.process.stack import Stack, running_stack
+from tests.suite.shared import Shared
 
 ANSWER_S = 120.0
 OUTPUT_TOKENS = 60
@@ -31,16 +33,23 @@ SEEDED = {
 
 
 @pytest.fixture(scope="module")
-def pairs(demo_model_dir: Path) -> Iterator[Stack]:
+def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
     """Two pairs; prompts are computed in chunks of 64 tokens, so that a long one takes its time."""
-    with running_stack(
+    start = partial(
+        running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}] * 2,
         decode=[{}, {}],
         dtype="float32",
         kv_cache_memory="128MiB",
-    ) as stack:
-        yield stack
+    )
+    with Shared(start) as shared:
+        yield shared
+
+
+@pytest.fixture
+def pairs(stacks: Shared[Stack], request: pytest.FixtureRequest) -> Stack:
+    return stacks.lend(request.node)
 
 
 @dataclass
@@ -188,34 +197,3 @@ def test_a_prefill_worker_killed_while_it_computes_is_not_noticed(pairs: Stack, 
     pairs.restart(victim.name)
     pairs.wait_ready(4)
     pairs.wait_idle(start)
-
-
-@pytest.mark.parametrize("side", ["decode", "prefill"])
-def test_the_only_pairs_stream_waits_for_the_worker_that_is_started_again(
-    demo_model_dir: Path, side: str
-) -> None:
-    """A prefill worker that dies while decode streams is not missed; a decode worker is waited for."""
-    with running_stack(
-        str(demo_model_dir),
-        bootstrap={"retry_wait_ms": "100000"},
-        dtype="float32",
-        kv_cache_memory="128MiB",
-    ) as stack:
-        start = stack.idle_gauges()
-        unbroken = chat(stack, temperature=0)
-        killer = Killer(stack, side)
-
-        def kill_and_restart(request_id: str, count: int) -> None:
-            if not killer.victim:
-                killer(request_id, count)
-                if killer.victim:
-                    stack.restart(killer.victim)
-
-        broken = chat(stack, kill_and_restart, temperature=0)
-        assert killer.victim == f"{side}-0"
-        assert (broken.ids, broken.text) == (unbroken.ids, unbroken.text)
-        assert broken.done
-        rooms = rooms_of(stack, broken.request_id)
-        assert len(rooms) == (2 if side == "decode" else 1)
-        stack.wait_ready()
-        stack.wait_idle(start)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.process.late_writes import POINTS, trials
 from tests.process.pair import LARGE, TRANSPORTS, Pair, until, workers
+from tests.suite.shared import Shared
 
 
 @pytest.fixture(scope="module", params=sorted(TRANSPORTS))
@@ -20,9 +21,14 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def pair(transport: str) -> Iterator[Pair]:
-    with workers(transport) as made:
-        yield made
+def pairs(transport: str) -> Iterator[Shared[Pair]]:
+    with Shared(lambda: workers(transport)) as shared:
+        yield shared
+
+
+@pytest.fixture
+def pair(pairs: Shared[Pair], request: pytest.FixtureRequest) -> Pair:
+    return pairs.lend(request.node)
 
 
 @pytest.fixture

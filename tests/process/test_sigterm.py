@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.http import web
 from tests.process.stack import STOP_S, Stack, running_stack
+from tests.suite.shared import Shared
 
 CLIENTS: Final = 8
 TOKENS: Final = 12
@@ -26,11 +28,22 @@ REFUSED: Final = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.R
 
 
 @pytest.fixture(scope="module")
-def pairs(demo_model_dir: Path) -> Iterator[Stack]:
-    with running_stack(
-        str(demo_model_dir), prefill=[{}, {}], decode=[{}, {}], kv_cache_memory="128MiB"
-    ) as stack:
-        yield stack
+def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
+    pairs = partial(
+        running_stack,
+        str(demo_model_dir),
+        prefill=[{}, {}],
+        decode=[{}, {}],
+        by_commands=True,
+        kv_cache_memory="128MiB",
+    )
+    with Shared(pairs) as shared:
+        yield shared
+
+
+@pytest.fixture
+def pairs(stacks: Shared[Stack], request: pytest.FixtureRequest) -> Stack:
+    return stacks.lend(request.node)
 
 
 @dataclass
@@ -140,6 +153,7 @@ async def test_a_bootstrap_leaves_under_load_once_all_that_it_accepted_is_answer
 
 
 def test_past_its_drain_time_a_bootstrap_tells_each_client_why_before_it_ends(pairs: Stack) -> None:
+    pairs.services["bootstrap"].stop()
     bootstrap = pairs.start_bootstrap(drain_timeout_ms="1s")
     pairs.wait_ready(4)
     body = {

@@ -22,6 +22,7 @@ from services.wire.receiver_secret import digest_of
 from tests.process.actors import Actor
 from tests.process.pair import CALL_S, Call, Pair, plain_or_secure, until, workers
 from tests.process.wide import LAYOUT
+from tests.suite.shared import Shared
 from tests.wire.receivers import secret_of
 
 pytestmark = pytest.mark.stack
@@ -30,12 +31,18 @@ PAGES: Final = 2
 
 
 @pytest.fixture(scope="module", params=["plain", "certificates"])
-def pair(request: pytest.FixtureRequest, ours: Path) -> Iterator[Pair]:
-    with workers("tcp", ours if request.param == "certificates" else None) as made:
-        yield made
+def pairs(request: pytest.FixtureRequest, ours: Path) -> Iterator[Shared[Pair]]:
+    certificates = ours if request.param == "certificates" else None
+    with Shared(lambda: workers("tcp", certificates)) as shared:
+        yield shared
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def pair(pairs: Shared[Pair], request: pytest.FixtureRequest) -> Pair:
+    return pairs.lend(request.node)
+
+
+@pytest.fixture
 def thief(pair: Pair) -> Actor:
     return pair.start("decode")
 

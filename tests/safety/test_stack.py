@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.models import eight_heads
 from tests.process.stack import Stack, free_port
 from tests.safety.certificates import flags, of
 from tests.safety.waiting import until
+from tests.suite.shared import Shared
 
 pytestmark = pytest.mark.stack
 
@@ -70,19 +72,16 @@ class SafeStack(Stack):
 
 @pytest.fixture(scope="module")
 def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text(f"# the team's\n{FILE_KEY}\n")
-    return path
+    return tmp_path_factory.mktemp("keys") / "keys"
 
 
-@pytest.fixture(scope="module")
-def safe(
-    demo_model_dir: Path, ours: Path, key_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SafeStack]:
+@contextmanager
+def safe_stack(model: Path, ours: Path, key_file: Path, folder: Path) -> Iterator[SafeStack]:
+    key_file.write_text(f"# the team's\n{FILE_KEY}\n")
     environ = {"HF_TOKEN": HF_TOKEN, "BATON_API_KEYS": VARIABLE_KEY}
     stack = SafeStack(
-        str(eight_heads(tmp_path_factory.mktemp("model"), demo_model_dir)),
-        tmp_path_factory.mktemp("stack"),
+        str(model),
+        folder,
         {"dtype": "float32", "kv_cache_memory": "64MiB", "log_level": "debug"},
         environ,
     )
@@ -106,6 +105,20 @@ def safe(
         patched.undo()
         for service in stack.services.values():
             service.kill()
+
+
+@pytest.fixture(scope="module")
+def stacks(
+    demo_model_dir: Path, ours: Path, key_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shared[SafeStack]]:
+    model = eight_heads(tmp_path_factory.mktemp("model"), demo_model_dir)
+    with Shared(lambda: safe_stack(model, ours, key_file, tmp_path_factory.mktemp("stack"))) as shared:
+        yield shared
+
+
+@pytest.fixture
+def safe(stacks: Shared[SafeStack], request: pytest.FixtureRequest) -> SafeStack:
+    return stacks.lend(request.node)
 
 
 def client(safe: SafeStack, key: str) -> openai.OpenAI:

@@ -13,7 +13,12 @@ from xdist.scheduler import LoadFileScheduling
 from tests.suite.durations import Durations, record_of
 from tests.suite.tiers import parts_of
 
-TOGETHER: Final = ("tests/process/one_stack/", "tests/ui/")
+TOGETHER: Final = (
+    "tests/process/one_pair/",
+    "tests/process/one_stack/",
+    "tests/process/patient_pair/",
+    "tests/ui/",
+)
 """Folders whose tests share what takes long to start: one process runs all of each."""
 
 

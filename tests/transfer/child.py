@@ -3,19 +3,16 @@
 Both ends of the pipe are the test's own. A child answers one question at a time, in order.
 """
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from tests.forks import fork_answering
+
 ANSWER_S: Final = 60.0
 """How long a child may take before a test gives up on it."""
-
-FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.transfer.preloaded"])
 
 
 class Child:
@@ -29,12 +26,7 @@ class Child:
         output: Path,
     ) -> None:
         self._output = output
-        self._pipe, theirs = FORKS.Pipe()
-        self._process = FORKS.Process(
-            target=_live, args=(target, theirs, arguments, environment, output), daemon=True
-        )
-        self._process.start()
-        theirs.close()
+        self._process, self._pipe = fork_answering(target, arguments, output, environment)
 
     def said(self) -> str:
         """What the process wrote to stdout and stderr."""
@@ -58,41 +50,21 @@ class Child:
         return self.answer()
 
     def freeze(self) -> None:
-        os.kill(self._pid, signal.SIGSTOP)
+        os.kill(self._process.pid, signal.SIGSTOP)
 
     @property
     def frozen(self) -> bool:
-        stat = Path(f"/proc/{self._pid}/stat").read_text()
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         return stat[stat.rindex(")") + 2] == "T"
 
     def thaw(self) -> None:
-        os.kill(self._pid, signal.SIGCONT)
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.join(ANSWER_S)
+        self._process.wait(ANSWER_S)
 
-    def end(self) -> int | None:
+    def end(self) -> int:
         """Let it leave by itself; the exit code."""
         self.begin("leave")
-        self._process.join(ANSWER_S)
-        return self._process.exitcode
-
-    @property
-    def _pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-
-def _live(
-    target: Callable[..., None],
-    pipe: Connection,
-    arguments: tuple[object, ...],
-    environment: dict[str, str],
-    output: Path,
-) -> None:
-    os.environ.update(environment)
-    with output.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    target(pipe, *arguments)
+        return self._process.wait(ANSWER_S)

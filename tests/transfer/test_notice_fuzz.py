@@ -19,8 +19,8 @@ from services.transfer.interface import (
 )
 from services.transfer.nixl import NixlTransfer
 from services.transfer.nixl_library import Library, unframed
+from tests.forks import fork_call
 from tests.transfer.bench import PATIENCE_S, Bench, Node
-from tests.transfer.child import FORKS
 
 FLOOD: Final = NOTICES_WAITING_MAX + 1000
 LENGTHS: Final = (0, 1, NOTICE_BYTES_MAX, NOTICE_BYTES_MAX + 1, 100_000)
@@ -69,15 +69,13 @@ def shout(agent: str | bytes, metadata: bytes) -> None:
 def shouting(agent: str | bytes, metadata: bytes) -> Iterator[list[int | None]]:
     """Yields where its exit code will be, once it has left."""
     left: list[int | None] = []
-    process = FORKS.Process(target=shout, args=(agent, metadata), daemon=True)
-    process.start()
+    process = fork_call(shout, (agent, metadata))
     try:
         yield left
-        process.join(PATIENCE_S)
-        left.append(process.exitcode)
+        left.append(process.wait(PATIENCE_S))
     finally:
         process.kill()
-        process.join(PATIENCE_S)
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 
 from tests.http import web
 from tests.process.stack import Stack, running_stack
+from tests.suite.shared import Shared
 
 ANSWER_S = 120.0
 WAIT_MS = 60_000
@@ -27,16 +29,23 @@ FLAGS = (
 
 
 @pytest.fixture(scope="package")
-def stack(demo_model_dir: Path) -> Iterator[Stack]:
-    with running_stack(
+def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
+    start = partial(
+        running_stack,
         str(demo_model_dir),
         prefill=[{"tp": "1", "pp": "2", "chunk_tokens": "64"}],
         decode=[{}, {}],
         bootstrap={"retry_wait_ms": "100", "lease_ms": "6000"},
         dtype="float32",
         kv_cache_memory="128MiB",
-    ) as running:
-        yield running
+    )
+    with Shared(start) as shared:
+        yield shared
+
+
+@pytest.fixture
+def stack(stacks: Shared[Stack], request: pytest.FixtureRequest) -> Stack:
+    return stacks.lend(request.node)
 
 
 @pytest.fixture(scope="package")

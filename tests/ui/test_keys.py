@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.cli.typed import baton
+from tests.cli.typed import forked_baton
 from tests.http import web
 from tests.process.stack import POLL_S, READY_S, Stack
 
@@ -51,6 +51,6 @@ def test_the_page_and_the_commands_show_nothing_without_a_key_and_all_with_it(
         expect(page.locator("main")).to_contain_text("No worker holds a lease.")
     finally:
         context.close()
-    refused = baton("top", "--once", "--url", keyed.url)
+    refused = forked_baton("top", "--once", "--url", keyed.url)
     assert (refused.returncode, "Set OPENAI_API_KEY" in refused.stderr) == (1, True)
-    assert baton("top", "--once", "--url", keyed.url, environ={"OPENAI_API_KEY": KEY}).returncode == 0
+    assert forked_baton("top", "--once", "--url", keyed.url, environ={"OPENAI_API_KEY": KEY}).returncode == 0

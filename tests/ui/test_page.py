@@ -14,6 +14,7 @@ from playwright.sync_api import FloatRect, Locator, Page, expect
 
 from tests.http import web
 from tests.process.stack import Stack
+from tests.suite.shared import Shared
 from tests.ui.conftest import ANSWER_S, Seen, Streaming
 
 SHOTS = Path(__file__).parents[2] / "docs" / "screenshots"
@@ -82,9 +83,13 @@ def shoot(rewrite: bool) -> Camera:
     return Camera(rewrite)
 
 
-@pytest.fixture(scope="module")
-def answered(stack: Stack) -> str:
+@pytest.fixture
+def answered(stacks: Shared[Stack], stack: Stack) -> str:
     """The id of a request that was answered."""
+    return stacks.once("answered", answer_one)
+
+
+def answer_one(stack: Stack) -> str:
     client = Streaming(stack, "answered-1", tokens=24)
     client.join()
     assert client.error == ""
@@ -100,9 +105,13 @@ class Struck:
     refused: str
 
 
-@pytest.fixture(scope="module")
-def struck(stack: Stack) -> Struck:
+@pytest.fixture
+def struck(stacks: Shared[Stack], stack: Stack) -> Struck:
     """A request whose decode worker died and that went on, one that had no other, and one after that."""
+    return stacks.once("struck", strike)
+
+
+def strike(stack: Stack) -> Struck:
     found = []
     for name in ("struck-once", "struck-last"):
         client = Streaming(stack, name, tokens=60)

@@ -19,6 +19,7 @@ import pytest
 from services.cli.metric_catalog import Exported, exported
 from tests.http import web
 from tests.process.stack import Stack, running_stack
+from tests.suite.shared import Shared
 from tests.watch.prometheus import NAMESPACE, PATIENCE_S, Prometheus, promtool, watching
 
 pytestmark = [pytest.mark.stack, pytest.mark.prometheus]
@@ -97,8 +98,8 @@ class Watched:
         assert {200} <= set(answers) <= {200, 503}, "answered, but for the time in which decode was stopped"
 
 
-@pytest.fixture(scope="module")
-def watched(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+@contextmanager
+def watched_stack(demo_model_dir: Path, folder: Path) -> Iterator[Watched]:
     """One pair of workers, each process scraped each second, under load."""
     with running_stack(
         str(demo_model_dir),
@@ -107,7 +108,7 @@ def watched(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         kv_cache_memory="128MiB",
     ) as stack:
         targets = {name: service.http for name, service in stack.services.items()}
-        with watching(targets, tmp_path_factory.mktemp("prometheus")) as prometheus:
+        with watching(targets, folder) as prometheus:
             at = Watched(stack, prometheus)
             prometheus.until(lambda: len(prometheus.query("up == 1")) == len(targets), "all targets are up")
             at.load()
@@ -115,6 +116,17 @@ def watched(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             prometheus.until(lambda: prometheus.query(gone), "the client that went is counted")
             with at.under_load():
                 yield at
+
+
+@pytest.fixture(scope="module")
+def stacks(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Watched]]:
+    with Shared(lambda: watched_stack(demo_model_dir, tmp_path_factory.mktemp("prometheus"))) as shared:
+        yield shared
+
+
+@pytest.fixture
+def watched(stacks: Shared[Watched], request: pytest.FixtureRequest) -> Watched:
+    return stacks.lend(request.node)
 
 
 def test_every_target_is_up(watched: Watched) -> None:

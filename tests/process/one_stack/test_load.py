@@ -24,9 +24,9 @@ PROMPTS = (
     "Привет, как",
     "🎉🎈🥳 Party",
 )
-IDLE_SECONDS = 5.0
+IDLE_SECONDS = 2.0
 IDLE_SHARE_MAX = 0.05
-IDLE_TRIES = 4
+IDLE_TRIES = 8
 
 
 @pytest.mark.timeout(900)

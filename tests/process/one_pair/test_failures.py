@@ -1,5 +1,5 @@
 """What does a client see when a part of a real stack is killed, stopped or told to leave, and no other pair
-is there to go on? (`test_failover.py`: where there is one.)
+is there to go on? (`tests/process/test_failover.py`: where there is one.)
 """
 
 import json
@@ -8,29 +8,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.http import web
-from tests.process.stack import Stack, running_stack
+from tests.process.one_pair.conftest import LEASE_MS
+from tests.process.stack import Stack
 
 ANSWER_S = 60.0
-LEASE_MS = 3_000
-
-
-@pytest.fixture(scope="module")
-def breakable(demo_model_dir: Path) -> Iterator[Stack]:
-    """One pair, and nobody waits long for a worker to come back."""
-    with running_stack(
-        str(demo_model_dir),
-        bootstrap={"retry_wait_ms": "200", "lease_ms": str(LEASE_MS)},
-        dtype="float32",
-        kv_cache_memory="192MiB",
-    ) as stack:
-        yield stack
+LONG = 2_800
 
 
 def complete(stack: Stack, prompt: str = "The capital of France is", **more: Any) -> httpx.Response:
@@ -99,7 +87,7 @@ def long_prompt_in_prefill(stack: Stack) -> Iterator[list[httpx.Response]]:
     """While the body runs, prefill computes a long prompt; its reply is in the list afterwards."""
     prefill = stack.services["prefill-0"]
     before = prefill.total("baton_prefill_tokens_total")
-    body = {"model": model_of(stack), "prompt": [7] * 4000, "max_tokens": 4, "temperature": 0}
+    body = {"model": model_of(stack), "prompt": [7] * LONG, "max_tokens": 4, "temperature": 0}
     replies: list[httpx.Response] = []
 
     def ask() -> None:
@@ -135,7 +123,7 @@ def test_a_stopped_prefill_leaves_its_destination_in_quarantine_until_it_is_quie
     assert "lease" in replies[0].json()["error"]["message"]
     quarantined = ("baton_kv_pages", (("state", "quarantined"),))
     deadline = time.monotonic() + ANSWER_S
-    while decode.gauges()[quarantined] != 4000 // 16:
+    while decode.gauges()[quarantined] != LONG // 16:
         assert time.monotonic() < deadline, decode.gauges()
     prefill.process.send_signal(signal.SIGCONT)
     breakable.wait_ready()
@@ -206,8 +194,3 @@ def test_a_worker_that_does_not_fit_is_refused_by_field_and_keeps_running(breaka
         odd.stop()
         del breakable.services["decode-odd"]
     breakable.wait_idle(start)
-
-
-def test_workers_drain_and_exit_zero(breakable: Stack) -> None:
-    codes = breakable.stop()
-    assert codes == {"prefill-0": 0, "decode-0": 0, "bootstrap": 0}, breakable.tails()

@@ -1,0 +1,10 @@
+"""Does every process of a stack end with exit code 0 when it is told to stop, workers first?"""
+
+from tests.process.stack import Stack
+from tests.suite.shared import Shared
+
+
+def test_workers_drain_and_exit_zero(stacks: Shared[Stack], breakable: Stack) -> None:
+    codes = breakable.stop()
+    assert codes == {"prefill-0": 0, "decode-0": 0, "bootstrap": 0}, breakable.tails()
+    stacks.retire()

@@ -1,0 +1,16 @@
+"""Is the greedy output through real processes the reference library's, in chunks of the default's length?"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.process.greedy import check_greedy
+from tests.process.stack import Stack
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("at_a_time", [1, 4, 16], ids="{}-at-a-time".format)
+async def test_greedy_output_equals_the_reference_in_chunks_of_512(
+    patient: Stack, demo_model_dir: Path, at_a_time: int
+) -> None:
+    await check_greedy(patient, demo_model_dir, at_a_time)

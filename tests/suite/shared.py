@@ -1,0 +1,92 @@
+"""How do tests share what takes long to start, and not each other's failures?
+
+    @pytest.fixture(scope="package")
+    def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
+        with Shared(lambda: running_stack(str(demo_model_dir))) as shared:
+            yield shared
+
+    @pytest.fixture
+    def stack(stacks: Shared[Stack], request: pytest.FixtureRequest) -> Stack:
+        return stacks.lend(request.node)
+
+Each test leaves what it is lent as it found it. After one that failed nobody knows that, and the next gets
+another that is made anew.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, Final, Generic, Self, TypeVar
+
+import pytest
+
+Thing = TypeVar("Thing")
+Result = TypeVar("Result")
+
+FAILED: Final = pytest.StashKey[bool]()
+"""Of a test, one of whose phases failed."""
+STARTS_MAX: Final = 2
+"""In vain, one after the other: it will not come up for a third test either."""
+
+
+class Shared(Generic[Thing]):
+    """One thing at a time, made when it is first wanted."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Thing]]) -> None:
+        self._make = make
+        self._lent: tuple[AbstractContextManager[Thing], Thing] | None = None
+        self._borrower: pytest.Item | None = None
+        self._vain: list[Exception] = []
+        self._done: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._end()
+
+    def lend(self, borrower: pytest.Item) -> Thing:
+        """To a test, until another asks. Raises what kept it from coming up."""
+        if self._borrower is not None and self._borrower.stash.get(FAILED, False):
+            self._end()
+        self._borrower = borrower
+        if self._lent is None:
+            self._lent = self._begin()
+        return self._lent[1]
+
+    def once(self, name: str, do: Callable[[Thing], Result]) -> Result:
+        """What `do` returned, which is done once with each thing."""
+        assert self._lent is not None, "nothing is lent"
+        if name not in self._done:
+            self._done[name] = do(self._lent[1])
+        result: Result = self._done[name]
+        return result
+
+    def retire(self) -> None:
+        """What is lent is at its end: the next test gets another."""
+        self._end()
+
+    def _begin(self) -> tuple[AbstractContextManager[Thing], Thing]:
+        if len(self._vain) == STARTS_MAX:
+            raise self._vain[-1]
+        manager = self._make()
+        try:
+            made = manager.__enter__()
+        except Exception as error:
+            self._vain.append(error)
+            raise
+        self._vain.clear()
+        return manager, made
+
+    def _end(self) -> None:
+        lent, self._lent = self._lent, None
+        self._done.clear()
+        if lent is not None:
+            lent[0].__exit__(None, None, None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
