@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ from tests.suite.shared import Shared
 
 ANSWER_S = 120.0
 WAIT_MS = 60_000
+POLL_MS = 20
 CONTRAST = Path(__file__).with_name("contrast.js")
 FLAGS = (
     "--no-sandbox",
@@ -76,6 +78,13 @@ class Seen:
         )
         page_wide = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert page_wide <= 0, f"{page_wide} pixels too wide: {wide}"
+
+    def until(self, expression: str) -> None:
+        """Until it holds in the page, asked from here: its policy lets no text be run there later."""
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < deadline, f"never: {expression}"
+            self.page.wait_for_timeout(POLL_MS)
 
     def is_read(self) -> None:
         """Every text stands out from what is behind it, as WCAG's level AA has it."""

@@ -264,7 +264,7 @@ def test_who_goes_by_tab_stays_where_they_are_when_it_is_drawn_anew(
     for link in (links.first, links.nth(1)):
         expect(link).to_be_focused()
         page.evaluate("window.before = document.activeElement")
-        page.wait_for_function("() => !window.before.isConnected")
+        seen.until("!window.before.isConnected")
         expect(link).to_be_focused()
         page.keyboard.press("Tab")
 
@@ -302,7 +302,7 @@ def test_a_reply_that_is_left_before_its_body_came_draws_nothing(
     page = seen.page
     page.add_init_script(SLOW_BODIES)
     page.goto(f"{stack.url}/ui#/request/{answered}")
-    page.wait_for_function("window.bodies === 1")
+    seen.until("window.bodies === 1")
     page.evaluate("location.hash = '#/'")
     expect(page.locator("#h-requests")).to_be_visible()
     page.set_viewport_size({"width": 900, "height": 700})
