@@ -76,10 +76,10 @@ def test_every_architecture_with_a_plan_equals_generate(
 
 
 def test_the_demo_model_of_several_ranks_equals_the_reference(crew: Crew, demo_model_dir: Path) -> None:
-    """9 query heads, 3 KV heads, 30 layers, a tied head: by heads, by layers, and by both."""
+    """9 query heads, 3 KV heads, 30 layers, a tied head: by layers alone, and by heads and layers."""
     prompts = [[504, 3575, 282, 4649, 314], list(range(900, 920)), [33]]
     expected = reference_greedy(demo_model_dir, prompts, 6)
-    for topology in (Topology(3), Topology(1, 2), Topology(1, 3), Topology(3, 2)):
+    for topology in (Topology(1, 3), Topology(3, 2)):
         told = crew.play(topology, scenes.answers, demo_model_dir, prompts, 6, (16,), 2**24)
         assert [each["outputs"] for each in told] == [[expected]] * topology.ranks, topology
 
