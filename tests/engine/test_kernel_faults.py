@@ -5,6 +5,7 @@ instead. `make verify` runs them, since each is compiled anew: each once, by the
 that has the place in it. The tiles of AMX, and pairs of products, are emulated.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from tests.engine.kernels import (
     logits_of,
     needs_kernel,
 )
+from tests.pairwise import cover, every
 
 pytestmark = pytest.mark.emulated
 
@@ -178,6 +180,7 @@ def test_a_fault_in_the_source_is_seen(
 
 WATCHED: Final = (*EMULATED, *(name for name, build in BUILDS.items() if build.needs == AVX2))
 """What a CPU's own tiles and masks read and write is not watched."""
+CASES: Final = cover(every({"name": list(MODELS), "page_tokens": (4, 16, 64), "build": WATCHED}))
 
 
 @needs_kernel
@@ -191,6 +194,10 @@ def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, p
     library = asked.stdout.strip()
     if not Path(library).is_absolute():
         pytest.skip("gcc has no AddressSanitizer here")
+    told = [
+        (case["build"], str(directory(case["name"], KERNELS[case["build"]].weights)), case["page_tokens"])
+        for case in CASES
+    ]
     source, end = compiler.SOURCE.read_text(), "count, up_to(count, STRIP))"
     assert end in source
     copy = tmp_path / compiler.SOURCE.name
@@ -201,12 +208,7 @@ def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, p
             "-m",
             "tests.engine.sanitized",
             str(copy),
-            ";".join(WATCHED[-1:] if planted else WATCHED),
-            *(
-                str(directory(name, weights))
-                for weights in (torch.bfloat16, torch.float32)
-                for name in MODELS
-            ),
+            json.dumps(told[-1:] if planted else told),
         ],
         cwd=Path(__file__).parents[2],
         env={
