@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from services.runtime.model_facts import read_model
+from tests.engine.tiny import maker_of
 
 
 def reference_greedy(
@@ -90,6 +91,11 @@ def first_divergence(
 
 @lru_cache(maxsize=2)
 def _model(model_dir: Path, dtype: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
-    ).eval()
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    return (
+        maker_of(config)
+        .from_pretrained(
+            model_dir, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
+        )
+        .eval()
+    )

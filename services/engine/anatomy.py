@@ -5,6 +5,7 @@ rotated queries and keys, nothing else. What its parts do when they run is not s
 position does to queries and keys: `proof.py` looks at that.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +13,12 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from services.engine.container import text_of
+from services.engine.sight import Sight
+
 MODEL: Final = {"embed_tokens", "layers", "norm", "rotary_emb"}
+TEXT: Final = "language_model"
+"""All that a container holds, once the rest is let go."""
 LAYER: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS: Final = {"q_norm", "k_norm"}
@@ -71,15 +77,20 @@ class Anatomy:
         return [*(linear for each in self.layers for linear in each.linears), self.head]
 
 
-def anatomy_of(module: Any, head_dim: int) -> Anatomy:
-    """The parts of `module`, whose attention heads are `head_dim` wide. Raises OtherAnatomy."""
+def anatomy_of(module: Any, head_dim: int, sights: Iterable[Sight]) -> Anatomy:
+    """The parts of `module`, whose attention heads are `head_dim` wide and whose layers look as `sights` say.
+    Raises OtherAnatomy."""
+    if not all(sight.plain for sight in sights):
+        raise OtherAnatomy("scores that are bounded or go to sinks")
     for name in (*FACTORS, CAP):
-        value = getattr(module.config, name, None)
+        value = getattr(text_of(module.config), name, None)
         if value and (value != 1 or name == CAP):
             raise OtherAnatomy(f"a {name} of {value}")
     base = getattr(module, "model", None)
     if not isinstance(base, nn.Module) or _children(module) != {"model", "lm_head"}:
         raise OtherAnatomy(f"a model of {_listed(_children(module))}")
+    if _children(base) == {TEXT}:
+        base = getattr(base, TEXT)
     _consists("a model", base, MODEL)
     if type(base.embed_tokens) is not nn.Embedding:
         raise OtherAnatomy(f"an embedding that is a {type(base.embed_tokens).__name__}")

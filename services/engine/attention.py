@@ -4,9 +4,10 @@ The model library calls `paged_attention` in every layer; what the step at hand 
 context that the engine enters around the model's forward pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from services.engine.kept import KeptGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedRows
 from services.engine.plan import Group, Plan, Prefixed, Whole
+from services.engine.sight import Reach, Sight
 
 NAME: Final = "baton_paged"
 MASK: Final = "attention_mask"
@@ -74,9 +76,11 @@ AttentionInterface.register(NAME, paged_attention)
 class PagedStep:
     """One step's attention: stores the new keys and values, then lets each row look at its own."""
 
-    def __init__(self, plan: Plan, cache: PagedKvCache) -> None:
+    def __init__(self, plan: Plan, cache: PagedKvCache, reaches: Mapping[int, Reach]) -> None:
+        """`reaches`: of the layers, by id, whose tokens do not see all before them."""
         self._plan = plan
         self._cache = cache
+        self._reaches = reaches
 
     def __call__(
         self,
@@ -87,34 +91,35 @@ class PagedStep:
         options: dict[str, Any],
     ) -> torch.Tensor:
         layer: int = module.layer_idx  # type: ignore[assignment]
-        scaling = options.get("scaling")
-        scaling = query.shape[3] ** -0.5 if scaling is None else float(scaling)
         entries = torch.cat((key[0], value[0])).transpose(0, 1)
+        sight = sight_of(query, options)
         # As the library's own attention gives it: some definitions take a view of it.
-        return self.look(layer, query[0].transpose(0, 1), entries, scaling).contiguous()[None]
+        return self.look(layer, query[0].transpose(0, 1), entries, sight).contiguous()[None]
 
-    def look(self, layer: int, query: torch.Tensor, entries: torch.Tensor, scaling: float) -> torch.Tensor:
+    def look(self, layer: int, query: torch.Tensor, entries: torch.Tensor, sight: Sight) -> torch.Tensor:
         """`query` [T, query heads, head_dim], `entries` [T, 2 * kv heads, head_dim]: keys, then values.
-        Returns [T, query heads, head_dim]."""
+        `sight`: the layer's, but for how far back it sees. Returns [T, query heads, head_dim]."""
+        if layer in self._reaches:
+            sight = replace(sight, reach=self._reaches[layer])
         plan = self._plan
         flat = entries.reshape(-1, entries.shape[2])
         self._cache.write(layer, plan.write, flat)
         if plan.alike is not None:
-            return self._together(layer, plan.alike, query, flat, scaling)
+            return self._together(layer, plan.alike, query, flat, sight)
         out = query.new_empty(query.shape)
         for group in plan.groups:
             span = slice(group.begin, group.end)
             own = entries[span].reshape(-1, entries.shape[2])
-            out[span] = self._together(layer, group, query[span], own, scaling)
+            out[span] = self._together(layer, group, query[span], own, sight)
         kv_heads = entries.shape[1] // 2
         # [kv heads, query heads of each, T, head_dim]
         folded = query.view(len(query), kv_heads, -1, query.shape[2]).permute(1, 2, 0, 3)
         for row in plan.prefixed:
             self._cache.read(layer, row.pages, row.room)
-            _look(out, folded, row, row.keys, row.values, row.mask, scaling)
+            _look(out, folded, row, row.keys, row.values, sight)
         for whole in plan.wholes:
             own = entries[whole.begin : whole.end].transpose(0, 1)
-            _look(out, folded, whole, own[:kv_heads], own[kv_heads:], None, scaling)
+            _look(out, folded, whole, own[:kv_heads], own[kv_heads:], sight)
         return out
 
     def _together(
@@ -123,15 +128,40 @@ class PagedStep:
         group: Group | KeptGroup | PagedRows,
         query: torch.Tensor,
         entries: torch.Tensor,
-        scaling: float,
+        sight: Sight,
     ) -> torch.Tensor:
         """By a kernel, or, of rows of one token each, the query heads that share a kv head are rows of one
         product."""
         if isinstance(group, PagedRows):
-            return group.look(self._cache, layer, query, scaling)
+            return group.look(self._cache, layer, query, sight)
         keys, values = group.look_up(self._cache, self._cache.places[layer], layer, entries)
-        scores = torch.add(group.mask, torch.bmm(group.fold(query), keys), alpha=scaling)
-        return group.unfold(torch.bmm(torch.softmax(scores, dim=-1), values))
+        scores, mask = torch.bmm(group.fold(query), keys), group.masks.of(sight.reach)
+        if sight.plain:
+            weights = torch.softmax(torch.add(mask, scores, alpha=sight.scaling), dim=-1)
+        else:
+            sinks = None if sight.sinks is None else sight.sinks[None, :, None].expand(len(query), -1, 1)
+            scores = _capped(scores.mul_(sight.scaling), sight).add_(mask)
+            weights = _weighed(scores, None if sinks is None else group.fold(sinks))
+        return group.unfold(torch.bmm(weights, values))
+
+
+def sight_of(query: torch.Tensor, options: Mapping[str, Any]) -> Sight:
+    """How a call with these options of its own asks for tokens to look, but for how far back."""
+    scaling = options.get("scaling")
+    scaling = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+    return Sight(scaling, cap=options.get("softcap") or None, sinks=options.get("s_aux"))
+
+
+def _capped(scores: torch.Tensor, sight: Sight) -> torch.Tensor:
+    """In place."""
+    return scores if sight.cap is None else scores.div_(sight.cap).tanh_().mul_(sight.cap)
+
+
+def _weighed(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The weights of the tokens, of `scores` [matrices, rows, S] and `sinks` [matrices, rows, 1]."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    return torch.softmax(torch.cat((scores, sinks.to(scores.dtype)), dim=-1), dim=-1)[..., :-1]
 
 
 def _look(
@@ -140,43 +170,52 @@ def _look(
     part: Prefixed | Whole,
     keys: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
+    sight: Sight,
 ) -> None:
     """One row's tokens, the last of those that have `keys` and `values` [kv heads, S, head_dim], which all
     query heads of a kv head share."""
     query = folded[:, :, part.begin : part.end]
     span = out[part.begin : part.end]
-    if query.device.type == "cpu":
-        _look_in_blocks(span, query, keys, values, scaling)
+    if query.device.type == "cpu" or not sight.plain:
+        _look_in_blocks(span, query, keys, values, sight)
         return
     shape = (*query.shape[:2], *keys.shape[1:])
+    sees_all = isinstance(part, Whole) and not (sight.reach and sight.reach.binds(keys.shape[1]))
     seen = scaled_dot_product_attention(
         query,
         keys[:, None].expand(shape),
         values[:, None].expand(shape),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
+        attn_mask=None if sees_all else part.masks.of(sight.reach),
+        is_causal=sees_all,
+        scale=sight.scaling,
     )
     span.copy_(seen.flatten(0, 1).transpose(0, 1))
 
 
 def _look_in_blocks(
-    out: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    out: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: Sight
 ) -> None:
     """Some tokens at a time, of all heads at once: torch's own attention on CPUs multiplies head by head and
-    in smaller pieces, of which each costs as much as it computes."""
+    in smaller pieces, of which each costs as much as it computes. What none of them sees is left out."""
     kv_heads, shared, tokens, head_dim = query.shape
     before = keys.shape[1] - tokens
     keys, values = keys.transpose(1, 2).contiguous(), values.contiguous()
     hidden = query.new_full((BLOCK, BLOCK), float("-inf")).triu_(1)
     nothing = query.new_zeros(1, 1, 1)
+    reach = sight.reach if sight.reach is not None and sight.reach.binds(keys.shape[2]) else None
     for begin in range(0, tokens, BLOCK):
         end = min(begin + BLOCK, tokens)
         count, stop = end - begin, before + end
+        first = 0 if reach is None else max(reach.first(before + begin), 0)
         rows = query[:, :, begin:end].reshape(kv_heads, -1, head_dim)
-        scores = torch.baddbmm(nothing, rows, keys[:, :, :stop], beta=0, alpha=scaling)
-        scores.view(kv_heads, shared, count, stop)[..., -count:].add_(hidden[:count, :count])
-        seen = torch.bmm(torch.softmax(scores, dim=-1), values[:, :stop])
+        scores = torch.baddbmm(nothing, rows, keys[:, :, first:stop], beta=0, alpha=sight.scaling)
+        by_token = _capped(scores, sight).view(kv_heads, shared, count, stop - first)
+        by_token[..., -count:].add_(hidden[:count, :count])
+        if reach is not None and reach.first(stop - 1) > first:
+            places = torch.arange(before + begin, stop, device=query.device)
+            by_token.masked_fill_(reach.hidden(places, first, stop), float("-inf"))
+        sinks = sight.sinks
+        if sinks is not None:
+            sinks = sinks.view(kv_heads, shared, 1, 1).expand(-1, -1, count, 1).reshape(kv_heads, -1, 1)
+        seen = torch.bmm(_weighed(scores, sinks), values[:, first:stop])
         out[begin:end] = seen.view(kv_heads * shared, count, head_dim).transpose(0, 1)

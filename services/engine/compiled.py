@@ -23,6 +23,8 @@ from services.engine.compiler import Kernel
 from services.engine.kv_cache import PagedKvCache
 from services.engine.linears import joined
 from services.engine.rows import Row, integers
+from services.engine.sight import Reach
+from services.runtime.model_facts import POSITIONS_MAX
 
 STRIP: Final = 32
 """Numbers that the kernel takes at once."""
@@ -71,7 +73,7 @@ class _Model(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = [
         *_fields(_Count, "rows tokens wanted page_tokens longest"),
-        *_fields(_Pointer, "cache positions row_of begins tables table keep cosine sine"),
+        *_fields(_Pointer, "cache positions row_of begins tables table keep windows cosine sine"),
         *_fields(_Pointer, "x normed qkv seen gated scores keys values logits"),
         *_fields(_Count, "scored laid"),
     ]
@@ -81,8 +83,12 @@ class OtherShapes(Exception):
     """The kernel does not know such a model. The text names the first reason."""
 
 
-def check(anatomy: Anatomy, head_dim: int, page_tokens: int) -> torch.dtype:
+def check(
+    anatomy: Anatomy, head_dim: int, page_tokens: int, reaches: abc.Iterable[Reach] = ()
+) -> torch.dtype:
     """Of the model's numbers. Raises OtherShapes for a model that no kernel can compute over such pages."""
+    if any(reach.in_chunks for reach in reaches):
+        raise OtherShapes("layers that look at chunks of a sequence")
     hidden, width = anatomy.embedding.shape[1], anatomy.layers[0].down.in_features
     for what, size, of in (
         ("hidden size", hidden, STRIP),
@@ -195,9 +201,12 @@ class CompiledModel:
 class CompiledSteps:
     """Of one model over one cache. One step at a time."""
 
-    def __init__(self, model: CompiledModel, cache: PagedKvCache) -> None:
+    def __init__(self, model: CompiledModel, cache: PagedKvCache, reaches: abc.Mapping[int, Reach]) -> None:
+        """`reaches`: of the layers, by id, whose tokens see a window alone."""
         self._model = model
         self._cache = cache
+        seen = (reaches.get(layer) for layer in cache.layout.layers)
+        self._windows = integers([POSITIONS_MAX if each is None else each.tokens for each in seen])
         self._scored = max(model.heads // model.kv_heads, model.rows)
         self._of_token = model.kv_heads * model.head_dim
         if cache.tensor.dtype is not model.numbers:
@@ -242,7 +251,7 @@ class CompiledSteps:
         logits = x.new_empty(wanted, self._model.vocabulary)
         step = _Step(
             *(count, fed, wanted, size, longest, self._cache.address),
-            *map(_at, (*where, *turns, x, *parts, scores, *laid, logits)),
+            *map(_at, (*where, self._windows, *turns, x, *parts, scores, *laid, logits)),
             *(self._scored, several),
         )
         self._model.compute(step)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from services.engine.anatomy import Anatomy, LayerParts, Norm
 from services.engine.attention import PagedStep
 from services.engine.linears import linear_of
+from services.engine.sight import Sight
 
 FEW_ROWS: Final = 64
 """Up to here the number of calls counts, not what each of them computes."""
@@ -59,7 +60,7 @@ class Layer:
         self._key_norm = None if parts.key_norm is None else RmsNorm(parts.key_norm)
         self._qkv = linear_of(parts.projections)
         self._out = linear_of([parts.out])
-        self._scaling = parts.scaling
+        self._sight = Sight(parts.scaling)
         self._before_gate = RmsNorm(parts.before_gate)
         self._gate_and_up = linear_of(parts.gate_and_up)
         self._width = parts.down.in_features
@@ -81,7 +82,7 @@ class Layer:
             key.copy_(self._key_norm(key))
         swapped = rotated.roll(self._head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(swapped, sin)
-        seen = step.look(self._index, query, qkv.narrow(1, queries, 2 * keys), self._scaling)
+        seen = step.look(self._index, query, qkv.narrow(1, queries, 2 * keys), self._sight)
         normed = self._before_gate.of_sum(x, self._out(seen.flatten(1)))
         both = self._gate_and_up(normed)
         gate, up = both.narrow(1, 0, self._width), both.narrow(1, self._width, self._width)

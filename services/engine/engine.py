@@ -140,7 +140,8 @@ class Engine:
         if replayed is not None:
             return replayed
         plan = make_plan(rows, self.cache, self.model.device, self._kept, self.kernel)
-        return self.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, self.cache))
+        step = PagedStep(plan, self.cache, self.model.reaches)
+        return self.model.compute(plan.tokens, plan.positions, plan.keep, step)
 
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
         """Carry each sum on over what its pages hold now, on this rank."""
@@ -249,7 +250,7 @@ def load_engine(
     beside = batch_memory if model.device.type == "cpu" and not model.compiled else 0
     cache = PagedKvCache(layout, pages, model.device, beside)
     if kernel is not None:
-        kernel = proven(kernel, geometry.query_heads // team.topology.tensor, cache)
+        kernel = proven(kernel, geometry.query_heads // team.topology.tensor, cache, model.sights)
     recorded = recorded_steps(model, cache, cuda_graphs, kernel)
     return Engine(
         model,

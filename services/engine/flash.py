@@ -6,6 +6,8 @@ pages first.
 """
 
 import inspect
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -17,9 +19,10 @@ from torch.nn.attention import (
 
 from services.engine.attention import PagedStep
 from services.engine.kv_cache import PagedKvCache
-from services.engine.paged import PagedKernel, PagedRows
+from services.engine.paged import OtherSight, PagedKernel, PagedRows
 from services.engine.plan import make_plan
 from services.engine.rows import Row, Sequence
+from services.engine.sight import Reach, Sight
 from services.rooms.request import Request
 from services.runtime.errors import in_a_line
 from services.runtime.logging import Log
@@ -35,6 +38,8 @@ TOLERANCE: Final = 0.03
 """Of the difference's length, as a share of an answer's, token by token: both ways round to bfloat16."""
 LONG: Final = 4096
 """Tokens of the longest sequences that are tried."""
+REACH_MAX: Final = 1000
+"""Tokens of the widest windows that are tried: longer sequences are past their borders."""
 SPANS: Final = ((0, 1), (16, 17), (LONG - 1, LONG), (0, 21), (5, 23), (LONG - 40, LONG))
 """Which tokens of their sequences the rows have that are tried."""
 
@@ -55,11 +60,19 @@ def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
 
 
 def flash_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: Sight
 ) -> torch.Tensor:
     """As `PagedKernel`, by the package that torch was told of."""
-    from torch.nn.attention.varlen import varlen_attn  # takes a second, and only GPUs need it
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn  # takes a second, and only GPUs need it
 
+    if sight.cap is not None:
+        raise OtherSight("at scores that are bounded")
+    reach, longest = sight.reach, rows.tables.shape[1] * keys.shape[1]
+    bound = reach is not None and reach.binds(longest)
+    if reach is not None and bound and reach.in_chunks:
+        raise OtherSight("at chunks of a sequence")
+    # A sequence's last token needs no mask, and without one its query heads can be rows of one product.
+    window = EVERYTHING if rows.longest == 1 else NOTHING_LATER
     seen = varlen_attn(
         query,
         keys,
@@ -67,28 +80,37 @@ def flash_attention(
         rows.begins,
         None,
         rows.longest,
-        rows.tables.shape[1] * keys.shape[1],
-        scale=scaling,
-        # A sequence's last token needs no mask, and without one its query heads can be rows of one product.
-        window_size=EVERYTHING if rows.longest == 1 else NOTHING_LATER,
+        longest,
+        return_aux=None if sight.sinks is None else AuxRequest(lse=True),
+        scale=sight.scaling,
+        window_size=(reach.tokens - 1, 0) if reach is not None and bound else window,
         enable_gqa=True,
         seqused_k=rows.stops,
         block_table=rows.tables,
     )
-    if isinstance(seen, tuple):
-        raise TypeError("more than was asked for")
-    return seen
+    if sight.sinks is None:
+        if isinstance(seen, tuple):
+            raise TypeError("more than was asked for")
+        return seen
+    answer, logarithms = seen
+    # What goes to nothing is taken from what goes to the tokens: [query heads, T].
+    shares = torch.sigmoid(logarithms - sight.sinks.float()[:, None])
+    return (answer * shares.t()[:, :, None]).to(answer.dtype)
 
 
-def proven(kernel: PagedKernel, query_heads: int, cache: PagedKvCache) -> PagedKernel | None:
-    """`kernel`, where so many heads see by it what they see without; else None, and a line of the log says
-    why. The cache's contents are lost: before any page is in use."""
+def proven(
+    kernel: PagedKernel, query_heads: int, cache: PagedKvCache, sights: Mapping[int, Sight] | None = None
+) -> PagedKernel | None:
+    """`kernel`, where so many heads see by it what they see without, as each layer of `sights` looks; else
+    None, and a line of the log says why. The cache's contents are lost: before any page is in use."""
     try:
         with torch.inference_mode():
             cache.tensor.normal_()
-            worst = _worst(kernel, query_heads, cache)
+            worst = max(_worst(kernel, query_heads, cache, each) for each in _kinds(cache, sights or {}))
             cache.tensor.zero_()
         why = "" if worst <= TOLERANCE else f"a kernel's answers differ by {worst:.2g} of their length"
+    except OtherSight as error:
+        why = f"no kernel that reads them looks {error}"
     except Exception as error:  # as above
         why = in_a_line(error)
     if why:
@@ -98,6 +120,18 @@ def proven(kernel: PagedKernel, query_heads: int, cache: PagedKvCache) -> PagedK
         return None
     log.info("keys and values are looked at in their pages")
     return kernel
+
+
+def _kinds(cache: PagedKvCache, sights: Mapping[int, Sight]) -> list[Sight]:
+    """Each way in which a layer looks, over no more tokens than are tried: one of each reach, with and
+    without the rest."""
+    plain = Sight(cache.layout.head_dim**-0.5)
+    found: dict[tuple[Reach | None, float | None, bool], Sight] = {(None, None, False): plain}
+    for sight in sights.values():
+        reach = None if sight.reach is None else sight.reach.narrowed(REACH_MAX)
+        kind = (reach, sight.cap, sight.sinks is not None)
+        found.setdefault(kind, replace(sight, reach=reach))
+    return [*found.values()]
 
 
 def _missing(device: torch.device, dtype: str) -> str:
@@ -114,7 +148,7 @@ def _missing(device: torch.device, dtype: str) -> str:
     return ""
 
 
-def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache) -> float:
+def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, sight: Sight) -> float:
     """By how much one token's answer differs; NaN where one is not a number."""
     layout, rows = cache.layout, _rows(cache)
     tokens = sum(row.stop - row.start for row in rows)
@@ -123,8 +157,8 @@ def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache) -> float:
     answers = []
     for each in (kernel, None):
         plan = make_plan(rows, cache, cache.tensor.device, kernel=each)
-        step = PagedStep(plan, cache)
-        answers.append(step.look(layout.layers[-1], query, entries, layout.head_dim**-0.5).float().flatten(1))
+        step = PagedStep(plan, cache, {})
+        answers.append(step.look(layout.layers[-1], query, entries, sight).float().flatten(1))
     seen, right = answers
     return float(((seen - right).norm(dim=1) / right.norm(dim=1)).max())
 

@@ -181,7 +181,7 @@ class RecordedSteps:
 
         def work() -> None:
             plan = plan_of_singles(numbers, shape.rows, self._cache, self._kernel)
-            step = PagedStep(plan, self._cache)
+            step = PagedStep(plan, self._cache, self._model.reaches)
             computed = self._model.compute(plan.tokens, plan.positions, plan.keep, step)
             if computed is None:
                 raise AssertionError("the rank has no logits")
@@ -201,7 +201,7 @@ class RecordedSteps:
         entries = self._cache.tensor.permute(0, 4, 1, 2, 3, 5)
         """[page][token][kv head][layer][K, V][head_dim]"""
         plan = make_plan(rows, self._cache, self._model.device, kernel=self._kernel)
-        step = PagedStep(plan, self._cache)
+        step = PagedStep(plan, self._cache, self._model.reaches)
         expected = self._model.compute(plan.tokens, plan.positions, plan.keep, step)
         if expected is None:
             raise AssertionError("the rank has no logits")

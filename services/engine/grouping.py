@@ -9,6 +9,8 @@ from typing import Final
 
 import torch
 
+from services.engine.sight import Reach
+
 PADDING_MAX: Final = 24
 """Pages. To fetch and to look at so many takes as long as the calls of another group do."""
 
@@ -32,7 +34,29 @@ def alike(pages: abc.Sequence[int]) -> bool:
     return len(pages) * max(pages) - sum(pages) <= PADDING_MAX
 
 
-def mask(positions: torch.Tensor, width: int, like: torch.Tensor) -> torch.Tensor:
-    """[positions, width], of the dtype of `like`: 0 up to each position, -inf behind it."""
+def mask(positions: torch.Tensor, width: int, like: torch.Tensor, reach: Reach | None = None) -> torch.Tensor:
+    """[positions, width], of the dtype of `like`: 0 up to each position, as far back as `reach` says, -inf
+    elsewhere."""
     hidden = torch.arange(width, device=positions.device) > positions[:, None]
+    if reach is not None:
+        hidden |= reach.hidden(positions, 0, width)
     return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+
+
+class Masks:
+    """Of a step's tokens at the same positions, for each reach that a layer has. One is made when the first
+    layer asks for it."""
+
+    def __init__(self, make: abc.Callable[[Reach | None], torch.Tensor], width: int) -> None:
+        """`make`: gives one over `width` positions."""
+        self._make = make
+        self._width = width
+        self._made: dict[Reach | None, torch.Tensor] = {}
+
+    def of(self, reach: Reach | None) -> torch.Tensor:
+        """One that is not narrower than all positions is that of all."""
+        if reach is not None and not reach.binds(self._width):
+            reach = None
+        if reach not in self._made:
+            self._made[reach] = self._make(reach)
+        return self._made[reach]

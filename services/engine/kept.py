@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from services.engine.grouping import alike, groups_of_similar_length, mask
+from services.engine.grouping import Masks, alike, groups_of_similar_length, mask
 from services.engine.kv_cache import PagedKvCache
 from services.engine.rows import Row, Sequence
 from services.pages.layout import KvLayout
@@ -46,7 +46,9 @@ class KeptGroup:
         """Of each layer."""
         self.begin = self.end = 0
         """Their tokens in the step's flat batch are [begin, end), in the order of the slots."""
-        self.mask = self._new = block.new_empty(0)
+        self._rows = 0
+        """Matrices of the step: B * kv heads."""
+        self._new = block.new_empty(0)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -84,12 +86,14 @@ class KeptGroup:
         """The sequences' tokens are at `positions` [B], and from `begin` on in the flat batch."""
         count, heads = len(positions), self._block.shape[3]
         self.begin, self.end = begin, begin + count
-        self.mask = mask(positions.repeat_interleave(heads), self.tokens, self._block)[:, None]
+        rows, tokens, block = positions.repeat_interleave(heads), self.tokens, self._block
+        self._rows = len(rows)
+        self.masks = Masks(lambda reach: mask(rows, tokens, block, reach)[:, None], tokens)
         """[B * kv heads, 1, S]: 0 where a token may look, -inf elsewhere."""
         kinds = torch.arange(2)[:, None] * self._block.shape[2] + torch.arange(count)[:, None, None]
         self._new = ((kinds * heads + torch.arange(heads)) * self.tokens + positions[:, None, None]).flatten()
         """[B * 2 * kv heads]: where the step's entries go, token by token, keys first."""
-        if not self._matrices or len(self._matrices[0][0]) != len(self.mask):
+        if not self._matrices or len(self._matrices[0][0]) != self._rows:
             pairs = (layer[:, :count].flatten(1, 2) for layer in self._layers)
             self._matrices = [(keys.transpose(1, 2), values) for keys, values in pairs]
 
@@ -105,7 +109,7 @@ class KeptGroup:
 
     def fold(self, query: torch.Tensor) -> torch.Tensor:
         """[B, query heads, head_dim] as [B * kv heads, query heads of each, head_dim]."""
-        return query.reshape(len(self.mask), -1, query.shape[2])
+        return query.reshape(self._rows, -1, query.shape[2])
 
     def unfold(self, seen: torch.Tensor) -> torch.Tensor:
         """The other way round."""

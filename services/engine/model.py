@@ -6,21 +6,22 @@ The definition is the model library's own; only its attention is ours, and how s
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.utils import logging as library_logging
 
 from services.engine.anatomy import TURNED, TURNS, OtherAnatomy, anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
 from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
 from services.engine.compiler import builds
+from services.engine.container import attention_of, let_go, maker_of
 from services.engine.decoder import Decoder
 from services.engine.device import find_device
 from services.engine.kv_cache import DTYPES, PagedKvCache
@@ -28,8 +29,17 @@ from services.engine.memory import shortage
 from services.engine.rotations import settle_frequencies
 from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
 from services.engine.share import Share, share_of
+from services.engine.sight import Reach
 from services.engine.split import cut_stages, cut_weights
-from services.engine.supported import Geometry, Probe, places, refuse_by_configuration
+from services.engine.supported import (
+    COUNTING,
+    Geometry,
+    Probe,
+    ToldPlaces,
+    masks_told,
+    places,
+    refuse_by_configuration,
+)
 from services.engine.team import Team, TeamBroken
 from services.runtime.errors import StartupError, in_a_line
 from services.runtime.logging import Log
@@ -45,6 +55,9 @@ from services.runtime.model_facts import (
 from services.runtime.model_files import LoadFormat
 
 log = Log(__name__)
+
+FAILURES: Final = (RuntimeError, AttributeError, TypeError, ValueError, LookupError)
+"""What a definition raises that does not compute with what it is given."""
 
 
 class Model:
@@ -69,21 +82,27 @@ class Model:
         self._load = load
         self._decoder: Decoder | None = None
         self._compiled: CompiledModel | None = None
-        probe, whole, counted, late = (Probe(facts.context_length) for _ in range(4))
+        self._tells_places = False
+        takes = inspect.signature(module.forward).parameters
+        self._cache_word = "cache" if "cache" in takes else "past_key_values"
+        probe, whole, counted = (Probe(facts.context_length) for _ in range(3))
         order = places(facts.context_length).to(device)
         tokens = torch.arange(len(order), device=device)[None] % facts.vocab_size
         last = order.new_tensor([len(order) - 1])
         try:
             with nullcontext() if share is None else share.link.cut():
+                finds = self._finds_places(tokens, last)
                 logits = self.logits(tokens[:, order], order[None], last, probe)
-                self.logits(tokens, None, last, whole)
+                with masks_told():
+                    self.logits(tokens, None, last, whole)
                 self.logits(tokens[:, order], None, last, counted)
-                self.logits(tokens, order[None] + facts.context_length - len(order), last, late)
-        except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
+        except FAILURES as error:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served: its definition does "
                 f"not run over pages: {_first_line(error)}{_unsaid(module.config)}"
             ) from error
+        if not finds:
+            probe.miss(COUNTING)
         layers = None if share is None else share.layers
         seen = probe.verdict(whole, counted, order, dtype, facts.name, module.config, layers)
         if share is not None and seen != share.seen:
@@ -92,6 +111,10 @@ class Model:
                 f"attention is not cut by heads: {seen} where {share.seen} was expected"
             )
         self.geometry: Geometry = seen if share is None else share.whole
+        self.sights = whole.sights
+        """How each layer looks, by its id."""
+        self.reaches = {layer: sight.reach for layer, sight in self.sights.items() if sight.reach is not None}
+        """Of the layers that do not see all of a context."""
         self.vocab_size: int = facts.vocab_size if share is not None or logits is None else logits.shape[1]
         self._weight_bytes: int = _bytes_of_a_step(module)
         self.products: Counter[tuple[int, int]] = Counter(
@@ -130,11 +153,11 @@ class Model:
         are not held twice. With `kernel_for` they are laid out for a kernel, and `compiled_steps` compute,
         over pages of `page_tokens`. Raises OtherAnatomy, OtherShapes, which no kernel knows, or NotCompiled:
         nothing has changed."""
-        anatomy = anatomy_of(self._module, self.geometry.head_dim)
+        anatomy = anatomy_of(self._module, self.geometry.head_dim, self.sights.values())
         if not self._only_turns():
             raise OtherAnatomy("queries or keys that their position does more to than turn them")
         if kernel_for is not None:
-            numbers = check(anatomy, self.geometry.head_dim, page_tokens)
+            numbers = check(anatomy, self.geometry.head_dim, page_tokens, self.reaches.values())
             builds(numbers)  # before all weights are looked at
             weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
             kernel = kernel_for(numbers, weights)
@@ -145,9 +168,13 @@ class Model:
             else:
                 self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel)
 
-    def compiled_steps(self, cache: PagedKvCache) -> CompiledSteps | None:
-        """Over this cache, where the model was taken apart for a kernel."""
-        return None if self._compiled is None else CompiledSteps(self._compiled, cache)
+    def compiled_steps(
+        self, cache: PagedKvCache, reaches: Mapping[int, Reach] | None = None
+    ) -> CompiledSteps | None:
+        """Over this cache, where the model was taken apart for a kernel. `reaches`: others than its own."""
+        if self._compiled is None:
+            return None
+        return CompiledSteps(self._compiled, cache, self.reaches if reaches is None else reaches)
 
     def put_together(self) -> None:
         """Undo `take_apart`: the weights are loaded again. Raises what `load_model` raises."""
@@ -157,22 +184,52 @@ class Model:
         self._module = self._load()
 
     def logits(
-        self, tokens: torch.Tensor, positions: torch.Tensor | None, keep: torch.Tensor, attend: Attend
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None,
+        keep: torch.Tensor,
+        attend: Attend,
+        told: ToldPlaces | None = None,
     ) -> torch.Tensor | None:
         """[N, vocabulary] logits, in the model's dtype, at the places `keep` [N] of the flat batch `tokens`
-        [1, T] at `positions` [1, T], which the definition counts itself if there are none: by the library's
-        definition. Every rank calls it; one of them gets the logits, the others None."""
-        share = self._share
+        [1, T] at `positions` [1, T], which the definition counts itself if there are none, from what is
+        `told`: by the library's definition. Every rank calls it; one of them gets the logits, the others
+        None."""
+        if told is None and positions is not None and self._tells_places:
+            told = ToldPlaces(positions[0] - torch.arange(positions.shape[1], device=self.device))
+        share, given = self._share, {} if told is None else {self._cache_word: told}
         with torch.inference_mode(), attending(attend):
             if share is not None and not share.last:
-                answer = self._module(input_ids=tokens, position_ids=positions, use_cache=False)
+                answer = self._module(input_ids=tokens, position_ids=positions, use_cache=False, **given)
                 share.link.team.send(answer.last_hidden_state)
                 return None
             answer = self._module(
-                input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep
+                input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, **given
             )
         logits: torch.Tensor = answer.logits[0]
         return logits if share is None or share.has_logits else None
+
+    def _finds_places(self, tokens: torch.Tensor, keep: torch.Tensor) -> bool:
+        """Whether the definition gives at the context's end what it gives where it counts by a cache. If it
+        does only when it is told what it asks a cache for, every step tells it: queries that are scaled by
+        the length of a sequence are."""
+        late, counted, told = (Probe(self.facts.context_length) for _ in range(3))
+        begin = self.facts.context_length - tokens.shape[1]
+        where = torch.arange(tokens.shape[1], device=self.device)[None] + begin
+        self.logits(tokens, where, keep, late)
+        try:
+            self.logits(tokens, None, keep, counted, ToldPlaces(begin))
+        except FAILURES:
+            return True  # it asks a cache for more than that, and is judged by the other passes
+        if late.like(counted, self.dtype):
+            return True
+        try:
+            self._tells_places = True
+            self.logits(tokens, where, keep, told)
+            self._tells_places = told.like(counted, self.dtype)
+        except FAILURES:
+            self._tells_places = False
+        return self._tells_places
 
     def _only_turns(self) -> bool:
         """Queries and keys of some tokens are as long at the context's end as at its beginning: what the
@@ -241,10 +298,10 @@ def _load_model(
     except UnsupportedModel as found:
         if found.needs:
             name = own_name(directory)
-            refuse_by_configuration(name, _configuration(directory, name), 0, found.needs)
+            refuse_by_configuration(name, _configuration(directory, name), found.needs)
         raise
     config = _configuration(directory, facts.name)
-    refuse_by_configuration(facts.name, config, facts.context_length)
+    refuse_by_configuration(facts.name, config)
     settle_frequencies(facts.name, config, facts.context_length)
     if team is not None and team.topology.ranks > 1:
         share = share_of(facts.name, config, team)
@@ -277,11 +334,11 @@ def _configuration(directory: Path, name: str) -> Any:
 
 def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
     try:
-        module, told = AutoModelForCausalLM.from_pretrained(
+        module, told = maker_of(config).from_pretrained(
             directory,
             config=config,
             dtype=dtype,
-            attn_implementation=NAME,
+            attn_implementation=attention_of(config),
             trust_remote_code=False,
             local_files_only=True,
             use_safetensors=True,
@@ -304,6 +361,7 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
         raise ModelUnreadable(
             f"{directory}: the files lack {len(missing)} of the model's weights, {missing[0]} among them"
         )
+    let_go(module)
     return module
 
 

@@ -9,6 +9,11 @@ import torch
 
 from services.engine.kv_cache import PagedKvCache
 from services.engine.rows import Row
+from services.engine.sight import Sight
+
+
+class OtherSight(Exception):
+    """A kernel cannot look so. The text says at what."""
 
 
 class PagedKernel(Protocol):
@@ -20,11 +25,11 @@ class PagedKernel(Protocol):
         keys: torch.Tensor,
         values: torch.Tensor,
         rows: "PagedRows",
-        scaling: float,
+        sight: Sight,
     ) -> torch.Tensor:
         """`query` [T, query heads, head_dim]: the rows' tokens, one row after the other. `keys`, `values`
         [pages, page_tokens, kv heads, head_dim]: one layer's of the whole cache, with strides, the rows' own
-        among them. Returns [T, query heads, head_dim]."""
+        among them. Returns [T, query heads, head_dim]. Raises OtherSight for one that it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,10 @@ class PagedRows:
     """Most tokens of a row."""
     kernel: PagedKernel
 
-    def look(self, cache: PagedKvCache, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+    def look(self, cache: PagedKvCache, layer: int, query: torch.Tensor, sight: Sight) -> torch.Tensor:
         """At the layer with that id; the rest as `PagedKernel`."""
         keys, values = cache.kinds(layer)
-        return self.kernel(query, keys, values, self, scaling)
+        return self.kernel(query, keys, values, self, sight)
 
 
 def pack(rows: abc.Sequence[Row], page_tokens: int) -> list[int]:

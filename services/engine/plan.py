@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from services.engine.grouping import groups_of_similar_length, mask
+from services.engine.grouping import Masks, groups_of_similar_length, mask
 from services.engine.kept import Kept, KeptGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel, PagedRows, pack, page_table, unpack
@@ -35,7 +35,7 @@ class Group:
     """[kv heads * B, S, head_dim], where S is all of the pages' tokens."""
     values: torch.Tensor
     """As `keys`."""
-    mask: torch.Tensor
+    masks: Masks
     """Added to the scores: 0 where a token may look, -inf elsewhere. [kv heads * B, 1, S]"""
 
     def look_up(
@@ -69,8 +69,8 @@ class Prefixed:
     keys: torch.Tensor
     """[kv heads, S, head_dim], of all tokens up to the row's last."""
     values: torch.Tensor
-    mask: torch.Tensor | None
-    """As a group's, [tokens, S]; None on a CPU, which looks in blocks and makes what those need."""
+    masks: Masks
+    """As a group's, [tokens, S]: not asked for on a CPU, which looks in blocks and makes what those need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class Whole:
 
     begin: int
     end: int
+    masks: Masks
+    """As of a row with others before it, where its tokens do not see all of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,11 @@ def make_plan(
         else:
             prefixed.append(_prefixed(begin, end, table, laid[read.first].stop, where, cache))
     wholes = [
-        Whole(begins[place], begins[place + 1])
+        Whole(
+            begins[place],
+            begins[place + 1],
+            _masks(begins[place], begins[place + 1], laid[place].stop, where, cache),
+        )
         for place in range(len(single), len(laid))
         if laid[place].start == 0 and kernel is None
     ]
@@ -244,9 +250,10 @@ def _singles(
 ) -> Group:
     heads = len(cache.layout.kv_heads)
     width = len(pages) // (end - begin) * cache.layout.page_tokens
-    hiding = mask(positions[begin:end], width, cache.tensor).repeat(heads, 1)[:, None]
+    own, like = positions[begin:end], cache.tensor
+    masks = Masks(lambda reach: mask(own, width, like, reach).repeat(heads, 1)[:, None], width)
     room, keys, values = _room(pages, heads * (end - begin), cache)
-    return Group(begin, end, pages, room, keys, values, hiding)
+    return Group(begin, end, pages, room, keys, values, masks)
 
 
 def _prefixed(
@@ -254,9 +261,18 @@ def _prefixed(
 ) -> Prefixed:
     """Of a row that ends at position `stop`."""
     room, keys, values = _room(pages, len(cache.layout.kv_heads), cache)
-    on_cpu = cache.tensor.device.type == "cpu"
-    hiding = None if on_cpu else mask(positions[begin:end], stop, cache.tensor)
-    return Prefixed(begin, end, pages, room, keys[:, :stop], values[:, :stop], hiding)
+    masks = _masks(begin, end, stop, positions, cache)
+    return Prefixed(begin, end, pages, room, keys[:, :stop], values[:, :stop], masks)
+
+
+def _whole(begin: int, end: int, positions: torch.Tensor, cache: PagedKvCache) -> Whole:
+    return Whole(begin, end, _masks(begin, end, end - begin, positions, cache))
+
+
+def _masks(begin: int, end: int, stop: int, positions: torch.Tensor, cache: PagedKvCache) -> Masks:
+    """Of the tokens [begin, end) of the flat batch over all before position `stop`."""
+    own, like = positions[begin:end], cache.tensor
+    return Masks(lambda reach: mask(own, stop, like, reach), stop)
 
 
 def _room(

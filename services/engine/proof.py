@@ -35,6 +35,11 @@ PAGE_TOKENS_MAX: Final = 16
 LONG: Final = 28
 STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (5, 6)))
 """In each step what is computed of the long sequence, and of the short one."""
+MORE: Final = 32
+"""So much longer is the long one, from its first step on, where a layer has a window: some of its tokens then
+lie before all that is looked at."""
+NARROW: Final = 11
+"""Tokens of the widest windows here: some of the long sequence's see only the last of those before them."""
 EARLY: Final = 2
 """So many steps are at the beginning of the context. What the others compute is turned as if it came at its
 end, but looks at no more tokens than there are."""
@@ -44,7 +49,7 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
     """Let `model` compute in our own way if it can, and if that is seen to give the same: by a compiled
     kernel, where `kernel_for` has one for it, else by calls. Raises UnsupportedModel where the library's
     definition itself does not compute over our pages."""
-    if model.facts.context_length < LONG:
+    if model.facts.context_length < LONG + (MORE if model.reaches else 0):
         return
     try:
         expected = _answers(model, layout)
@@ -91,18 +96,21 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
     """The logits of all positions, step by step, and what is in the pages after the last. `ours`: what a step
     fetched is kept for the next. A compiled step computes the last positions by themselves, too."""
     numbers = torch.Generator().manual_seed(7)
-    prompts = torch.randint(model.vocab_size, (2, LONG), generator=numbers).tolist()
+    more = MORE if model.reaches else 0
+    prompts = torch.randint(model.vocab_size, (2, LONG + more), generator=numbers).tolist()
     sequences = [Sequence(Request("proof", tuple(prompt), 1), []) for prompt in prompts]
     layout = replace(layout, page_tokens=min(layout.page_tokens, PAGE_TOKENS_MAX))
-    pages = layout.pages_for(LONG)
+    pages = layout.pages_for(LONG + more)
     cache = PagedKvCache(layout, 2 * pages, model.device)
     cache.tensor.zero_()
     tables = torch.randperm(2 * pages, generator=numbers).view(2, pages).tolist()
     kept = Kept(cache, cache.length * 2) if ours and model.device.type == "cpu" else None
-    compiled = model.compiled_steps(cache)
+    reaches = {layer: reach.narrowed(NARROW) for layer, reach in model.reaches.items()}
+    compiled = model.compiled_steps(cache, reaches)
     told: list[torch.Tensor] = []
-    for place, spans in enumerate(STEPS):
-        later = model.facts.context_length - LONG if place >= EARLY else 0
+    for place, ((start, stop), *short) in enumerate(STEPS):
+        later = model.facts.context_length - LONG - more if place >= EARLY else 0
+        spans = [(start + more if start else 0, stop + more), *short]
         rows = [
             Row(sequence, *span, table, sample=False)
             for sequence, span, table in zip(sequences, spans, tables, strict=False)
@@ -119,7 +127,7 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
                 plan = make_plan(rows, cache, model.device, kept)
                 keep = torch.arange(plan.tokens.shape[1], device=model.device)
                 positions = plan.positions + later
-                logits = model.compute(plan.tokens, positions, keep, PagedStep(plan, cache))
+                logits = model.compute(plan.tokens, positions, keep, PagedStep(plan, cache, reaches))
         if kept is not None:
             kept.ended(well=True)
         if logits is not None:

@@ -8,6 +8,7 @@ and finds the same ones.
 from collections.abc import Iterator
 from typing import Any, Final
 
+from services.engine.container import text_of
 from services.runtime.model_facts import UnsupportedModel
 
 BY_LENGTH: Final = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
@@ -17,22 +18,23 @@ BY_LENGTH: Final = (("short_factor", "long_factor"), ("short_mscale", "long_msca
 def settle_frequencies(name: str, config: Any, context_length: int) -> None:
     """Leave in the library's `config` of the model `name` the factors alone that sequences of
     `context_length` tokens are turned by. Raises UnsupportedModel where there are none for all lengths."""
-    for turns in _turns(config):
+    text = text_of(config)
+    for turns in _turns(text):
         kind = turns.get("rope_type")
         if kind == "longrope":
             long = context_length > turns["original_max_position_embeddings"]
             for both in BY_LENGTH:
                 if both[0] in turns:
                     turns.update(dict.fromkeys(both, turns[both[long]]))
-        elif kind == "dynamic" and context_length > config.max_position_embeddings:
+        elif kind == "dynamic" and context_length > text.max_position_embeddings:
             raise UnsupportedModel(
                 f"the model {name} ({config.model_type}) cannot be served with a context of {context_length}"
                 " tokens: its position codes would depend on the longest sequence (dynamic RoPE scaling);"
-                f" give --context-length {config.max_position_embeddings}, within which nothing is scaled"
+                f" give --context-length {text.max_position_embeddings}, within which nothing is scaled"
             )
 
 
-def _turns(config: Any) -> Iterator[dict[str, Any]]:
+def _turns(text: Any) -> Iterator[dict[str, Any]]:
     """Of all layers, or of each type of them."""
-    told = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    told = getattr(text, "rope_parameters", None) or {}
     yield from (each for each in (told, *told.values()) if isinstance(each, dict) and "rope_type" in each)

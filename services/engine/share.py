@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from services.engine.container import text_of
 from services.engine.supported import Geometry
 from services.engine.team import Mute, Team
 from services.pages.errors import DoesNotDivide
@@ -76,7 +77,7 @@ def share_of(name: str, config: Any, team: Team) -> Share:
     topology = team.topology
     if topology.context > 1:
         raise CannotSplit(f"{topology.context} context-parallel ranks: no engine computes with more than one")
-    whole = _geometry(name, config)
+    whole = _geometry(name, text_of(config))
     if whole.query_heads % topology.tensor:
         raise CannotSplit(
             f"--tp {topology.tensor}: the model {name} has {whole.query_heads} attention heads, which is no "

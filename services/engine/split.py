@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 import torch
 from torch import nn
 
+from services.engine.container import base_of, text_of
 from services.engine.share import CannotSplit, Link, Share
 from services.runtime.model_facts import UnsupportedModel
 
@@ -28,8 +29,13 @@ WHOLE: Final = (
     "replicated_with_grad_allreduce",
     "embedding_rowwise",
     "embedding_colwise",
+    "local_params",
 )
 """What every rank may compute by itself."""
+ATTENTION: Final = {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS}
+BESIDE: Final = {"sinks": COLUMNS}
+"""How an attention is cut by heads whose plan leaves it whole. What lies beside the products is one number a
+head."""
 BY_KV_HEAD: Final = ("k_proj", "v_proj")
 
 
@@ -102,14 +108,14 @@ def cut_stages(name: str, module: Any, share: Share) -> Any:
     without the head."""
     if share.layers == tuple(range(share.whole.layers)):
         return module
-    base = getattr(module, module.base_model_prefix)
-    plan: dict[str, Any] = getattr(module.config, "base_model_pp_plan", None) or {}
+    path, base = base_of(module)
+    plan: dict[str, Any] = getattr(text_of(module.config), "base_model_pp_plan", None) or {}
     held = [key for key in plan if isinstance(getattr(base, key, None), nn.ModuleList)]
     if len(held) != 1:
         _refuse(name, module, "a pipeline plan, which its definition lacks")
     for child, _ in _with_weights(base, plan):
         _refuse(name, module, f"a stage for {child}, which its pipeline plan does not name")
-    for child, _ in _with_weights(module, (*(module._pp_plan or ()), module.base_model_prefix)):
+    for child, _ in _with_weights(module, (*(module._pp_plan or ()), path.partition(".")[0])):
         _refuse(name, module, f"a stage for {child}, which its pipeline plan does not name")
     all_layers = list(getattr(base, held[0]))
     place = list(plan).index(held[0])
@@ -144,6 +150,9 @@ def cut_weights(name: str, module: Any, share: Share) -> dict[str, Slice]:
         if style is None or style in WHOLE or isinstance(child, Blank | nn.Identity):
             continue
         parent, _, own = path.rpartition(".")
+        if isinstance(child, nn.Parameter) and style == COLUMNS and child.shape == (share.whole.query_heads,):
+            slices[path] = _even(name, path, 0, len(child), ranks, here)
+            continue
         known = (COLUMNS, ROWS) if parent else HEAD
         if not isinstance(child, nn.Linear) or style not in known:
             _refuse(name, module, f"the tensor-parallel style {style} (for {_pattern(path)})")
@@ -166,11 +175,26 @@ def cut_weights(name: str, module: Any, share: Share) -> dict[str, Slice]:
 
 
 def _tensor_plan(name: str, module: Any) -> dict[str, str]:
-    base = getattr(module.config, "base_model_tp_plan", None)
+    base = getattr(text_of(module.config), "base_model_tp_plan", None)
     if not base:
         _refuse(name, module, "a tensor-parallel plan, which its definition lacks")
-    plan = {f"{module.base_model_prefix}.{path}": style for path, style in base.items()}
-    return {**plan, **(type(module)._tp_plan or {})}
+    place, text = base_of(module)
+    plan = {f"{place}.{path}": style for path, style in base.items()}
+    return {**_attention_plan(place, text, base), **plan, **(type(module)._tp_plan or {})}
+
+
+def _attention_plan(place: str, text: Any, base: dict[str, str]) -> dict[str, str]:
+    """How the attention of every layer of `text` is cut, where its own plan does not say and it consists of
+    the common parts."""
+    if any(".self_attn." in path for path in base):
+        return {}
+    attention = getattr(next(iter(text.layers)), "self_attn", None)
+    if not isinstance(attention, nn.Module):
+        return {}
+    beside = {name: style for name, style in BESIDE.items() if name in dict(attention.named_parameters())}
+    if {name for name, _ in attention.named_children()} != ATTENTION.keys():
+        return {}
+    return {f"{place}.layers.*.self_attn.{name}": style for name, style in {**ATTENTION, **beside}.items()}
 
 
 def _pattern(path: str) -> str:

@@ -64,6 +64,7 @@ struct step {
     const int64_t *tables;          /* [rows]: where its pages begin in the table */
     const int64_t *table;           /* pages, row by row */
     const int64_t *keep;            /* [wanted] tokens, ascending */
+    const int64_t *windows;         /* [layers]: tokens that one sees, the last before it and itself */
     const float *cosine, *sine;     /* [tokens][head_dim] */
     float *x;                       /* [tokens][hidden]: embeddings, then what the layers add to them */
     number *normed;                 /* [tokens][hidden] */
@@ -868,12 +869,25 @@ static void enter(const struct model *m, int64_t index, const struct step *s, in
     }
 }
 
-/* The queries of a row's only token that share a key head look at all before it, in the pages. */
+/* How many tokens before its window a token at `position` does not see. */
+INLINE int64_t unseen(const struct step *s, int64_t index, int64_t position) {
+    const int64_t count = position + 1 - s->windows[index];
+    return count < 0 ? 0 : count;
+}
+
+INLINE void hide(float *scores, int64_t count) {
+    for (int64_t at = 0; at < count; at++) scores[at] = -__builtin_inff();
+}
+
+/* The queries of a row's only token that share a key head look at all that it sees, in the pages. */
 static void attend(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, float *scores) {
     const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, token = s->begins[row];
-    const int64_t count = s->positions[token] + 1;
+    int64_t aligned = s->page_tokens;
+    while (aligned % STRIP) aligned += s->page_tokens;
+    const int64_t hidden = unseen(s, index, s->positions[token]), base = hidden / aligned * aligned;
+    const int64_t count = s->positions[token] + 1 - base;
     const int64_t of_one = s->page_tokens * head_dim, stride = m->kv_heads * m->layers * 2 * of_one;
-    const int64_t *table = s->table + s->tables[row];
+    const int64_t *table = s->table + s->tables[row] + base / s->page_tokens;
     const kept *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
     const float scaling = m->layer[index].scaling;
@@ -887,8 +901,10 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     for (int64_t query = 0; query < group; query += SIDE) {
         const int64_t here = least(SIDE, group - query);
         float sum[SIDE];
-        for (int64_t each = 0; each < here; each++)
+        for (int64_t each = 0; each < here; each++) {
+            hide(scores + (query + each) * s->longest, hidden - base);
             sum[each] = soften(scores + (query + each) * s->longest, scaling, count, up_to(count, STRIP));
+        }
         const struct weighing w = {
             values, table, stride, s->page_tokens, count, head_dim, scores + query * s->longest, s->longest, sum,
             seen + query * head_dim,
@@ -926,21 +942,25 @@ static void lay(const struct model *m, int64_t index, const struct step *s, int6
     }
 }
 
-/* Up to ROWS tokens of a row, side by side, look with one query head at all before them. */
+/* Up to ROWS tokens of a row, side by side, look with one query head at all that they see. */
 static void attend_many(const struct model *m, int64_t index, const struct step *s, int64_t first, int64_t tokens,
                         int64_t query, float *scores) {
     const int64_t head_dim = m->head_dim, stride = m->heads * head_dim, head = query / (m->heads / m->kv_heads);
-    const int64_t count = s->positions[first + tokens - 1] + 1, end = up_to(count, STRIP);
+    const int64_t base = unseen(s, index, s->positions[first]) / STRIP * STRIP;
+    const int64_t count = s->positions[first + tokens - 1] + 1 - base, end = up_to(count, STRIP);
     const int64_t depth = up_to(count, DEPTH_OF_TILE);
-    const number *keys = s->keys + head * s->laid * head_dim, *values = s->values + head * s->laid * head_dim;
+    const number *keys = s->keys + (head * s->laid + base) * head_dim;
+    const number *values = s->values + head * s->laid * head_dim + base * BLOCK;
     number *seen = s->seen + first * stride + query * head_dim;
     const float scaling = m->layer[index].scaling;
     tile_sums sums;
     float of_row[ROWS];
     for (int64_t at = 0; at < count; at += BLOCK)
         tile(keys + at * head_dim, seen, stride, head_dim, tokens, scores + at, s->longest);
-    for (int64_t token = 0; token < tokens; token++)
-        of_row[token] = soften(scores + token * s->longest, scaling, s->positions[first + token] + 1, end);
+    for (int64_t token = 0; token < tokens; token++) {
+        hide(scores + token * s->longest, unseen(s, index, s->positions[first + token]) - base);
+        of_row[token] = soften(scores + token * s->longest, scaling, s->positions[first + token] + 1 - base, end);
+    }
     for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
         tile(values + begin * s->laid, (const number *)scores, PAIR * s->longest, depth, tokens, *sums, BLOCK);
         for (int64_t token = 0; token < tokens; token++) {
@@ -974,10 +994,11 @@ static void look(const struct model *m, int64_t index, const struct step *s, flo
     for (int64_t row = 0; row < s->rows; row++) {
         const int64_t begin = s->begins[row], end = s->begins[row + 1];
         if (end - begin == 1 || !is_needed(m, index, s, begin, end - begin)) continue;
+        const int64_t base = unseen(s, index, s->positions[begin]) / STRIP * STRIP;
         const int64_t count = s->positions[end - 1] + 1;
 #pragma omp for collapse(2)
         for (int64_t head = 0; head < m->kv_heads; head++)
-            for (int64_t first = 0; first < count; first += BLOCK) lay(m, index, s, row, head, first, count);
+            for (int64_t first = base; first < count; first += BLOCK) lay(m, index, s, row, head, first, count);
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t query = 0; query < m->heads; query++)
             for (int64_t first = begin; first < end; first += ROWS)

@@ -8,31 +8,38 @@ A look has to come out differently in the wrong case (`probe-can-fail`). So the 
 later chunk of one sequence and behind it the beginning of another, and is held against one in which the
 definition counts the positions of a single sequence itself. A definition that counts a step's tokens from 0,
 or that lets a token see its neighbours outside its attention, gives other queries, keys and values there.
+A window is wider than any small pass, so what a layer sees is asked of the function that the definition makes
+its mask of, at the context's borders (`sight.py`). A scale that begins late in the context is seen in a pass
+at its end, against one whose place there the definition is told by a cache.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any, Final
 
 import torch
+from transformers import AttentionMaskInterface, DynamicCache
 
-from services.engine.attention import MASK
+from services.engine.attention import MASK, NAME, sight_of
+from services.engine.container import maker_of, text_of
+from services.engine.sight import MaskFunction, OtherReach, Sight, reach_of
 from services.runtime.model_facts import UnsupportedModel
 
-WITHOUT_EFFECT: Final = frozenset(
-    {"scaling", "dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
+HEEDED: Final = frozenset(
+    {"scaling", "softcap", "s_aux", "sliding_window", MASK}
+    | {"dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
     | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 )
-"""Options of an attention call that are heeded (scaling) or change nothing when tokens are drawn."""
+"""Options of an attention call that are looked at by themselves, or change nothing when tokens are drawn."""
 OPTION_NAMES: Final = {
-    "sliding_window": "sliding-window attention",
-    "softcap": "a soft cap on attention logits",
-    "s_aux": "attention sinks",
     MASK: "an attention mask of its own",
     "is_causal": "attention to later tokens",
 }
-SLIDING: Final = "sliding_attention"
+WINDOW: Final = "a window that its mask does not have"
+SEEING: Final = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Types of layers whose masks say how far they see."""
 COUNTING: Final = "positions that it counts by itself, or tokens that see others outside its attention"
 TOLERANCES: Final = {"float32": 1e-3, "bfloat16": 0.1}
 """Of what a layer sees twice, how long the difference may be, as a share of its length."""
@@ -61,16 +68,63 @@ def places(context_length: int) -> torch.Tensor:
     return torch.arange(count).roll(count // 2)
 
 
-def refuse_by_configuration(name: str, config: Any, context_length: int, known: Sequence[str] = ()) -> None:
-    """Raise UnsupportedModel, with all that is missing, if the library's `config` asks for it. `known`: what
-    was found to be missing before."""
-    found = [*known, *(what for what, asks in NEEDS.items() if asks(config))]
-    layers = {str(kind) for kind in _told(config, "layer_types") or (SLIDING,)} - {"full_attention"}
-    if not _told(config, "is_encoder_decoder"):
-        if not _window_is_active(config, context_length):
-            layers.discard(SLIDING)
+def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -> None:
+    """Raise UnsupportedModel, with all that is missing, if the library's `config`, or that of its text, asks
+    for it. `known`: what was found to be missing before."""
+    text = text_of(config)
+    found = [*known, *(what for what, asks in NEEDS.items() if asks(config) or asks(text))]
+    if maker_of(config) is None:
+        found.append("a definition that draws text, which the transformers library does not have")
+    if not _told(text, "is_encoder_decoder"):
+        layers = {str(kind) for kind in _told(text, "layer_types") or ()} - SEEING
         found += [OTHER_LAYERS.get(kind, f"layers of type {kind}") for kind in sorted(layers)]
     _refuse(name, _told(config, "model_type"), found)
+
+
+@contextmanager
+def masks_told() -> Iterator[None]:
+    """Within it, definitions with our attention make masks, which know the function that they are made of;
+    outside of it they make none."""
+    AttentionMaskInterface.register(NAME, _told_mask)
+    try:
+        yield
+    finally:
+        del AttentionMaskInterface._global_mapping[NAME]
+
+
+class ToldMask(torch.Tensor):
+    """Of no values that count: what it stands for is what `function` lets be seen."""
+
+    function: MaskFunction
+
+
+def _told_mask(*, mask_function: MaskFunction, q_length: int, kv_length: int, **_: object) -> torch.Tensor:
+    told = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).as_subclass(ToldMask)
+    told.function = mask_function
+    return told
+
+
+class ToldPlaces:
+    """A cache as definitions ask it, which holds nothing: it tells how many tokens came before the step's
+    first."""
+
+    is_compileable = False
+
+    def __init__(self, before: int | torch.Tensor) -> None:
+        """`before`: of each token of the step, less those that came before it in the step, where they are of
+        several sequences."""
+        self._before = before
+        self.layers: list[object] = []
+        self.is_sliding: list[bool] = []
+
+    def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
+        del layer_idx
+        return self._before
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return key_states, value_states
 
 
 class Probe:
@@ -80,6 +134,10 @@ class Probe:
         self._context_length = context_length
         self._calls: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._needs: list[str] = []
+        self.sights: dict[int, Sight] = {}
+        """Of each layer that was seen. How far it sees is there where the pass was one of `masks_told`."""
+        self._windows: dict[int, int] = {}
+        """What its calls say beside their masks."""
 
     def __call__(
         self,
@@ -94,15 +152,34 @@ class Probe:
             self._needs.append("attention that is not once per numbered layer")
         else:
             self._calls[layer] = (query, key, value)
+            self._see(layer, query, options)
         if getattr(module, "is_causal", True) is False:
             self._needs.append(OPTION_NAMES["is_causal"])
         for option, asked in options.items():
-            if option in WITHOUT_EFFECT or asked is None or (option == "is_causal" and asked is True):
-                continue
-            if option == "sliding_window" and not _narrow(asked, self._context_length):
+            if option in HEEDED or asked is None or (option == "is_causal" and asked is True):
                 continue
             self._needs.append(OPTION_NAMES.get(option, f"the attention option {option}"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def miss(self, need: str) -> None:
+        """`need` is missing too."""
+        self._needs.append(need)
+
+    def _see(self, layer: int, query: torch.Tensor, options: dict[str, Any]) -> None:
+        mask, window = options[MASK], options.get("sliding_window")
+        sight = sight_of(query, options)
+        if sight.sinks is not None and sight.sinks.shape != query.shape[1:2]:
+            self._needs.append("attention sinks that are not one a head")
+        if isinstance(mask, ToldMask):
+            try:
+                sight = replace(sight, reach=reach_of(mask.function, self._context_length))
+            except (OtherReach, RuntimeError, LookupError, TypeError, AttributeError):
+                self._needs.append(OPTION_NAMES[MASK])
+        elif mask is not None:
+            self._needs.append(OPTION_NAMES[MASK])
+        self.sights[layer] = sight
+        if isinstance(window, int):
+            self._windows[layer] = window
 
     def verdict(
         self,
@@ -115,9 +192,10 @@ class Probe:
         layers: Sequence[int] | None = None,
     ) -> Geometry:
         """What was seen in a forward pass of `layers` (of all, if not said), in numbers of `dtype`, of tokens
-        at the positions `order`. `whole`: saw them as one sequence, whose positions the definition counted.
-        `counted`: saw them as here, but for that the definition counted. Raises UnsupportedModel."""
-        total = int(config.num_hidden_layers)
+        at the positions `order`. `whole`: saw them as one sequence, whose positions the definition counted,
+        with its masks. `counted`: saw them as here, but for that the definition counted. Raises
+        UnsupportedModel."""
+        total = int(text_of(config).num_hidden_layers)
         if sorted(self._calls) != list(range(total) if layers is None else layers):
             self._needs.append("layers without the library's common attention")
         shapes = [(query.shape, key.shape, value.shape) for query, key, value in self._calls.values()]
@@ -126,11 +204,22 @@ class Probe:
         for query, key, value in shapes:
             if key != value or query[3] != key[3] or query[1] % key[1]:
                 self._needs.append("keys and values of differing shapes")
+        self._needs += whole._needs
+        seen = {layer: sight.reach and sight.reach.tokens for layer, sight in whole.sights.items()}
+        said = (*whole._windows.items(), *_kept_of(config).items())
+        if any(seen.get(layer, window) != window < self._context_length for layer, window in said):
+            self._needs.append(WINDOW)
         if not self._needs and not self._placed(whole, counted, order, dtype):
             self._needs.append(COUNTING)
         _refuse(name, _told(config, "model_type"), self._needs)
         query, key, _ = shapes[0]
         return Geometry(total, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
+
+    def like(self, other: "Probe", dtype: str) -> bool:
+        """Whether each layer saw what `other` saw in its place."""
+        return self._calls.keys() == other._calls.keys() and all(
+            _gap(mine, its) <= ROUNDING[dtype] for mine, its in self._beside(other)
+        )
 
     def turned(self, other: "Probe", tolerance: float) -> bool:
         """Whether each query, key and value is as long as the one that `other` saw in its place."""
@@ -160,6 +249,14 @@ def _gap(seen: torch.Tensor, right: torch.Tensor) -> float:
     return 0.0 if isnan(gap) else gap
 
 
+def _kept_of(config: Any) -> dict[int, int]:
+    """How many tokens of a layer the library itself keeps as it draws, where that is not all: a definition
+    whose masks let more be seen is not sure of it, as Moshi's."""
+    layers = DynamicCache(config=text_of(config)).layers
+    kept = {index: getattr(layer, "sliding_window", None) for index, layer in enumerate(layers)}
+    return {index: tokens for index, tokens in kept.items() if isinstance(tokens, int)}
+
+
 def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
     found = list(dict.fromkeys(needs))
     if found:
@@ -175,23 +272,7 @@ def _told(config: Any, key: str) -> Any:
         return None
 
 
-def _window_is_active(config: Any, context_length: int) -> bool:
-    """Whether a token that is within the context can lie outside the window. That it is not used counts where
-    the library knows the word: elsewhere it is a key that its definition passes over."""
-    if _told(config, "use_sliding_window") is False and hasattr(type(config), "use_sliding_window"):
-        return False
-    window = _told(config, "sliding_window")
-    return isinstance(window, int) and _narrow(window, context_length)
-
-
-def _narrow(window: Any, context_length: int) -> bool:
-    """Whether a window that is used can be shorter than a sequence."""
-    return not isinstance(window, int) or window < context_length
-
-
 OTHER_LAYERS: Final = {
-    SLIDING: OPTION_NAMES["sliding_window"],
-    "chunked_attention": "attention in chunks",
     "linear_attention": "linear-attention or state-space (Mamba) layers",
     "hybrid": "layers of attention and of state space (Mamba)",
     "conv": "convolution layers",
@@ -200,10 +281,8 @@ OTHER_LAYERS: Final = {
 NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
     "layers that differ from each other": lambda config: bool(_told(config, "is_heterogeneous")),
     "an encoder": lambda config: bool(_told(config, "is_encoder_decoder")),
-    "more than text": lambda config: config.get_text_config() is not config,
     "quantised weights": lambda config: _told(config, "quantization_config") is not None,
     "multi-head latent attention (MLA)": lambda config: bool(_told(config, "kv_lora_rank")),
-    OPTION_NAMES["softcap"]: lambda config: bool(_told(config, "attn_logit_softcapping")),
     OPTION_NAMES["is_causal"]: lambda config: (
         bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False
     ),

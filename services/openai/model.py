@@ -7,16 +7,16 @@ from typing import Final
 from services.openai.chat_template import ChatTemplateFailed
 from services.openai.drawing import differing, recommended
 from services.openai.schemas import Drawing
-from services.openai.tokenizer import Tokenizer, TokenizerUnusable, load_tokenizer
+from services.openai.tokenizer import OF_PROCESSOR, Tokenizer, TokenizerUnusable, load_tokenizer
 from services.runtime.logging import Log
-from services.runtime.model_facts import ModelFacts
+from services.runtime.model_facts import ModelFacts, json_object
 from services.runtime.model_files import GenerationConfig
 
 log = Log(__name__)
 
 TEMPLATE: Final = "chat_template.jinja"
-SETTINGS: Final = "tokenizer_config.json"
-"""In which a chat template may be."""
+AMONG_OTHERS: Final = ("tokenizer_config.json", OF_PROCESSOR)
+"""Files in which a chat template may be beside other words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,9 @@ def load_served_model(
     try:
         tokenizer.check_chat()
     except ChatTemplateFailed as error:
-        file = next(each for each in (model_dir / TEMPLATE, model_dir / SETTINGS) if each.is_file())
-        raise TokenizerUnusable(f"{file}: the chat template does not compile: {error}") from error
+        raise TokenizerUnusable(
+            f"{_template_file(model_dir)}: the chat template does not compile: {error}"
+        ) from error
     lacking = tokenizer.beyond(facts.vocab_size)
     if lacking:
         log.warning(
@@ -72,3 +73,11 @@ def load_served_model(
         vocabulary=facts.vocab_size,
         drawing=drawing,
     )
+
+
+def _template_file(model_dir: Path) -> Path:
+    """Where the chat template is."""
+    if (model_dir / TEMPLATE).is_file():
+        return model_dir / TEMPLATE
+    files = map(model_dir.joinpath, AMONG_OTHERS)
+    return next((each for each in files if "chat_template" in json_object(each)), model_dir)

@@ -18,6 +18,7 @@ from services.openai.byte_letters import byte_letters
 from services.openai.chat_template import ChatTemplate
 from services.openai.token_floor import TokenFloor
 from services.runtime.errors import StartupError, in_a_line
+from services.runtime.model_facts import json_object
 
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 ADVISORY_SWITCH: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -156,10 +157,15 @@ class Tokenizer:
         return piece.replace("▁", " ").encode()
 
 
+OF_PROCESSOR: Final = "chat_template.json"
+"""In which models that read images too may have their chat template."""
+
+
 def load_tokenizer(model_dir: Path) -> Tokenizer:
     """Load the tokenizer and chat template of a safetensors model directory.
 
-    Does not import torch in a process where `keep_torch_out` was called. Raises TokenizerUnusable.
+    Does not import torch in a process where `keep_torch_out` was called. Raises TokenizerUnusable and
+    ModelUnreadable.
     """
     from transformers import AutoTokenizer
 
@@ -176,6 +182,9 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         quiet.setLevel(level)
     if not reference.is_fast:
         raise TokenizerUnusable(f"{model_dir}: the tokenizer has no tokenizer.json, which is needed here")
+    beside = json_object(model_dir / OF_PROCESSOR).get("chat_template")
+    if reference.chat_template is None and isinstance(beside, str):
+        reference.chat_template = beside
     return Tokenizer(reference)
 
 

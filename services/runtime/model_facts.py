@@ -139,7 +139,7 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         context_length=_context_length(directory, name, words, context_length),
         vocab_size=vocab_size,
-        eos_token_ids=_eos_token_ids(directory, words, vocab_size),
+        eos_token_ids=_eos_token_ids(directory, (config, words), vocab_size),
         fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
     )
 
@@ -231,11 +231,11 @@ def _header(path: Path) -> bytes:
     return header
 
 
-def _eos_token_ids(directory: Path, config: Json, vocab_size: int) -> tuple[int, ...]:
-    """The union of what the generation settings, the configuration and the tokenizer name, but for those that
-    the model never draws. Raises UnsupportedModel for more than a request carries."""
+def _eos_token_ids(directory: Path, configs: Sequence[Json], vocab_size: int) -> tuple[int, ...]:
+    """The union of what the generation settings, the configurations and the tokenizer name, but for those
+    that the model never draws. Raises UnsupportedModel for more than a request carries."""
     ids: set[int] = set()
-    for told in (json_object(directory / GENERATION_FILE), config):
+    for told in (json_object(directory / GENERATION_FILE), *configs):
         value = told.get("eos_token_id")
         ids.update(each for each in (value if isinstance(value, list) else [value]) if _is_id(each))
     word = json_object(directory / "tokenizer_config.json").get("eos_token")

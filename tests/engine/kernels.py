@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 import torch
 from _pytest.mark import ParameterSet
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from services.engine import compiler
 from services.engine.compiler import AVX512, Build, found
@@ -30,7 +30,7 @@ SHAPE: Final[dict[str, Any]] = {
     "initializer_range": 0.1,
 }
 MODELS: Final[dict[str, PreTrainedConfig]] = {
-    "three queries a head": LlamaConfig(**{**SHAPE, "hidden_size": 96, "head_dim": 64}),
+    "three queries a head": MistralConfig(**{**SHAPE, "hidden_size": 96, "head_dim": 64}, sliding_window=40),
     "one query a head, biased": Qwen2Config(
         **{**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
     ),
@@ -49,10 +49,10 @@ EXACT: Final = 1e-5
 """The same in float32."""
 SPANS: Final = (
     *((39, 40), (0, 1), (0, 15), (11, 16), (16, 17), (0, 33), (0, 2), (63, 64), (62, 100), (30, 31)),
-    *((6, 7), (31, 32), (29, 30), (31, 33), (5, 14)),
+    *((6, 7), (31, 32), (29, 30), (31, 33), (5, 14), (90, 91)),
 )
 """More rows than the kernel multiplies at once, of single tokens, whole prompts, and chunks, to all ends of
-pages."""
+pages, within a window and behind it."""
 GREEDY: Final = Sampling(temperature=0.0)
 CAPABILITIES: Final = torch.cpu.get_capabilities()
 NAMES: Final = (

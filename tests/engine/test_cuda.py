@@ -113,7 +113,9 @@ def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str]
     with torch.inference_mode():
         replayed = engine.recorded.logits(rows)
         plan = make_plan(rows, engine.cache, engine.model.device)
-        called = engine.model.compute(plan.tokens, plan.positions, plan.keep, PagedStep(plan, engine.cache))
+        called = engine.model.compute(
+            plan.tokens, plan.positions, plan.keep, PagedStep(plan, engine.cache, engine.model.reaches)
+        )
     assert replayed is not None
     assert called is not None
     assert gap(replayed.float(), called.float()) < TOLERANCES[dtype]
@@ -183,7 +185,7 @@ def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages
         with torch.inference_mode():
             for kernel in (None, in_pages.kernel):
                 plan = make_plan(rows, in_pages.cache, in_pages.model.device, kernel=kernel)
-                step = PagedStep(plan, in_pages.cache)
+                step = PagedStep(plan, in_pages.cache, in_pages.model.reaches)
                 logits.append(in_pages.model.compute(plan.tokens, plan.positions, plan.keep, step))
         fetched, looked = logits
         assert fetched is not None

@@ -18,6 +18,7 @@ from services.engine.decoder import Decoder, Layer, RmsNorm
 from services.engine.engine import Engine, load_engine
 from services.engine.linears import linear_of
 from services.engine.proof import gap
+from services.engine.sight import Sight
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
@@ -134,7 +135,7 @@ def one_layer_for_all(self: Layer, *rest: Any) -> torch.Tensor:
 
 
 def unscaled(self: Layer, *rest: Any) -> torch.Tensor:
-    self._scaling = 0.9 * tiny.SHAPE["head_dim"] ** -0.5
+    self._sight = Sight(0.9 * tiny.SHAPE["head_dim"] ** -0.5)
     return compute(self, *rest)
 
 

@@ -20,6 +20,7 @@ from services.engine.graphs import RecordedSteps
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel, PagedRows
 from services.engine.plan import make_plan
+from services.engine.sight import Sight
 from services.engine.team import alone
 from services.pages.layout import KvLayout
 from services.rooms.request import Request
@@ -58,10 +59,10 @@ def test_tokens_are_the_references_while_prompts_and_tokens_share_steps(
     kinds: list[tuple[int, int]] = []
 
     def noting(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, scaling: float
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: Sight
     ) -> torch.Tensor:
         kinds.append((len(rows.stops), rows.longest))
-        return twin(query, keys, values, rows, scaling)
+        return twin(query, keys, values, rows, sight)
 
     worker = Worker(looking(tiny_engine(architecture), noting), seed=chunk)
     outputs = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()], chunk)
@@ -107,7 +108,7 @@ def test_the_call_is_one_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     query = torch.empty(82, HEADS, 16, dtype=torch.bfloat16, device=nowhere)
     entries = torch.empty(82, 4, 16, dtype=torch.bfloat16, device=nowhere)
-    assert PagedStep(plan, cache).look(1, query, entries, 0.25).shape == (82, HEADS, 16)
+    assert PagedStep(plan, cache, {}).look(1, query, entries, Sight(0.25)).shape == (82, HEADS, 16)
 
 
 @pytest.mark.parametrize(("pages", "page_tokens"), [(2000, 16), (90, 16), (40, 256), (3, 8), (1, 1)])
@@ -143,9 +144,9 @@ def test_one_that_looks_elsewhere_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def looking_elsewhere(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, scaling: float
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: Sight
     ) -> torch.Tensor:
-        return twin(query, keys, values, wrong(rows), scaling)
+        return twin(query, keys, values, wrong(rows), sight)
 
     assert proven(looking_elsewhere, HEADS, cache_of()) is None
     (said,) = [each for each in caplog.records if each.levelno == logging.WARNING]
@@ -155,7 +156,7 @@ def test_one_that_looks_elsewhere_is_not(
 @pytest.mark.parametrize("answer", ["nan", "nothing", "raises"])
 def test_one_that_gives_no_numbers_is_not(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     def failing(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, scaling: float
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: Sight
     ) -> torch.Tensor:
         if answer == "raises":
             raise AssertionError("page size must be 128")

@@ -288,13 +288,13 @@ def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
     with torch.inference_mode():
         config = tiny.ARCHITECTURES[architecture]
         module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(nowhere)
-        decoder = Decoder(anatomy_of(module, layout.head_dim), layout.head_dim)
+        decoder = Decoder(anatomy_of(module, layout.head_dim, ()), layout.head_dim)
         cache = PagedKvCache(layout, 64, nowhere)
         packed = torch.zeros(5 * (3 + 8), dtype=torch.int64, device=nowhere)
 
         def compute() -> torch.Tensor:
             plan = plan_of_singles(packed, 5, cache, kernel)
-            return decoder.logits(plan.tokens, plan.positions, plan.keep, PagedStep(plan, cache))
+            return decoder.logits(plan.tokens, plan.positions, plan.keep, PagedStep(plan, cache, {}))
 
         assert compute().shape == (5, tiny.VOCABULARY)
         monkeypatch.setattr(RmsNorm, "__call__", looking)

@@ -41,9 +41,16 @@ pytestmark = pytest.mark.emulated
 
 FAULTS: Final[dict[str, tuple[str, str]]] = {
     "rotated the other way": ("- other * load(sine + at)", "+ other * load(sine + at)"),
-    "its own token is not seen": ("count = s->positions[token] + 1;", "count = s->positions[token] + !row;"),
-    "tokens after it are seen": ("s->positions[first + token] + 1, end)", "count, end)"),
-    "tokens before it are not seen": ("s->positions[first + token] + 1, end)", "token + 1, end)"),
+    "its own token is not seen": (
+        "count = s->positions[token] + 1 - base",
+        "count = s->positions[token] + !row - base",
+    ),
+    "tokens after it are seen": ("s->positions[first + token] + 1 - base, end)", "count, end)"),
+    "tokens before it are not seen": ("s->positions[first + token] + 1 - base, end)", "token + 1, end)"),
+    "a token sees what lies before its window": ("hidden - base);", "0);"),
+    "a prompt sees what lies before its windows": ("s->positions[first + token]) - base);", "0) - base);"),
+    "the first pages for a window's": ("+ base / s->page_tokens;", ";"),
+    "the first values for a window's": ("head_dim + base * BLOCK;", "head_dim;"),
     "not scaled": ("scaling - top", "1 - top"),
     "the first query for all": ("load(query + of * s->head_dim + at)", "load(query + at)"),
     "the first values for all": ("w->page_stride + begin + from;", "w->page_stride + begin;"),

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
+from services.engine.attention import PagedStep
 from services.engine.grouping import mask
 from services.engine.kv_cache import PagedKvCache
 from services.engine.plan import make_plan
 from services.engine.rows import Row, Sequence
+from services.engine.sight import Reach, Sight
 from services.pages.layout import KvLayout
 from services.rooms.request import Request
 
-LAYOUT = KvLayout("mine", "float32", 4, (0, 1), (0, 1), 8)
+LAYOUT = KvLayout("mine", "float32", 4, (0, 1, 2), (0, 1), 8)
 
 
 def test_a_chunk_behind_a_prefix_has_no_mask_of_all_that_it_looks_at_where_it_looks_in_blocks(
@@ -18,16 +20,21 @@ def test_a_chunk_behind_a_prefix_has_no_mask_of_all_that_it_looks_at_where_it_lo
 ) -> None:
     masks: list[tuple[int, int]] = []
 
-    def noting(positions: torch.Tensor, width: int, like: torch.Tensor) -> torch.Tensor:
+    def noting(positions: torch.Tensor, width: int, like: torch.Tensor, reach: Reach | None) -> torch.Tensor:
         masks.append((len(positions), width))
-        return mask(positions, width, like)
+        return mask(positions, width, like, reach)
 
     monkeypatch.setattr("services.engine.plan.mask", noting)
     cpu = torch.device("cpu")
     sequence = Sequence(Request("mine", tuple(range(30)), 8), [])
     rows = [Row(sequence, 10, 29, range(8), sample=False), Row(sequence, 29, 30, range(8), sample=True)]
-    plan = make_plan(rows, PagedKvCache(LAYOUT, 8, cpu), cpu)
+    cache = PagedKvCache(LAYOUT, 8, cpu)
+    plan = make_plan(rows, cache, cpu)
     (prefixed,) = plan.prefixed
     assert (prefixed.begin, prefixed.end, prefixed.keys.shape) == (1, 20, (2, 29, 8))
-    assert prefixed.mask is None
-    assert masks == [(1, 32)]
+    for layer in LAYOUT.layers:
+        PagedStep(plan, cache, {1: Reach(9)}).look(
+            layer, torch.zeros(20, 2, 8), torch.zeros(20, 4, 8), Sight(1.0)
+        )
+    # One of all layers that see alike.
+    assert masks == [(1, 32), (1, 32)]

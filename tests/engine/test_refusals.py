@@ -15,13 +15,15 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.masking_utils import create_causal_mask
 
 from services.engine.device import DeviceNotFound, find_device, find_dtype
 from services.engine.engine import load_engine
 from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
-from services.engine.model import load_model
+from services.engine.model import Model, load_model
 from services.engine.share import CannotSplit
-from services.engine.supported import COUNTING, refuse_by_configuration
+from services.engine.sight import Reach
+from services.engine.supported import COUNTING, WINDOW, refuse_by_configuration
 from services.engine.team import Mute, alone
 from services.pages.topology import Topology
 from services.rooms.entries import CANARY_TOKENS
@@ -29,24 +31,14 @@ from services.runtime.model_facts import ModelUnreadable, UnsupportedModel, weig
 from services.runtime.model_files import LoadFormat
 from tests.engine import tiny
 
-WINDOW = {"sliding_window": 64, "max_position_embeddings": 512}
-
 BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
-    ("MistralConfig", WINDOW, "sliding-window attention"),
-    # A key that this definition passes over.
-    ("MistralConfig", {**WINDOW, "use_sliding_window": False}, "sliding-window"),
-    ("Qwen2Config", {**WINDOW, "use_sliding_window": True, "max_window_layers": 0}, "sliding-window"),
-    ("Gemma2Config", WINDOW, "soft cap on attention logits, sliding-window attention"),
-    ("Gemma3TextConfig", WINDOW, "sliding-window attention"),
-    ("GptOssConfig", WINDOW, "sliding-window attention"),
     ("DeepseekV3Config", {}, r"multi-head latent attention \(MLA\)"),
     ("T5Config", {}, "an encoder"),
     ("Qwen3NextConfig", {}, r"linear-attention or state-space \(Mamba\) layers"),
     ("BambaConfig", {}, r"linear-attention or state-space \(Mamba\) layers"),
     ("FalconH1Config", {}, r"layers of attention and of state space \(Mamba\)"),
     ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "convolution layers"),
-    ("Llama4TextConfig", {}, "attention in chunks"),
-    ("LlavaConfig", {}, "more than text"),
+    ("SiglipConfig", {}, "a definition that draws text, which the transformers library does not have"),
     ("LlamaConfig", {"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
 ]
 
@@ -55,29 +47,90 @@ BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
 def test_refused_by_configuration(kind: str, options: dict[str, Any], needs: str) -> None:
     config = getattr(transformers, kind)(**options)
     with pytest.raises(UnsupportedModel, match=f"the model mine .*cannot be served: it needs .*{needs}"):
-        refuse_by_configuration("mine", config, tiny.CONTEXT)
+        refuse_by_configuration("mine", config)
 
 
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 def test_supported_models_are_not_refused(architecture: str) -> None:
-    refuse_by_configuration("mine", tiny.ARCHITECTURES[architecture], tiny.CONTEXT)
+    refuse_by_configuration("mine", tiny.ARCHITECTURES[architecture])
 
 
 def test_a_window_of_the_positions_before_they_are_scaled_is_seen(tmp_path: Path) -> None:
     turns = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
     config = transformers.MistralConfig(**tiny.SHAPE, sliding_window=tiny.CONTEXT, rope_parameters=turns)
-    with pytest.raises(UnsupportedModel, match="sliding-window attention"):
-        load_model(tiny.save(config, tmp_path / "scaled"), "float32", "cpu")
+    model = load_model(tiny.save(config, tmp_path / "scaled"), "float32", "cpu")
+    assert model.reaches == dict.fromkeys(range(3), Reach(tiny.CONTEXT))
 
 
 def test_sinks_are_seen_when_the_configuration_is_silent(tmp_path: Path) -> None:
     """gpt-oss without windows: only the call of its attention tells of the sinks."""
     config = transformers.GptOssConfig(
-        **{**tiny.SHAPE, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": None},
-        layer_types=["full_attention"] * 3,
+        **{**tiny.SHAPE, "num_local_experts": 2, "num_experts_per_tok": 1}, layer_types=["full_attention"] * 3
     )
-    with pytest.raises(UnsupportedModel, match="attention sinks"):
-        load_model(tiny.save(config, tmp_path / "sinks"), "float32", "cpu")
+    model = load_model(tiny.save(config, tmp_path / "sinks"), "float32", "cpu")
+    assert all(sight.sinks is not None for sight in model.sights.values())
+    assert not model.reaches
+
+
+WINDOWS: Final = {**tiny.SHAPE, "sliding_window": 64}
+
+
+def test_probe_can_fail_a_window_that_is_not_in_the_mask_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is wider than any small pass: only what the mask is made of tells."""
+    directory = tiny.save(transformers.MistralConfig(**WINDOWS), tmp_path / "windows")
+    monkeypatch.setattr(
+        "transformers.models.mistral.modeling_mistral.create_sliding_window_causal_mask", create_causal_mask
+    )
+    with pytest.raises(UnsupportedModel, match=f"it needs {WINDOW}$"):
+        load_model(directory, "float32", "cpu")
+
+
+def test_probe_can_fail_a_window_that_only_the_librarys_cache_has_is_refused(tmp_path: Path) -> None:
+    """Moshi's definition lets a prompt see more than it keeps of it."""
+    config = transformers.MoshiConfig(**WINDOWS, ffn_dim=80, audio_vocab_size=64)
+    with pytest.raises(UnsupportedModel, match=f"it needs {WINDOW}$"):
+        load_model(tiny.save(config, tmp_path / "moshi"), "float32", "cpu")
+
+
+def test_probe_can_fail_a_mask_that_is_no_window_behind_the_small_pass_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens see all before them but for one, far behind."""
+
+    def blind(window: int) -> Callable[..., torch.Tensor]:
+        def sees(_: int, __: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return (key <= query) & (key != window)
+
+        return sees
+
+    directory = tiny.save(transformers.MistralConfig(**WINDOWS), tmp_path / "blind")
+    monkeypatch.setattr("transformers.masking_utils.sliding_window_causal_mask_function", blind)
+    with pytest.raises(UnsupportedModel, match="it needs an attention mask of its own"):
+        load_model(directory, "float32", "cpu")
+
+
+LENGTH_SCALED: Final[dict[str, Any]] = {
+    **tiny.SHAPE,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "floor_scale": tiny.CONTEXT - 4,
+    "attn_scale": 0.5,
+}
+
+
+def test_probe_can_fail_a_scale_by_length_that_begins_late_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 4 counts a step's tokens from 0 unless a cache tells it otherwise."""
+    directory = tiny.save(transformers.Llama4TextConfig(**LENGTH_SCALED), tmp_path / "scaled")
+    assert load_model(directory, "float32", "cpu")._tells_places
+    monkeypatch.setattr(Model, "_tells_places", property(lambda _: False, lambda *_: None), raising=False)
+    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
+        load_model(directory, "float32", "cpu")
 
 
 @pytest.mark.parametrize("load_format", [LoadFormat.AUTO, LoadFormat.DUMMY], ids=str)
@@ -261,7 +314,7 @@ class Unforeseen(Exception):
     [
         "services.engine.model.AutoConfig.from_pretrained",
         "services.engine.model.refuse_by_configuration",
-        "services.engine.model.AutoModelForCausalLM.from_pretrained",
+        "services.engine.container.AutoModelForCausalLM.from_pretrained",
         "services.engine.model.Model.logits",
     ],
 )

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     ApertusConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GemmaConfig,
     GPT2Config,
     GraniteConfig,
@@ -102,12 +104,19 @@ def saved(name: str, root: Path) -> Path:
     return save(ARCHITECTURES[name], root / name)
 
 
+def maker_of(config: PreTrainedConfig) -> Any:
+    """What of the library makes a model of `config`."""
+    return (
+        AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    )
+
+
 def save(config: PreTrainedConfig, directory: Path, weights: torch.dtype = torch.float32) -> Path:
     """A random model of `config` in `directory`, always the same, in float32: numbers of `weights`."""
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = maker_of(config).from_config(config, dtype=torch.float32)
     for path, weight in model.named_parameters():
-        if path.endswith("bias"):  # the library starts them with zeros
+        if path.endswith(("bias", "sinks")):  # the library starts them with zeros
             weight.data += torch.randn_like(weight) * 0.2
         weight.data = weight.data.to(weights).float()
     model.save_pretrained(directory)

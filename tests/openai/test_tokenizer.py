@@ -173,6 +173,26 @@ def test_a_chat_template_that_does_not_compile_is_refused_at_the_start(
         load_served_model(directory, read_model(directory))
 
 
+def test_the_chat_template_of_a_model_that_reads_images_too_is_found_beside_its_processor(
+    tmp_path: Path,
+) -> None:
+    directory = saved(tmp_path)
+    (directory / "chat_template.jinja").unlink()
+    file = directory / "chat_template.json"
+    file.write_text(json.dumps({"chat_template": "{{ messages[0].content }}!"}))
+    chat = [{"role": "user", "content": "Hi"}]
+    assert load_tokenizer(directory).render_chat(chat, add_generation_prompt=True) == "Hi!"
+    file.write_text(json.dumps({"chat_template": "{{ broken"}))
+    with pytest.raises(TokenizerUnusable, match=r"chat_template\.json: the chat template does not compile"):
+        load_served_model(directory, read_model(directory))
+
+
+def test_the_ends_of_a_container_are_its_own_and_its_texts(tmp_path: Path) -> None:
+    text = {"model_type": "qwen3", "vocab_size": 448, "max_position_embeddings": 512, "eos_token_id": 7}
+    directory = saved(tmp_path, model_type="qwen3_vl", text_config=text, eos_token_id=[3, 5])
+    assert {3, 5, 7} <= set(read_model(directory).eos_token_ids)
+
+
 def test_nothing_of_a_model_directory_runs_for_its_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

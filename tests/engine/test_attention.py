@@ -1,0 +1,87 @@
+"""Does every row of a step look at what its layer sees, and as it looks, however the row is laid out?"""
+
+import pytest
+import torch
+
+from services.engine.attention import PagedStep
+from services.engine.kept import Kept
+from services.engine.kv_cache import PagedKvCache
+from services.engine.paged import PagedKernel
+from services.engine.plan import make_plan
+from services.engine.rows import Row, Sequence
+from services.engine.sight import Reach, Sight
+from services.pages.layout import KvLayout
+from services.rooms.request import Request
+from tests.engine.paged_twin import twin
+
+HEADS, KV_HEADS, WIDTH = 6, 2, 16
+LAYOUT = KvLayout("mine", "float32", 4, (7,), tuple(range(KV_HEADS)), WIDTH)
+SPANS = ((0, 1), (8, 9), (30, 31), (199, 200), (0, 5), (0, 290), (3, 40), (130, 300))
+"""Single tokens, whole prompts, and chunks behind others, longer than a block and than any window."""
+SINKS = torch.randn(HEADS, generator=torch.Generator().manual_seed(5))
+SIGHTS = {
+    "everything": Sight(0.3),
+    "a window": Sight(0.3, Reach(9)),
+    "a window of one": Sight(0.3, Reach(1)),
+    "a wide window": Sight(0.3, Reach(140)),
+    "a window that none is past": Sight(0.3, Reach(300)),
+    "a chunk": Sight(0.3, Reach(8, in_chunks=True)),
+    "a wide chunk": Sight(0.3, Reach(150, in_chunks=True)),
+    "bounded": Sight(0.3, cap=0.7),
+    "bounded, of a window": Sight(0.3, Reach(9), cap=0.7),
+    "sinks": Sight(0.3, sinks=SINKS),
+    "all of it": Sight(0.3, Reach(9), cap=0.7, sinks=SINKS),
+}
+
+
+def right(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, sight: Sight
+) -> torch.Tensor:
+    """Of one row, by the book: [tokens, query heads, width], and twice [S, kv heads, width]."""
+    shared = HEADS // KV_HEADS
+    keys, values = (each.repeat_interleave(shared, 1) for each in (keys, values))
+    scores = torch.einsum("thd,shd->hts", query, keys) * sight.scaling
+    if sight.cap is not None:
+        scores = torch.tanh(scores / sight.cap) * sight.cap
+    for token in range(len(query)):
+        position = start + token
+        first = 0 if sight.reach is None else max(0, sight.reach.first(position))
+        scores[:, token, :first] = scores[:, token, position + 1 :] = float("-inf")
+    if sight.sinks is not None:
+        scores = torch.cat((scores, sight.sinks[:, None, None].expand(-1, len(query), 1)), dim=2)
+    weights = torch.softmax(scores, dim=2)[..., : len(keys)]
+    return torch.einsum("hts,shd->thd", weights, values)
+
+
+@pytest.mark.parametrize("way", ["fetched", "kept", "by a kernel"])
+@pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS.keys())
+def test_a_row_looks_at_what_its_layer_sees(sight: Sight, way: str) -> None:
+    if way == "by a kernel" and (
+        sight.cap is not None or (sight.reach is not None and sight.reach.in_chunks)
+    ):
+        pytest.skip("no kernel looks so")
+    numbers = torch.Generator().manual_seed(3)
+    cpu = torch.device("cpu")
+    cache = PagedKvCache(LAYOUT, 400, cpu)
+    cache.tensor.normal_(generator=numbers)
+    free = iter(torch.randperm(400, generator=numbers).tolist())
+    rows = []
+    for start, stop in SPANS:
+        pages = [next(free) for _ in range(LAYOUT.pages_for(stop))]
+        rows.append(Row(Sequence(Request("mine", (0,) * stop, 8), []), start, stop, pages, sample=True))
+    kept = Kept(cache, 2**22) if way == "kept" else None
+    kernel: PagedKernel | None = twin if way == "by a kernel" else None
+    plan = make_plan(rows, cache, cpu, kept, kernel)
+    tokens = plan.tokens.shape[1]
+    query = torch.randn(tokens, HEADS, WIDTH, generator=numbers)
+    entries = torch.randn(tokens, 2 * KV_HEADS, WIDTH, generator=numbers)
+    reaches = {} if sight.reach is None else {7: sight.reach}
+    seen = PagedStep(plan, cache, reaches).look(7, query, entries, sight)
+    ends = dict(zip(map(id, rows), plan.keep.tolist(), strict=True))
+    for row in rows:
+        end = ends[id(row)] + 1
+        span = slice(end - (row.stop - row.start), end)
+        held = cache.tensor[list(row.pages)][:, :, 0]  # [page, kv head, K V, token, width]
+        keys, values = held.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, : row.stop]
+        expected = right(query[span], keys, values, row.start, sight)
+        torch.testing.assert_close(seen[span], expected, rtol=1e-4, atol=1e-5)
