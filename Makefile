@@ -98,7 +98,7 @@ verify-long: $(STAMP) ## the same for hours: large scopes, seeds without end (AR
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify --long $(ARGS)
 
 verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real processes, 15 minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-groups tests/process/test_groups*.py tests/process/one_pair/test_prefixes.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-groups tests/process/test_groups*.py tests/process/test_stopped_rank.py tests/process/one_pair/test_prefixes.py $(ARGS)
 
 bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/baton bench transfer

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from typing import Final
 
 import pytest
@@ -47,6 +48,19 @@ def test_what_the_two_parts_have_is_everything_each_once(request: pytest.Fixture
     assert run <= chosen
     left_out = [item for item in collected if item.nodeid in chosen - run]
     assert [item.nodeid for item in left_out if marks_of(item).isdisjoint(NOT_TESTED_HERE)] == []
+
+
+def test_what_no_word_of_these_runs_is_run_by_another(request: pytest.FixtureRequest) -> None:
+    """Each file with a case for `make verify-groups` is named there; the kernels of `make verify` are the
+    engine's."""
+    named = {
+        "all_groups": re.findall(r"tests/\S+\.py", told("verify-groups")),
+        "emulated": ["tests/engine/test_*.py"],
+    }
+    for item in request.config.stash[tiers.COLLECTED]:
+        for mark in named.keys() & marks_of(item):
+            file = item.nodeid.split("::")[0]
+            assert any(fnmatch(file, each) for each in named[mark]), (mark, file)
 
 
 def test_a_test_of_such_a_folder_has_its_marks(request: pytest.FixtureRequest) -> None:
