@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from tests.suite.budgets import GROWN, NOISE_S, complaints, pace, rewritten
+from tests.suite.budgets import NOISE_S, complaints, pace, rewritten
 from tests.suite.durations import ROOT, Durations, record_of
 from tests.suite.tiers import QUICK, REST
 
@@ -34,7 +34,7 @@ def test_a_run_like_the_recorded_one_is_within_its_budgets() -> None:
 
 @pytest.mark.parametrize("folder", ["large", "middle", "other"])
 def test_a_folder_that_grew_by_a_fifth_is_told_whatever_its_share_of_the_run(folder: str) -> None:
-    assert told(grown(**{folder: GROWN})) == [f"tests/{folder}"]
+    assert told(grown(**{folder: 1.2})) == [f"tests/{folder}"]
     assert told(grown(**{folder: 1.15})) == []
 
 
@@ -70,6 +70,12 @@ def test_what_is_told_says_the_seconds_and_the_command_that_changes_a_budget() -
     assert folder == "tests/middle"
     assert why.startswith("took 150.0 s, and its budget of 100.0 s is 100.0 s at the pace of this run (1.00)")
     assert why.endswith("python -m tests.suite.budgets --rewrite tests/middle")
+
+
+def test_a_folder_is_told_that_is_most_of_the_run() -> None:
+    budgets = {"tests/most": 100.0, "tests/rest": 10.0}
+    run = budgets | {"tests/most": 130.0}
+    assert [folder for folder, _ in complaints(run, budgets)] == ["tests/most"]
 
 
 def test_where_there_is_nothing_to_compare_with_the_pace_is_that_of_the_record() -> None:

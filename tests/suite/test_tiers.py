@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -33,6 +34,22 @@ def told(word: str) -> str:
 def test_each_word_runs_its_tier_and_nothing_else(tier: str) -> None:
     ran = re.findall(r"-m pytest .*", told(WORDS[tier]))
     assert ran == [f"-m pytest -n 2 --dist loadfile --tier {tier} "]
+
+
+@pytest.mark.parametrize("broken", ["check", "test", "test-rest", "nothing"])
+def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each(
+    broken: str, tmp_path: Path
+) -> None:
+    """Its last line is that of the last word, so pytest's."""
+    make = tmp_path / "make"
+    make.write_text(f'#!/bin/sh\necho "$2 in $CI"\n[ "$2" != {broken} ]\n')
+    make.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / ".ci" / "run"], env=environ, capture_output=True, text=True, timeout=60)
+    words = ["check", "test", "test-rest"]
+    ran = words[: words.index(broken) + 1] if broken in words else words
+    assert done.stdout.splitlines() == [f"{word} in true" for word in ran]
+    assert (done.returncode != 0) is (broken in words)
 
 
 def test_what_the_two_parts_have_is_everything_each_once(request: pytest.FixtureRequest) -> None:

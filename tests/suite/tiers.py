@@ -20,7 +20,7 @@ REASONS: Final = {
     "browser": "drives a browser",
     "emulated": "compiles a kernel for a CPU unlike this one, or with a fault: only `make verify` has it",
     "bench": "runs a benchmark",
-    "search": "searches for faults that were put into the product",
+    "search": "searches many states, or for faults that were put into the product",
     "prometheus": "needs the programs of Prometheus",
 }
 """The marks, and what a test with each of them does."""

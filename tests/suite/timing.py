@@ -23,6 +23,7 @@ CHOICES: Final = {
     "lf": False,
     "deselect": None,
     "all_groups": False,
+    "emulated": False,
     "collectonly": False,
 }
 """What a whole run is given of pytest's choices among tests, by option."""
