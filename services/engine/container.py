@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from services.engine.attention import NAME
+from services.runtime.model_facts import UnsupportedModel
 
 MAKERS: Final = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
@@ -45,31 +46,35 @@ def attention_of(config: Any) -> str | dict[str, str]:
     return {"": NAME, **{key: NAME for key in config.sub_configs if getattr(config, key, None) is text}}
 
 
-def base_of(module: Any) -> tuple[str, Any]:
-    """The part of the definition `module` that holds the layers of its text, and by which path."""
-    if not is_container(module.config):
-        return module.base_model_prefix, getattr(module, module.base_model_prefix)
+def base_of(name: str, module: Any) -> tuple[str, Any]:
+    """The part of the definition `module` of the model `name` that holds the layers of its text, and by which
+    path. Raises UnsupportedModel."""
+    prefix = module.base_model_prefix
+    if not is_container(module.config) and hasattr(module, prefix):
+        return prefix, getattr(module, prefix)
     kind = type(text_of(module.config))
     for path, child in module.named_modules():
         if path and isinstance(getattr(child, "config", None), kind) and hasattr(child, "layers"):
             return path, child
-    raise AttributeError("a language model, which its definition is to hold,")
+    need = "a language model of its own, which its definition does not hold"
+    raise UnsupportedModel.needing(name, module.config.model_type, [need])
 
 
-def let_go(module: Any) -> None:
-    """Leave of a container what computes text: the language model, and what it is reached by."""
+def let_go(name: str, module: Any) -> None:
+    """Leave of a container, the model `name`, what computes text: the language model, and what it is reached
+    by. Raises UnsupportedModel."""
     if not is_container(module.config):
         return
-    path, _ = base_of(module)
+    path, _ = base_of(name, module)
     steps = path.split(".")
     kept = {".".join(steps[:count]) for count in range(len(steps))}
     head = module.get_output_embeddings()
     for parent in kept:
         holder = module.get_submodule(parent)
-        for name, child in list(holder.named_children()):
-            whole = f"{parent}.{name}" if parent else name
+        for part, child in list(holder.named_children()):
+            whole = f"{parent}.{part}" if parent else part
             if whole != path and whole not in kept and child is not head and _has_weights(child):
-                setattr(holder, name, None)
+                setattr(holder, part, None)
 
 
 def _has_weights(module: nn.Module) -> bool:

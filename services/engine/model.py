@@ -103,6 +103,8 @@ class Model:
             ) from error
         if not finds:
             probe.miss(COUNTING)
+        if logits is not None and len(logits) != len(last):
+            probe.miss("logits of the positions that are asked for alone")
         layers = None if share is None else share.layers
         seen = probe.verdict(whole, counted, order, dtype, facts.name, module.config, layers)
         if share is not None and seen != share.seen:
@@ -361,7 +363,7 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
         raise ModelUnreadable(
             f"{directory}: the files lack {len(missing)} of the model's weights, {missing[0]} among them"
         )
-    let_go(module)
+    let_go(name, module)
     return module
 
 
@@ -392,12 +394,14 @@ def _load_share(
 
 def _bare(name: str, config: Any, dtype: str) -> Any:
     try:
-        return bare_module(config, DTYPES[dtype])
+        module = bare_module(config, DTYPES[dtype])
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModel(
             f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot make "
             f"it with an attention of ours: {_why(error)}"
         ) from error
+    let_go(name, module)
+    return module
 
 
 def _bytes_of_a_step(module: Any) -> int:

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from services.engine.container import attention_of, let_go, maker_of
+from services.engine.container import attention_of, maker_of
 from services.engine.split import Slice
 from services.runtime.model_facts import ModelUnreadable, weight_files
 
@@ -24,11 +24,9 @@ SPREAD: Final = 0.02
 def bare_module(config: Any, dtype: torch.dtype) -> Any:
     """The definition of `config`'s model, with the weights on the meta device and everything else real."""
     with _weights_without_memory():
-        module = maker_of(config).from_config(
+        return maker_of(config).from_config(
             config, dtype=dtype, attn_implementation=attention_of(config), trust_remote_code=False
         )
-    let_go(module)
-    return module
 
 
 @contextmanager

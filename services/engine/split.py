@@ -108,7 +108,7 @@ def cut_stages(name: str, module: Any, share: Share) -> Any:
     without the head."""
     if share.layers == tuple(range(share.whole.layers)):
         return module
-    path, base = base_of(module)
+    path, base = base_of(name, module)
     plan: dict[str, Any] = getattr(text_of(module.config), "base_model_pp_plan", None) or {}
     held = [key for key in plan if isinstance(getattr(base, key, None), nn.ModuleList)]
     if len(held) != 1:
@@ -178,7 +178,7 @@ def _tensor_plan(name: str, module: Any) -> dict[str, str]:
     base = getattr(text_of(module.config), "base_model_tp_plan", None)
     if not base:
         _refuse(name, module, "a tensor-parallel plan, which its definition lacks")
-    place, text = base_of(module)
+    place, text = base_of(name, module)
     plan = {f"{place}.{path}": style for path, style in base.items()}
     return {**_attention_plan(place, text, base), **plan, **(type(module)._tp_plan or {})}
 

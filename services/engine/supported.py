@@ -30,7 +30,7 @@ from services.runtime.model_facts import UnsupportedModel
 HEEDED: Final = frozenset(
     {"scaling", "softcap", "s_aux", "sliding_window", MASK}
     | {"dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
-    | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
+    | {"logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 )
 """Options of an attention call that are looked at by themselves, or change nothing when tokens are drawn."""
 OPTION_NAMES: Final = {

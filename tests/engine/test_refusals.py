@@ -145,6 +145,14 @@ def test_a_definition_with_attentions_of_its_own_alone_is_refused_in_words(
         load_model(tmp_path, "float32", "cpu", load_format=load_format)
 
 
+def test_a_container_whose_language_model_is_no_part_of_its_own_is_refused_in_words(tmp_path: Path) -> None:
+    text = {**tiny.SHAPE, "num_attention_heads": 4, "projection_dim": 48}
+    vision = {**text, "image_size": 32, "patch_size": 8, "num_hidden_layers": 1}
+    config = transformers.BlipConfig(text_config=text, vision_config=vision)
+    with pytest.raises(UnsupportedModel, match="it needs a language model of its own"):
+        load_model(tiny.save(config, tmp_path / "blip"), "float32", "cpu")
+
+
 def test_layers_without_attention_are_seen(tmp_path: Path) -> None:
     """A state-space model has no attention to replace."""
     config = transformers.MambaConfig(
