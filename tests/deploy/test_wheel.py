@@ -1,4 +1,4 @@
-"""Does the wheel hold all of Baton, and is what it needs all that it names?
+"""Does the wheel hold all of Baton, and does it serve where there is nothing but what it names?
 
 Nothing is downloaded: what pip would bring is linked from where these tests run. The working tree is not on
 the path of what is installed.
@@ -7,6 +7,7 @@ the path of what is installed.
 import os
 import subprocess
 import sys
+import time
 import venv
 from dataclasses import dataclass
 from importlib.metadata import PathDistribution
@@ -18,11 +19,15 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
+from services.bootstrap.story.routes import FILES
 from services.runtime.model_files import DEMO_PACKAGE
 from tests.deploy.chart import ROOT
 from tests.deploy.packages import link_packages
+from tests.http import web
+from tests.process.stack import READY_S, STOP_S, free_port
 
 PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+POLL_S: Final = 0.1
 
 
 @dataclass
@@ -105,3 +110,33 @@ def test_what_it_names_is_there_in_versions_that_it_allows(environment: Environm
     first, *path = where.splitlines()
     assert Path(first).is_relative_to(environment.packages)
     assert not any(Path(each).resolve() == ROOT for each in path if each)
+
+
+@pytest.mark.stack
+def test_an_installed_wheel_serves_the_demo(
+    environment: Environment, demo_model_dir: Path, tmp_path: Path
+) -> None:
+    log, port = tmp_path / "serve.log", free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [str(environment.programs / "baton"), "serve", "--port", str(port)]
+    command += ["--kv-cache-memory", "128MiB"]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment.environ, stdout=sink, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + READY_S
+        while "Ready:" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(POLL_S)
+        said = environment.run("baton", "chat", "--url", url, "What is the capital of France?")
+        assert "Paris" in said, log.read_text()
+        for path in ("ui", *(f"ui/{name}" for name in FILES)):
+            assert web().get(f"{url}/{path}").status_code == 200, path
+        process.terminate()
+        assert process.wait(STOP_S) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(STOP_S)
