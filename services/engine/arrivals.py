@@ -7,6 +7,7 @@ at pages that others write.
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,8 @@ from services.runtime.logging import Log
 
 log = Log(__name__)
 
+SUPPORTED: Final = 116
+"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED: a network card can write to it at all."""
 FLUSH_OPTIONS: Final = 117
 """CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS"""
 BY_A_CALL: Final = 1
@@ -28,24 +31,26 @@ THIS_CONTEXT: Final = 0
 """CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX"""
 
 
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What a GPU says of writes that a network card makes to it."""
+
+    supported: bool
+    ordering: int
+    """From OWNER on what runs on the device sees them in their order."""
+    flushed_by_a_call: bool
+
+
 def flush_for(device: torch.device, driver: Any = None) -> Callable[[], None] | None:
     """What has `device` see the writes that have been reported so far, and raises RuntimeError where that
     fails; None where nothing is to be done. `driver`: CUDA's, which is looked for if none is given."""
     if device.type != "cuda":
         return None
     driver = ctypes.CDLL("libcuda.so.1") if driver is None else driver
-    bind_thread(str(device))
-    number = ctypes.c_int()
-    _succeed(driver.cuDeviceGet(ctypes.byref(number), device.index))
-
-    def told(attribute: int) -> int:
-        value = ctypes.c_int()
-        _succeed(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, number))
-        return value.value
-
-    if told(ORDERING) >= OWNER:
+    writes = writes_to(device, driver)
+    if not writes.supported or writes.ordering >= OWNER:
         return None
-    if not told(FLUSH_OPTIONS) & BY_A_CALL:
+    if not writes.flushed_by_a_call:
         log.warning(
             "what a network card writes to this GPU may come later than is said: have pages checked",
             device=str(device),
@@ -58,6 +63,20 @@ def flush_for(device: torch.device, driver: Any = None) -> Callable[[], None] | 
         _succeed(driver.cuFlushGPUDirectRDMAWrites(THIS_CONTEXT, OWNER))
 
     return flush
+
+
+def writes_to(device: torch.device, driver: Any) -> Writes:
+    """Of a GPU, by CUDA's `driver`. Raises RuntimeError where it does not say."""
+    bind_thread(str(device))
+    number = ctypes.c_int()
+    _succeed(driver.cuDeviceGet(ctypes.byref(number), device.index))
+
+    def told(attribute: int) -> int:
+        value = ctypes.c_int()
+        _succeed(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, number))
+        return value.value
+
+    return Writes(bool(told(SUPPORTED)), told(ORDERING), bool(told(FLUSH_OPTIONS) & BY_A_CALL))
 
 
 def _succeed(code: int) -> None:

@@ -47,10 +47,13 @@ def bind_thread(device: str) -> None:
     """Have what this thread asks of CUDA from now on concern `device`: "cuda:N"; "cpu" asks nothing.
 
     A thread has no context of its own at first, and that of the one that loaded the model is not its. Without
-    one the transfer library finds no way between two GPUs, and may refuse their memory."""
+    one the transfer library finds no way between two GPUs, and may refuse their memory. A thread begins with
+    the number 0, to which torch then sets nothing: only a call that needs a context brings it. Waits for what
+    the device has been asked."""
     place = torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
+        torch.cuda.synchronize(place)
 
 
 def find_dtype(dtype: str, device: torch.device, team: Team) -> str:

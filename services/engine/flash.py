@@ -47,7 +47,7 @@ SPANS: Final = ((0, 1), (16, 17), (LONG - 1, LONG), (0, 21), (5, 23), (LONG - 40
 def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
     """What is installed for this GPU; None, and a line of the log says why, where nothing is. From then on
     torch's attention to what does not lie in pages is the package's, too."""
-    why = _missing(device, dtype)
+    why = missing(device, dtype)
     if why:
         log.info(FETCHED, why=why)
         return None
@@ -134,7 +134,7 @@ def _kinds(cache: PagedKvCache, sights: Mapping[int, Sight]) -> list[Sight]:
     return [*found.values()]
 
 
-def _missing(device: torch.device, dtype: str) -> str:
+def missing(device: torch.device, dtype: str) -> str:
     """Why there can be no kernel; nothing where there may be one."""
     if dtype != "bfloat16":
         return f"kernels that read pages compute in bfloat16, not in {dtype}"

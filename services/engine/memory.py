@@ -1,12 +1,15 @@
 """How much memory can still be taken on a device?"""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from services.runtime.errors import StartupError, in_a_line
 from services.runtime.logging import Log
 
 log = Log(__name__)
@@ -49,6 +52,19 @@ def shortage(device: torch.device, needed: int) -> Available | None:
         waits = True
         time.sleep(LOOK_S)
     return None
+
+
+@contextmanager
+def enough(what: str) -> Iterator[None]:
+    """Raises StartupError, in one line, where `what` is done within and its device has no memory for it:
+    nobody reserves that of a GPU, and who shares it may have taken it since it was looked at."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise StartupError(
+            f"{what} takes more memory than is left on its device, which other processes may share: "
+            f"{in_a_line(error)}"
+        ) from error
 
 
 def available(device: torch.device) -> Available | None:

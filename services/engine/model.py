@@ -96,6 +96,8 @@ class Model:
                 with masks_told():
                     self.logits(tokens, None, last, whole)
                 self.logits(tokens[:, order], None, last, counted)
+        except torch.OutOfMemoryError:
+            raise
         except FAILURES as error:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served: its definition does "
@@ -275,7 +277,7 @@ def _loading(directory: Path) -> Iterator[None]:
     try:
         with reading(directory):
             yield
-    except (StartupError, TeamBroken, MemoryError):
+    except (StartupError, TeamBroken, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)

@@ -53,6 +53,8 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
         return
     try:
         expected = _answers(model, layout)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
         raise UnsupportedModel(
             f"the model {model.facts.name} cannot be served: its definition computes no step here "
@@ -85,6 +87,8 @@ def _tried(
         gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
         close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
         why = f"{type(error).__name__}: {error}"
     if why:

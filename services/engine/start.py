@@ -5,6 +5,7 @@ from typing import Final
 
 from services.engine.device import find_device
 from services.engine.engine import Engine, load_engine
+from services.engine.memory import enough
 from services.engine.ranks import join_team
 from services.engine.team import Team, TeamBroken
 from services.pages.topology import Topology
@@ -70,26 +71,28 @@ def start_engine(
     """
     load_format = LoadFormat(settings.load_format)
     source = resolve(settings.model, load_format)
-    engine = load_engine(
-        prepare(source, lambda line: log.info("preparing the model", step=line)),
-        load_format=load_format,
-        context_length=settings.context_length,
-        dtype=settings.dtype,
-        device=settings.device,
-        page_tokens=settings.page_tokens,
-        kv_cache_memory=settings.kv_cache_memory,
-        tokens_min=CANARY_TOKENS,
-        threads=threads,
-        batch_memory=settings.beside_pages,
-        cuda_graphs=settings.replayed_rows,
-        compiled=settings.compiled_steps,
-        flash_attention=settings.flash_attention,
-        topology=topology,
-        rank=rank,
-        team=team,
-    )
-    engine.cache.populate()
-    engine.warm_up()
+    directory = prepare(source, lambda line: log.info("preparing the model", step=line))
+    with enough(f"the model {source.path}"):
+        engine = load_engine(
+            directory,
+            load_format=load_format,
+            context_length=settings.context_length,
+            dtype=settings.dtype,
+            device=settings.device,
+            page_tokens=settings.page_tokens,
+            kv_cache_memory=settings.kv_cache_memory,
+            tokens_min=CANARY_TOKENS,
+            threads=threads,
+            batch_memory=settings.beside_pages,
+            cuda_graphs=settings.replayed_rows,
+            compiled=settings.compiled_steps,
+            flash_attention=settings.flash_attention,
+            topology=topology,
+            rank=rank,
+            team=team,
+        )
+        engine.cache.populate()
+        engine.warm_up()
     tokens = engine.cache.pages * engine.layout.page_tokens
     log.info(
         "engine ready",

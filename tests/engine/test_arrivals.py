@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.engine import arrivals
-from services.engine.arrivals import FLUSH_OPTIONS, ORDERING, flush_for
+from services.engine.arrivals import FLUSH_OPTIONS, ORDERING, SUPPORTED, flush_for
 from services.engine.engine import Engine
 from services.engine.team import alone
 from tests.engine.conftest import MakeEngine
@@ -24,8 +24,8 @@ GPU = torch.device("cuda", 1)
 class Driver:
     """CUDA's, of a device that says so much of itself."""
 
-    def __init__(self, ordering: int, options: int, code: int = 0) -> None:
-        self._told = {ORDERING: ordering, FLUSH_OPTIONS: options}
+    def __init__(self, ordering: int, options: int, code: int = 0, supported: int = 1) -> None:
+        self._told = {SUPPORTED: supported, ORDERING: ordering, FLUSH_OPTIONS: options}
         self._code = code
         self.flushed: list[tuple[int, int]] = []
 
@@ -60,6 +60,11 @@ def test_a_device_that_does_not_order_writes_is_flushed() -> None:
 @pytest.mark.parametrize("ordering", [100, 200])
 def test_one_that_does_is_left_alone(ordering: int, caplog: pytest.LogCaptureFixture) -> None:
     assert flush_for(GPU, Driver(ordering, options=1)) is None
+    assert not caplog.records
+
+
+def test_one_that_no_network_card_writes_to_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    assert flush_for(GPU, Driver(ordering=0, options=0, supported=0)) is None
     assert not caplog.records
 
 

@@ -34,6 +34,7 @@ class Reached(Exception):
 async def test_a_worker_binds_it_before_it_makes_its_transfer(
     wiring: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    chosen: list[torch.device] = []
     devices: list[torch.device] = []
     threads: list[int] = []
 
@@ -49,10 +50,15 @@ async def test_a_worker_binds_it_before_it_makes_its_transfer(
     async def start_pages(*_: object) -> None: ...
 
     def set_device(device: torch.device) -> None:
+        chosen.append(device)
+
+    def synchronize(device: torch.device) -> None:
+        assert chosen == [device], "a context comes with the first call that needs one"
         devices.append(device)
         threads.append(threading.get_ident())
 
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(wiring, "NixlTransfer", make)
     host = SimpleNamespace(start_pages=start_pages)
     with pytest.raises(Reached):

@@ -17,16 +17,19 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.masking_utils import create_causal_mask
 
+from services.decode.settings import DecodeSettings
 from services.engine.device import DeviceNotFound, find_device, find_dtype
 from services.engine.engine import load_engine
 from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
 from services.engine.model import Model, load_model
 from services.engine.share import CannotSplit
 from services.engine.sight import Reach
+from services.engine.start import start_engine
 from services.engine.supported import COUNTING, WINDOW, refuse_by_configuration
 from services.engine.team import Mute, alone
 from services.pages.topology import Topology
 from services.rooms.entries import CANARY_TOKENS
+from services.runtime.errors import StartupError
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel, weight_files
 from services.runtime.model_files import LoadFormat
 from tests.engine import tiny
@@ -343,6 +346,26 @@ def test_an_error_that_nobody_foresaw_is_one_line_that_names_the_model(
         "Unforeseen: first line"
     )
     assert "the model library failed" in [each.getMessage() for each in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["services.engine.model.Model.logits", "services.engine.proof._answers", "services.engine.model.Decoder"],
+)
+def test_a_device_whose_memory_ends_while_a_model_loads_is_no_fault_of_the_model(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nGPU 0 has")
+
+    monkeypatch.setattr(place, fails)
+    with pytest.raises(StartupError) as refused:
+        start_engine(DecodeSettings(model=str(llama), device="cpu", compiled_steps=False), 1)
+    assert not isinstance(refused.value, UnsupportedModel)
+    assert str(refused.value) == (
+        f"the model {llama} takes more memory than is left on its device, which other processes may share: "
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    )
 
 
 def test_values_that_differ_by_layer_are_refused_in_words(tmp_path: Path) -> None:
