@@ -52,8 +52,9 @@ class Divergence:
 
     @property
     def tie(self) -> bool:
-        """The two are closer than the reference itself is wrong: its own order of them is chance."""
-        return abs(self.exact) <= self.noise
+        """The two are closer than the reference itself is wrong of both, or what came is the likelier one in
+        fp32: the reference's own order of them is chance."""
+        return self.exact <= 2 * self.noise
 
     def __str__(self) -> str:
         return (

@@ -84,7 +84,7 @@ class NixlTransfer:
             raise TransferError(f"region {region.name!r} is registered already")
         if self._endpoint is not None:
             raise TransferError(f"region {region.name!r} comes after the first endpoint()")
-        kind, device = _memory(region.device)
+        kind, device = nixl_memory(region.device)
         with self._nixl.as_transfer_error(f"region {region.name!r} cannot be registered"):
             registration = agent.register_memory([(region.address, region.length, device, "")], mem_type=kind)
         self._registrations.append(registration)
@@ -129,8 +129,8 @@ class NixlTransfer:
         check_runs(runs, source, target)
         if link.broken:
             raise TransferError(f"the connection to {name} broke")
-        source_kind, source_device = _memory(source.device)
-        target_kind, target_device = _memory(target.device)
+        source_kind, source_device = nixl_memory(source.device)
+        target_kind, target_device = nixl_memory(target.device)
         source_start, target_start = source.address, target.address
         sources = [(source_start + at, length, source_device) for at, _, length in runs]
         targets = [(target_start + to, length, target_device) for _, to, length in runs]
@@ -261,6 +261,7 @@ class NixlTransfer:
 
 
 @lru_cache(maxsize=2 * REGIONS_MAX)
-def _memory(device: str) -> tuple[str, int]:
+def nixl_memory(device: str) -> tuple[str, int]:
+    """What the library calls the memory of `device`, and that device's number."""
     index = device_index(device)
     return ("DRAM", 0) if index is None else ("VRAM", index)

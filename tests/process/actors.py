@@ -17,6 +17,7 @@ from typing import Any, Final
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from services.cli.bench.device_memory import DeviceMemory, bytes_of, take
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import Peers
 from services.decode.rpc import DecodeService
@@ -172,14 +173,14 @@ def _deadlines(fence_ms: int = NEVER_MS) -> Deadlines:
     return Deadlines(PHASE_MS, PHASE_MS, PHASE_MS, PHASE_MS, fence_ms)
 
 
-async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None) -> None:
+async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, device: str = "cpu") -> None:
     from services.transfer.nixl import NixlTransfer
 
     clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
     incarnation = Incarnation(secrets.randbits(63) | 1)
-    engine, slots = WideEngine(HostMemory(PAGES * LAYOUT.page_bytes)), HostMemory(PLACES * SLOT_BYTES)
+    engine, slots = WideEngine(take(PAGES * LAYOUT.page_bytes, device)), HostMemory(PLACES * SLOT_BYTES)
     transfer = NixlTransfer(incarnation)
-    transfer.register(Region("kv", engine.memory.address, engine.memory.length))
+    transfer.register(Region("kv", engine.memory.address, engine.memory.length, device))
     transfer.register(Region("slots", slots.address, slots.length))
     put = transfer.put
 
@@ -247,14 +248,15 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None) -> 
         transfer.close()
 
 
-async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None) -> None:
+async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, device: str = "cpu") -> None:
     from services.transfer.nixl import NixlTransfer
 
     clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
     channels = Channels.showing(Identity.of(tls))
     incarnation = Incarnation(secrets.randbits(63) | 1)
     defence = Defence()
-    engine = WideEngine(MovingIfTold(PAGES * LAYOUT.page_bytes, defence))
+    length = PAGES * LAYOUT.page_bytes
+    engine = WideEngine(MovingIfTold(length, defence) if device == "cpu" else DeviceMemory(length, device))
     slots = MovingIfTold(PLACES * SLOT_BYTES, defence)
     exposure = Exposure(
         NixlTransfer,
@@ -306,7 +308,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None) -> N
         "wake": mailbox.wake,
         "foreign": foreign,
         "endpoints": lambda: [each.SerializeToString() for each in work.endpoints],
-        "written": lambda: any(bytes(engine.memory.view)),
+        "written": lambda: bool(bytes_of(engine.memory).any()),
         "pages": lambda: {state.value: count for state, count in holdings.pages.census().items()},
         "phase": lambda room: (
             work.roster.get(RoomId(room)).phase.value if RoomId(room) in work.roster else ""

@@ -17,9 +17,13 @@ from itertools import cycle, islice
 from typing import Final
 
 from tests.process.actors import Defence
-from tests.process.pair import LARGE, TRANSPORTS, Pair, Room, until, workers
+from tests.process.pair import GPU, LARGE, TRANSPORTS, Pair, Room, until, workers
 
-POINTS: Final = {"tcp": ("posted", "posting", "midway", "granted"), "cma": ("posting", "midway", "granted")}
+POINTS: Final = {
+    "tcp": ("posted", "posting", "midway", "granted"),
+    "cma": ("posting", "midway", "granted"),
+    GPU: ("posting", "midway", "granted"),
+}
 """Where a sender is stopped. granted: before it computes. posting: between its decision to write and the
 write. posted: the write is under way and the receiver makes no progress (over TCP alone: elsewhere posting
 copies). midway: some milliseconds after it may begin, wherever that is."""
@@ -126,8 +130,10 @@ class Kind:
     control: bool = False
 
 
-FEARED: Final = {("tcp", "unfenced"), ("cma", "unfenced"), ("cma", "unmoved")}
+FEARED: Final = {("tcp", "unfenced"), ("cma", "unfenced"), ("cma", "unmoved"), (GPU, "unfenced")}
 """The controls that must corrupt. Over TCP all bytes go through the endpoint, and end with it."""
+ON_GPU: Final = ("fenced", "killed", "unfenced")
+"""Of `KINDS`: a GPU's memory is not moved, its process ends instead."""
 REVOKE_AFTER_MS: Final = 50
 KINDS: Final = {
     "fenced": Kind("continued", Defence()),

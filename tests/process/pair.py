@@ -29,6 +29,8 @@ TRANSPORTS: Final = {
 }
 """NIXL's over sockets alone, and what UCX picks on this machine: cross-memory attach as a rule. Sockets that
 may grow come to hold a whole write, which then ends without its sender."""
+GPU: Final = "gpu"
+"""What UCX picks for a GPU's memory: copies that the GPU makes, as a rule."""
 LARGE: Final = 16
 """Pages of a room that does not fit beside another such."""
 PATIENCE_S: Final = 60.0
@@ -108,9 +110,13 @@ class Room:
 class Pair:
     """A decode worker and two prefill workers; the test is their bootstrap."""
 
-    def __init__(self, transport: str, folder: Path, certificates: Path | None = None) -> None:
-        """`certificates`: of every party, as `baton certs` makes them; without, connections are plain."""
-        self._environment, self._folder = TRANSPORTS[transport], folder
+    def __init__(
+        self, transport: str, folder: Path, certificates: Path | None = None, device: str = "cpu"
+    ) -> None:
+        """`certificates`: of every party, as `baton certs` makes them; without, connections are plain.
+        `device`: where KV lies, "cpu" or "cuda:N"."""
+        self._environment, self._folder = TRANSPORTS.get(transport, {}), folder
+        self._device = device
         self._certificates = certificates
         self._numbers = count()
         self._rooms = count(1)
@@ -122,7 +128,7 @@ class Pair:
     def start(self, side: str, **options: Any) -> Actor:
         """Another worker; it ends with this object's `close` at the latest."""
         output = self._folder / f"{next(self._numbers)}-{side}.txt"
-        actor = Actor(side, self._environment, output, tls=self.tls(side), **options)
+        actor = Actor(side, self._environment, output, tls=self.tls(side), device=self._device, **options)
         self._actors.append(actor)
         self._channels.pop(actor.address, None)  # of an earlier process at the same address
         return actor
@@ -194,9 +200,9 @@ class Pair:
 
 
 @contextmanager
-def workers(transport: str, certificates: Path | None = None) -> Iterator[Pair]:
+def workers(transport: str, certificates: Path | None = None, device: str = "cpu") -> Iterator[Pair]:
     with tempfile.TemporaryDirectory(prefix="baton-late-") as folder:
-        pair = Pair(transport, Path(folder), certificates)
+        pair = Pair(transport, Path(folder), certificates, device)
         try:
             pair.warm_up()
             yield pair

@@ -2,7 +2,8 @@
 
 Sums taken in another order round differently, so that the outputs cannot be the same throughout (the
 reference's own differ between computing a prompt whole and token by token). Where they first part, the two
-tokens must be tied: by the reference in fp32 they are closer than its logits in bfloat16 are wrong there.
+tokens must be tied: by the reference in fp32 they are closer than its two logits in bfloat16 can be wrong
+there, or the one that came is the likelier.
 (A fixed gap says nothing: a step of bfloat16 is 0.125 for logits from 16 to 32, and thirty layers of such
 steps lie behind.) After that they are different texts, and nothing is compared. `pytest -s` shows each; in
 fp32 there is none (`greedy.py`).

@@ -9,10 +9,12 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+import torch
+
+from services.cli.bench.device_memory import Memory, bytes_of
 from services.engine.engine import Row, SumPart
 from services.pages.layout import KvLayout
 from services.rooms.request import Token
-from services.runtime.host_memory import HostMemory
 from services.wire.model_bounds import ModelBounds
 from tests.prefill import toy
 
@@ -27,7 +29,7 @@ _UNHELD: Final = 100_000
 class WideEngine:
     """Use through a `Stepper`. `hold` it, and a step waits in its thread until `go`."""
 
-    def __init__(self, memory: HostMemory) -> None:
+    def __init__(self, memory: Memory) -> None:
         """`memory`: of whole pages."""
         self.memory = memory
         self.foreign: list[str] = []
@@ -44,7 +46,10 @@ class WideEngine:
     def step(self, rows: Sequence[Row]) -> list[Token | None]:
         if not self._permits.acquire(timeout=HELD_S):
             raise TimeoutError("a held step was never let go")
-        return [self._row(row) for row in rows]
+        drawn = [self._row(row) for row in rows]
+        if self.memory.device != "cpu":
+            torch.cuda.synchronize(self.memory.device)
+        return drawn
 
     def sum_pages(self, parts: Sequence[SumPart]) -> None:
         raise AssertionError("no room here asked for sums")
@@ -52,19 +57,21 @@ class WideEngine:
     def _row(self, row: Row) -> Token | None:
         room = int(row.sequence.request.request_id)
         known = list(row.sequence.tokens(0, row.stop))
-        view = self.memory.view
+        everything = bytes_of(self.memory)
         for position in range(row.stop):
             start = row.pages[position // PAGE_TOKENS] * LAYOUT.page_bytes
             start += position % PAGE_TOKENS * LAYOUT.token_bytes
-            own = _POSITION.pack(room, known[position]) * (LAYOUT.token_bytes // _POSITION.size)
-            place = view[start : start + LAYOUT.token_bytes]
+            own = bytearray(_POSITION.pack(room, known[position]) * (LAYOUT.token_bytes // _POSITION.size))
+            wanted = torch.frombuffer(own, dtype=torch.uint8).to(everything.device)
+            place = everything[start : start + LAYOUT.token_bytes]
             if position >= row.start:
-                place[:] = own
-            elif bytes(place) != own:
-                self.foreign.append(f"room {room} position {position}: {whose(place)}")
+                place.copy_(wanted)
+            elif not torch.equal(place, wanted):
+                found = place.cpu().numpy().tobytes()
+                self.foreign.append(f"room {room} position {position}: {whose(found)}")
         return Token(toy.next_token(known)) if row.sample else None
 
 
-def whose(place: memoryview) -> str:
+def whose(place: bytes) -> str:
     rooms = {room for room, _ in _POSITION.iter_unpack(place)}
     return f"of rooms {sorted(rooms)[:4]}"

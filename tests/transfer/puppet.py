@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from services.cli.bench.device_memory import DeviceMemory
 from services.rooms.ids import Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
@@ -24,11 +25,17 @@ class Puppet(Child):
     """A process that exposes one region, "kv"."""
 
     def __init__(
-        self, incarnation: int, agent: str | None, length: int, environment: Mapping[str, str], output: Path
+        self,
+        incarnation: int,
+        agent: str | None,
+        length: int,
+        environment: Mapping[str, str],
+        output: Path,
+        device: str = "cpu",
     ) -> None:
-        """`length`: bytes of "kv"."""
+        """`length`: bytes of "kv", on `device`."""
         self.incarnation = Incarnation(incarnation)
-        super().__init__(_live, (self.incarnation, agent, length), dict(environment), output)
+        super().__init__(_live, (self.incarnation, agent, length, device), dict(environment), output)
 
     def endpoint(self) -> Endpoint:
         endpoint: Endpoint = self.ask("endpoint")
@@ -40,10 +47,39 @@ class Puppet(Child):
         self.incarnation = self.endpoint().incarnation
 
 
-def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length: int) -> None:
+class _Contents:
+    """What the region holds, as bytes of this process."""
+
+    def __init__(self, memory: HostMemory | DeviceMemory) -> None:
+        self._memory = memory
+
+    def read(self) -> bytes:
+        if isinstance(self._memory, HostMemory):
+            return bytes(self._memory.view)
+        return self._memory.tensor.cpu().numpy().tobytes()
+
+    def write(self, contents: bytes) -> None:
+        """Returns when they are there."""
+        if isinstance(self._memory, HostMemory):
+            self._memory.view[:] = contents
+            return
+        import torch
+
+        self._memory.tensor.copy_(torch.frombuffer(bytearray(contents), dtype=torch.uint8))
+        torch.cuda.synchronize(self._memory.device)
+
+    def view(self) -> memoryview:
+        """Where they are now, and will be after the memory has moved. Raises TypeError on a GPU."""
+        if not isinstance(self._memory, HostMemory):
+            raise TypeError("a GPU's memory does not move")
+        return self._memory.view
+
+
+def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length: int, device: str) -> None:
     from services.transfer.nixl import NixlTransfer
 
-    memory = HostMemory(length)
+    memory = HostMemory(length) if device == "cpu" else DeviceMemory(length, device)
+    contents = _Contents(memory)
     ids = count(incarnation, NEXT_EXPOSURE)
     exposure = Exposure(
         lambda each: NixlTransfer(each, agent if each == incarnation else None),
@@ -59,10 +95,10 @@ def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length:
         driving = on
 
     def fill(byte: int) -> None:
-        memory.view[:] = bytes([byte]) * length
+        contents.write(bytes([byte]) * length)
 
     def revoke() -> None:
-        sinks.append(memory.view)
+        sinks.append(contents.view())
         exposure.revoke()
 
     def release() -> None:
@@ -74,7 +110,9 @@ def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length:
     own: dict[str, Callable[..., Any]] = {
         "drive": drive,
         "fill": fill,
-        "count": lambda byte: bytes(memory.view).count(byte),
+        "count": lambda byte: contents.read().count(byte),
+        "read": contents.read,
+        "write": contents.write,
         "count_in_sinks": lambda byte: sum(bytes(sink).count(byte) for sink in sinks),
         "taken": lambda: list(taken),
         "revoke": revoke,

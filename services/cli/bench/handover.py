@@ -20,6 +20,9 @@ def handover(
     output_tokens: Annotated[int, typer.Option(min=2, help="Drawn for each request.")] = 8,
     url: Annotated[str, typer.Option(help="A stack on this host that runs already.")] = "",
     flags: Annotated[str, typer.Option(help="Of `baton serve`, when it is started here.")] = "",
+    device: Annotated[
+        str, typer.Option(help="Whose memory the bare write is between: cpu or cuda[:N].")
+    ] = "cpu",
     _: AsJson = True,
 ) -> None:
     """Stages of requests that come one at a time, from the timelines of their rooms.
@@ -27,11 +30,12 @@ def handover(
     `own`: from the room's opening to its admission, less the time that its chunks were computed, less the
     time that a bare NIXL write of its bytes takes in this run.
     """
+    from services.cli.bench.device_memory import numbered
     from services.cli.bench.handover_stack import running
     from services.cli.bench.room_times import STAGES, measure_rooms
     from services.cli.bench.transfer_pair import MIB, Case, measure
 
-    bare = measure([Case(CHUNK_MIB)], runs, CHUNK_MIB * MIB, ANSWER_S)
+    bare = measure([Case(CHUNK_MIB)], runs, CHUNK_MIB * MIB, ANSWER_S, numbered(device))
     if bare is None:
         typer.echo(f"baton: error: the other process gave no answer within {ANSWER_S:g} s", err=True)
         raise typer.Exit(1)

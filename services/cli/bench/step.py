@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli.bench.report import Runs, seconds_of, tell
+from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ GRAPHED_ROWS = 64
 """Of --cuda-graphs."""
 STEPS_MAX = 64
 """From here on the last step is repeated."""
-SIDE = 2048
+SIDE, SIDE_ON_GPU = 2048, 8192
 """Of the square matrices whose product shows the machine's rate where shapes are no hindrance."""
 
 
@@ -48,6 +49,9 @@ def step(
     batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+    kv_cache_memory: Annotated[
+        int, typer.Option(min=2**20, help="Bytes for the sequences' keys and values.")
+    ] = 2**30,
     profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
@@ -61,7 +65,7 @@ def step(
         dtype=dtype,
         load_format=load_format,
         device=device,
-        kv_cache_memory=2**30,
+        kv_cache_memory=kv_cache_memory,
         threads=threads,
         batch_memory=DecodeSettings.batch_memory if phase is Phase.DECODE else 0,
         cuda_graphs=GRAPHED_ROWS if phase is Phase.DECODE and graphs else 0,
@@ -92,7 +96,7 @@ def step(
         works[limit] = _multiplying(engine, batch, batch * context)
         works["large_product"] = _large_product(engine)
         gflop = _gflop(engine, batch, batch * context)
-        facts |= {"gflop": round(gflop, 3), "large_product_gflop": round(2 * SIDE**3 / 1e9, 3)}
+        facts |= {"gflop": round(gflop, 3), "large_product_gflop": round(2 * _side(engine) ** 3 / 1e9, 3)}
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for run in range(1 + runs):
         for name, work in works.items():
@@ -114,6 +118,9 @@ def _rows(engine: "Engine", phase: Phase, batch: int, context: int) -> "list[Row
 
     greedy = Sampling(temperature=0.0)
     pages = engine.layout.pages_for(context + STEPS_MAX)
+    if batch * pages > engine.cache.pages:
+        needed = batch * pages * engine.layout.page_bytes
+        raise StartupError(f"--kv-cache-memory {engine.cache.length}: the sequences take {needed} bytes")
     rows = []
     for index in range(batch):
         # Every other page, so that a sequence's pages are not one run of memory.
@@ -178,7 +185,7 @@ def _multiplying(engine: "Engine", batch: int, tokens: int) -> Callable[[], obje
             weight = engine.cache.tensor.new_empty(outs, ins).normal_(std=0.02)
             linear = torch.nn.Linear(ins, outs, bias=False, device="meta")
             linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-            rows = weight.new_ones(_rows_of(engine, outs, batch, tokens), ins)
+            rows = weight.new_empty(_rows_of(engine, outs, batch, tokens), ins).normal_()
             products.append((linear_of([linear]), rows, count))
 
     def multiply() -> None:
@@ -203,8 +210,13 @@ def _rows_of(engine: "Engine", outs: int, batch: int, tokens: int) -> int:
 
 
 def _large_product(engine: "Engine") -> Callable[[], object]:
-    matrix = engine.cache.tensor.new_ones(SIDE, SIDE)
+    # Numbers at random: a GPU multiplies zeros and ones at a rate that no model sees.
+    matrix = engine.cache.tensor.new_empty(_side(engine), _side(engine)).normal_()
     return lambda: matrix @ matrix
+
+
+def _side(engine: "Engine") -> int:
+    return SIDE_ON_GPU if engine.model.device.type == "cuda" else SIDE
 
 
 def _profile(engine: "Engine", work: Callable[[], object]) -> dict[str, float]:

@@ -17,12 +17,15 @@ def transfer(
     runs: Runs = 15,
     window: Annotated[int, typer.Option(min=1, max=64, help="MiB a write.")] = 8,
     chunk: Annotated[int, typer.Option(min=0, max=32, help="MiB a chunk; 0: of 1, 4 and 16.")] = 0,
+    device: Annotated[str, typer.Option(help="Whose memory: cpu or cuda[:N].")] = "cpu",
     _: AsJson = True,
 ) -> None:
     """Pages as prefill pushes them, beside one bare NIXL write of as many bytes, and memcpy."""
+    from services.cli.bench.device_memory import numbered
     from services.cli.bench.transfer_pair import AS_PUSHED, MIB, cases, measure
 
-    measured = measure(cases([chunk] if chunk else [1, 4, 16]), runs, window * MIB, ANSWER_S)
+    place = numbered(device)
+    measured = measure(cases([chunk] if chunk else [1, 4, 16]), runs, window * MIB, ANSWER_S, place)
     if measured is None:
         typer.echo(f"baton: error: the other process gave no answer within {ANSWER_S:g} s", err=True)
         raise typer.Exit(1)
@@ -45,6 +48,7 @@ def transfer(
         "benchmark": "transfer",
         "runs": runs,
         "window_bytes": window * MIB,
+        "device": place,
         "cases": told,
         "ratio": min(each["ratio"] for each in told if each["same_shape"]),  # type: ignore[type-var]
         "ratio_of": ["push", "the best of nixl"],

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from statistics import fmean
 from typing import Any, Final
 
+from services.cli.bench.device_memory import copying, take
 from services.cli.bench.report import seconds_of
 from services.pages.layout import KvLayout
 from services.pages.plan import plan_hand_over
@@ -28,7 +29,7 @@ from services.rooms.evidence import Granted
 from services.rooms.ids import Generation, Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.interface import Endpoint, Region
-from services.transfer.nixl import NixlTransfer
+from services.transfer.nixl import NixlTransfer, nixl_memory
 from services.transfer.nixl_library import Library, unframed
 
 MIB: Final = 2**20
@@ -96,16 +97,19 @@ def cases(chunks: Sequence[int]) -> list[Case]:
     return [*equal, *tensor, Case(mib, (64, 16)), Case(mib, (16, 64))]
 
 
-def measure(each: Sequence[Case], runs: int, window_bytes: int, patience_s: float) -> list[Measured] | None:
-    """All cases, all kinds of writes in turns. None when the receiver gave no answer."""
+def measure(
+    each: Sequence[Case], runs: int, window_bytes: int, patience_s: float, device: str = "cpu"
+) -> list[Measured] | None:
+    """All cases, all kinds of writes in turns, between memories of `device` ("cpu", "cuda:N"). None when the
+    receiver gave no answer."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    peer = context.Process(target=_receive, args=(theirs,), daemon=True)
+    peer = context.Process(target=_receive, args=(theirs, device), daemon=True)
     peer.start()
     try:
         if not mine.poll(patience_s):
             return None
-        sender = _Sender(mine.recv(), window_bytes)
+        sender = _Sender(mine.recv(), window_bytes, device)
         try:
             return sender.measure(each, runs)
         finally:
@@ -117,18 +121,17 @@ def measure(each: Sequence[Case], runs: int, window_bytes: int, patience_s: floa
 
 
 class _Sender:
-    def __init__(self, endpoints: Sequence[Endpoint], window_bytes: int) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], window_bytes: int, device: str) -> None:
         self._window_bytes = window_bytes
         self._peers = endpoints
-        self._memory, self._copy = HostMemory(POOL_BYTES), HostMemory(POOL_BYTES)
-        self._memory.view[:] = bytes(POOL_BYTES)  # pages that were never written are all one page
+        self._memory, self._copy = take(POOL_BYTES, device), take(POOL_BYTES, device)
         self._slots = HostMemory(SLOT_BYTES)
         self._transfer = NixlTransfer(SENDER)
-        self._transfer.register(Region(KV, self._memory.address, POOL_BYTES))
+        self._transfer.register(Region(KV, self._memory.address, POOL_BYTES, device))
         self._transfer.endpoint()
         for endpoint in endpoints:
             self._transfer.connect(endpoint)
-        self._bare = _BareNixl(self._memory.address, endpoints[0])
+        self._bare = _BareNixl(self._memory.address, endpoints[0], device)
         self._random = random.Random(2)  # noqa: S311 the same orders in every run of the command
 
     def measure(self, cases: Sequence[Case], runs: int) -> list[Measured]:
@@ -157,7 +160,7 @@ class _Sender:
         works: dict[str, Work] = {
             "push": push,
             AS_PUSHED: lambda: self._bare.write(scene.runs()),
-            "memcpy": lambda: self._memcpy(scene.place(), scene.place(), scene.bytes),
+            "memcpy": lambda: copying(self._memory, scene.place(), self._copy, scene.place(), scene.bytes),
         }
         for piece in PIECES:
             if piece < scene.bytes:
@@ -173,14 +176,6 @@ class _Sender:
                 for start in range(0, scene.bytes, size)
             ]
         )
-
-    def _memcpy(self, at: int, to: int, length: int) -> Callable[[], None]:
-        target, source = self._copy.view[to : to + length], self._memory.view[at : at + length]
-
-        def copy() -> None:
-            target[:] = source
-
-        return copy
 
 
 def _push(push: Push, tokens: int) -> None:
@@ -243,19 +238,25 @@ class _Scene:
 class _BareNixl:
     """An agent with nothing around it. What a write must say anew each time, it says anew each time."""
 
-    def __init__(self, address: int, peer: Endpoint) -> None:
+    def __init__(self, address: int, peer: Endpoint, device: str) -> None:
         self._agent: Any = Library().new_agent("bench-bare")
         self._source, self._target = address, peer.regions[0].address
-        self._registration = self._agent.register_memory([(address, POOL_BYTES, 0, "")], mem_type="DRAM")
+        self._kind, self._device = nixl_memory(device)
+        self._registration = self._agent.register_memory(
+            [(address, POOL_BYTES, self._device, "")], mem_type=self._kind
+        )
         self._peer = self._agent.add_remote_agent(unframed(peer)).decode()
         self._agent.make_connection(self._peer)
 
     def write(self, runs: Sequence[PageRun]) -> Callable[[], None]:
         source, target, agent = self._source, self._target, self._agent
+        kind, number = self._kind, self._device
 
         def write() -> None:
-            local = agent.get_xfer_descs([(source + at, size, 0) for at, _, size in runs], mem_type="DRAM")
-            remote = agent.get_xfer_descs([(target + to, size, 0) for _, to, size in runs], mem_type="DRAM")
+            local = agent.get_xfer_descs([(source + at, size, number) for at, _, size in runs], mem_type=kind)
+            remote = agent.get_xfer_descs(
+                [(target + to, size, number) for _, to, size in runs], mem_type=kind
+            )
             handle = agent.initialize_xfer("WRITE", local, remote, self._peer)
             status = agent.transfer(handle)
             while status != "DONE":
@@ -269,13 +270,12 @@ class _BareNixl:
         self._agent.deregister_memory(self._registration)
 
 
-def _receive(pipe: Connection) -> None:
+def _receive(pipe: Connection, device: str) -> None:
     """The other process: memory to be written to, until the pipe says that it is over."""
-    memory = HostMemory(POOL_BYTES)
-    memory.view[:] = bytes(POOL_BYTES)
+    memory = take(POOL_BYTES, device)
     ranks = [NixlTransfer(incarnation) for incarnation in RECEIVERS]
     for rank in ranks:
-        rank.register(Region(KV, memory.address, memory.length))
+        rank.register(Region(KV, memory.address, memory.length, device))
     pipe.send([rank.endpoint() for rank in ranks])
     while not pipe.poll(0.001):
         for rank in ranks:

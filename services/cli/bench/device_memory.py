@@ -1,0 +1,93 @@
+"""Where does memory come from that a benchmark lets peers write to: the machine's, or a GPU's?"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from services.runtime.host_memory import CannotMove, HostMemory
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Memory(Protocol):
+    """As `services.transfer.exposure.Movable`."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    def move(self) -> None: ...
+
+
+class DeviceMemory:
+    """`length` zeroed bytes of a GPU, "cuda:N", at one address: a worker's KV memory is no other."""
+
+    def __init__(self, length: int, device: str) -> None:
+        """For the thread that transfers, which is bound to the device. What a worker does first comes first
+        here too: CUDA has threads. Raises StartupError, or RuntimeError if the device refuses."""
+        import torch
+
+        from services.engine.device import bind_thread
+        from services.transfer.nixl_library import install_memory_hooks
+
+        install_memory_hooks()
+        bind_thread(device)
+        self.length = length
+        self.device = device
+        self.tensor = torch.zeros(length, dtype=torch.uint8, device=device)
+        self.address: int = self.tensor.data_ptr()
+
+    def move(self) -> None:
+        """Raises CannotMove: see `services.engine.kv_cache.PagedKvCache.move`."""
+        raise CannotMove(f"memory on {self.device} cannot be moved within its process")
+
+
+def numbered(device: str) -> str:
+    """`device` with its number: "cpu", "cuda:N". Raises StartupError for one that is not there."""
+    if device == "cpu":
+        return device
+    from services.engine.device import find_device
+
+    return str(find_device(device))
+
+
+def take(length: int, device: str) -> HostMemory | DeviceMemory:
+    """`length` bytes of `device`, which are all there: what was never written to is one page of zeros."""
+    if device != "cpu":
+        return DeviceMemory(length, device)
+    memory = HostMemory(length)
+    memory.view[:] = bytes(length)
+    return memory
+
+
+def bytes_of(memory: Memory) -> "torch.Tensor":
+    """[length] uint8, where they are now."""
+    import torch
+
+    if isinstance(memory, DeviceMemory):
+        return memory.tensor
+    if isinstance(memory, HostMemory):
+        return torch.frombuffer(memory.view, dtype=torch.uint8)
+    raise TypeError(type(memory).__name__)
+
+
+def copying(source: Memory, at: int, target: Memory, to: int, length: int) -> Callable[[], None]:
+    """Copies bytes of one memory to another of the same device, and returns when they are there."""
+    if isinstance(source, HostMemory) and isinstance(target, HostMemory):
+        there, here = target.view[to : to + length], source.view[at : at + length]
+
+        def copy() -> None:
+            there[:] = here
+
+        return copy
+    import torch
+
+    place, given = bytes_of(target)[to : to + length], bytes_of(source)[at : at + length]
+
+    def copy_there() -> None:
+        place.copy_(given)
+        torch.cuda.synchronize(place.device)
+
+    return copy_there
