@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test test-rest test-all programs check verify verify-long verify-groups proto lock bench clean help
+.PHONY: install run test test-rest test-all programs check verify verify-long verify-groups proto lock bench gpu gpu-bundle clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -105,6 +105,12 @@ bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/baton bench step
 	@$(BIN)/baton bench step --batch 8
 	@$(BIN)/baton bench agree --json
+
+gpu: $(STAMP) ## check and measure all of it on a GPU, in nine minutes (docs/gpu.md)
+	@$(BIN)/python -m tests.gpu $(ARGS)
+
+gpu-bundle: $(STAMP) ## what does the same on a machine without a network, as one folder (ARGS="--python 3.12 --cuda 13")
+	@$(BIN)/python -m tests.gpu.bundle $(ARGS)
 
 lock: $(STAMP) ## choose the newest versions that pyproject.toml allows, and list their files
 	@echo "lock: requirements"

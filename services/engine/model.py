@@ -223,6 +223,8 @@ class Model:
         self.logits(tokens, where, keep, late)
         try:
             self.logits(tokens, None, keep, counted, ToldPlaces(begin))
+        except torch.OutOfMemoryError:
+            raise
         except FAILURES:
             return True  # it asks a cache for more than that, and is judged by the other passes
         if late.like(counted, self.dtype):
@@ -231,6 +233,8 @@ class Model:
             self._tells_places = True
             self.logits(tokens, where, keep, told)
             self._tells_places = told.like(counted, self.dtype)
+        except torch.OutOfMemoryError:
+            raise
         except FAILURES:
             self._tells_places = False
         return self._tells_places

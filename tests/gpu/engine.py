@@ -1,0 +1,101 @@
+"""Does the engine on this device draw what the reference library draws on a CPU?
+
+In float32 every token; in bfloat16 with the rule of `tests/process/test_bf16.py`: where two outputs first
+part, the two tokens are tied. By calls, by replays of recorded steps and by a kernel that looks at pages
+where they lie, on random models of every anatomy that the CPU's tests use. On a CPU, where the kit itself is
+tried, replaying is calling and the kernel is its twin, and there are fewer models.
+"""
+
+import gc
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from services.engine.engine import Engine, load_engine
+from services.engine.graphs import Calling, RecordedSteps
+from services.engine.paged import PagedKernel
+from services.engine.team import alone
+from tests.engine import tiny
+from tests.engine.paged_twin import twin
+from tests.engine.test_equals_reference import random_prompts
+from tests.engine.worker import Worker
+from tests.gpu.findings import Finding
+from tests.gpu.kit import Kit
+from tests.gpu.models import anatomies
+from tests.oracle import first_divergence, reference_greedy
+
+ROWS: Final = 4
+"""Of the largest step that is recorded; so many prompts are computed together."""
+LENGTHS: Final = (1, 7, 16, 33, 100, 130, 2, 64)
+OUTPUT_TOKENS: Final = 16
+KV_BYTES: Final = 4 * 2**20
+CHUNK: Final = 20
+MODELS_ON_CPU: Final = 3
+TAKES_S: Final = 15.0
+
+
+def run(kit: Kit) -> None:
+    gc.collect()
+    gc.freeze()  # before each capture torch looks through all that is not
+    models = list(anatomies())
+    for name, config in models if kit.on_gpu else models[:MODELS_ON_CPU]:
+        directory = tiny.save(config, kit.folder / name.replace(" ", "-").replace(",", ""))
+        for dtype in ("float32", "bfloat16"):
+            kit.findings.note(
+                f"{name}, {dtype}: {'each token' if dtype == 'float32' else 'each token but ties'}",
+                partial(_compare, kit, directory, dtype),
+                TAKES_S,
+            )
+
+
+def _compare(kit: Kit, directory: Path, dtype: str, found: Finding) -> None:
+    """By every way that this engine has. Raises AssertionError for a token that is not the reference's."""
+    prompts = random_prompts(LENGTHS)
+    expected = reference_greedy(directory, prompts, OUTPUT_TOKENS, dtype)
+    engine = _load(kit, directory, dtype)
+    recorded, kernel = engine.recorded, engine.kernel
+    ways: dict[str, tuple[RecordedSteps | None, PagedKernel | None]] = {"calls": (None, None)}
+    if recorded is not None:
+        shapes = f"{len(recorded.recorded)} of {len(recorded.shapes)} shapes"
+        assert recorded.recorded == frozenset(recorded.shapes), f"{shapes} are replayed: see the log"
+        ways["replays"] = (recorded, kernel)
+    if kernel is not None:
+        ways["kernel"] = (None, kernel)
+    ties, wrong = 0, defaultdict[str, list[str]](list)
+    for way, (engine.recorded, engine.kernel) in ways.items():
+        outputs: list[list[int]] = []
+        for first in range(0, len(prompts), ROWS):
+            worker, some = Worker(engine), prompts[first : first + ROWS]
+            outputs += worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in some], CHUNK)
+        for prompt, got, want in zip(prompts, outputs, expected, strict=True):
+            parted = first_divergence(directory, prompt, got, want, dtype)
+            ties += parted is not None and parted.tie
+            if parted is not None and (dtype == "float32" or not parted.tie):
+                wrong[way].append(f"prompt of {len(prompt)}, {parted}")
+    found.detail = f"by {', '.join(ways)}: {len(prompts)} outputs each" + (f", {ties} tied" if ties else "")
+    assert not wrong, "; ".join(
+        f"by {way} {len(each)} of {len(prompts)} outputs, the first {each[0]}" for way, each in wrong.items()
+    )
+
+
+def _load(kit: Kit, directory: Path, dtype: str) -> Engine:
+    """After its warm-up. Replays and a kernel are there where this device, or its twin, has them."""
+    if kit.on_gpu:
+        engine = load_engine(
+            directory,
+            dtype=dtype,
+            device=kit.device,
+            kv_cache_memory=KV_BYTES,
+            cuda_graphs=ROWS,
+            flash_attention=dtype == "bfloat16",
+        )
+        engine.warm_up()
+        return engine
+    plain = load_engine(directory, dtype=dtype, device="cpu", kv_cache_memory=KV_BYTES)
+    if not plain.model.taken_apart:
+        return plain
+    steps = RecordedSteps(plain.model, plain.cache, Calling(), ROWS, twin)
+    engine = Engine(plain.model, plain.whole, plain.cache, alone(), 0, steps, kernel=twin)
+    engine.warm_up()
+    return engine

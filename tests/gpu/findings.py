@@ -1,0 +1,95 @@
+"""What has a part of the kit found, and how is it kept if the part is killed?
+
+Lines of JSON, each written when it is known: what a part was at when it hung is the last that it began.
+"""
+
+import json
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+
+class Verdict(StrEnum):
+    RIGHT = "right"
+    WRONG = "wrong"
+    MEASURED = "measured"
+    NOT_RUN = "not run"
+
+
+class CannotRun(Exception):
+    """What is needed is not here. The text says what: it is no fault of Baton's."""
+
+
+@dataclass
+class Finding:
+    part: str
+    what: str
+    """A claim, or what was measured."""
+    verdict: Verdict
+    detail: str = ""
+    """Why, in one line, or what was seen."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What was measured, units last in the names."""
+    seconds: float = 0.0
+
+
+class Findings:
+    """Of one part, in a file."""
+
+    def __init__(self, part: str, file: Path, until: float) -> None:
+        """`until`: when the part has to be done, by this system's monotonic clock."""
+        self.part = part
+        self._file = file
+        self._until = until
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._until - monotonic())
+
+    def note(self, what: str, look: Callable[[Finding], None], takes_s: float = 1.0) -> Finding:
+        """What `look` finds: it is right unless an error says otherwise, and measured where it got figures.
+        Not begun where less than `takes_s` is left."""
+        found = Finding(self.part, what, Verdict.RIGHT)
+        started = monotonic()
+        self._write({"begun": what})
+        try:
+            self._check_time(takes_s)
+            look(found)
+        except CannotRun as why:
+            found.verdict, found.detail = Verdict.NOT_RUN, str(why)
+        except Exception as error:  # whatever goes wrong, the next one goes on
+            found.verdict = Verdict.WRONG
+            found.detail = f"{type(error).__name__}: {error}".strip()
+            traceback.print_exc()
+        else:
+            if found.figures:
+                found.verdict = Verdict.MEASURED
+        found.seconds = round(monotonic() - started, 1)
+        self._write(asdict(found))
+        return found
+
+    def _check_time(self, takes_s: float) -> None:
+        if self.left_s < takes_s:
+            raise CannotRun(f"{self.left_s:.0f} s are left of this part's time, and it takes {takes_s:g}")
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def read(file: Path) -> tuple[list[Finding], str]:
+    """What was found, and what was begun after that and not ended; empty if nothing was."""
+    found: list[Finding] = []
+    begun = ""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        told = json.loads(line)
+        if "begun" in told:
+            begun = told["begun"]
+        else:
+            found.append(Finding(**{**told, "verdict": Verdict(told["verdict"])}))
+            begun = ""
+    return found, begun

@@ -1,0 +1,66 @@
+"""What does each part of the kit get, and which commands of Baton does it run?"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.findings import CannotRun, Findings
+
+MARGIN_S = 5.0
+"""Before the end of a part's time: what it started ends by then."""
+
+
+@dataclass(frozen=True)
+class Kit:
+    """One run of one part."""
+
+    device: str
+    """"cpu" or "cuda:N"."""
+    folder: Path
+    """For what it makes: models, logs."""
+    findings: Findings
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    def command(
+        self, *words: str, most_s: float, environ: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`python WORDS`, from where the kit was started. Raises CannotRun where the part's time ends first,
+        AssertionError where the command does not end by itself in `most_s`."""
+        left_s = self.findings.left_s - MARGIN_S
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+        try:
+            return subprocess.run(
+                [sys.executable, *words],
+                env={**clean, "NO_COLOR": "1", "COLUMNS": "200", **(environ or {})},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=max(1.0, min(most_s, left_s)),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            wrote = late.stderr or b""
+            said = (wrote.decode(errors="replace") if isinstance(wrote, bytes) else wrote)[-500:]
+            if left_s < most_s:
+                raise CannotRun(f"this part's time ended after {late.timeout:.0f} s of it") from late
+            raise AssertionError(f"it has not ended after {late.timeout:.0f} s: {said}") from late
+
+    def bench(self, *words: str, most_s: float) -> dict[str, Any]:
+        """The object that `baton bench WORDS` prints. Raises AssertionError with its last words else."""
+        ran = self.command("-m", "services.cli.main", "bench", *words, most_s=most_s)
+        assert ran.returncode == 0, last_line(ran.stderr or ran.stdout)
+        body: dict[str, Any] = json.loads(ran.stdout)
+        return body
+
+
+def last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,78 @@
+"""Which models does the kit compute? Random ones, which need no file of weights."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from tests.engine import tiny
+from tests.engine.matrix.table import TYPES
+from tests.engine.test_equals_reference import PLACED
+from tests.models import EIGHT_HEADS
+
+FIRST: Final = ("llama-gqa-untied", "mistral, window", "qwen3-moe", "gpt-oss", "gpt2-learned-positions")
+"""One of each kind, before more of the same."""
+
+EIGHT_BILLION: Final = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+"""Llama 3 8B's shape: 16 GB of bfloat16, 131,072 bytes of keys and values a token."""
+SMALL: Final = LlamaConfig(
+    vocab_size=20_480,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=2048,
+    tie_word_embeddings=False,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+"""For a CPU, where only the kit is tried."""
+
+
+def anatomies() -> Iterator[tuple[str, PreTrainedConfig]]:
+    """Each that the CPU's tests use, by name, the most telling first."""
+    types = {name: entry.make() for name, entry in TYPES.items()}
+    every = {**tiny.ARCHITECTURES, "llama-eight-heads": EIGHT_HEADS, **types, **PLACED}
+    yield from ((name, every[name]) for name in FIRST)
+    yield from ((name, config) for name, config in every.items() if name not in FIRST)
+
+
+def served(config: PreTrainedConfig, directory: Path) -> Path:
+    """A random model of `config` in `directory`, with a tokenizer."""
+    return with_tokenizer(tiny.save(config, directory), config.vocab_size)
+
+
+def unweighted(config: PreTrainedConfig, directory: Path) -> Path:
+    """`config` in `directory` without weights, for `--load-format dummy`, with a tokenizer."""
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(directory)
+    return with_tokenizer(directory, config.vocab_size)
+
+
+def with_tokenizer(directory: Path, vocabulary: int) -> Path:
+    """Give it one of so many tokens: the bytes, and words that no text has."""
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces += [f"w{number}" for number in range(vocabulary - len(pieces))]
+    backend = Tokenizer(models.BPE(vocab={piece: id_ for id_, piece in enumerate(pieces)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(directory)
+    return directory

@@ -1,0 +1,126 @@
+"""How far is this device from its own limits, with a model of eight billion weights?
+
+Any numbers in its shape (`--load-format dummy`). Each figure stands beside the machine's limit, measured in
+the same process: a decode step beside reading as many bytes, a prompt beside its products alone and beside
+the rate of a large one, a hand-over beside a bare write.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import LlamaConfig
+
+from tests.gpu.findings import CannotRun, Finding
+from tests.gpu.kit import Kit
+from tests.gpu.models import EIGHT_BILLION, SMALL, unweighted
+
+GIB: Final = 2**30
+LAYERS: Final = (32, 16, 8, 4)
+BYTES_A_LAYER: Final = 436 * 2**20
+"""Of bfloat16."""
+BESIDE_LAYERS: Final = 2 * 1_050_673_152
+"""Embeddings and head."""
+STEP_KV: Final = 6 * GIB
+STACK_KV: Final = 2 * GIB
+CONTEXT_BYTES: Final = GIB
+"""What CUDA and its libraries take in each process."""
+MOST_S: Final = 100.0
+CALLS: Final = "--no-compiled"
+"""On a CPU: no kernel is compiled for the kit's sake."""
+
+
+def run(kit: Kit) -> None:
+    note = kit.findings.note
+    shape = _shape(kit)
+    runs = ("--runs", "15") if kit.on_gpu else ("--runs", "3")
+    model = unweighted(shape, kit.folder / "unweighted")
+    cases: dict[str, tuple[str, ...]] = {
+        "a decode step, one sequence": ("--phase", "decode", "--batch", "1"),
+        "a prompt of 2,048 tokens": ("--phase", "prefill", "--context", "2048"),
+        "a decode step, 32 sequences": ("--phase", "decode", "--batch", "32"),
+        "a decode step, one sequence, no graphs": ("--phase", "decode", "--batch", "1", "--no-graphs"),
+    }
+    if not kit.on_gpu:
+        cases = {
+            "a decode step, two sequences": ("--phase", "decode", "--batch", "2", "--context", "40", CALLS),
+            "a prompt of 100 tokens": ("--phase", "prefill", "--context", "100", CALLS),
+        }
+    for index, (what, flags) in enumerate(cases.items()):
+        note(
+            f"{what}, {_named(shape)}",
+            partial(_step, kit, model, (*flags, *runs)),
+            25 if kit.on_gpu else 5,
+        )
+        if index == 1:
+            note(f"a hand-over, {_named(shape)}", lambda found: _hand_over(kit, model, found), 40)
+
+
+def _shape(kit: Kit) -> LlamaConfig:
+    """The whole model, or as many of its layers as fit twice, in bytes that are free now."""
+    if not kit.on_gpu:
+        return SMALL
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(kit.device)
+    for layers in LAYERS:
+        weights = layers * BYTES_A_LAYER + BESIDE_LAYERS
+        step = 2 * weights + STEP_KV + 2 * CONTEXT_BYTES
+        stack = 2 * (weights + STACK_KV + 2 * CONTEXT_BYTES)
+        if max(step, stack) <= free:
+            config = LlamaConfig.from_dict({**EIGHT_BILLION.to_dict(), "num_hidden_layers": layers})
+            assert isinstance(config, LlamaConfig)
+            return config
+    return SMALL
+
+
+def _named(shape: LlamaConfig) -> str:
+    if shape is SMALL:
+        return "of a small model"
+    layers = shape.num_hidden_layers
+    return "of an 8B model" if layers == max(LAYERS) else f"of {layers} layers of an 8B model"
+
+
+def _step(kit: Kit, model: Path, flags: tuple[str, ...], found: Finding) -> None:
+    place = ("--device", kit.device, "--kv-cache-memory", str(STEP_KV if kit.on_gpu else 16 * 2**20))
+    numbers = "bfloat16" if kit.on_gpu else "float32"
+    told = kit.bench(
+        *("step", "--model", str(model), "--load-format", "dummy", "--dtype", numbers, *place, *flags),
+        most_s=MOST_S,
+    )
+    medians = told["median_ms"]
+    found.figures = told
+    if told["phase"] == "decode":
+        rate = told["read_bytes"] / medians["read"] / 1e6
+        found.detail = (
+            f"{medians['step']} ms, {told['ratio']} times the reading ({rate:.0f} GB/s); "
+            f"{told['graphs']} graphs, FlashAttention: {told['flash_attention']}"
+        )
+    else:
+        rate = told["large_product_gflop"] / medians["large_product"]
+        share = told["gflop"] / medians["step"] / rate
+        found.figures["share_of_large_product"] = round(share, 3)
+        found.detail = (
+            f"{medians['step']} ms, {told['ratio']} times its products, {100 * share:.0f} % of "
+            f"{rate:.1f} TFLOP/s; FlashAttention: {told['flash_attention']}"
+        )
+
+
+def _hand_over(kit: Kit, model: Path, found: Finding) -> None:
+    numbers = "bfloat16" if kit.on_gpu else "float32"
+    flags = f"--model {model} --load-format dummy --device {kit.device.partition(':')[0]} --dtype {numbers}"
+    flags += f" --kv-cache-memory {STACK_KV if kit.on_gpu else 16 * 2**20}"
+    flags += " --cuda-graphs 8" if kit.on_gpu else " --compiled-steps false"
+    prompt, runs = ("2000", "10") if kit.on_gpu else ("100", "3")
+    told: dict[str, Any] = kit.bench(
+        *("handover", "--runs", runs, "--prompt-tokens", prompt, "--flags", flags, "--json"),
+        *("--device", kit.device),
+        most_s=MOST_S,
+    )
+    found.figures = told
+    found.detail = (
+        f"{told['handover_ms']} ms of which computing {told['compute_ms']}, "
+        f"bytes {told['transfer_ms']}, its own {told['own_ms']}"
+    )
+    if not told["bytes"]:
+        raise CannotRun("no bytes were handed over")

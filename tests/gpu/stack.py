@@ -1,0 +1,263 @@
+"""Does the whole of it serve on this device, and does a stream survive its decode worker?
+
+`baton serve` with one prefill and two decode workers, which share one GPU: 64 requests, of which each output
+is the reference's; a stream whose decode worker is killed goes on as if nothing had been; afterwards every
+gauge is back where it was.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from services.cli.bench.comparison import SystemSpec
+from services.cli.bench.systems import System
+from services.runtime.listen import port_of, reserve_port
+from tests.gpu.findings import CannotRun, Finding
+from tests.gpu.kit import MARGIN_S, Kit
+from tests.gpu.models import served
+from tests.models import EIGHT_HEADS
+from tests.oracle import reference_greedy
+from tests.process.stack import gauges_of
+
+HOST: Final = "127.0.0.1"
+REQUESTS: Final = 64
+AT_A_TIME: Final = 16
+OUTPUT_TOKENS: Final = 12
+STREAMED_TOKENS: Final = 300
+KILL_AT: Final = 20
+IDLE_S: Final = 30.0
+ANSWER_S: Final = 60.0
+POLL_S: Final = 0.1
+WORKERS: Final = ("prefill-0", "decode-0", "decode-1")
+STARTS_S: Final = 45.0
+SMALLER: Final = 4
+"""A CPU, where only the kit is tried, is asked for so many times less."""
+
+Gauges = dict[str, dict[Any, float]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A stack that is ready."""
+
+    url: str
+    metrics: dict[str, str]
+    """Base URL of each worker's /metrics."""
+    log: Path
+
+    def pid_of(self, worker: str) -> int:
+        """Raises AssertionError where it does not run."""
+        words = ("--metrics-port", self.metrics[worker].rpartition(":")[2])
+        for process in Path("/proc").iterdir():
+            if process.name.isdecimal():
+                try:
+                    told = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                except OSError:
+                    continue
+                if worker.partition("-")[0] in told and words in pairwise(told):
+                    return int(process.name)
+        raise AssertionError(f"{worker} does not run")
+
+    def gauges(self) -> Gauges:
+        told = {name: gauges_of(url) for name, url in {**self.metrics, "bootstrap": self.url}.items()}
+        return {
+            name: {
+                sample: value
+                for sample, value in samples.items()
+                if not sample[0].startswith(("process_", "python_"))
+            }
+            for name, samples in told.items()
+        }
+
+    def wait_idle(self, start: Gauges) -> None:
+        """Raises AssertionError, which says what is not where it was at `start`."""
+        give_up = time.monotonic() + IDLE_S
+        while True:
+            try:
+                now = self.gauges()
+                different = [
+                    f"{name} {sample}: {now[name].get(sample)} (was {value})"
+                    for name, samples in start.items()
+                    for sample, value in samples.items()
+                    if now[name].get(sample) != value
+                ]
+            except httpx.TransportError as error:  # a worker that was killed is started again
+                different = [str(error)]
+            if not different:
+                return
+            assert time.monotonic() < give_up, "; ".join(different[:5])
+            time.sleep(POLL_S)
+
+
+def run(kit: Kit) -> None:
+    model = served(EIGHT_HEADS, kit.folder / "eight-heads")
+    many = REQUESTS if kit.on_gpu else REQUESTS // SMALLER
+    note = kit.findings.note
+    with ExitStack() as running:
+        stacks: list[Served] = []
+
+        def start(found: Finding) -> None:
+            started = time.monotonic()
+            stacks.append(running.enter_context(_serving(kit, model)))
+            found.figures = {"ready_s": round(time.monotonic() - started, 1)}
+
+        note(f"baton serve --device {kit.device.partition(':')[0]} gets ready", start, STARTS_S)
+        idle = stacks[0].gauges() if stacks else {}
+        note(
+            f"{many} requests, {AT_A_TIME} at a time: each output is the reference's",
+            lambda found: _many(_only(stacks), model, many, kit, found),
+            20,
+        )
+        note("a decode worker killed in mid-stream is not noticed", lambda f: _killed(_only(stacks), f), 20)
+        note("zero at idle: every gauge is back", lambda _: _only(stacks).wait_idle(idle), 5)
+
+
+def _only(stacks: Sequence[Served]) -> Served:
+    if not stacks:
+        raise CannotRun("the stack did not get ready")
+    return stacks[0]
+
+
+@contextmanager
+def _serving(kit: Kit, model: Path) -> Iterator[Served]:
+    with reserve_port(HOST) as reserved:
+        address = f"http://{HOST}:{port_of(reserved)}"
+        first = _free_neighbours(len(WORKERS))
+        flags = {
+            "port": port_of(reserved),
+            "grpc-port": 0,
+            "metrics-port": first,
+            "model": model,
+            "device": kit.device.partition(":")[0],
+            "dtype": "float32",
+            "decode": 2,
+            "kv-cache-memory": "64MiB",
+            "log-level": "info",
+            "cuda-graphs": 8 if kit.on_gpu else 0,
+            "compiled-steps": "false",
+        }
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        log = kit.folder / "serve.log"
+        spec = SystemSpec(
+            name="baton serve",
+            url=address,
+            start=(sys.executable, "-m", "services.cli.main", "serve", *words),
+            ready=(f"{address}/ready",),
+            ready_timeout_s=max(1, int(kit.findings.left_s - MARGIN_S)),
+        )
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+        system = System(spec, log, Path.cwd(), {**clean, "NO_COLOR": "1"})
+        metrics = {name: f"http://{HOST}:{first + place}" for place, name in enumerate(WORKERS)}
+        try:
+            system.start()
+            yield Served(address, metrics, log)
+        finally:
+            system.end()
+
+
+def _free_neighbours(count: int) -> int:
+    """The first of so many ports that nobody listens at now."""
+    while True:
+        with socket.create_server((HOST, 0)) as one:
+            first: int = one.getsockname()[1]
+        try:
+            for port in range(first, first + count):
+                with socket.create_server((HOST, port)):
+                    pass
+        except OSError:
+            continue
+        return first
+
+
+def _many(stack: Served, model: Path, many: int, kit: Kit, found: Finding) -> None:
+    prompts = [
+        [(7 * index + 3 * place) % 900 for place in range(1 + 5 * index % 90)] for index in range(many)
+    ]
+    started = time.monotonic()
+    outputs = asyncio.run(_all(stack.url, prompts))
+    spent = time.monotonic() - started
+    expected = reference_greedy(model, prompts, OUTPUT_TOKENS)
+    wrong = [
+        f"prompt {index}: {got}, expected {want}"
+        for index, (got, want) in enumerate(zip(outputs, expected, strict=True))
+        if got != want
+    ]
+    found.detail = f"{many} in {spent:.1f} s"
+    assert not wrong, "; ".join(wrong[:3])
+    place = "device=cuda" if kit.on_gpu else "device=cpu"
+    ready = [line for line in stack.log.read_text().splitlines() if "engine ready" in line]
+    assert len(ready) >= len(WORKERS), "not every worker tells that it is ready"
+    assert all(place in line for line in ready), f"a worker computes elsewhere: {ready}"
+
+
+async def _all(url: str, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    places = asyncio.Semaphore(AT_A_TIME)
+    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, trust_env=False) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+
+        async def one(prompt: Sequence[int]) -> list[int]:
+            async with places:
+                reply = await client.post("/v1/completions", json=_body(model, prompt, OUTPUT_TOKENS))
+            assert reply.status_code == 200, reply.text
+            ids: list[int] = reply.json()["choices"][0]["token_ids"]
+            return ids
+
+        return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+def _body(model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+def _killed(stack: Served, found: Finding) -> None:
+    """The same stream twice, the second time with a death in it."""
+    unbroken, _ = _stream(stack, "unbroken", kill=False)
+    broken, victim = _stream(stack, "broken", kill=True)
+    with httpx.Client(base_url=stack.url, timeout=ANSWER_S, trust_env=False) as client:
+        rooms = client.get("/rooms", params={"request_id": "broken"}).json()["rooms"]
+    found.detail = f"{victim} was killed after {KILL_AT} of {len(unbroken)} tokens; {len(rooms)} rooms"
+    assert len(unbroken) == STREAMED_TOKENS
+    assert broken == unbroken, "the stream went on with other tokens"
+    assert len(rooms) == 2, f"{len(rooms)} rooms of the request: it had ended before its worker was killed"
+
+
+def _stream(stack: Served, name: str, *, kill: bool) -> tuple[list[int], str]:
+    """Its tokens, and who was killed."""
+    ids: list[int] = []
+    victim = ""
+    with httpx.Client(base_url=stack.url, timeout=ANSWER_S, trust_env=False) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        body = {**_body(model, range(3, 60), STREAMED_TOKENS), "stream": True}
+        headers = {"X-Request-Id": name}
+        with client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+            for line in reply.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                told = json.loads(line[6:])
+                assert "error" not in told, told["error"]
+                for choice in told["choices"]:
+                    ids += choice.get("token_ids") or []
+                if kill and not victim and len(ids) >= KILL_AT:
+                    rooms = client.get("/rooms", params={"request_id": name}).json()["rooms"]
+                    victim = rooms[0]["decode"]
+                    os.kill(stack.pid_of(victim), signal.SIGKILL)
+    return ids, victim
