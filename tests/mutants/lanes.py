@@ -30,7 +30,8 @@ PRELOADED: Final = [
     "torch",
     "transformers.modeling_utils",
 ]
-"""Imported once, for all mutants: what takes long and is none of the product."""
+"""Imported once, for all mutants: what takes long and is none of the product. Its modules are changed as they
+are imported, so this is not what the processes of other tests are forked from (`tests/forks.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

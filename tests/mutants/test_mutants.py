@@ -4,7 +4,6 @@ The others, which the simulation or a test of the suite sees, run with `make ver
 """
 
 from collections import Counter
-from multiprocessing import forkserver
 
 import pytest
 
@@ -34,9 +33,6 @@ FAST = [each for each in MUTANTS if all(check.kind in ("story", "model") for che
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    # Tests of another file may have started the one server of this process, which forks what is started from
-    # now on, too, and had parts of the product imported there.
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
     return {each.name: each for each in judge(errands(FAST), JOBS)}
 
 
