@@ -20,6 +20,7 @@ from tests.process.by_hand import Group, Hand, by_hand
 from tests.process.hooks import TOLD
 from tests.process.load import Answer, any_prompts
 from tests.process.stack import POLL_S
+from tests.suite.shared import Shared
 
 SOON_S = 30.0
 STREAM_TOKENS = 400
@@ -40,10 +41,15 @@ def small(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def tensors(small: Path) -> Iterator[Hand]:
+def of_tensors(small: Path) -> Iterator[Shared[Hand]]:
     """Two ranks a side. The bootstrap waits long for a worker that is being started again."""
-    with by_hand(small, {"tp": "2"}, {"tp": "2"}) as hand:
-        yield hand
+    with Shared(lambda: by_hand(small, {"tp": "2"}, {"tp": "2"})) as shared:
+        yield shared
+
+
+@pytest.fixture
+def tensors(of_tensors: Shared[Hand], request: pytest.FixtureRequest) -> Hand:
+    return of_tensors.lend(request.node)
 
 
 @pytest.mark.timeout(300)
@@ -155,10 +161,15 @@ def test_divergence_detected_a_room_that_one_rank_alone_holds_ends_the_group_wit
 
 
 @pytest.fixture(scope="module")
-def pipeline(small: Path) -> Iterator[Hand]:
+def of_pipelines(small: Path) -> Iterator[Shared[Hand]]:
     """Three stages, into one rank."""
-    with by_hand(small, {"pp": "3", "chunk_tokens": str(CHUNK_TOKENS)}, {}) as hand:
-        yield hand
+    with Shared(lambda: by_hand(small, {"pp": "3", "chunk_tokens": str(CHUNK_TOKENS)}, {})) as shared:
+        yield shared
+
+
+@pytest.fixture
+def pipeline(of_pipelines: Shared[Hand], request: pytest.FixtureRequest) -> Hand:
+    return of_pipelines.lend(request.node)
 
 
 @pytest.mark.timeout(300)

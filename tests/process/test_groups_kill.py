@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.models import VOCABULARY, eight_heads
 from tests.pairwise import Case, every, parameters
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import Rank, Stack, running_stack
+from tests.suite.shared import Shared
 
 ANSWER_S = 180.0
 CLIENTS = 3
@@ -37,10 +39,15 @@ def named(case: Case) -> str:
 
 
 @pytest.fixture(scope="module")
-def groups(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def model(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return eight_heads(tmp_path_factory.mktemp("eight-heads"), demo_model_dir)
+
+
+@pytest.fixture(scope="module")
+def stacks(model: Path) -> Iterator[Shared[Stack]]:
     """Two pipeline ranks compute the prompts, two tensor ranks draw, and there is no other pair."""
-    model = eight_heads(tmp_path_factory.mktemp("eight-heads"), demo_model_dir)
-    with running_stack(
+    start = partial(
+        running_stack,
         str(model),
         prefill=[{"pp": "2", "chunk_tokens": "64"}],
         decode=[{"tp": "2"}],
@@ -48,13 +55,19 @@ def groups(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         dtype="float32",
         kv_cache_memory="8MiB",
         group_timeout_ms=str(GROUP_TIMEOUT_MS),
-    ) as stack:
-        yield stack
+    )
+    with Shared(start) as shared:
+        yield shared
+
+
+@pytest.fixture
+def groups(stacks: Shared[Stack], request: pytest.FixtureRequest) -> Stack:
+    return stacks.lend(request.node)
 
 
 @pytest.fixture(scope="module")
-def known(groups: Stack) -> Asked:
-    return asked(Path(groups.model), any_prompts(LENGTHS, VOCABULARY), OUTPUT_TOKENS)
+def known(model: Path) -> Asked:
+    return asked(model, any_prompts(LENGTHS, VOCABULARY), OUTPUT_TOKENS)
 
 
 @dataclass
