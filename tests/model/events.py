@@ -163,13 +163,13 @@ def _drained(world: World, state: State, side: int) -> State:
 
 def flying(world: World, state: State) -> Steps:
     """What becomes of the writes under way: asked of the ranks of both sides, and of who lives."""
-    for rank, sender in enumerate(state.senders):
-        for flight in world.standing(PREFILL, sender).flying:
+    for rank, here in enumerate(world.standings(state, PREFILL)):
+        for flight in here.flying:
             lives = exposed_by(flight.peer) == state.peers[DECODE]
             if lives:
                 yield ("land", rank, flight), partial(_land, world, rank=rank, flight=flight)
             there = world.standing(DECODE, state.receivers[rank_of(flight.peer)])
-            if flight.peer != there.exposure and (lives or there.at(flight.room) is not None):
+            if flight.peer != there.exposure and (lives or here.at(flight.room) is not None):
                 fails: Deed = ("ended", flight.number, PutState.FAILED)
                 label = ("put fails", rank, flight)
                 yield label, partial(one_rank, world, side=PREFILL, rank=rank, deed=fails)

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.mutants.mutant import ROOT, Check
-from tests.patience import SHORTER
 
 STORIES: Final = ROOT / "tests" / "stories"
 NAMED: Final = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
 PATIENCE_S: Final = 5.0
 """For what a mutant keeps from coming: a test that waits for it has failed then."""
-QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", f"--timeout={2 * PATIENCE_S:g}")
+QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", f"--timeout={4 * PATIENCE_S:g}")
 """The time-out is above the tests' own patience: where it strikes within grpc the process may crash."""
 TAIL_CHARS: Final = 4000
 ROOMS: Final = 100
@@ -104,7 +103,7 @@ def seeds_of(what: str) -> tuple[str, range]:
 def _suite(tests: str, wanted: str) -> Finding | None:
     import pytest
 
-    os.environ[SHORTER] = str(PATIENCE_S)
+    os.environ["TESTS_PATIENCE_S"] = str(PATIENCE_S)  # read by tests.patience, which is not imported yet
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         status = pytest.main(["-q", "-x", *QUIET, *(f"tests/{test}" for test in tests.split())])
