@@ -57,6 +57,16 @@ GEMMA: Final[dict[str, Any]] = {
     "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
     "query_pre_attn_scalar": 16,
 }
+LLAMA4: Final[dict[str, Any]] = {
+    **tiny.SHAPE,
+    "num_hidden_layers": 4,
+    "attention_chunk_size": WINDOW,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "floor_scale": 48,
+    "attn_scale": 0.5,
+}
 PIXTRAL: Final[dict[str, Any]] = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -83,6 +93,33 @@ QWEN_TOWER: Final[dict[str, Any]] = {
     "num_heads": 2,
     "out_hidden_size": 48,
     "deepstack_visual_indexes": [0],
+}
+QWEN25_TOWER: Final[dict[str, Any]] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "fullatt_block_indexes": [0],
+}
+LLAMA4_TOWER: Final[dict[str, Any]] = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vision_output_dim": 32,
+    "image_size": 32,
+    "patch_size": 8,
+    "projector_input_dim": 32,
+    "projector_output_dim": 32,
+}
+INTERN_TOWER: Final[dict[str, Any]] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": [32, 32],
+    "patch_size": [8, 8],
 }
 
 TYPES: Final[dict[str, Entry]] = {
@@ -122,18 +159,7 @@ TYPES: Final[dict[str, Entry]] = {
         _of("GraniteSWAConfig", **FOUR), LIBRARY, (ALL, SEEN, SEEN, SEEN), ("sinks",)
     ),
     "llama 4, chunks, scaled by length": Entry(
-        _of(
-            "Llama4TextConfig",
-            **{**tiny.SHAPE, "num_hidden_layers": 4},
-            attention_chunk_size=WINDOW,
-            intermediate_size_mlp=80,
-            num_local_experts=4,
-            num_experts_per_tok=1,
-            floor_scale=48,
-            attn_scale=0.5,
-        ),
-        LIBRARY,
-        (CHUNK, CHUNK, CHUNK, ALL),
+        _of("Llama4TextConfig", **LLAMA4), LIBRARY, (CHUNK, CHUNK, CHUNK, ALL)
     ),
     "text of gemma3": Entry(
         _container("Gemma3Config", "Gemma3TextConfig", GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4),
@@ -152,5 +178,23 @@ TYPES: Final[dict[str, Entry]] = {
         ),
         OWN,
         (ALL,) * 3,
+    ),
+    "text of qwen2.5-vl": Entry(
+        _container(
+            "Qwen2_5_VLConfig",
+            "Qwen2_5_VLTextConfig",
+            {**SHAPE, "head_dim": None, "rope_parameters": {**ROTATED, "mrope_section": [1, 1, 2]}},
+            vision_config=QWEN25_TOWER,
+        ),
+        OWN,
+        (ALL,) * 3,
+    ),
+    "text of llama 4": Entry(
+        _container("Llama4Config", "Llama4TextConfig", LLAMA4, vision_config=LLAMA4_TOWER),
+        LIBRARY,
+        (CHUNK, CHUNK, CHUNK, ALL),
+    ),
+    "text of internvl": Entry(
+        _container("InternVLConfig", "Qwen2Config", tiny.SHAPE, vision_config=INTERN_TOWER), OWN, (ALL,) * 3
     ),
 }
