@@ -141,8 +141,9 @@ def _tokens(request: Request, start: int, stop: int) -> list[inference_pb2.Token
     return [token_to_wire(Token(each)) for each in ids]
 
 
-async def serve_echo(bootstrap: str, model: str) -> None:
-    """Both workers, until this process is told to stop. `model`: the stack's fingerprint."""
+async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
+    """Both workers, until this process is told to stop. `model`: the stack's fingerprint. `context_length`:
+    most tokens of a sequence."""
     channels, stopped = Channels(), asyncio.Event()
     at_bootstrap = channels.to(bootstrap, Party.BOOTSTRAP)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -165,7 +166,13 @@ async def serve_echo(bootstrap: str, model: str) -> None:
                 worker=rooms_pb2.Peer(name=name, incarnation=incarnation, address=address),
                 side=side_to_wire(side),
                 layout=workers_pb2.KvLayout(
-                    model=model, dtype="float32", page_tokens=16, layers=[0], kv_heads=[0], head_dim=64
+                    model=model,
+                    dtype="float32",
+                    page_tokens=16,
+                    layers=[0],
+                    kv_heads=[0],
+                    head_dim=64,
+                    context_length=int(context_length),
                 ),
                 schema="echo",
                 tokens_max=TOKENS_MAX,

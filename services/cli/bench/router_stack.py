@@ -60,7 +60,8 @@ class Stack:
             await self._start("bootstrap", "services.cli.main", "bootstrap", *told, "--log-level", "warning")
             os.sched_setaffinity(0, cores - {self._core} or cores)
             echo = "services.cli.bench.router_echo"
-            await self._start("echo", echo, f"{HOST}:{grpc_port}", facts.fingerprint)
+            asked = (f"{HOST}:{grpc_port}", facts.fingerprint, str(facts.context_length))
+            await self._start("echo", echo, *asked)
             await self._ready()
         except BaseException:
             await self.__aexit__()

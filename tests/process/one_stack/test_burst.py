@@ -1,9 +1,12 @@
 """Is every request of a burst answered by a healthy stack, without a room that failed behind it?"""
 
+import pytest
+
 from tests.cli.typed import bench
 from tests.process.stack import Stack
 
 
+@pytest.mark.bench
 def test_a_burst_and_a_flow_are_answered_and_nothing_fails(idle_stack: Stack) -> None:
     flow = ("--rate", "20", "--seconds", "2")
     requests = ("--prompt-tokens", "4", "--output-tokens", "2", "--sustained", "32")
