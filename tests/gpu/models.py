@@ -55,6 +55,14 @@ def anatomies() -> Iterator[tuple[str, PreTrainedConfig]]:
     yield from ((name, config) for name, config in every.items() if name not in FIRST)
 
 
+def has_experts(config: PreTrainedConfig) -> bool:
+    """In bfloat16 rounding chooses among those of nearly one score, and what follows is another text: tokens
+    say nothing there."""
+    text = config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any((getattr(text, name, None) or 0) > 1 for name in names)
+
+
 def served(config: PreTrainedConfig, directory: Path) -> Path:
     """A random model of `config` in `directory`, with a tokenizer."""
     return with_tokenizer(tiny.save(config, directory), config.vocab_size)
