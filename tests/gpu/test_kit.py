@@ -86,10 +86,16 @@ def test_what_cannot_run_says_why_and_the_next_one_goes_on(tmp_path: Path) -> No
 
 
 def test_a_part_that_hangs_is_ended_and_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "GRACE_S", 0.05)
-    [found] = kit._run("machine", "cpu", tmp_path, 0.05, tmp_path / "log")
-    assert (found.part, found.verdict) == ("machine", Verdict.WRONG)
-    assert "did not end in 0 s" in found.detail
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\necho $$\nexec sleep 100\n")
+    hangs.chmod(0o700)
+    (tmp_path / "findings.jsonl").write_text(json.dumps({"begun": "late writes"}) + "\n")
+    monkeypatch.setattr(kit, "GRACE_S", 0.5)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    [found] = kit._run("memory", "cpu", tmp_path, 0.5, tmp_path / "log")
+    assert (found.part, found.what, found.verdict) == ("memory", "late writes", Verdict.WRONG)
+    assert "did not end in 1 s" in found.detail
+    assert not Path("/proc", (tmp_path / "log").read_text().strip()).exists()
 
 
 def test_a_part_that_breaks_is_wrong_and_names_what_it_was_at(tmp_path: Path) -> None:
