@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+import numpy as np
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFReader, ReaderTensor, get_tensor_name_map
 
 from services.engine.splits import BYTE_LEVEL, spaced, split_of
 
@@ -17,6 +18,10 @@ THETA: Final = 10_000.0
 FREQUENCIES: Final = "rope_freqs"
 FACTORS: Final = ("rope_factors_long", "rope_factors_short")
 """With the one before: tensors that are no weights, but divide the frequencies of the rotations."""
+LOOKED_AT: Final = 2**22
+"""Numbers at a time."""
+LOWER_HALF: Final = 0xFFFF
+"""Of a float32's bits."""
 ENDS: Final = ("eos", "eot", "eom")
 """Of the text, of a turn, and of a message that a tool answers."""
 
@@ -53,9 +58,26 @@ class Header:
         tensors = (each for each in self._file.tensors if each.name.startswith(FREQUENCIES))
         return any(number != 1 for each in tensors for number in each.data.flatten().tolist())
 
+    @property
+    def narrow(self) -> bool:
+        """Every number of every tensor is one of bfloat16. Reads a tensor at a time."""
+        return all(_is_narrow(each) for each in self._file.tensors)
+
     def _field(self, key: str) -> Any:
         field = self._file.fields.get(key)
         return None if field is None else field.contents()
+
+
+def _is_narrow(tensor: ReaderTensor) -> bool:
+    """Whether each of its numbers is one of bfloat16: the upper half of a float32. Of what is quantised they
+    are not, as a rule."""
+    if tensor.tensor_type == GGMLQuantizationType.BF16:
+        return True
+    if tensor.tensor_type not in (GGMLQuantizationType.F16, GGMLQuantizationType.F32):
+        return False
+    numbers = tensor.data.reshape(-1)
+    parts = (numbers[begin : begin + LOOKED_AT] for begin in range(0, len(numbers), LOOKED_AT))
+    return not any((part.astype(np.float32).view(np.uint32) & LOWER_HALF).any() for part in parts)
 
 
 def lost_settings(header: Header, config: Any) -> list[str]:

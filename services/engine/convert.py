@@ -3,8 +3,9 @@
     python -m services.engine.convert SOURCE TARGET [NAME]
 
 Run in a process of its own, once per file: the library's loader takes seconds to minutes. The weights are
-written as float32, which holds every GGUF format exactly; they are narrowed when they are loaded. A file of
-which the library would make another model is refused.
+written as bfloat16 where each of the file's numbers is one, else as float32, which holds every GGUF format
+exactly; they are narrowed when they are loaded. In memory they take what is written. A file of which the
+library would make another model is refused.
 """
 
 import json
@@ -57,7 +58,7 @@ def convert(source: Path, target: Path, name: str) -> None:
         folder,
         gguf_file=file,
         config=config,
-        dtype=torch.float32,
+        dtype=torch.bfloat16 if header.narrow else torch.float32,
         quantization_config=GgufConfig(dequantize=True),
         local_files_only=True,
         trust_remote_code=False,

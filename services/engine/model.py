@@ -26,8 +26,9 @@ from services.engine.decoder import Decoder
 from services.engine.device import find_device
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.memory import shortage
+from services.engine.quantised import Quantisation, quantisation_of, refuse_codes
 from services.engine.rotations import settle_frequencies
-from services.engine.shards import Dummies, bare_module, bytes_of, fill, weights_in
+from services.engine.shards import Dummies, Files, bare_module, bytes_of, fill, weights_in
 from services.engine.share import Share, share_of
 from services.engine.sight import Reach
 from services.engine.split import cut_stages, cut_weights
@@ -301,29 +302,35 @@ def _load_model(
 ) -> Model:
     place = find_device(device, 0 if team is None else team.rank)
     library_logging.disable_progress_bar()
+    how = quantisation_of(directory)
+    missing = () if how is None else how.missing
     try:
         facts = read_model(directory, dummy=dummy, context_length=context_length)
     except UnsupportedModel as found:
         if found.needs:
             name = own_name(directory)
-            refuse_by_configuration(name, _configuration(directory, name), found.needs)
+            refuse_by_configuration(name, _configuration(directory, name), (*found.needs, *missing))
         raise
     config = _configuration(directory, facts.name)
-    refuse_by_configuration(facts.name, config)
+    refuse_by_configuration(facts.name, config, missing)
     settle_frequencies(facts.name, config, facts.context_length)
     if team is not None and team.topology.ranks > 1:
         share = share_of(facts.name, config, team)
-        module = _load_share(directory, facts.name, config, share, dtype, place, dummy=dummy)
+        module = _load_share(directory, facts.name, config, share, dtype, place, how, dummy=dummy)
         return Model(module, facts, dtype, place, share)
-    if not dummy:
-        # The files' own numbers have 1 to 4 bytes: what they take in memory is judged by the least it can be.
-        least = sum(path.stat().st_size for path in weight_files(directory)) * DTYPES[dtype].itemsize // 4
-        _check_memory(directory, place, least)
+    if not dummy and how is None:
+        refuse_codes(directory)
+        # The files' own numbers have 2 to 4 bytes: what they take in memory is judged by the least it can be.
+        _check_memory(directory, place, _file_bytes(directory) * DTYPES[dtype].itemsize // 4)
 
     def load() -> Any:
         if dummy:
             return _load_dummies(directory, facts.name, config, dtype, place)
-        return _load(directory, facts.name, config, DTYPES[dtype]).to(place).eval().requires_grad_(False)
+        if how is None:
+            module = _load(directory, facts.name, config, DTYPES[dtype], maker_of(config))
+        else:
+            module = _load_quantised(directory, facts.name, config, dtype, place, how)
+        return module.to(place).eval().requires_grad_(False)
 
     module = load()
     _check_logits(facts.name, module)
@@ -332,18 +339,67 @@ def _load_model(
 
 def _configuration(directory: Path, name: str) -> Any:
     try:
-        return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModel(
             f"the model {name} cannot be served: the transformers library does not know its configuration: "
             f"{_first_line(error)}"
         ) from error
+    for each in (config, config.get_text_config()):  # the library is given plain numbers
+        vars(each).pop("quantization_config", None)
+    return config
 
 
-def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
+def _load_quantised(
+    directory: Path, name: str, config: Any, dtype: str, device: torch.device, how: Quantisation
+) -> Any:
+    bare = _bare(name, config, dtype)
+    size = bytes_of(bare, {})
+    _check_memory(directory, device, size)
+    _tell_dequantised(directory, how, size)
+    with _weights(directory, how, dtype) as weights:
+        return _load(directory, name, bare.config, DTYPES[dtype], type(bare), weights.pending())
+
+
+@contextmanager
+def _weights(directory: Path, how: Quantisation | None, dtype: str) -> Iterator[Files]:
     try:
-        module, told = maker_of(config).from_pretrained(
-            directory,
+        with weights_in(directory, how, DTYPES[dtype]) as weights:
+            yield weights
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
+
+
+def _tell_dequantised(directory: Path, how: Quantisation, size: int) -> None:
+    """`size`: bytes that the weights take here."""
+    log.info(
+        "weights are dequantised as they are loaded",
+        method=how.method,
+        file_bytes=_file_bytes(directory),
+        bytes=size,
+    )
+    if how.of_the_cache:
+        log.warning("the checkpoint's scheme for its KV cache is passed over: KV is kept as --dtype says")
+
+
+def _file_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in weight_files(directory))
+
+
+def _load(
+    directory: Path,
+    name: str,
+    config: Any,
+    dtype: torch.dtype,
+    maker: Any,
+    pending: Mapping[str, Any] | None = None,
+) -> Any:
+    """`maker`: makes a definition of `config`: with `pending` the definition's own class. `pending`: the
+    weights, where they are not what lies in the files of `directory`."""
+    try:
+        module, told = maker.from_pretrained(
+            directory if pending is None else None,
+            state_dict=pending,
             config=config,
             dtype=dtype,
             attn_implementation=attention_of(config),
@@ -353,6 +409,8 @@ def _load(directory: Path, name: str, config: Any, dtype: torch.dtype) -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are told, and refused below
         )
+    except StartupError:  # what reads pending weights has said it
+        raise
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModel(
             f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot load "
@@ -381,19 +439,27 @@ def _load_dummies(directory: Path, name: str, config: Any, dtype: str, device: t
 
 
 def _load_share(
-    directory: Path, name: str, config: Any, share: Share, dtype: str, device: torch.device, *, dummy: bool
+    directory: Path,
+    name: str,
+    config: Any,
+    share: Share,
+    dtype: str,
+    device: torch.device,
+    how: Quantisation | None,
+    *,
+    dummy: bool,
 ) -> Any:
     module = _bare(name, config, dtype)
     _check_logits(name, module)
     dummies = Dummies(module, device)
     stage = cut_stages(name, module, share)
     slices = cut_weights(name, module, share)
-    _check_memory(directory, device, bytes_of(module, slices))
-    try:
-        with nullcontext(dummies) if dummy else weights_in(directory) as weights:
-            fill(module, slices, weights, device)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
+    size = bytes_of(module, slices)
+    _check_memory(directory, device, size)
+    if how is not None and not dummy:
+        _tell_dequantised(directory, how, size)
+    with nullcontext(dummies) if dummy else _weights(directory, how, dtype) as weights:
+        fill(module, slices, weights, device)
     module.to(device).eval()
     return stage
 

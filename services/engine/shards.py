@@ -4,8 +4,9 @@ The definition is made without memory for its weights, cut, and then filled: of 
 which this rank holds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 from zlib import crc32
@@ -15,8 +16,10 @@ from safetensors import safe_open
 from torch import nn
 
 from services.engine.container import attention_of, maker_of
+from services.engine.quantised import Quantisation, Table
 from services.engine.split import Slice
-from services.runtime.model_facts import ModelUnreadable, weight_files
+from services.engine.unpacking import DoesNotFit, Packed, numbers_of
+from services.runtime.model_facts import ModelUnreadable, stored_types, weight_files
 
 SPREAD: Final = 0.02
 
@@ -117,44 +120,98 @@ class Dummies:
 
 
 @contextmanager
-def weights_in(directory: Path) -> Iterator[Weights]:
-    """The files' own."""
+def weights_in(directory: Path, how: Quantisation | None, dtype: torch.dtype) -> Iterator["Files"]:
+    """The files' own, those that are quantised as numbers of `dtype`. Raises ModelUnreadable."""
     with ExitStack() as stack:
-        yield _Files(directory, stack)
+        yield Files(directory, how, dtype, stack)
 
 
-class _Files:
-    """The weights of a model directory, wherever they lie."""
+class Files:
+    """The weights of a model directory, wherever and however they lie."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, directory: Path, how: Quantisation | None, dtype: torch.dtype, stack: ExitStack
+    ) -> None:
         self._directory = directory
+        self._dtype = dtype
         self._places: dict[str, Any] = {}
         for file in weight_files(directory):
             opened = stack.enter_context(safe_open(file, framework="pt"))
             self._places.update(dict.fromkeys(opened.keys(), opened))
+        self.table = Table(directory, stored_types(directory), self._stored, how)
+        self._names = {*self.table.plain, *self.table.packed}
+
+    def _stored(self, name: str) -> "StoredTensor":
+        return StoredTensor(self._places[name], name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._names
 
     def read(self, name: str, shape: tuple[int, ...], part: Slice | None) -> torch.Tensor:
-        if name not in self._places:
+        if name not in self._names:
             raise ModelUnreadable(
                 f"{self._directory}: the files lack the model's weight {name}; one that the library would "
                 "make of others as it loads them is not made for several ranks"
             )
-        file = self._places[name]
-        found = file.get_slice(name)
-        if tuple(found.get_shape()) != shape:
+        packed = self.table.packed.get(name)
+        stored = self._stored(name) if packed is None else packed
+        if stored.shape != shape:
             raise ModelUnreadable(
-                f"{self._directory}: the weight {name} has the shape {found.get_shape()}, not {list(shape)}"
+                f"{self._directory}: the weight {name} has the shape {list(stored.shape)}, not {list(shape)}"
             )
-        values: torch.Tensor
-        if not shape:
-            values = file.get_tensor(name)  # a single number has no slices
-        elif part is None:
-            values = found[:]
-        elif part.dim == 0:
-            values = found[part.start : part.stop]
-        else:
-            values = found[:, part.start : part.stop]
+        if packed is not None:
+            return self._dequantised(name, packed, part)
+        whole = self._stored(name)
+        if part is None:
+            return whole.whole()
+        return (whole.rows if part.dim == 0 else whole.columns)(part.start, part.stop)
+
+    def _dequantised(self, name: str, packed: Packed, part: Slice | None) -> torch.Tensor:
+        cut: list[range | None] = [None, None]
+        if part is not None:
+            cut[part.dim] = range(part.start, part.stop)
+        try:
+            return numbers_of(packed, self._dtype, *cut)
+        except DoesNotFit as error:
+            raise ModelUnreadable(f"{self._directory}: the weight {name} is damaged: {error}") from error
+
+    def pending(self) -> "dict[str, PendingWeight | Any]":
+        """Every weight by its name, to be read where it is indexed, as the model library does."""
+        plain = {name: self._places[name].get_slice(name) for name in self.table.plain}
+        packed = {
+            name: PendingWeight(partial(self._dequantised, name, each, None))
+            for name, each in self.table.packed.items()
+        }
+        return plain | packed
+
+
+class StoredTensor:
+    """One of a safetensors file. What is read may be a view of the file."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file = file
+        self._name = name
+        self._slice = file.get_slice(name)
+        self.shape = tuple(self._slice.get_shape())
+
+    def whole(self) -> torch.Tensor:
+        values: torch.Tensor = self._slice[:] if self.shape else self._file.get_tensor(self._name)
         return values
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        values: torch.Tensor = self._slice[start:stop]
+        return values
+
+    def columns(self, start: int, stop: int) -> torch.Tensor:
+        values: torch.Tensor = self._slice[:, start:stop]
+        return values
+
+
+class PendingWeight:
+    """A weight that is computed when all of it is asked for."""
+
+    def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
+        self._compute = compute
+
+    def __getitem__(self, which: Any) -> torch.Tensor:
+        return self._compute()[which]

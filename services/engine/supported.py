@@ -281,7 +281,6 @@ OTHER_LAYERS: Final = {
 NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
     "layers that differ from each other": lambda config: bool(_told(config, "is_heterogeneous")),
     "an encoder": lambda config: bool(_told(config, "is_encoder_decoder")),
-    "quantised weights": lambda config: _told(config, "quantization_config") is not None,
     "multi-head latent attention (MLA)": lambda config: bool(_told(config, "kv_lora_rank")),
     OPTION_NAMES["is_causal"]: lambda config: (
         bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False

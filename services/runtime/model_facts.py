@@ -210,6 +210,18 @@ def _fingerprint(files: Sequence[Path], config: Json) -> str:
     return digest.hexdigest()[:32]
 
 
+def stored_types(directory: Path) -> dict[str, str]:
+    """Of each tensor in the files of `weight_files`, by its name, the type of its numbers, in safetensors'
+    word. Raises ModelUnreadable."""
+    tables = [json.loads(_header(path)) for path in weight_files(directory)]
+    return {
+        name: str(each.get("dtype"))
+        for table in tables
+        for name, each in table.items()
+        if name != "__metadata__"
+    }
+
+
 def _header(path: Path) -> bytes:
     """A safetensors file's table of names, types, shapes and places. Raises ModelUnreadable where there is
     none, or where the file ends before the last place in it."""

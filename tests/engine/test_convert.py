@@ -113,6 +113,22 @@ def test_a_whole_file_is_converted_number_for_number(tmp_path: Path, weights: Te
     assert load_model(tmp_path / "made", "float32", "cpu").facts.name == "tiny"
 
 
+@pytest.mark.parametrize("wide", [None, "model.norm.weight", "lm_head.weight"])
+def test_numbers_that_are_all_of_bfloat16_are_kept_in_so_many_bytes(
+    tmp_path: Path, weights: Tensors, wide: str | None
+) -> None:
+    """Nothing is rounded: one number that is wider keeps all of them wide. So a file's two bytes a number are
+    not four, in memory or on disk."""
+    narrow = {name: weight.bfloat16().float() for name, weight in weights.items()}
+    if wide is not None:
+        narrow[wide].view(-1)[3] = 1 + 2**-9
+    file = write(tmp_path / "tiny.gguf", in_gguf({name: each.half() for name, each in narrow.items()}))
+    assert main([str(file), str(tmp_path / "made"), "tiny"]) == 0
+    made = load_file(tmp_path / "made" / "model.safetensors")
+    assert {each.dtype for each in made.values()} == {torch.bfloat16 if wide is None else torch.float32}
+    assert all(torch.equal(each.float(), narrow[name].half().float()) for name, each in made.items())
+
+
 def scaled(kind: str, factor: float) -> Write:
     def add(writer: GGUFWriter) -> None:
         writer.add_string(f"{writer.arch}.rope.scaling.type", kind)

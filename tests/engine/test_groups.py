@@ -15,6 +15,7 @@ from services.rooms.request import Sampling
 from tests.engine import scenes, tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.crew import Crew
+from tests.engine.quantisers import FORMATS, write
 from tests.engine.test_equals_reference import random_prompts
 from tests.oracle import reference_greedy
 
@@ -73,6 +74,17 @@ def test_every_architecture_with_a_plan_equals_generate(
     expected = reference_greedy(directory, prompts, OUTPUT_TOKENS)
     told = crew.play(SQUARE, scenes.answers, directory, prompts, OUTPUT_TOKENS, (10,))
     assert [each["outputs"] for each in told] == [[expected]] * 4
+
+
+@pytest.mark.parametrize("form", ["FP8 in blocks (Qwen3-FP8, DeepSeek V3, MiniMax M2)", "AWQ"])
+def test_a_quantised_checkpoint_over_two_ranks_equals_generate_on_what_it_stands_for(
+    crew: Crew, model: Path, tmp_path: Path, form: str
+) -> None:
+    quantised, meant = write(model, tmp_path, FORMATS[form])
+    prompts = random_prompts((7, 17))
+    expected = reference_greedy(meant, prompts, OUTPUT_TOKENS)
+    told = crew.play(Topology(2), scenes.answers, quantised, prompts, OUTPUT_TOKENS, (10,))
+    assert [each["outputs"] for each in told] == [[expected]] * 2
 
 
 def test_the_demo_model_of_several_ranks_equals_the_reference(crew: Crew, demo_model_dir: Path) -> None:

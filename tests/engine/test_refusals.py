@@ -42,7 +42,6 @@ BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
     ("FalconH1Config", {}, r"layers of attention and of state space \(Mamba\)"),
     ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "convolution layers"),
     ("SiglipConfig", {}, "a definition that draws text, which the transformers library does not have"),
-    ("LlamaConfig", {"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
 ]
 
 
@@ -227,13 +226,14 @@ def test_probe_can_fail_a_table_of_positions_that_is_shorter_than_the_context_is
 def test_one_refusal_names_all_that_is_missing(tmp_path: Path) -> None:
     """What is seen without the model library and what is seen with it."""
     config = transformers.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2).to_dict()
-    config |= {"quantization_config": {"quant_method": "fp8"}, "alibi": True}
+    config |= {"quantization_config": {"quant_method": "bitsandbytes"}, "alibi": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModel) as refused:
         load_model(tmp_path, "float32", "cpu")
     needs = (
-        "it needs linear position biases (ALiBi), state-space or recurrent layers (Mamba, RWKV), quantised"
+        "it needs linear position biases (ALiBi), state-space or recurrent layers (Mamba, RWKV), "
+        "weights quantised by bitsandbytes"
     )
     assert needs in str(refused.value)
 

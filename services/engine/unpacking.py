@@ -1,0 +1,311 @@
+"""Which numbers do the weights of a quantised checkpoint stand for?
+
+Each class is one way of storing a weight, as its format defines it. A weight is read and computed in strips
+of rows, in float32, so that little is held beside the result. Products of small integers or FP8 numbers with
+scales in float16 or bfloat16 are exact there; with scales in float32 each is rounded once.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Final, Protocol
+
+import torch
+
+WORD: Final = 32
+"""Bits that packed integers share."""
+STRIP: Final = 2**22
+"""Numbers that are computed at a time, unless the rows that go together have more."""
+FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What the sixteen codes of 4 bits (E2M1) stand for."""
+EXPONENT_BIAS: Final = 127
+"""Of a scale that is an exponent alone (E8M0)."""
+AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word of AWQ's each of eight neighbouring columns lies."""
+
+
+class DoesNotFit(Exception):
+    """Parts of a weight do not go together. The text says how."""
+
+
+class Stored(Protocol):
+    """A tensor of a file, of which parts can be read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def rows(self, start: int, stop: int) -> torch.Tensor: ...
+    def columns(self, start: int, stop: int) -> torch.Tensor: ...
+    def whole(self) -> torch.Tensor: ...
+
+
+class Packed(Protocol):
+    """A weight as it is stored."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its numbers, as the model has them."""
+
+    @property
+    def step(self) -> int:
+        """Rows that have to be computed together."""
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Those from `start`, a multiple of `step`, in float32. Raises DoesNotFit."""
+
+
+def numbers_of(
+    weight: Packed, dtype: torch.dtype, rows: range | None = None, columns: range | None = None
+) -> torch.Tensor:
+    """The numbers of `weight`, or of some of its rows and columns, rounded to `dtype`. Raises DoesNotFit."""
+    rows = range(weight.shape[0]) if rows is None else rows
+    tail = list(weight.shape[1:])
+    if columns is not None:
+        tail[0] = len(columns)
+    out = torch.empty(len(rows), *tail, dtype=dtype)
+    each = max(1, STRIP // max(1, prod(weight.shape[1:]) * weight.step)) * weight.step
+    for begin in range(rows.start // weight.step * weight.step, rows.stop, each):
+        end = min(begin + each, weight.shape[0])
+        first, last = max(begin, rows.start), min(end, rows.stop)
+        strip = weight.rows(begin, end)[first - begin : last - begin]
+        if columns is not None:
+            strip = strip[:, columns.start : columns.stop]
+        out[first - rows.start : last - rows.start] = strip
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """FP8 numbers or integers of 8 bits, [.., out, in], each times the scale of its block: of the tensor, of
+    a row, of a group of a row, or of a rectangle. Integers may have zero points in the scales' shape."""
+
+    numbers: Stored
+    scale: Stored
+    block: tuple[int, int] | None = None
+    """Of rectangles: rows and columns. The last ones may be cut short."""
+    zero: Stored | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numbers.shape
+
+    @property
+    def step(self) -> int:
+        return self._blocks()[0] if len(self.shape) == 2 else 1
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        numbers = self.numbers.rows(start, stop).float()
+        if self.zero is not None:
+            numbers -= self._spread(self.zero, start, stop)
+        return numbers.mul_(self._spread(self.scale, start, stop))
+
+    def _spread(self, scale: Stored, start: int, stop: int) -> torch.Tensor:
+        """One for each number of the rows, or what becomes that by broadcasting."""
+        if prod(scale.shape) == 1:
+            return _plain(scale.whole()).reshape(())
+        high, wide = self._blocks()
+        if len(self.shape) > 2:
+            values = _plain(scale.rows(start, stop)).repeat_interleave(high, -2)[..., : self.shape[-2], :]
+        else:
+            values = _plain(scale.rows(start // high, -(-stop // high)))
+            if values.ndim == 1:
+                values = values[:, None]
+            values = values.repeat_interleave(high, 0)[: stop - start]
+        if values.shape[-1] == 1:
+            return values
+        return values.repeat_interleave(wide, -1)[..., : self.shape[-1]]
+
+    def _blocks(self) -> tuple[int, int]:
+        """Rows and columns that share a scale."""
+        shape, told = self.shape, self.scale.shape
+        if prod(told) == 1:
+            return 1, shape[-1]
+        if len(shape) == 2 and told == shape[:1]:
+            told = (*told, 1)
+        if len(told) == len(shape) and told[:-2] == shape[:-2]:
+            block = self.block or (0, 0)
+            sides = [_side(*each) for each in zip(shape[-2:], told[-2:], block, strict=True)]
+            if all(sides):
+                return sides[0], sides[1]
+        raise DoesNotFit(f"scales of the shape {list(self.scale.shape)} for {list(shape)} numbers")
+
+
+def _side(size: int, scales: int, block: int) -> int:
+    """Of `size` numbers how many share one of `scales`; 0 where that cannot be."""
+    if block and -(-size // block) == scales:
+        return block
+    return size // scales if scales and size % scales == 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Of compressed-tensors: integers of `bits`, [out, in], side by side along a row in words of 32 bits,
+    each with the middle of its range added; times the scale of its group of columns."""
+
+    words: Stored
+    scale: Stored
+    bits: int
+    columns: int
+    zero: Stored | None = None
+    """[out, groups], packed along the columns; none: the middle of the range."""
+    group_of: Stored | None = None
+    """Of each column, where groups are not neighbours."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape[0], self.columns
+
+    @property
+    def step(self) -> int:
+        return WORD // self.bits
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        middle = 1 << self.bits - 1
+        numbers = (_integers(self.words.rows(start, stop), self.bits)[:, : self.columns] - middle).float()
+        groups = _groups(self.scale.shape[1], self.columns, self.group_of)
+        if self.zero is not None:
+            each = self.step
+            zeros = _integers(self.zero.rows(start // each, -(-stop // each)).T, self.bits).T[: stop - start]
+            numbers -= (zeros - middle).float()[:, groups]
+        return numbers.mul_(self.scale.rows(start, stop).float()[:, groups])
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Of GPTQ: integers, [in, out], in words along a column; less the zero point of their group of inputs,
+    and times its scale."""
+
+    words: Stored
+    zeros: Stored
+    """[groups, out], in words along a row."""
+    scales: Stored
+    bits: int
+    added: int
+    """To every zero point that is stored: 1 in the format's first version."""
+    group_of: Stored | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape[1], self.words.shape[0] * WORD // self.bits
+
+    @property
+    def step(self) -> int:
+        return WORD // self.bits
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        each, inputs = self.step, self.shape[1]
+        numbers = _integers(self.words.columns(start, stop).T, self.bits)
+        zeros = _integers(self.zeros.columns(start // each, -(-stop // each)), self.bits)[:, : stop - start]
+        groups = _groups(self.scales.shape[0], inputs, self.group_of)
+        numbers = numbers - (zeros + self.added).T[:, groups]
+        return numbers.float().mul_(self.scales.columns(start, stop).float().T[:, groups])
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Of AWQ's first version (gemm): integers of 4 bits, [in, out], in words along a row and in an order of
+    their own; less the zero point of their group of inputs, and times its scale."""
+
+    words: Stored
+    zeros: Stored
+    scales: Stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape[1] * len(AWQ_ORDER), self.words.shape[0]
+
+    @property
+    def step(self) -> int:
+        return len(AWQ_ORDER)
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        first, last = start // self.step, -(-stop // self.step)
+        numbers, zeros = (self._ordered(each.columns(first, last)) for each in (self.words, self.zeros))
+        groups = _groups(self.scales.shape[0], self.shape[1], None)
+        numbers = numbers - zeros[groups]
+        return numbers.float().mul_(self.scales.columns(start, stop).float()[groups]).T
+
+    def _ordered(self, words: torch.Tensor) -> torch.Tensor:
+        codes = _integers(words, WORD // self.step)
+        return codes.reshape(len(codes), -1, self.step)[..., list(AWQ_ORDER)].flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4:
+    """Codes of 4 bits (E2M1), [out, in], two in a byte, the first one low; times the scale of their group of
+    columns, and by that of the whole tensor."""
+
+    codes: Stored
+    scale: Stored
+    whole: Stored | None = None
+    divides: bool = False
+    """By the whole tensor's scale, as compressed-tensors keeps it; ModelOpt's multiplies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape[0], self.codes.shape[1] * 2
+
+    @property
+    def step(self) -> int:
+        return 1
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        scale = _plain(self.scale.rows(start, stop))
+        if self.whole is not None:
+            factor = self.whole.whole().float().reshape(())
+            scale = scale / factor if self.divides else scale * factor
+        groups = _groups(scale.shape[1], self.shape[1], None)
+        return _fp4(self.codes.rows(start, stop)).mul_(scale[:, groups])
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Of gpt-oss (MXFP4): codes as of Fp4, [expert, out, group, 16 bytes], and an exponent for each group.
+    The model has them turned, [expert, in, out]."""
+
+    blocks: Stored
+    scales: Stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, outputs, groups, size = self.blocks.shape
+        return experts, groups * size * 2, outputs
+
+    @property
+    def step(self) -> int:
+        return 1
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        numbers = _fp4(self.blocks.rows(start, stop)).mul_(_plain(self.scales.rows(start, stop))[..., None])
+        return numbers.flatten(-2).transpose(1, 2)
+
+
+def _fp4(codes: torch.Tensor) -> torch.Tensor:
+    """Of bytes, twice as many numbers in the last dimension."""
+    codes = codes.view(torch.uint8)
+    both = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+    return torch.tensor(FP4)[both.int()]
+
+
+def _plain(scale: torch.Tensor) -> torch.Tensor:
+    """Scales as numbers of float32. A byte is an exponent."""
+    if scale.dtype is torch.uint8:
+        return torch.exp2(scale.float() - EXPONENT_BIAS)
+    return scale.float()
+
+
+def _integers(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Of words, the integers in them, the lowest first, in the last dimension."""
+    shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
+    return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(-2)
+
+
+def _groups(groups: int, size: int, told: Stored | None) -> torch.Tensor:
+    """Of each of `size` numbers, which of the groups it is in. Raises DoesNotFit."""
+    if told is not None:
+        found = told.whole().long()
+        if len(found) == size and bool((found >= 0).all()) and bool((found < groups).all()):
+            return found
+        if not bool((found == -1).all()):  # none was told after all
+            raise DoesNotFit(f"{len(found)} columns in groups, of {size}, and {groups} groups")
+    if not groups or size % groups:
+        raise DoesNotFit(f"{groups} groups of {size} numbers")
+    return torch.arange(size) // (size // groups)
