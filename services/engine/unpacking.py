@@ -130,8 +130,8 @@ class Scaled:
 
 def _side(size: int, scales: int, block: int) -> int:
     """Of `size` numbers how many share one of `scales`; 0 where that cannot be."""
-    if block and -(-size // block) == scales:
-        return block
+    if block:
+        return block if -(-size // block) == scales else 0
     return size // scales if scales and size % scales == 0 else 0
 
 
