@@ -118,7 +118,7 @@ def test_an_installed_wheel_serves_the_demo(
 ) -> None:
     log, port = tmp_path / "serve.log", free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [str(environment.programs / "baton"), "serve", "--port", str(port)]
+    command = [str(environment.programs / "baton"), "serve", "--port", str(port), "--grpc-port", "0"]
     command += ["--kv-cache-memory", "128MiB"]
     with log.open("wb") as sink:
         process = subprocess.Popen(
