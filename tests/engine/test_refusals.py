@@ -16,6 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers.masking_utils import create_causal_mask
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from services.decode.settings import DecodeSettings
 from services.engine.device import DeviceNotFound, find_device, find_dtype
@@ -211,6 +212,22 @@ def test_probe_can_fail_a_definition_that_counts_each_step_from_0_is_refused(
     config = getattr(transformers, f"{kind}Config")(**BART)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
         load_model(tiny.save(config, tmp_path / kind), dtype, "cpu")
+
+
+def test_probe_can_fail_tokens_that_see_others_outside_their_attention_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shift of tokens does it. Of one sequence from its beginning it is right."""
+    forward = LlamaMLP.forward
+
+    def shifted(mlp: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = forward(mlp, x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
+        return out
+
+    monkeypatch.setattr(LlamaMLP, "forward", shifted)
+    directory = tiny.save(tiny.ARCHITECTURES["llama-gqa-untied"], tmp_path / "shifted")
+    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
+        load_model(directory, "float32", "cpu")
 
 
 def test_probe_can_fail_a_table_of_positions_that_is_shorter_than_the_context_is_refused(
