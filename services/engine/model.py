@@ -218,27 +218,36 @@ class Model:
         """Whether the definition gives at the context's end what it gives where it counts by a cache. If it
         does only when it is told what it asks a cache for, every step tells it: queries that are scaled by
         the length of a sequence are."""
-        late, counted, told = (Probe(self.facts.context_length) for _ in range(3))
+        late = Probe(self.facts.context_length)
         begin = self.facts.context_length - tokens.shape[1]
         where = torch.arange(tokens.shape[1], device=self.device)[None] + begin
         self.logits(tokens, where, keep, late)
-        try:
-            self.logits(tokens, None, keep, counted, ToldPlaces(begin))
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES:
-            return True  # it asks a cache for more than that, and is judged by the other passes
+        counted = self._seen(tokens, None, keep, ToldPlaces(begin))
+        if counted is None:  # it asks a cache for more than that, and is judged by the other passes
+            return True
         if late.like(counted, self.dtype):
             return True
+        self._tells_places = True
+        told = self._seen(tokens, where, keep)
+        self._tells_places = told is not None and told.like(counted, self.dtype)
+        return self._tells_places
+
+    def _seen(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None,
+        keep: torch.Tensor,
+        told: ToldPlaces | None = None,
+    ) -> Probe | None:
+        """What a pass asks attention for; None where the definition does not compute with that."""
+        probe = Probe(self.facts.context_length)
         try:
-            self._tells_places = True
-            self.logits(tokens, where, keep, told)
-            self._tells_places = told.like(counted, self.dtype)
+            self.logits(tokens, positions, keep, probe, told)
         except torch.OutOfMemoryError:
             raise
         except FAILURES:
-            self._tells_places = False
-        return self._tells_places
+            return None
+        return probe
 
     def _only_turns(self) -> bool:
         """Queries and keys of some tokens are as long at the context's end as at its beginning: what the
