@@ -2,7 +2,9 @@
 
 import os
 import ssl
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import httpx
 
@@ -14,6 +16,18 @@ def web() -> httpx.Client:
     core, more than a whole poll may take. As with those, each request has a connection of its own.
     """
     return _client(os.environ.get("SSL_CERT_FILE"))
+
+
+def greedy(model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+    """What asks `/v1/completions` for exactly so many of the likeliest tokens, and for their ids."""
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
 
 
 @cache

@@ -27,6 +27,7 @@ from services.runtime.listen import port_of, reserve_port
 from tests.gpu.findings import CannotRun, Finding
 from tests.gpu.kit import MARGIN_S, Kit
 from tests.gpu.models import served
+from tests.http import greedy
 from tests.models import EIGHT_HEADS
 from tests.oracle import reference_greedy
 from tests.process.stack import gauges_of
@@ -209,23 +210,12 @@ async def _all(url: str, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
         async def one(prompt: Sequence[int]) -> list[int]:
             async with places:
-                reply = await client.post("/v1/completions", json=_body(model, prompt, OUTPUT_TOKENS))
+                reply = await client.post("/v1/completions", json=greedy(model, prompt, OUTPUT_TOKENS))
             assert reply.status_code == 200, reply.text
             ids: list[int] = reply.json()["choices"][0]["token_ids"]
             return ids
 
         return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
-
-
-def _body(model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-    return {
-        "model": model,
-        "prompt": list(prompt),
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
 
 
 def _killed(stack: Served, found: Finding) -> None:
@@ -246,7 +236,7 @@ def _stream(stack: Served, name: str, *, kill: bool) -> tuple[list[int], str]:
     victim = ""
     with httpx.Client(base_url=stack.url, timeout=ANSWER_S, trust_env=False) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
-        body = {**_body(model, range(3, 60), STREAMED_TOKENS), "stream": True}
+        body = {**greedy(model, range(3, 60), STREAMED_TOKENS), "stream": True}
         headers = {"X-Request-Id": name}
         with client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
             for line in reply.iter_lines():

@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 
 from tests.forks import fork_call
-from tests.http import web
+from tests.http import greedy, web
 from tests.process import hooked_rank
 from tests.process.cancelling import cancel_room
 from tests.process.hooks import Folder
@@ -160,14 +160,7 @@ class Hand:
 
     def _body(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
         model = web().get(f"{self.stack.url}/v1/models").json()["data"][0]["id"]
-        return {
-            "model": model,
-            "prompt": list(prompt),
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
+        return greedy(model, prompt, tokens)
 
 
 @contextmanager

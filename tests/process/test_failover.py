@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,14 @@ SEEDED = {
 @pytest.fixture(scope="module")
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
     """Two pairs; prompts are computed in chunks of 64 tokens, so that a long one takes its time."""
-    start = partial(
+    with Shared(
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}] * 2,
         decode=[{}, {}],
         dtype="float32",
         kv_cache_memory="128MiB",
-    )
-    with Shared(start) as shared:
+    ) as shared:
         yield shared
 
 

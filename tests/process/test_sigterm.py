@@ -9,7 +9,6 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,15 +28,14 @@ REFUSED: Final = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.R
 
 @pytest.fixture(scope="module")
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
-    pairs = partial(
+    with Shared(
         running_stack,
         str(demo_model_dir),
         prefill=[{}, {}],
         decode=[{}, {}],
         by_commands=True,
         kv_cache_memory="128MiB",
-    )
-    with Shared(pairs) as shared:
+    ) as shared:
         yield shared
 
 

@@ -2,7 +2,7 @@
 
     @pytest.fixture(scope="package")
     def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
-        with Shared(lambda: running_stack(str(demo_model_dir))) as shared:
+        with Shared(running_stack, str(demo_model_dir)) as shared:
             yield shared
 
     @pytest.fixture
@@ -15,12 +15,14 @@ another that is made anew.
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import Any, Final, Generic, Self, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 import pytest
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
+How = ParamSpec("How")
 
 FAILED: Final = pytest.StashKey[bool]()
 """Of a test, one of whose phases failed."""
@@ -31,8 +33,10 @@ STARTS_MAX: Final = 2
 class Shared(Generic[Thing]):
     """One thing at a time, made when it is first wanted."""
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Thing]]) -> None:
-        self._make = make
+    def __init__(
+        self, make: Callable[How, AbstractContextManager[Thing]], *args: How.args, **options: How.kwargs
+    ) -> None:
+        self._make = partial(make, *args, **options)
         self._lent: tuple[AbstractContextManager[Thing], Thing] | None = None
         self._borrower: pytest.Item | None = None
         self._vain: list[Exception] = []

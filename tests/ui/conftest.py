@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ FLAGS = (
 
 @pytest.fixture(scope="package")
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
-    start = partial(
+    with Shared(
         running_stack,
         str(demo_model_dir),
         prefill=[{"tp": "1", "pp": "2", "chunk_tokens": "64"}],
@@ -40,8 +39,7 @@ def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
         bootstrap={"retry_wait_ms": "100", "lease_ms": "6000"},
         dtype="float32",
         kv_cache_memory="128MiB",
-    )
-    with Shared(start) as shared:
+    ) as shared:
         yield shared
 
 

@@ -5,7 +5,6 @@ a worker to come back, and leases are as short as a user's.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,7 @@ LEASE_MS: Final = 3_000
 
 @pytest.fixture(scope="package")
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
-    start = partial(
+    with Shared(
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}],
@@ -27,8 +26,7 @@ def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
         dtype="float32",
         kv_cache_memory="128MiB",
         kv_checksum="pages",
-    )
-    with Shared(start) as shared:
+    ) as shared:
         yield shared
 
 

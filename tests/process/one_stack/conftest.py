@@ -1,7 +1,6 @@
 """One small stack of real processes, for all the tests of this folder: each leaves it as it found it."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ from tests.suite.shared import Shared
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
     """One prefill and one decode worker, fp32, chunks of 64 tokens so that prompts take several, caches of
     4,368 tokens, which is less than the model's context. 5 GB while it runs: no stack outlives its folder."""
-    start = partial(
+    with Shared(
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}],
         dtype="float32",
         kv_cache_memory="192MiB",
-    )
-    with Shared(start) as shared:
+    ) as shared:
         yield shared
 
 

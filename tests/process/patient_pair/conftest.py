@@ -1,7 +1,6 @@
 """One pair of workers for all the tests of this folder. Requests wait long for a worker to come back."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,14 @@ from tests.suite.shared import Shared
 
 @pytest.fixture(scope="package")
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
-    start = partial(
+    with Shared(
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "512"}],
         bootstrap={"retry_wait_ms": "100000"},
         dtype="float32",
         kv_cache_memory="192MiB",
-    )
-    with Shared(start) as shared:
+    ) as shared:
         yield shared
 
 
