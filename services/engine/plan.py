@@ -265,10 +265,6 @@ def _prefixed(
     return Prefixed(begin, end, pages, room, keys[:, :stop], values[:, :stop], masks)
 
 
-def _whole(begin: int, end: int, positions: torch.Tensor, cache: PagedKvCache) -> Whole:
-    return Whole(begin, end, _masks(begin, end, end - begin, positions, cache))
-
-
 def _masks(begin: int, end: int, stop: int, positions: torch.Tensor, cache: PagedKvCache) -> Masks:
     """Of the tokens [begin, end) of the flat batch over all before position `stop`."""
     own, like = positions[begin:end], cache.tensor

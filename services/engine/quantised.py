@@ -62,8 +62,15 @@ class Quantisation:
         told = (self.words.get("kv_cache_scheme"), self.words.get("kv_cache_quant_algo"))
         return any(told)
 
-    def block(self, group: Json) -> tuple[int, int] | None:
+    @property
+    def group(self) -> Json:
+        """Of compressed-tensors: how its weights are stored, which is in one way (`missing`)."""
+        return next(iter(_groups_of(self.words)), {})
+
+    @property
+    def block(self) -> tuple[int, int] | None:
         """Rows and columns that share a scale, where that is told."""
+        group = self.group
         told = group.get("block_structure") or self.words.get("weight_block_size")
         if isinstance(told, list) and len(told) == 2 and all(isinstance(each, int) for each in told):
             return told[0], told[1]
@@ -224,18 +231,16 @@ class Table:
             return None
         if self._types[name] == "U8":
             return Fp4(self._stored(name), scale, self._if_there(f"{name}_scale_2"))
-        group = next(iter(_groups_of(self._how.words)), {})
         zero = self._if_there(f"{name}_zero_point")
-        return Scaled(self._stored(name), scale, self._how.block(group), zero)
+        return Scaled(self._stored(name), scale, self._how.block, zero)
 
     def _words(self, stem: str) -> Packed:
         codes, scale = self._stored(f"{stem}.weight_packed"), self._part(f"{stem}.weight_scale")
         if self._types[f"{stem}.weight_packed"] != "I32":
             return Fp4(codes, scale, self._if_there(f"{stem}.weight_global_scale"), divides=True)
-        group = next(iter(_groups_of(self._how.words)), {})
         shape = self._part(f"{stem}.weight_shape").whole().tolist()
         zero, order = (self._if_there(f"{stem}.weight_{each}") for each in ("zero_point", "g_idx"))
-        return Words(codes, scale, int(group.get("num_bits", 4)), int(shape[1]), zero, order)
+        return Words(codes, scale, int(self._how.group.get("num_bits", 4)), int(shape[1]), zero, order)
 
     def _integers(self, stem: str) -> Packed:
         words, zeros, scales = (
