@@ -5,8 +5,10 @@ plain numbers. Tensors are told by their names, which each format gives beside a
 by the configuration. What is not understood is refused, so that no codes are taken for numbers.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,10 @@ COMPRESSED: Final = "compressed-tensors"
 GPTQ: Final = "gptq"
 AWQ: Final = "awq"
 MXFP4: Final = "mxfp4"
+PATTERN: Final = "re:"
+"""Begins a pattern of compressed-tensors for modules' names."""
+KIND: Final = "Linear"
+"""Of all modules that are quantised here."""
 PLAIN_FORMATS: Final = ("float-quantized", "naive-quantized", "int-quantized")
 """Of compressed-tensors: a number has a tensor's element for itself."""
 PACKED_FORMATS: Final = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
@@ -39,6 +45,10 @@ COMPUTED: Final = frozenset(
 )
 """Ends of the names of tensors by which other servers quantise what they compute, which is not done here."""
 HELP: Final = "take the release in bfloat16, or one in FP8, MXFP4, GPTQ, AWQ or compressed-tensors"
+
+
+class Untold(Exception):
+    """The configuration does not say how a weight is stored. The text says of which, or why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +72,23 @@ class Quantisation:
         told = (self.words.get("kv_cache_scheme"), self.words.get("kv_cache_quant_algo"))
         return any(told)
 
-    @property
-    def group(self) -> Json:
-        """Of compressed-tensors: how its weights are stored, which is in one way (`missing`)."""
-        return next(iter(_groups_of(self.words)), {})
+    def group_of(self, module: str) -> Json:
+        """Of compressed-tensors: how the weights of `module` are stored. As there, its own name goes before a
+        pattern, and a pattern before a kind of modules. Raises Untold."""
+        groups = _groups_of(self.words)
+        if len(groups) < 2:
+            return next(iter(groups), {})
+        wanted = sorted(((each, group) for group in groups for each in group["targets"]), key=itemgetter(0))
+        found = [group for name, group in wanted if name == module]
+        found += [group for name, group in wanted if _matches(name, module)]
+        found += [group for name, group in wanted if name == KIND]
+        if not found:
+            raise Untold(f"of the groups of its quantization_config none has {module}")
+        return found[0]
 
-    @property
-    def block(self) -> tuple[int, int] | None:
-        """Rows and columns that share a scale, where that is told."""
-        group = self.group
+    def block_of(self, module: str) -> tuple[int, int] | None:
+        """Rows and columns of its weights that share a scale, where that is told. Raises Untold."""
+        group = self.group_of(module)
         told = group.get("block_structure") or self.words.get("weight_block_size")
         if isinstance(told, list) and len(told) == 2 and all(isinstance(each, int) for each in told):
             return told[0], told[1]
@@ -96,7 +114,7 @@ def quantisation_of(directory: Path) -> Quantisation | None:
 
 
 def _groups_of(words: Json) -> list[Json]:
-    """Of compressed-tensors: how the weights of each group of layers are stored."""
+    """Of compressed-tensors: how the weights of each group of modules are stored, and of which."""
     groups = words.get("config_groups")
     if not isinstance(groups, dict):
         return []
@@ -104,8 +122,19 @@ def _groups_of(words: Json) -> list[Json]:
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
-            found.append({**weights, "format": group.get("format") or words.get("format")})
+            form, targets = group.get("format") or words.get("format"), group.get("targets") or ()
+            found.append({**weights, "format": form, "targets": [str(each) for each in targets]})
     return found
+
+
+def _matches(target: str, module: str) -> bool:
+    """Raises Untold."""
+    if not target.startswith(PATTERN):
+        return False
+    try:
+        return re.match(target.removeprefix(PATTERN), module) is not None
+    except re.error as error:
+        raise Untold(f"the target {target} of its quantization_config is no pattern: {error}") from error
 
 
 def _compressed_misses(words: Json) -> list[str]:
@@ -118,13 +147,7 @@ def _compressed_misses(words: Json) -> list[str]:
     found += [f"in the format {each}" for each in sorted(formats - {*PLAIN_FORMATS, *PACKED_FORMATS})]
     widths = {group.get("num_bits") for group in _groups_of(words)}
     found += [f"of {each} bits" for each in sorted(widths - {4, 8}, key=str)]
-    if len({_kind(group) for group in _groups_of(words)}) > 1:
-        found.append("in groups of several kinds")
     return found
-
-
-def _kind(group: Json) -> tuple[object, ...]:
-    return group["format"], group.get("num_bits"), str(group.get("block_structure")), group.get("group_size")
 
 
 def _gptq_misses(words: Json) -> list[str]:
@@ -210,6 +233,8 @@ class Table:
             raise ModelUnreadable(
                 f"{self._directory}: the files lack {lacks.args[0]}, part of {target}"
             ) from None
+        except Untold as error:
+            raise ModelUnreadable(f"{self._directory}: {error}") from error
         if weight is not None:
             self._taken.add(name)
             self.packed[target] = weight
@@ -232,15 +257,17 @@ class Table:
         if self._types[name] == "U8":
             return Fp4(self._stored(name), scale, self._if_there(f"{name}_scale_2"))
         zero = self._if_there(f"{name}_zero_point")
-        return Scaled(self._stored(name), scale, self._how.block, zero)
+        block = self._how.block_of(name.rpartition(".")[0])
+        return Scaled(self._stored(name), scale, block, zero)
 
     def _words(self, stem: str) -> Packed:
         codes, scale = self._stored(f"{stem}.weight_packed"), self._part(f"{stem}.weight_scale")
         if self._types[f"{stem}.weight_packed"] != "I32":
             return Fp4(codes, scale, self._if_there(f"{stem}.weight_global_scale"), divides=True)
+        bits = int(self._how.group_of(stem).get("num_bits", 4))
         shape = self._part(f"{stem}.weight_shape").whole().tolist()
         zero, order = (self._if_there(f"{stem}.weight_{each}") for each in ("zero_point", "g_idx"))
-        return Words(codes, scale, int(self._how.group.get("num_bits", 4)), int(shape[1]), zero, order)
+        return Words(codes, scale, bits, int(shape[1]), zero, order)
 
     def _integers(self, stem: str) -> Packed:
         words, zeros, scales = (

@@ -18,6 +18,7 @@ from torch import nn
 
 from services.engine.container import base_of, text_of
 from services.engine.share import CannotSplit, Link, Share
+from services.engine.supported import Geometry
 from services.runtime.model_facts import UnsupportedModel
 
 COLUMNS: Final = "colwise"
@@ -36,6 +37,10 @@ ATTENTION: Final = {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_
 BESIDE: Final = {"sinks": COLUMNS}
 """How an attention is cut by heads whose plan leaves it whole. What lies beside the products is one number a
 head."""
+BY_HEAD: Final = ("q_norm", "k_norm")
+"""What such an attention may have between its products: of each head alone, and so whole on every rank."""
+PRODUCT: Final = {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS}
+"""How a layer's product is cut that its plan leaves whole."""
 BY_KV_HEAD: Final = ("k_proj", "v_proj")
 
 
@@ -143,7 +148,7 @@ def cut_weights(name: str, module: Any, share: Share) -> dict[str, Slice]:
     ranks, here = share.tensor_ranks, share.tensor_rank
     if ranks == 1:
         return {}
-    plan = _tensor_plan(name, module)
+    plan = _tensor_plan(name, module, share.whole)
     slices: dict[str, Slice] = {}
     for path, child in [*module.named_modules(), *module.named_parameters()]:
         style = plan.get(_pattern(path))
@@ -174,27 +179,44 @@ def cut_weights(name: str, module: Any, share: Share) -> dict[str, Slice]:
     return slices
 
 
-def _tensor_plan(name: str, module: Any) -> dict[str, str]:
+def _tensor_plan(name: str, module: Any, whole: Geometry) -> dict[str, str]:
     base = getattr(text_of(module.config), "base_model_tp_plan", None)
     if not base:
         _refuse(name, module, "a tensor-parallel plan, which its definition lacks")
     place, text = base_of(name, module)
-    plan = {f"{place}.{path}": style for path, style in base.items()}
-    return {**_attention_plan(place, text, base), **plan, **(type(module)._tp_plan or {})}
+    added = {} if any(".self_attn." in path for path in base) else _attention_plan(text, whole)
+    if not any(path.startswith("layers.*.mlp") for path in base):
+        added |= _product_plan(text)
+    plan = {f"{place}.{path}": style for path, style in {**added, **base}.items()}
+    return {**plan, **(type(module)._tp_plan or {})}
 
 
-def _attention_plan(place: str, text: Any, base: dict[str, str]) -> dict[str, str]:
-    """How the attention of every layer of `text` is cut, where its own plan does not say and it consists of
-    the common parts."""
-    if any(".self_attn." in path for path in base):
-        return {}
+def _attention_plan(text: Any, whole: Geometry) -> dict[str, str]:
+    """How the attention of every layer of `text` is cut, of which its own plan does not tell, if it consists
+    of the common parts."""
     attention = getattr(next(iter(text.layers)), "self_attn", None)
     if not isinstance(attention, nn.Module):
         return {}
     beside = {name: style for name, style in BESIDE.items() if name in dict(attention.named_parameters())}
-    if {name for name, _ in attention.named_children()} != ATTENTION.keys():
+    between = {name for name in BY_HEAD if _is_of_a_head(getattr(attention, name, None), whole)}
+    if {name for name, _ in attention.named_children()} - between != ATTENTION.keys():
         return {}
-    return {f"{place}.layers.*.self_attn.{name}": style for name, style in {**ATTENTION, **beside}.items()}
+    return {f"layers.*.self_attn.{name}": style for name, style in {**ATTENTION, **beside}.items()}
+
+
+def _product_plan(text: Any) -> dict[str, str]:
+    """The same of what comes behind it."""
+    product = getattr(next(iter(text.layers)), "mlp", None)
+    if not isinstance(product, nn.Module):
+        return {}
+    held = {name for name, each in product.named_children() if next(each.parameters(), None) is not None}
+    return (
+        {f"layers.*.mlp.{name}": style for name, style in PRODUCT.items()} if held == PRODUCT.keys() else {}
+    )
+
+
+def _is_of_a_head(norm: Any, whole: Geometry) -> bool:
+    return isinstance(norm, nn.Module) and all(each.shape == (whole.head_dim,) for each in norm.parameters())
 
 
 def _pattern(path: str) -> str:

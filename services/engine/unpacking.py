@@ -159,6 +159,10 @@ class Words:
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         middle = 1 << self.bits - 1
+        if self.words.shape[1] != -(-self.columns // self.step):
+            raise DoesNotFit(
+                f"{self.words.shape[1]} words a row for {self.columns} integers of {self.bits} bits"
+            )
         numbers = (_integers(self.words.rows(start, stop), self.bits)[:, : self.columns] - middle).float()
         groups = _groups(self.scale.shape[1], self.columns, self.group_of)
         if self.zero is not None:

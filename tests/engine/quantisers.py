@@ -5,6 +5,7 @@ name, its weight → the tensors of the file, and the weight as it is to be read
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ GROUP: Final = 16
 BLOCK: Final = (40, 24)
 """Neither side divides a weight's: the last blocks are cut short."""
 FP4: Final = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+LINEAR: Final = re.compile(r"^(?!.*vision).*(_proj|\.w[123])\.weight$")
+"""Weights of the linear layers of a text, and of its experts where each has its own."""
+EXPERTS: Final = re.compile(r"\.experts\.\w+_proj$")
+"""Those of gpt-oss, [expert, in, out]."""
 AWQ_COLUMNS: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Of the numbers in one word, from the lowest."""
 
@@ -36,18 +41,19 @@ class Format:
     quantise: Quantise
     ignored: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Beside each weight, and not read."""
+    of: re.Pattern[str] = LINEAR
+    """The names of the weights that it has."""
 
 
 def write(plain: Path, target: Path, form: Format) -> tuple[Path, Path]:
-    """The model in `plain` with its linear layers in that format, and what that stands for: two directories
-    below `target`."""
+    """The model in `plain` in that format, and what that stands for: two directories below `target`."""
     quantised, meant = target / "quantised", target / "meant"
     for directory in (quantised, meant):
         shutil.copytree(plain, directory)
     stored: Tensors = {}
     numbers: Tensors = {}
     for name, weight in load_file(plain / "model.safetensors").items():
-        if "_proj.weight" not in name:
+        if not form.of.search(name):
             stored[name] = numbers[name] = weight
             continue
         stem = name.removesuffix(".weight")
@@ -237,6 +243,12 @@ def nvfp4(*, compressed: bool) -> Quantise:
     return quantise
 
 
+def mxfp4_experts(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """As gpt-oss has them."""
+    blocks, scales, meant = mxfp4(weight)
+    return {f"{name}_blocks": blocks, f"{name}_scales": scales}, meant
+
+
 def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Blocks, scales and what they stand for, of [expert, in, out], as gpt-oss has its experts."""
     parts = weight.transpose(1, 2).reshape(len(weight), weight.shape[2], -1, 32)
@@ -261,6 +273,28 @@ def compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, 
 INT4: Final = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 KV_SCHEME: Final = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 ONE: Final = torch.ones(())
+
+FP8_BLOCKS: Final = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(BLOCK)}
+
+
+def by_module(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """What the configuration `MIXED` says."""
+    if "down_proj" in stem:
+        return compressed_words(8, symmetric=True)(stem, weight)
+    if "self_attn" in stem:
+        return in_blocks(*BLOCK, "weight_scale")(stem, weight)
+    return compressed_words(4, symmetric=True)(stem, weight)
+
+
+def group(form: str, targets: list[str], weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {"format": form, "targets": targets, "weights": weights}
+
+
+MIXED: Final = {
+    "rest": group("pack-quantized", ["Linear"], {**INT4, "symmetric": True}),
+    "attention": group("float-quantized", ["re:.*self_attn.*"], FP8_BLOCKS),
+    "downwards": group("pack-quantized", [r"re:.*\.down_proj$"], {**INT4, "num_bits": 8, "symmetric": True}),
+}
 
 FORMATS: Final[dict[str, Format]] = {
     "FP8 in blocks (Qwen3-FP8, DeepSeek V3, MiniMax M2)": Format(
@@ -295,7 +329,7 @@ FORMATS: Final[dict[str, Format]] = {
     "FP8 of compressed-tensors, in blocks": Format(
         compressed(
             "float-quantized",
-            {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(BLOCK)},
+            FP8_BLOCKS,
         ),
         in_blocks(*BLOCK, "weight_scale"),
     ),
@@ -312,6 +346,9 @@ FORMATS: Final[dict[str, Format]] = {
     "int8 of compressed-tensors, packed (…-w8a16)": Format(
         compressed("pack-quantized", {**INT4, "num_bits": 8, "symmetric": True}),
         compressed_words(8, symmetric=True),
+    ),
+    "FP8 and int4 of compressed-tensors, by module": Format(
+        {**compressed("mixed-precision", {}), "config_groups": MIXED}, by_module
     ),
     "NVFP4 of compressed-tensors": Format(
         compressed(
@@ -333,3 +370,7 @@ FORMATS: Final[dict[str, Format]] = {
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, awq
     ),
 }
+MXFP4: Final = Format(
+    {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, mxfp4_experts, of=EXPERTS
+)
+"""gpt-oss."""

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,8 @@ from services.engine.unpacking import Experts, Scaled, numbers_of
 from services.pages.topology import Topology
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel
 from tests.engine import tiny
-from tests.engine.quantisers import FORMATS, PT, Format, in_blocks, mxfp4, write
+from tests.engine.counted import Counted
+from tests.engine.quantisers import BLOCK, FORMATS, MIXED, MXFP4, PT, Format, in_blocks, mxfp4, write
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import Worker
 from tests.oracle import reference_greedy
@@ -43,6 +43,11 @@ MIXTURE: Final = transformers.Qwen3MoeConfig(
     **SHAPE, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2
 )
 OUTPUT_TOKENS: Final = 12
+STRIPS: Final = 5
+"""That are held of a weight while it is computed: codes, scales and numbers of the same rows."""
+TALL: Final = (4000, 64)
+"""A weight with many rows for one strip."""
+STRIP: Final = 64 * 64
 BLOCKS, PACKED = FORMATS["FP8 in blocks (Qwen3-FP8, DeepSeek V3, MiniMax M2)"], FORMATS["AWQ"]
 
 
@@ -132,17 +137,8 @@ def test_in_whichever_strips_a_weight_is_computed(
 def test_gpt_oss_is_computed_as_the_library_computes_what_it_stands_for(tmp_path: Path) -> None:
     """Its experts in MXFP4, under names that only they have."""
     shape = {**SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
-    meant = tiny.save(transformers.GptOssConfig(**shape), tmp_path / "meant")
-    quantised = shutil.copytree(meant, tmp_path / "quantised")
-    codes, numbers = {}, {}
-    for name, weight in load_file(meant / "model.safetensors").items():
-        if name.endswith(("gate_up_proj", "down_proj")):
-            codes[f"{name}_blocks"], codes[f"{name}_scales"], numbers[name] = mxfp4(weight)
-        else:
-            codes[name] = numbers[name] = weight
-    save_file({name: each.contiguous() for name, each in numbers.items()}, meant / "model.safetensors", PT)
-    save_file({name: each.contiguous() for name, each in codes.items()}, quantised / "model.safetensors", PT)
-    in_config(quantised, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    plain = tiny.save(transformers.GptOssConfig(**shape), tmp_path / "plain")
+    quantised, meant = write(plain, tmp_path, MXFP4)
     assert_same(weights_of(quantised), weights_of(meant))
     engine = load_engine(quantised, dtype="float32", device="cpu", kv_cache_memory=2**20, threads=1)
     worker, prompts = Worker(engine, seed=1), random_prompts((3, 20))
@@ -220,6 +216,43 @@ def test_both_sizes_are_told_and_that_the_scheme_of_the_cache_is_not_used(
     assert fields == {"method": "compressed-tensors", "file_bytes": file_bytes, "bytes": 2 * numbers}
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_beside_a_weight_strips_are_held_while_it_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """However large it is."""
+    monkeypatch.setattr(unpacking, "STRIP", STRIP)
+    tensors, meant = FORMATS[form].quantise(
+        "x", torch.randn(TALL, generator=torch.Generator().manual_seed(4))
+    )
+    save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "model.safetensors", PT)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": FORMATS[form].config}))
+    with weights_in(tmp_path, quantisation_of(tmp_path), torch.float32) as weights:
+        packed = weights.table.packed["x.weight"]
+        with Counted() as counted:
+            numbers = numbers_of(packed, torch.float32)
+    assert torch.equal(numbers, meant)
+    assert numbers.nbytes <= counted.most <= numbers.nbytes + STRIPS * 4 * STRIP
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("form", [BLOCKS, PACKED], ids=["FP8", "AWQ"])
+def test_a_quantised_model_takes_its_weights_and_no_other_beside_them_while_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Format, ranks: int
+) -> None:
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # in one thread, which is counted
+    monkeypatch.setattr(unpacking, "STRIP", STRIP)
+    shape = {**SHAPE, "intermediate_size": 400, "num_hidden_layers": 6}
+    plain = tiny.save(transformers.LlamaConfig(**shape, tie_word_embeddings=False), tmp_path / "plain")
+    quantised, _ = write(plain, tmp_path, form)
+    with Counted() as counted:
+        weights = weights_of(quantised, ranks=ranks)
+    held = sum(each.nbytes for each in weights.values())
+    largest = max(each.nbytes for each in weights.values())
+    together = max(STRIP, 400 * max(BLOCK[0], 8))  # numbers of the rows that share scales
+    assert held <= counted.most <= held + largest + STRIPS * 4 * together
+
+
 def in_config(directory: Path, quantisation: Any) -> Path:
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantisation}))
@@ -250,6 +283,31 @@ def test_what_nothing_dequantises_is_refused_by_name_with_what_would_help(
 ) -> None:
     quantised, _ = write(llama, tmp_path, replace(BLOCKS, config=quantisation))
     with pytest.raises(UnsupportedModel, match=rf"it needs .*{words}.*take the release in bfloat16"):
+        load_model(quantised, "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ("re:.*_norm", "of the groups of its quantization_config none has model.layers.0.mlp.gate_proj"),
+        ("re:*", r"the target re:\* of its quantization_config is no pattern: nothing to repeat"),
+    ],
+)
+def test_a_module_of_which_no_group_is_told_is_named(
+    llama: Path, tmp_path: Path, targets: str, words: str
+) -> None:
+    form = FORMATS["FP8 and int4 of compressed-tensors, by module"]
+    groups = {**MIXED, "rest": {**MIXED["rest"], "targets": [targets]}}
+    quantised, _ = write(llama, tmp_path, replace(form, config={**form.config, "config_groups": groups}))
+    with pytest.raises(ModelUnreadable, match=words):
+        load_model(quantised, "float32", "cpu")
+
+
+def test_integers_of_another_width_than_is_told_are_not_read(llama: Path, tmp_path: Path) -> None:
+    form = FORMATS["int8 of compressed-tensors, packed (…-w8a16)"]
+    told = FORMATS["int4 of compressed-tensors (Kimi K2)"].config
+    quantised, _ = write(llama, tmp_path, replace(form, config=told))
+    with pytest.raises(ModelUnreadable, match=r"\d+ words a row for \d+ integers of 4 bits"):
         load_model(quantised, "float32", "cpu")
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from services.engine.model import load_model
+from services.engine.team import Mute
 from services.pages.topology import Topology
 from tests.engine import scenes, tiny
 from tests.engine.crew import Crew
@@ -20,6 +22,7 @@ CUT = {
     "gpt-oss": Topology(2),
     "granite, windows and sinks": Topology(2),
     "command a": Topology(1, 2),
+    "text of qwen3-vl": Topology(2),
 }
 
 
@@ -36,3 +39,18 @@ def test_tokens_of_several_ranks_are_those_of_generate(crew: Crew, tmp_path: Pat
     expected = reference_greedy(directory, PROMPTS, OUTPUT_TOKENS)
     told = crew.play(topology, scenes.answers, directory, PROMPTS, OUTPUT_TOKENS, (40,), 2**23)
     assert [each["outputs"] for each in told] == [[expected]] * topology.ranks
+
+
+def test_what_a_models_own_plan_leaves_whole_is_cut_all_the_same(tmp_path: Path) -> None:
+    """Qwen3-VL's names its embedding alone."""
+    directory = tiny.save(TYPES["text of qwen3-vl"].make(), tmp_path / "mine")
+    whole, half = (
+        {
+            name: each.numel()
+            for name, each in load_model(directory, "float32", "cpu", team)._module.named_parameters()
+        }
+        for team in (None, Mute(Topology(2), 0))
+    )
+    products = [name for name in whole if ".layers." in name and name.endswith("_proj.weight")]
+    assert len(products) == 7 * tiny.SHAPE["num_hidden_layers"]
+    assert all(2 * half[name] == whole[name] for name in products)
