@@ -7,6 +7,7 @@ from services.decode.job import Job
 from services.decode.peers import Peers
 from services.decode.revocation import Revocation
 from services.decode.seals import Seals
+from services.engine.folds import Folds
 from services.pages.layout import KvLayout
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
@@ -40,6 +41,7 @@ class Commands:
         jobs: abc.MutableMapping[RoomId, Job],
         callers: Callers[inference_pb2.StreamRoomReply],
         bounds: ModelBounds,
+        folds: Folds,
         layout: KvLayout,
         cache_pages: int,
         deadlines: Deadlines,
@@ -57,6 +59,7 @@ class Commands:
         self._jobs = jobs
         self._callers = callers
         self._bounds = bounds
+        self._folds = folds
         self._layout = layout
         self._cache_pages = cache_pages
         self._deadlines = deadlines
@@ -123,6 +126,7 @@ class Commands:
                 now_ms,
                 ends_from_wire(wire.request, now_ms),
                 pages_expected=expected,
+                compiled=not self._folds.needs(request),
             )
 
         receiver = self._roster.open(room, make, now_ms)
@@ -130,6 +134,7 @@ class Commands:
         peer.CopyFrom(wire.prefill)
         job = Job(receiver, request, peer, self._callers.take(room))
         self._jobs[room] = job
+        self._folds.begin(receiver, job.sequence)
         self._answers.accept(job)
         if self._peers.connect(peer, room):
             receiver.note(Connected())

@@ -7,7 +7,7 @@ from services.decode.batch import next_batch
 from services.decode.job import Job
 from services.decode.metrics import DecodeMetrics
 from services.engine.engine import Row
-from services.engine.sampler import NotANumber
+from services.engine.sampler import NotHeld, Undrawn
 from services.engine.stepper import StepFailed, Stepper
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
@@ -66,7 +66,7 @@ class Computing:
         if tokens is None:
             return
         for job, token in zip(self._step, tokens, strict=True):
-            if isinstance(token, NotANumber):
+            if isinstance(token, Undrawn):
                 self._fail(job, token)
                 continue
             job.receiver.busy = False
@@ -80,4 +80,5 @@ class Computing:
 
     def _fail(self, job: Job, why: Exception) -> None:
         job.receiver.busy = False
-        job.receiver.note(Failed(Cause(Reason.ENGINE_FAILED, f"decode: {why}")))
+        reason = Reason.GRAMMAR_FAILED if isinstance(why, NotHeld) else Reason.ENGINE_FAILED
+        job.receiver.note(Failed(Cause(reason, f"decode: {why}")))

@@ -21,6 +21,7 @@ from services.decode.peers import Peers
 from services.decode.rest import deadline_s, look_s
 from services.decode.revocation import Revocation
 from services.decode.seals import NEAR_S, Seals
+from services.engine.folds import Folds
 from services.engine.stepper import Stepper
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -72,8 +73,9 @@ class DecodeWork:
         max_running: int,
         checksum: KvChecksum = KvChecksum.RECORD,
         near_s: float = NEAR_S,
+        folds: Folds | None = None,
     ) -> None:
-        """`near_s`: as of `Seals`."""
+        """`near_s`: as of `Seals`. `folds`: of the rank that draws."""
         self.roster: Roster[Receiver] = Roster(places)
         self.callers: Callers[inference_pb2.StreamRoomReply] = Callers(mailbox, self.roster)
         self._holdings = holdings
@@ -85,6 +87,7 @@ class DecodeWork:
         self._clock = clock
         self._max_running = max_running
         self._jobs: dict[RoomId, Job] = {}
+        self._folds = folds or Folds(None, mailbox.wake)
         self._answers = Answers(reporter, metrics.worker)
         self._computing = Computing(stepper, max_running, answers=self._answers, metrics=metrics, clock=clock)
         self._seals = Seals(holdings, layout, bounds, checksum, reporter, near_s)
@@ -96,6 +99,7 @@ class DecodeWork:
             jobs=self._jobs,
             callers=self.callers,
             bounds=bounds,
+            folds=self._folds,
             layout=layout,
             cache_pages=len(holdings.pages),
             deadlines=deadlines,
@@ -150,7 +154,7 @@ class DecodeWork:
         summed = self._landing.take()
         for job, cause in summed:
             self._seals.summed(job, cause)
-        news = bool(summed)
+        news = bool(summed) | self._folds.see()
         self._exposure.transfer.notices()
         for job in self._seals.touched(self._jobs.values()):
             news |= self._seals.look(job)
@@ -301,6 +305,7 @@ class DecodeWork:
         self._holdings.give_back(receiver.id)
         self.roster.retire(receiver.id, self._clock.now_ms())
         del self._jobs[receiver.id]
+        self._folds.forget(receiver.id)
         self._metrics.worker.room_retired(receiver)
         proof = "" if receiver.proof is None else receiver.proof.value
         self._reporter.retired(receiver.id, proof)

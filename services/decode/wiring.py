@@ -13,6 +13,7 @@ from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
 from services.engine.device import bind_thread
 from services.engine.engine import Engine
+from services.engine.folds import Folds
 from services.engine.start import Load, start_rank
 from services.engine.stepper import Stepper
 from services.engine.team import TeamBroken
@@ -145,6 +146,7 @@ async def _serve(
         ),
         max_running=settings.max_running,
         checksum=checksum,
+        folds=Folds(engine.grammars, host.mailbox.wake),
     )
     name_rooms(work.names_of)
     turns = explained(run_turns(work, group, clock, progress, SystemArrivals(loop, clock)), group, TeamBroken)

@@ -6,6 +6,7 @@ both. The worker owns the pages and the sequences; the engine owns the memory, t
 
 from collections import abc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,8 @@ from services.engine.rows import PageSum, Row, Sequence, SumPart, check
 from services.engine.sampler import Drawn, NotANumber
 from services.engine.team import Team, TeamBroken, alone
 from services.engine.told import draw, tell_sums
+from services.grammars.shelf import Shelf
+from services.grammars.vocabulary import read_vocabulary
 from services.pages.layout import KvLayout
 from services.pages.topology import Topology, rank_layout
 from services.rooms.request import Request
@@ -56,10 +59,12 @@ class Engine:
         compiled: CompiledSteps | None = None,
         kernel: PagedKernel | None = None,
         flush: Callable[[], None] | None = None,
+        grammars: Shelf | None = None,
     ) -> None:
         """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`:
         computes all steps instead. `kernel`: looks at the pages where they lie. `flush`: is called before
-        pages are looked at that others may have written."""
+        pages are looked at that others may have written. `grammars`: what the answers are held to that this
+        rank draws."""
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""
@@ -67,21 +72,22 @@ class Engine:
         """Of this rank's pages."""
         self.cache = cache
         self._team = team
-        self._drawer = team.topology.ranks - team.topology.tensor
-        """The first tensor rank of the last stage."""
+        self._drawer = drawer_of(team)
         self._summer = PageSummer(cache)
         self._kept = Kept(cache, batch_memory) if batch_memory else None
         self.recorded = recorded
         self.compiled = compiled
         self.kernel = kernel
         self._flush = flush
+        self.grammars = grammars
 
     def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         """Compute each row's positions and draw its next token where the row asks. No two rows share a
         page that one of them writes.
 
-        Returns one entry a row, the same on all ranks: None where `sample` is False, and NotANumber where
-        what the row was computed from, its weights or its pages, is broken; appends nothing to `output`. The
+        Returns one entry a row, the same on all ranks: None where `sample` is False, NotANumber where what
+        the row was computed from, its weights or its pages, is broken, and NotHeld where the row's output
+        cannot be held to its grammar; appends nothing to `output`. The
         keys and values of all rows are in their pages when it returns (`written-before-sent`), and nothing
         is written there after it has returned or raised (`no-free-under-write`). Raises
         ValueError, before anything is computed, for a row that cannot be computed. What fails on one rank
@@ -190,6 +196,11 @@ class Engine:
         row.sequence.tail_page = page
 
 
+def drawer_of(team: Team) -> int:
+    """The rank that draws: the first tensor rank of the last stage."""
+    return team.topology.ranks - team.topology.tensor
+
+
 def load_engine(
     directory: Path,
     *,
@@ -262,4 +273,5 @@ def load_engine(
         model.compiled_steps(cache),
         kernel,
         flush_for(model.device),
+        Shelf(partial(read_vocabulary, directory, model.facts)) if team.rank == drawer_of(team) else None,
     )

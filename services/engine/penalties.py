@@ -12,12 +12,11 @@ from services.engine.rows import Sequence
 def changes_scores(sequence: Sequence) -> bool:
     """Whether `adjust` would do anything."""
     asked = sequence.request.sampling
-    return (
+    return _puts_end_off(sequence) or (
         asked.repetition_penalty != 1.0
         or asked.presence_penalty != 0.0
         or asked.frequency_penalty != 0.0
         or bool(asked.logit_bias)
-        or len(sequence.output) < sequence.request.min_tokens
     )
 
 
@@ -37,8 +36,14 @@ def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
         biases = [(token, bias) for token, bias in asked.logit_bias if 0 <= token < len(scores)]
         places = torch.tensor([token for token, _ in biases], dtype=torch.int64, device=scores.device)
         scores.index_add_(0, places, scores.new_tensor([bias for _, bias in biases]))
-    if len(sequence.output) < request.min_tokens:
+    if _puts_end_off(sequence):
         scores[_ids(request.ending_token_ids, scores)] = float("-inf")
+
+
+def _puts_end_off(sequence: Sequence) -> bool:
+    """Whether no end may come yet. Where there is a grammar, that says when it may."""
+    request = sequence.request
+    return len(sequence.output) < request.min_tokens and request.grammar is None
 
 
 def _seen(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from services.grammars.fold import Fold
 from services.pages.checksum import WORD
 from services.rooms.request import Request
 
@@ -61,6 +62,8 @@ class Sequence:
     """The engine's own note: the page, partly used, whose unused end it has zeroed for this sequence."""
     seen: Seen = field(default_factory=Seen, init=False, repr=False)
     """The engine's own note, for penalties."""
+    fold: Fold | None = field(default=None, init=False, repr=False)
+    """Of a request with a grammar, on the rank that draws: set once it is compiled, before the first draw."""
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
     """Where the caller set one: every step carries it on to the end of its row."""
 

@@ -12,8 +12,10 @@ from collections import abc
 import torch
 
 from services.engine.draws import uniform
+from services.engine.held import allowed_by_grammars, hold
 from services.engine.penalties import adjust, changes_scores
 from services.engine.rows import Sequence
+from services.grammars.fold import GrammarLost
 from services.rooms.request import Token
 
 PART_MIN, PART_MAX = 16, 512
@@ -26,14 +28,25 @@ WHOLE = 2**52
 """Into so many parts the probability of 1 is divided: their sum is exact in double precision, too."""
 
 
-class NotANumber(ArithmeticError):
-    """Of one sequence the largest of the logits is NaN or infinite: no token can be drawn."""
+class Undrawn(Exception):
+    """For one sequence no token can be drawn; the others of its step have theirs."""
+
+
+class NotANumber(Undrawn):
+    """The largest of its logits is NaN or infinite."""
 
     def __init__(self) -> None:
         super().__init__("the model computed logits that are not numbers")
 
 
-Drawn = Token | NotANumber
+class NotHeld(Undrawn):
+    """Its output cannot be held to its grammar, or not any further."""
+
+    def __init__(self, why: str = "seen by the rank that draws") -> None:
+        super().__init__(f"the answer cannot be held to its grammar any further: {why}")
+
+
+Drawn = Token | NotANumber | NotHeld
 """Of one sequence."""
 
 
@@ -41,10 +54,15 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Draw
     """Draw one token for each of `sequences` from `logits` [sequences, vocabulary]."""
     if not sequences:
         return []
+    held = [row for row, sequence in enumerate(sequences) if sequence.request.grammar is not None]
+    # First of all: a GPU that still computes the logits is not waited for meanwhile.
+    masks = allowed_by_grammars([sequences[row] for row in held])
     edited = [row for row, sequence in enumerate(sequences) if changes_scores(sequence)]
     drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
     told = [row for row, each in enumerate(sequences) if each.request.sampling.top_logprobs is not None]
-    raw = scores = logits.float() if edited or drawn or told else logits
+    raw = scores = logits.float() if held or edited or drawn or told else logits
+    if held:
+        raw = scores = hold(raw, held, masks)
     if edited:
         scores = scores.clone()
         for row in edited:
@@ -60,6 +78,9 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Draw
             tokens[row] = token
     for row in lost.nonzero()[:, 0].tolist():
         tokens[row] = NotANumber()
+    for row, mask in zip(held, masks, strict=True):
+        if isinstance(mask, GrammarLost):
+            tokens[row] = NotHeld(str(mask))
     return tokens
 
 

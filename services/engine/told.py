@@ -6,18 +6,19 @@ single-precision logarithms exactly.
 """
 
 from collections import abc
+from typing import Final
 
 import torch
 
 from services.engine.rows import PageSum, Sequence
-from services.engine.sampler import Drawn, NotANumber, sample
+from services.engine.sampler import Drawn, NotANumber, NotHeld, sample
 from services.engine.team import Team
 from services.pages.layout import KvLayout
 from services.pages.topology import rank_layout
 from services.rooms.request import Token
 
-NONE = -1.0
-"""The id where there was nothing to draw from."""
+NONE: Final[abc.Mapping[type[NotANumber] | type[NotHeld], float]] = {NotANumber: -1.0, NotHeld: -2.0}
+"""The id where nothing could be drawn, by why."""
 
 
 def draw(
@@ -64,8 +65,8 @@ def _counted(team: Team, whole: KvLayout) -> abc.Iterator[int]:
 
 
 def _words(drawn: Drawn, count: int | None) -> list[float]:
-    if isinstance(drawn, NotANumber):
-        return [NONE] * _length(count)
+    if isinstance(drawn, NotANumber | NotHeld):
+        return [NONE[type(drawn)]] * _length(count)
     if drawn.logprob is None:
         return [float(drawn.id)]
     return [float(drawn.id), drawn.logprob, *(each for pair in drawn.top for each in pair)]
@@ -73,8 +74,9 @@ def _words(drawn: Drawn, count: int | None) -> list[float]:
 
 def _token(told: abc.Iterator[float], count: int | None) -> Drawn:
     chosen, *more = [next(told) for _ in range(_length(count))]
-    if chosen == NONE:
-        return NotANumber()
+    for why, code in NONE.items():
+        if chosen == code:
+            return why()
     if count is None:
         return Token(int(chosen))
     likeliest = zip(map(int, more[1::2]), more[2::2], strict=True)

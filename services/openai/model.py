@@ -7,10 +7,11 @@ from typing import Final
 from services.openai.chat_template import ChatTemplateFailed
 from services.openai.drawing import differing, recommended
 from services.openai.schemas import Drawing
-from services.openai.tokenizer import OF_PROCESSOR, Tokenizer, TokenizerUnusable, load_tokenizer
+from services.openai.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
 from services.runtime.logging import Log
 from services.runtime.model_facts import ModelFacts, json_object
 from services.runtime.model_files import GenerationConfig
+from services.runtime.tokenizer_files import TokenizerUnusable
 
 log = Log(__name__)
 

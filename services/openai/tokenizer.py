@@ -6,7 +6,6 @@ tensor. `keep_torch_out` is the one place that prevents it; the bootstrap calls 
 """
 
 import json
-import logging
 import os
 import re
 import sys
@@ -17,8 +16,8 @@ from typing import Any, Final, Protocol
 from services.openai.byte_letters import byte_letters
 from services.openai.chat_template import ChatTemplate
 from services.openai.token_floor import TokenFloor
-from services.runtime.errors import StartupError, in_a_line
 from services.runtime.model_facts import json_object
+from services.runtime.tokenizer_files import reference_tokenizer
 
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 ADVISORY_SWITCH: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -28,10 +27,6 @@ class Codec(Protocol):
     """What is used of `tokenizers.Tokenizer`. Safe to call from several threads at once."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-
-class TokenizerUnusable(StartupError):
-    """The model directory holds no tokenizer that can be used here; the text names what is wrong."""
 
 
 class TooManyTokens(Exception):
@@ -167,35 +162,11 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     Does not import torch in a process where `keep_torch_out` was called. Raises TokenizerUnusable and
     ModelUnreadable.
     """
-    from transformers import AutoTokenizer
-
-    quiet = logging.getLogger("transformers.tokenization_utils_base")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
-    try:
-        reference = AutoTokenizer.from_pretrained(
-            str(model_dir), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # whatever the library makes of what is in a file
-        raise TokenizerUnusable(_why(model_dir, error)) from error
-    finally:
-        quiet.setLevel(level)
-    if not reference.is_fast:
-        raise TokenizerUnusable(f"{model_dir}: the tokenizer has no tokenizer.json, which is needed here")
+    reference = reference_tokenizer(model_dir)
     beside = json_object(model_dir / OF_PROCESSOR).get("chat_template")
     if reference.chat_template is None and isinstance(beside, str):
         reference.chat_template = beside
     return Tokenizer(reference)
-
-
-def _why(model_dir: Path, error: Exception) -> str:
-    """Why there is no tokenizer, by the file rather than in the library's words."""
-    file = model_dir / "tokenizer.json"
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: it cannot be read: {error.strerror}"
-    if not file.is_file():
-        return f"{model_dir}: no usable tokenizer: there is no file {file.name}"
-    return f"{file}: damaged, or of an unknown form ({in_a_line(error)})"
 
 
 def _is_byte_level(backend: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import abc
 
+from services.engine.folds import Folds
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvLayout
 from services.prefill.early_grants import EarlyGrants
@@ -44,6 +45,7 @@ class Commands:
         early: EarlyGrants,
         ways: Ways,
         bounds: ModelBounds,
+        folds: Folds,
         layout: KvLayout,
         cache_pages: int,
         deadlines: Deadlines,
@@ -60,6 +62,7 @@ class Commands:
         self._early = early
         self._ways = ways
         self._bounds = bounds
+        self._folds = folds
         self._layout = layout
         self._cache_pages = cache_pages
         self._deadlines = deadlines
@@ -139,11 +142,13 @@ class Commands:
                 now_ms,
                 ends_from_wire(wire.request, now_ms),
                 elected=self._ways.elected,
+                compiled=not self._folds.needs(request),
             )
 
         sender = self._roster.open(room, make, now_ms)
         job = Job(sender, request, wire.decode.name, self._callers.take(room))
         self._jobs[room] = job
+        self._folds.begin(sender, job.sequence)
         self._reporter.opened(room, request)
         job.reply(inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted()))
         needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(pages, 'page')}"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from services.engine.engine import Row
-from services.engine.sampler import NotANumber
+from services.engine.sampler import NotHeld, Undrawn
 from services.engine.stepper import StepFailed, Stepper
 from services.prefill.batch import Part, next_parts
 from services.prefill.job import Job
@@ -81,7 +81,7 @@ class Computing:
             return False
         self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
         for part, token in zip(self._step, tokens, strict=True):
-            if isinstance(token, NotANumber):
+            if isinstance(token, Undrawn):
                 self._fail(part.job, token)
                 continue
             part.job.sender.busy = False
@@ -102,7 +102,8 @@ class Computing:
 
     def _fail(self, job: Job, why: Exception) -> None:
         job.sender.busy = False
-        job.sender.note(Failed(Cause(Reason.ENGINE_FAILED, f"prefill: {why}")))
+        reason = Reason.GRAMMAR_FAILED if isinstance(why, NotHeld) else Reason.ENGINE_FAILED
+        job.sender.note(Failed(Cause(reason, f"prefill: {why}")))
 
     def _computed(self, job: Job, token: Token | None) -> None:
         """A chunk is in the pages: send what is whole, and with the last one the first token."""

@@ -9,6 +9,7 @@ import asyncio
 from collections import abc
 from typing import Final
 
+from services.engine.folds import Folds
 from services.engine.stepper import Stepper
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -73,7 +74,9 @@ class PrefillWork:
         window_bytes: int,
         ways: Ways,
         checksum: KvChecksum = KvChecksum.RECORD,
+        folds: Folds | None = None,
     ) -> None:
+        """`folds`: of the rank that draws."""
         self.roster: Roster[Sender] = Roster(places)
         self.callers: Callers[inference_pb2.RunRoomReply] = Callers(mailbox, self.roster)
         self.receivers = Receivers()
@@ -86,6 +89,7 @@ class PrefillWork:
         self._metrics = metrics
         self._clock = clock
         self._jobs: dict[RoomId, Job] = {}
+        self._folds = folds or Folds(None, mailbox.wake)
         self._commands = Commands(
             roster=self.roster,
             jobs=self._jobs,
@@ -94,6 +98,7 @@ class PrefillWork:
             early=self.early,
             ways=ways,
             bounds=bounds,
+            folds=self._folds,
             layout=layout,
             cache_pages=len(holdings.pages),
             deadlines=deadlines,
@@ -166,6 +171,7 @@ class PrefillWork:
     def see(self) -> bool:
         news = self._computing.see(self._jobs.values())
         self._held_back = news and not self._held_back
+        news |= self._folds.see()
         self._transfer.notices()
         # Posting may copy: first tokens leave before their pages do, and the next step starts.
         if not self._held_back and self._sending.send(self._jobs, beside=not self._computing.free):
@@ -290,6 +296,7 @@ class PrefillWork:
         self._holdings.give_back(sender.id)
         self.roster.retire(sender.id, self._clock.now_ms())
         del self._jobs[sender.id]
+        self._folds.forget(sender.id)
         for closed in list(job.closers):
             if not closed.done():
                 closed.set_result(None)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from services.engine.device import bind_thread
 from services.engine.engine import Engine
+from services.engine.folds import Folds
 from services.engine.start import Load, start_rank
 from services.engine.stepper import Stepper
 from services.engine.team import TeamBroken
@@ -126,6 +127,7 @@ async def _serve(
         window_bytes=settings.transfer_window,
         ways=Ways(transfer, layouts, rank, checksum),
         checksum=checksum,
+        folds=Folds(engine.grammars, host.mailbox.wake),
     )
     name_rooms(work.names_of)
     turns = explained(run_turns(work, group, clock, progress, SystemArrivals(loop, clock)), group, TeamBroken)

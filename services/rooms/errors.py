@@ -30,6 +30,8 @@ class Reason(Enum):
     MEMORY_REVOKED = "memory_revoked"
     """The decode worker took its exposed memory back, because some other sender did not answer."""
     ENGINE_FAILED = "engine_failed"
+    GRAMMAR_FAILED = "grammar_failed"
+    """A worker cannot hold the answer to the request's grammar, or not any further."""
     GROUP_BROKEN = "group_broken"
     """A rank of the worker died, did not answer in time, or no longer agreed with the others."""
     DRAINING = "draining"

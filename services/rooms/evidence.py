@@ -59,6 +59,11 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """This rank can hold the room's draws to its request's grammar."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Something ended the room. The first cause is kept."""
 
@@ -77,4 +82,4 @@ class Fenced:
     proof: Proof
 
 
-Evidence = Connected | Granted | Landed | Written | Sealed | Failed | Finished | Fenced
+Evidence = Connected | Granted | Landed | Written | Sealed | Compiled | Failed | Finished | Fenced

@@ -17,7 +17,7 @@ from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGener
 from services.rooms.evidence import Connected, Evidence, Landed, Proof, Sealed
 from services.rooms.ids import Generation
 from services.rooms.phases import RECEIVER_MOVES, Moves, Phase, Side
-from services.rooms.room import Room
+from services.rooms.room import NOT_COMPILED, Room
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Receiver(Room):
     def _ready(self) -> bool:
         if self.phase is Phase.BOOTSTRAPPING:
             return self.connected
-        return self.sealed and self.pages_landed == self.pages_expected
+        return self.sealed and self.pages_landed == self.pages_expected and self.compiled
 
     def _contradiction(self) -> Cause | None:
         """A seal comes after every page, so one over too few pages is not worth waiting (`no-truncation`).
@@ -96,6 +96,8 @@ class Receiver(Room):
             case Phase.WAITING_FOR_INPUT:
                 return f"not free yet: {counted(self.pages_needed, 'page')}"
             case Phase.TRANSFERRING:
+                if self.sealed and not self.compiled:
+                    return NOT_COMPILED
                 seal = "sealed" if self.sealed else "not sealed"
                 return f"{self.pages_landed} of {counted(self.pages_expected, 'page')} landed, {seal}"
             case _:

@@ -20,6 +20,8 @@ EOS_TOKEN_IDS_MAX = 1024
 """Of a model's: some name every reserved token. It is sent with each request, and all of a vocabulary would
 leave nothing to draw."""
 LOGIT_BIAS_MAX = 1024
+GRAMMAR_BYTES_MAX = 128 * 2**10
+"""Of a grammar's text: it is sent with each room."""
 
 
 class FinishReason(Enum):
@@ -27,6 +29,26 @@ class FinishReason(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+
+
+class GrammarKind(Enum):
+    """In which language a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    """Of llguidance, which may hold the other two: a tool's call is one, and so is a schema that begins
+    behind something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output is held to, by its source: whoever draws compiles it. What it allows at a position
+    follows from it and from the output before alone (`mask-is-fold`)."""
+
+    kind: GrammarKind
+    text: str
+    """At most GRAMMAR_BYTES_MAX bytes of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +92,9 @@ class Request:
     as output in every respect (penalties, seeds, limits, positions), and do not answer the request."""
     trace: TraceContext | None = None
     """What the spans of whoever serves it are children of."""
+    grammar: Grammar | None = None
+    """All of the output is held to it, but for the token that ends it. It wins: `min_tokens` and `ignore_eos`
+    put the end off only as long as it allows anything else."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -85,7 +110,9 @@ class Request:
     @property
     def ending_token_ids(self) -> tuple[int, ...]:
         """The ids whose appearance ends the sequence."""
-        return self.stop_token_ids if self.ignore_eos else self.eos_token_ids + self.stop_token_ids
+        if self.ignore_eos and self.grammar is None:
+            return self.stop_token_ids
+        return self.eos_token_ids + self.stop_token_ids
 
     @property
     def tokens_max(self) -> int:
@@ -94,7 +121,8 @@ class Request:
 
     def finish_reason(self, output: Sequence[int]) -> FinishReason | None:
         """Whether `output`, all tokens drawn so far, answers the request, judged by its last token."""
-        if len(output) >= self.min_tokens and output and output[-1] in self.ending_token_ids:
+        may_end = len(output) >= self.min_tokens or self.grammar is not None
+        if may_end and output and output[-1] in self.ending_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(output) >= self.max_tokens else None
 

@@ -41,6 +41,7 @@ GUILT: Final[Mapping[Reason, Guilt | None]] = {
     Reason.CLIENT_GONE: None,
     Reason.CANCELLED: None,
     Reason.BOOTSTRAP_LOST: None,
+    Reason.GRAMMAR_FAILED: None,
     Reason.DEADLINE: Guilt.EITHER,
     Reason.PREFILL_LOST: Guilt.PREFILL,
     Reason.DECODE_LOST: Guilt.DECODE,

@@ -5,13 +5,16 @@ the causes and the way out are the same, so they are here once.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
-from services.rooms.evidence import Evidence, Failed, Fenced, Finished, Proof
+from services.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, Proof
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import GATED, Effect, Moves, Phase, Side, Vote
+
+NOT_COMPILED: Final = "the grammar of its answer is not compiled"
+"""What such a room waits for, for people."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +62,8 @@ class Room:
     """Of the ABORT that ended it, as all ranks agreed: another one than a rank's own cause, it may be."""
     phase_ms: dict[Phase, int] = field(default_factory=dict)
     """Milliseconds spent in each phase that was left."""
+    compiled: bool = True
+    """Nothing is to be compiled here before its next token is drawn, or it is (`mask-is-fold`)."""
 
     def note(self, evidence: Evidence) -> None:
         """Add a fact. Raises PeerFault where it contradicts what is known; changes no phase."""
@@ -68,6 +73,8 @@ class Room:
                     self.cause = cause
             case Finished():
                 self.finished = True
+            case Compiled():
+                self.compiled = True
             case Fenced(proof):
                 if self.proof is None:
                     self.proof = proof

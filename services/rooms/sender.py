@@ -18,7 +18,7 @@ from typing import ClassVar
 from services.rooms.errors import LocalBug, PeerFault
 from services.rooms.evidence import Evidence, Granted, Sealed, Written
 from services.rooms.phases import SENDER_MOVES, Moves, Phase, Side
-from services.rooms.room import Room
+from services.rooms.room import NOT_COMPILED, Room
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class Sender(Room):
     def _ready(self) -> bool:
         match self.phase:
             case Phase.BOOTSTRAPPING:
-                return self.grant is not None
+                return self.grant is not None and self.compiled
             case Phase.TRANSFERRING:
                 return self.written
             case _:
@@ -68,7 +68,7 @@ class Sender(Room):
     def _wanting(self) -> str:
         match self.phase:
             case Phase.BOOTSTRAPPING:
-                return "the decode worker has sent no destination"
+                return NOT_COMPILED if self.grant else "the decode worker has sent no destination"
             case Phase.WAITING_FOR_INPUT:
                 return "no pages are free to compute into"
             case Phase.TRANSFERRING:

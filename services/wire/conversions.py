@@ -21,10 +21,13 @@ from services.rooms.phases import Side
 from services.rooms.registry import Event, RoomEntry, WorkerFacts
 from services.rooms.request import (
     EOS_TOKEN_IDS_MAX,
+    GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
     STOP_TOKEN_IDS_MAX,
     TOP_LOGPROBS_MAX,
     FinishReason,
+    Grammar,
+    GrammarKind,
     Request,
     Sampling,
     Token,
@@ -89,6 +92,7 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
             logit_bias=dict(sampling.logit_bias),
             top_logprobs=sampling.top_logprobs,
         ),
+        grammar=None if request.grammar is None else _grammar_to_wire(request.grammar),
     )
 
 
@@ -127,10 +131,25 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         ),
         output=tuple(wire.output),
         trace=read_trace(wire.traceparent, wire.tracestate),
+        grammar=_grammar_from_wire(wire.grammar) if wire.HasField("grammar") else None,
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")
     return request
+
+
+def _grammar_to_wire(grammar: Grammar) -> inference_pb2.Grammar:
+    return inference_pb2.Grammar(kind=grammar.kind.value, text=grammar.text)
+
+
+def _grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar:
+    """Its size alone is judged here: whether it is a grammar shows where it is compiled."""
+    if len(wire.text.encode()) > GRAMMAR_BYTES_MAX:
+        raise Malformed(f"request.grammar has more than {GRAMMAR_BYTES_MAX} bytes")
+    try:
+        return Grammar(GrammarKind(wire.kind), wire.text)
+    except ValueError as error:
+        raise Malformed(f"request.grammar.kind has the unknown value {wire.kind!r}") from error
 
 
 def _check_sampling(sampling: inference_pb2.Sampling) -> None:

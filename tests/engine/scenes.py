@@ -12,7 +12,6 @@ import torch
 from services.engine.checksum import PageSummer
 from services.engine.engine import Engine, PageSum, Row, Sequence
 from services.engine.ranks import join_team
-from services.engine.sampler import NotANumber
 from services.engine.team import TeamBroken
 from services.rooms.request import Request, Sampling, Token
 from tests.engine.crew import HOST, Post
@@ -104,7 +103,7 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
     def attempt(row: Row) -> None:
         try:
             (token,) = engine.step([row])
-            told.append(repr(token) if isinstance(token, NotANumber) else f"drew {token and token.id}")
+            told.append(repr(token) if isinstance(token, Exception) else f"drew {token and token.id}")
         except ValueError as error:
             told.append(f"{type(error).__name__}: {error}")
 

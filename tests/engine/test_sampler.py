@@ -44,7 +44,7 @@ def sequence(
 
 def ids(drawn: Sequenced[Drawn]) -> list[int | None]:
     """None where there was nothing to draw from."""
-    return [None if isinstance(each, NotANumber) else each.id for each in drawn]
+    return [each.id if isinstance(each, Token) else None for each in drawn]
 
 
 def frequencies(scores: torch.Tensor, sampling: Sampling) -> Counter[int]:

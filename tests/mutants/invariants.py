@@ -15,7 +15,7 @@ layers-by-id
 same-turns keyed-votes apply-verdict failure-is-agreed divergence-detected admission-agreed
 commands-ordered no-starvation
 
-terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt
+terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt mask-is-fold
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
 canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load

@@ -18,7 +18,8 @@ from typing import Final
 from tests.mutants.mutant import Check, Mutant, Report
 
 HERE: Final = Path(__file__).parent
-TABLES: Final = ("field", "core", "memory", "prefixes", "workers", "groups", "bootstrap", "wire", "trust")
+_TABLES: Final = "field core memory prefixes workers groups bootstrap wire trust grammars"
+TABLES: Final = tuple(_TABLES.split())
 
 
 def read_table(text: str) -> list[Mutant]:

@@ -25,6 +25,7 @@ OF_NO_ROOM = frozenset(
         "rejected-stays-out",
         "honest-health",
         "canary-is-a-request",
+        "mask-is-fold",
     }
 )
 """What no schedule of rooms can show: it is about the way in, or about what is told of a process."""

@@ -16,8 +16,9 @@ import pytest
 
 from services.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
 from services.openai.model import load_served_model
-from services.openai.tokenizer import Tokenizer, TokenizerUnusable, TooManyTokens, load_tokenizer
+from services.openai.tokenizer import Tokenizer, TooManyTokens, load_tokenizer
 from services.runtime.model_facts import read_model
+from services.runtime.tokenizer_files import TokenizerUnusable
 from tests.openai import tiny
 from tests.openai.test_detokenizer import REAL
 

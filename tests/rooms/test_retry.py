@@ -26,7 +26,8 @@ def test_every_reason_is_decided() -> None:
 
 
 def test_the_clients_own_ends_and_ours_are_final() -> None:
-    final = {Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED, Reason.BOOTSTRAP_LOST}
+    ended_by_whoever_asked = {Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED}
+    final = ended_by_whoever_asked | {Reason.BOOTSTRAP_LOST, Reason.GRAMMAR_FAILED}
     assert set(Reason) - RETRIED == final
     for reason in final:
         assert not may_retry(reason, 1, 1_000.0, BOUNDS)

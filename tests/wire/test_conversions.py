@@ -12,7 +12,17 @@ from services.pages.topology import Topology
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import Event
-from services.rooms.request import LOGIT_BIAS_MAX, TOP_LOGPROBS_MAX, FinishReason, Request, Sampling, Token
+from services.rooms.request import (
+    GRAMMAR_BYTES_MAX,
+    LOGIT_BIAS_MAX,
+    TOP_LOGPROBS_MAX,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Request,
+    Sampling,
+    Token,
+)
 from services.wire import conversions as wire
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import Malformed
@@ -48,6 +58,7 @@ requests = st.builds(
     ignore_eos=st.booleans(),
     sampling=samplings,
     output=id_tuples,
+    grammar=st.none() | st.builds(Grammar, kind=st.sampled_from(GrammarKind), text=texts),
 ).filter(lambda request: request.finish_reason(request.output) is None)
 
 
@@ -143,6 +154,13 @@ def change(**fields: Any) -> Callable[[], object]:
     return read
 
 
+def held(kind: str, text: str) -> Callable[[], object]:
+    """A sensible request with that grammar."""
+    message = sensible()
+    message.grammar.kind, message.grammar.text = kind, text
+    return lambda: wire.request_from_wire(message)
+
+
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -173,6 +191,8 @@ NAN, INFINITY = float("nan"), float("inf")
         ("logit_bias", change(logit_bias={3: 1e300})),
         ("logit_bias", change(logit_bias=dict.fromkeys(range(LOGIT_BIAS_MAX + 1), 1.0))),
         ("top_logprobs", change(top_logprobs=TOP_LOGPROBS_MAX + 1)),
+        ("grammar has more", held("lark", "é" * GRAMMAR_BYTES_MAX)),
+        ("grammar.kind", held("xml", "<a/>")),
         ("finish", lambda: wire.finish_from_wire(17)),
         ("reason", lambda: wire.cause_from_wire(rooms_pb2.Cause(reason="bad luck"))),
         ("dtype", lambda: wire.layout_from_wire(workers_pb2.KvLayout(dtype="int4"))),

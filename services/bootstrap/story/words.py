@@ -29,6 +29,8 @@ MEANING: Final[Mapping[Reason, str]] = {
     Reason.MEMORY_REVOKED: "The decode worker took its exposed memory back because some other sender neither"
     " answered nor was known to be dead. Look for a prefill worker that is stopped or cut off.",
     Reason.ENGINE_FAILED: "A step of the model raised an error; the worker's log has it in full.",
+    Reason.GRAMMAR_FAILED: "The worker that drew could not hold the answer to what its request asked for, or"
+    " not any further; the text says why. Another worker would say the same.",
     Reason.GROUP_BROKEN: "A rank of the worker died, did not answer in time, or disagreed. The text names the"
     " rank and the turn; the whole worker is started again.",
     Reason.DRAINING: "The worker was about to stop.",

@@ -24,6 +24,8 @@ class _Pages(HostMemory):
 class ToyEngine:
     """What a worker asks of `services.engine.engine.Engine`."""
 
+    grammars = None
+
     def __init__(self) -> None:
         self.layout = self.whole = LAYOUT
         self.cache = _Pages(PAGES * LAYOUT.page_bytes)

@@ -111,6 +111,33 @@ class Sampling(_message.Message):
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
+class Grammar(_message.Message):
+    """What an output is held to, by its source. Compiled by the workers: by prefill before the first token, by decode
+    before the others.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """json_schema, regex or lark (llguidance's, which may hold the other two)."""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
 class InferenceRequest(_message.Message):
     """One sequence to continue."""
 
@@ -128,6 +155,7 @@ class InferenceRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_tokens: _builtins.int
     min_tokens: _builtins.int
@@ -155,6 +183,10 @@ class InferenceRequest(_message.Message):
         count as output (positions, max_tokens, penalties, seeds), and both workers compute and hold their KV.
         """
 
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """Absent: any output."""
+
     def __init__(
         self,
         *,
@@ -170,13 +202,19 @@ class InferenceRequest(_message.Message):
         traceparent: _builtins.str = ...,
         tracestate: _builtins.str = ...,
         time_left_ms: _builtins.int | None = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_time_left_ms", b"_time_left_ms", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "grammar", b"grammar", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_left_ms", b"_time_left_ms", "eos_token_ids", b"eos_token_ids", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
+    _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
     _WhichOneofReturnType__time_left_ms: _TypeAlias = _typing.Literal["time_left_ms"]  # noqa: Y015
     _WhichOneofArgType__time_left_ms: _TypeAlias = _typing.Literal["_time_left_ms", b"_time_left_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar) -> _WhichOneofReturnType__grammar | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_ms) -> _WhichOneofReturnType__time_left_ms | None: ...
 
 Global___InferenceRequest: _TypeAlias = InferenceRequest  # noqa: Y015

@@ -1,0 +1,88 @@
+"""Which rooms' grammars are compiled on this rank?
+
+A grammar is compiled beside the turns (`no-blocking`), from when its room is opened. A room whose grammar is
+not compiled waits as it waits for its peer: within a deadline, and in its vote. Nothing is handed over: each
+room folds its output anew (`mask-is-fold`).
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from services.engine.rows import Sequence
+from services.grammars.compiling import GrammarRefused
+from services.grammars.fold import Fold, GrammarLost
+from services.grammars.shelf import Shelf
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Compiled, Failed
+from services.rooms.ids import RoomId
+from services.rooms.request import Request
+from services.rooms.room import Room
+from services.runtime.logging import Log
+
+log = Log(__name__)
+
+NOT_HERE: Final = (
+    "the grammar that intake took is not compiled here",
+    "the output that the room goes on behind is not its grammar's",
+)
+"""Why, by whether it is compiled; a cause is logged, so that nothing of the grammar is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    room: Room
+    sequence: Sequence
+    fold: "asyncio.Future[Fold]"
+
+
+class Folds:
+    """Used from one event loop. One entry a room that waits."""
+
+    def __init__(self, shelf: Shelf | None, wake: Callable[[], None]) -> None:
+        """`shelf`: of the rank that draws; the others have None. `wake` is called when one is compiled."""
+        self._shelf = shelf
+        self._wake = wake
+        self._waiting: dict[RoomId, _Waiting] = {}
+
+    def __len__(self) -> int:
+        """Rooms that wait."""
+        return len(self._waiting)
+
+    def needs(self, request: Request) -> bool:
+        """Whether a room of `request` has to wait here for its grammar."""
+        return self._shelf is not None and request.grammar is not None
+
+    def begin(self, room: Room, sequence: Sequence) -> None:
+        """Compile what `sequence` is held to, if it is to be compiled here, and go through its output."""
+        grammar = sequence.request.grammar
+        if self._shelf is None or grammar is None:
+            return
+        fold = asyncio.wrap_future(self._shelf.fold(grammar, tuple(sequence.output)))
+        fold.add_done_callback(lambda _: self._wake())
+        self._waiting[room.id] = _Waiting(room, sequence, fold)
+
+    def see(self) -> bool:
+        """Whether one that was waited for is compiled, or cannot be."""
+        if not self._waiting:
+            return False
+        done = [each for each in self._waiting.values() if each.fold.done()]
+        for each in done:
+            del self._waiting[each.room.id]
+            error = each.fold.exception()
+            if error is None:
+                each.sequence.fold = each.fold.result()
+                each.room.note(Compiled())
+                continue
+            if not isinstance(error, GrammarRefused | GrammarLost):
+                log.error("a grammar was not compiled", room=each.room.id, error=error)
+            told = f"{each.room.SIDE.value}: {NOT_HERE[isinstance(error, GrammarLost)]}"
+            each.room.note(Failed(Cause(Reason.GRAMMAR_FAILED, told)))
+        return bool(done)
+
+    def forget(self, room: RoomId) -> None:
+        """The room is over."""
+        waiting = self._waiting.pop(room, None)
+        if waiting is not None:
+            waiting.fold.cancel()

@@ -1,0 +1,99 @@
+"""Which tokens may come next, after an output that is held to a grammar?
+
+It follows from the grammar and the output alone (`mask-is-fold`): whoever knows both knows it, on another
+worker, in a later room, from the beginning. A fold takes each token of an output once, as it grows.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from services.rooms.request import Request
+
+BITS: Final = 8
+
+
+class GrammarLost(Exception):
+    """An output cannot be held to its grammar, or not any further; the text says why."""
+
+
+class Matcher(Protocol):
+    """What is used of `llguidance.LLMatcher`. It raises nothing: after an error it stays in error."""
+
+    def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
+    def compute_bitmask(self) -> bytes: ...
+    def is_accepting(self) -> bool: ...
+    def is_error(self) -> bool: ...
+    def get_error(self) -> str: ...
+    def reset(self) -> bool: ...
+    def deep_copy(self) -> "Matcher": ...
+
+
+class Fold:
+    """A grammar over one output. Used from one thread at a time."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        """`matcher` has taken nothing."""
+        self._matcher = matcher
+        self._taken = 0
+        """Tokens of the output."""
+
+    def anew(self) -> "Fold":
+        """The same grammar over another output, from its beginning. Only while nothing was taken here."""
+        if self._taken:
+            raise ValueError(f"a fold that has taken {self._taken} tokens is no beginning")
+        return Fold(self._matcher.deep_copy())
+
+    def follow(self, output: Sequence[int]) -> None:
+        """Take what `output` has beyond what was taken. Raises GrammarLost."""
+        if len(output) < self._taken:
+            self._matcher.reset()
+            self._taken = 0
+        new = output[self._taken :]
+        if new and not self._matcher.consume_tokens([*new]):
+            raise GrammarLost(self._why())
+        self._taken = len(output)
+
+    def allowed(self, request: Request, output: Sequence[int]) -> bytes:
+        """The tokens that may follow `output`, never none: a bit each, the lowest first. Raises GrammarLost.
+
+        The request's ends may come where the grammar may end. Where it may not, its own stop ids may come as
+        any other token that the grammar allows, as stop strings do: they cut the answer off. `min_tokens` and
+        `ignore_eos` put an end off, but where nothing else is allowed the answer ends.
+        """
+        self.follow(output)
+        mask = bytearray(self._matcher.compute_bitmask())
+        if self._matcher.is_error():
+            raise GrammarLost(self._why())
+        whole = self._matcher.is_accepting()
+        late = len(output) >= request.min_tokens
+        for end in request.eos_token_ids:
+            _set(mask, end, on=whole and late and not request.ignore_eos)
+        for stop in request.stop_token_ids:
+            _set(mask, stop, on=late and (whole or _has(mask, stop)))
+        if mask.count(0) == len(mask):
+            for end in request.ending_token_ids:
+                _set(mask, end, on=True)
+        return bytes(mask)
+
+    def _why(self) -> str:
+        return first_line(self._matcher.get_error())
+
+
+def first_line(text: str) -> str:
+    """Of what the library says, which goes on with the grammar."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def _has(mask: bytearray, token: int) -> bool:
+    return token < BITS * len(mask) and bool(mask[token // BITS] >> token % BITS & 1)
+
+
+def _set(mask: bytearray, token: int, *, on: bool) -> None:
+    """A token that the vocabulary lacks is passed over: it cannot be drawn anyway."""
+    if token >= BITS * len(mask):
+        return
+    bit = 1 << token % BITS
+    if on:
+        mask[token // BITS] |= bit
+    else:
+        mask[token // BITS] &= ~bit

@@ -1,0 +1,59 @@
+"""Which grammars are compiled already? Those asked for last are kept, by their source.
+
+They are compiled in a thread, one after the other: what one may cost is bounded (`compiling.py`), and nobody
+else waits for it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from llguidance import LLTokenizer
+
+from services.grammars.compiling import compiled
+from services.grammars.fold import Fold
+from services.rooms.request import Grammar
+
+KEPT_MAX: Final = 64
+"""A small schema takes some hundred KB, the largest that are taken tens of MB."""
+
+
+class Shelf:
+    """Its thread ends with the process."""
+
+    def __init__(self, read: Callable[[], LLTokenizer], kept_max: int = KEPT_MAX) -> None:
+        """`read`: the model's vocabulary, when the first grammar is asked for."""
+        self._read = read
+        self._kept_max = kept_max
+        self._vocabulary: LLTokenizer | None = None
+        self._roots: OrderedDict[Grammar, Fold] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def fold(self, grammar: Grammar, output: Sequence[int]) -> Future[Fold]:
+        """Of an answer that goes on behind `output`. Its future raises GrammarRefused, GrammarLost where the
+        output is none of the grammar's, and StartupError for a model whose tokenizer cannot be read."""
+        return self._thread.submit(self._fold, grammar, output)
+
+    def check(self, grammar: Grammar) -> Future[None]:
+        """Whether an answer can be held to it: its future raises as above."""
+        return self._thread.submit(self._check, grammar)
+
+    def _fold(self, grammar: Grammar, output: Sequence[int]) -> Fold:
+        fold = self._root(grammar).anew()
+        fold.follow(output)
+        return fold
+
+    def _check(self, grammar: Grammar) -> None:
+        self._root(grammar)
+
+    def _root(self, grammar: Grammar) -> Fold:
+        root = self._roots.get(grammar)
+        if root is None:
+            if self._vocabulary is None:
+                self._vocabulary = self._read()
+            root = self._roots[grammar] = compiled(grammar, self._vocabulary)
+            if len(self._roots) > self._kept_max:
+                self._roots.popitem(last=False)
+        self._roots.move_to_end(grammar)
+        return root

@@ -1,0 +1,42 @@
+"""Which tokenizer does a model directory hold? Read by the reference library, by whoever needs it."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from services.runtime.errors import StartupError, in_a_line
+
+
+class TokenizerUnusable(StartupError):
+    """The model directory holds no tokenizer that can be used here; the text names what is wrong."""
+
+
+def reference_tokenizer(model_dir: Path) -> Any:
+    """The transformers tokenizer of a safetensors model directory, with a `tokenizers` backend. Raises
+    TokenizerUnusable."""
+    from transformers import AutoTokenizer
+
+    quiet = logging.getLogger("transformers.tokenization_utils_base")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        reference = AutoTokenizer.from_pretrained(
+            str(model_dir), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever the library makes of what is in a file
+        raise TokenizerUnusable(_why(model_dir, error)) from error
+    finally:
+        quiet.setLevel(level)
+    if not reference.is_fast:
+        raise TokenizerUnusable(f"{model_dir}: the tokenizer has no tokenizer.json, which is needed here")
+    return reference
+
+
+def _why(model_dir: Path, error: Exception) -> str:
+    """Why there is no tokenizer, by the file rather than in the library's words."""
+    file = model_dir / "tokenizer.json"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: it cannot be read: {error.strerror}"
+    if not file.is_file():
+        return f"{model_dir}: no usable tokenizer: there is no file {file.name}"
+    return f"{file}: damaged, or of an unknown form ({in_a_line(error)})"

@@ -1,0 +1,72 @@
+"""Grammars over small vocabularies, and outputs drawn at random from what they allow."""
+
+import json
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+from llguidance import LLTokenizer
+
+from services.grammars.compiling import compiled
+from services.grammars.fold import Fold
+from services.grammars.vocabulary import vocabulary_of
+from services.rooms.request import Grammar, GrammarKind, Request
+from tests.openai import tiny
+
+PADDING: Final = 13
+"""Tokens that the model has, and its tokenizer lacks."""
+KINDS: Final = {"byte level": tiny.byte_level, "byte fallback": tiny.byte_fallback}
+END: Final = tiny.END_ID
+
+
+@cache
+def vocabulary(kind: str = "byte level") -> LLTokenizer:
+    backend = KINDS[kind]().backend_tokenizer
+    return vocabulary_of(backend, backend.get_vocab_size() + PADDING, (END,))
+
+
+def schema(value: Any) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value))
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, text)
+
+
+def lark(text: str) -> Grammar:
+    return Grammar(GrammarKind.LARK, text)
+
+
+def request(**more: Any) -> Request:
+    return Request("held", (1,), 10_000, **{"eos_token_ids": (END,), **more})
+
+
+def fold_of(grammar: Grammar, kind: str = "byte level") -> Fold:
+    return compiled(grammar, vocabulary(kind))
+
+
+def tokens_in(mask: bytes) -> list[int]:
+    return [token for token in range(8 * len(mask)) if mask[token // 8] >> token % 8 & 1]
+
+
+def drawn(fold: Fold, asked: Request, seed: int, most: int = 400) -> list[int]:
+    """An output of tokens that were allowed each, to its end or to `most` tokens. Ends are preferred, so that
+    most outputs have one."""
+    draw, output = random.Random(seed), list[int]()
+    while len(output) < most and asked.finish_reason(output) is None:
+        allowed = tokens_in(fold.allowed(asked, output))
+        ends = [token for token in allowed if token in asked.ending_token_ids]
+        output.append(draw.choice(ends if ends and draw.random() < 0.5 else allowed))
+    return output
+
+
+def text_of(output: Sequence[int], kind: str = "byte level") -> str:
+    """Without special tokens, as clients read it."""
+    decoded: str = KINDS[kind]().backend_tokenizer.decode([*output], skip_special_tokens=True)
+    return decoded
+
+
+def ids(text: str, kind: str = "byte level") -> list[int]:
+    found: list[int] = KINDS[kind]().backend_tokenizer.encode(text, add_special_tokens=False).ids
+    return found

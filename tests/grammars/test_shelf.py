@@ -1,0 +1,57 @@
+"""Is a grammar compiled once, and are few of them kept?"""
+
+from collections import Counter
+
+import pytest
+from llguidance import LLTokenizer
+
+from services.grammars import shelf
+from services.grammars.compiling import GrammarRefused, compiled
+from services.grammars.fold import Fold, GrammarLost
+from services.grammars.shelf import Shelf
+from services.rooms.request import Grammar
+from tests.grammars.answers import ids, regex, request, tokens_in, vocabulary
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each was compiled."""
+    times: Counter[str] = Counter()
+
+    def count(grammar: Grammar, tokens: LLTokenizer) -> Fold:
+        times[grammar.text] += 1
+        return compiled(grammar, tokens)
+
+    monkeypatch.setattr(shelf, "compiled", count)
+    return times
+
+
+def test_a_grammar_is_compiled_once_for_all_outputs_that_are_held_to_it(counted: Counter[str]) -> None:
+    kept = Shelf(vocabulary)
+    one, other = (kept.fold(regex("[0-9]{3}"), ids(text)).result() for text in ("1", "12"))
+    assert counted == {"[0-9]{3}": 1}
+    asked = request()
+    assert one.allowed(asked, ids("12")) == other.allowed(asked, ids("12"))
+
+
+def test_outputs_that_are_held_to_one_grammar_are_folded_each_by_itself() -> None:
+    kept = Shelf(vocabulary)
+    a, b = (kept.fold(regex("ax|by"), ids(text)).result() for text in "ab")
+    allowed = [tokens_in(fold.allowed(request(), ids(text))) for fold, text in ((a, "a"), (b, "b"), (a, "a"))]
+    assert allowed == [ids("x"), ids("y"), ids("x")]
+
+
+def test_those_asked_for_last_are_kept(counted: Counter[str]) -> None:
+    kept = Shelf(vocabulary, kept_max=2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        kept.check(regex(text)).result()
+    assert counted == {"a": 1, "b": 2, "c": 1}
+
+
+def test_what_is_refused_is_told_and_not_kept() -> None:
+    kept = Shelf(vocabulary)
+    with pytest.raises(GrammarRefused, match="unclosed"):
+        kept.check(regex("(")).result()
+    with pytest.raises(GrammarLost):
+        kept.fold(regex("[0-9]"), ids("fox")).result()
+    kept.check(regex("[0-9]")).result()
