@@ -28,7 +28,15 @@ from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.memory import shortage
 from services.engine.quantised import Quantisation, quantisation_of, refuse_codes
 from services.engine.rotations import settle_frequencies
-from services.engine.shards import Dummies, Files, bare_module, bytes_of, fill, weights_in
+from services.engine.shards import (
+    Dummies,
+    Files,
+    bare_module,
+    bytes_of,
+    fill,
+    plain_sources,
+    weights_in,
+)
 from services.engine.share import Share, share_of
 from services.engine.sight import Reach
 from services.engine.split import cut_stages, cut_weights
@@ -443,7 +451,7 @@ def _load(
 def _load_dummies(directory: Path, name: str, config: Any, dtype: str, device: torch.device) -> Any:
     module = _bare(name, config, dtype)
     _check_memory(directory, device, bytes_of(module, {}))
-    fill(module, {}, Dummies(module, device), device)
+    fill(module, {}, plain_sources(Dummies(module, device)), device)
     return module.to(device).eval()
 
 
@@ -460,15 +468,15 @@ def _load_share(
 ) -> Any:
     module = _bare(name, config, dtype)
     _check_logits(name, module)
-    dummies = Dummies(module, device)
-    stage = cut_stages(name, module, share)
-    slices = cut_weights(name, module, share)
-    size = bytes_of(module, slices)
-    _check_memory(directory, device, size)
-    if how is not None and not dummy:
-        _tell_dequantised(directory, how, size)
-    with nullcontext(dummies) if dummy else _weights(directory, how, dtype) as weights:
-        fill(module, slices, weights, device)
+    with nullcontext() if dummy else _weights(directory, how, dtype) as files:
+        sources = plain_sources(Dummies(module, device)) if files is None else files.sources(module)
+        stage = cut_stages(name, module, share)
+        cuts = cut_weights(name, module, share)
+        size = bytes_of(module, cuts)
+        _check_memory(directory, device, size)
+        if how is not None and files is not None:
+            _tell_dequantised(directory, how, size)
+        fill(module, cuts, sources, device)
     module.to(device).eval()
     return stage
 

@@ -4,11 +4,13 @@ The definition is made without memory for its weights, cut, and then filled: of 
 which this rank holds.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from zlib import crc32
 
 import torch
@@ -17,19 +19,32 @@ from torch import nn
 
 from services.engine.container import attention_of, maker_of
 from services.engine.quantised import Quantisation, Table
-from services.engine.split import Slice
+from services.engine.sources import Box, Cut, Source, Stored, Unlike, Unwalked, Weights, fetch, sources_of
 from services.engine.unpacking import DoesNotFit, Packed, numbers_of
-from services.runtime.model_facts import ModelUnreadable, stored_types, weight_files
+from services.runtime.model_facts import (
+    ModelUnreadable,
+    UnsupportedModel,
+    own_name,
+    stored_types,
+    weight_files,
+)
 
 SPREAD: Final = 0.02
 
 
 def bare_module(config: Any, dtype: torch.dtype) -> Any:
-    """The definition of `config`'s model, with the weights on the meta device and everything else real."""
+    """The definition of `config`'s model, with the weights on the meta device and everything else real. What
+    it computes in float32 whatever the model's numbers are is of float32, as the library loads it."""
     with _weights_without_memory():
-        return maker_of(config).from_config(
+        module = maker_of(config).from_config(
             config, dtype=dtype, attn_implementation=attention_of(config), trust_remote_code=False
         )
+    for pattern, wide in module._get_dtype_plan(dtype).items():
+        named = re.compile(pattern.replace("*", ".*"))
+        for path, each in [*module.named_parameters(), *module.named_buffers()]:
+            if named.search(path):
+                each.data = each.data.to(wide)
+    return module
 
 
 @contextmanager
@@ -48,52 +63,59 @@ def _weights_without_memory() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def bytes_of(module: Any, slices: dict[str, Slice]) -> int:
+def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
     """What `fill` will take."""
     total = 0
     for path, weight in module.named_parameters():
-        part = slices.get(path)
-        whole = weight.numel() * weight.element_size()
-        total += whole if part is None else whole // weight.shape[part.dim] * (part.stop - part.start)
+        cut = cuts.get(path)
+        shape = weight.shape if cut is None else cut.of(weight.shape)
+        total += prod(shape) * weight.element_size()
     return total
 
 
-class Weights(Protocol):
-    """The weights of a model, by name."""
-
-    def __contains__(self, name: str) -> bool: ...
-    def read(self, name: str, shape: tuple[int, ...], part: Slice | None) -> torch.Tensor:
-        """The weight `name`, which as a whole has `shape`, or a part of it. Raises ModelUnreadable."""
+def plain_sources(weights: Weights) -> dict[str, Source]:
+    """Of weights that have the definition's own names."""
+    return {name: Stored(weights, name) for name in weights.names}
 
 
-def fill(module: Any, slices: dict[str, Slice], weights: Weights, device: torch.device) -> None:
-    """Give every parameter of `module`, whose names are those of `weights`, its values, in its own number
-    format, on `device`. Raises ModelUnreadable for one that is not there or has another shape."""
+def fill(module: Any, cuts: Mapping[str, Cut], sources: Mapping[str, Source], device: torch.device) -> None:
+    """Give every parameter of `module`, or what is cut of it, its values, in its own number format, on
+    `device`. `sources`: of all that it cannot do without. Raises ModelUnreadable."""
     tied = _tied(module)
-    tied.update({source: target for target, source in tied.items()})
     wholes: dict[str, torch.Tensor] = {}
     for path, weight in list(module.named_parameters(remove_duplicate=False)):
-        source = path if path in weights else tied.get(path, path)
-        part = slices.get(path)
-        if source in wholes and (part is None or part.dim == 0):
+        origin = path if path in sources else tied.get(path, path)
+        cut = cuts.get(path)
+        if origin in wholes and (cut is None or (cut.dim == 0 and len(cut.ranges) == 1)):
             # A head that is tied to an embedding which is whole on this rank takes no memory of its own.
-            values = wholes[source] if part is None else wholes[source][part.start : part.stop]
+            whole = wholes[origin]
+            values = whole if cut is None else whole[cut.ranges[0].start : cut.ranges[0].stop]
         else:
-            found = weights.read(source, tuple(weight.shape), part)
-            # A copy: what is read may be a view of the file, of which then all would be held.
-            values = torch.empty(found.shape, dtype=weight.dtype, device=device).copy_(found)
-        if part is None:
-            wholes[source] = values
+            values = fetch(sources[origin], cut, weight.dtype, device)
+        if cut is None:
+            wholes[origin] = values
         parent, _, name = path.rpartition(".")
         module.get_submodule(parent).register_parameter(name, nn.Parameter(values, requires_grad=False))
     for path, buffer in module.named_buffers():
-        if path in weights:
-            buffer.copy_(weights.read(path, tuple(buffer.shape), None))
+        if path in sources:
+            buffer.copy_(fetch(sources[path], None, buffer.dtype, buffer.device))
+
+
+def _may_lack(module: Any, path: str) -> bool:
+    """The library's definition does without it in the files."""
+    patterns = module._keys_to_ignore_on_load_missing or ()
+    return any(re.search(pattern, path) for pattern in patterns)
+
+
+def _ties(module: Any) -> dict[str, str]:
+    """Names of weights that are others, with those."""
+    return dict(getattr(module, "all_tied_weights_keys", None) or {})
 
 
 def _tied(module: Any) -> dict[str, str]:
-    """Names of weights that are others, with those."""
-    return dict(getattr(module, "all_tied_weights_keys", None) or {})
+    """The same, both ways."""
+    ties = _ties(module)
+    return ties | {source: target for target, source in ties.items()}
 
 
 class Dummies:
@@ -102,13 +124,20 @@ class Dummies:
 
     def __init__(self, module: Any, device: torch.device) -> None:
         """`module`: as a whole."""
-        self._names = {name for name, _ in module.named_parameters()} - _tied(module).keys()
+        tied = _ties(module).keys()
+        shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
+        self._shapes = {name: shape for name, shape in shapes.items() if name not in tied}
         self._device = device
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
+    @property
+    def names(self) -> Collection[str]:
+        return self._shapes.keys()
 
-    def read(self, name: str, shape: tuple[int, ...], part: Slice | None) -> torch.Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str, box: Box) -> torch.Tensor:
+        shape = self._shapes[name]
         if len(shape) == 1:
             values = torch.full(shape, float(name.endswith("weight")), device=self._device)  # norms, biases
         else:
@@ -116,7 +145,7 @@ class Dummies:
             values = (
                 torch.randn(shape, generator=numbers, device=self._device).mul_(SPREAD).bfloat16().float()
             )
-        return values if part is None else values.narrow(part.dim, part.start, part.stop - part.start)
+        return values[_slices(box)]
 
 
 @contextmanager
@@ -144,34 +173,46 @@ class Files:
     def _stored(self, name: str) -> "StoredTensor":
         return StoredTensor(self._places[name], name)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
+    @property
+    def names(self) -> Collection[str]:
+        return self._names
 
-    def read(self, name: str, shape: tuple[int, ...], part: Slice | None) -> torch.Tensor:
-        if name not in self._names:
-            raise ModelUnreadable(
-                f"{self._directory}: the files lack the model's weight {name}; one that the library would "
-                "make of others as it loads them is not made for several ranks"
-            )
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.table.packed[name].shape if name in self.table.packed else self._stored(name).shape
+
+    def read(self, name: str, box: Box) -> torch.Tensor:
         packed = self.table.packed.get(name)
-        stored = self._stored(name) if packed is None else packed
-        if stored.shape != shape:
-            raise ModelUnreadable(
-                f"{self._directory}: the weight {name} has the shape {list(stored.shape)}, not {list(shape)}"
-            )
-        if packed is not None:
-            return self._dequantised(name, packed, part)
-        whole = self._stored(name)
-        if part is None:
-            return whole.whole()
-        return (whole.rows if part.dim == 0 else whole.columns)(part.start, part.stop)
+        return self._stored(name).part(box) if packed is None else self._dequantised(name, packed, box)
 
-    def _dequantised(self, name: str, packed: Packed, part: Slice | None) -> torch.Tensor:
-        cut: list[range | None] = [None, None]
-        if part is not None:
-            cut[part.dim] = range(part.start, part.stop)
+    def sources(self, module: Any) -> dict[str, Source]:
+        """What makes each weight of `module`, a whole definition. Raises UnsupportedModel or
+        ModelUnreadable."""
         try:
-            return numbers_of(packed, self._dtype, *cut)
+            sources = sources_of(module, self)
+        except Unwalked as operation:
+            raise UnsupportedModel(
+                f"the model {own_name(self._directory)} ({module.config.model_type}) cannot be served by "
+                f"several ranks: it needs weights that the library makes by {operation}"
+            ) from operation
+        except Unlike as weight:
+            raise ModelUnreadable(
+                f"{self._directory}: the weight {weight} has another shape than those that it is joined with"
+            ) from weight
+        tied = _tied(module)
+        for name, each in module.state_dict().items():
+            source = sources.get(name) or sources.get(tied.get(name, name))
+            if source is None and not _may_lack(module, name):
+                raise ModelUnreadable(f"{self._directory}: the files lack the model's weight {name}")
+            if source is not None and source.shape != tuple(each.shape):
+                raise ModelUnreadable(
+                    f"{self._directory}: the weight {name} has the shape {list(source.shape)}, not "
+                    f"{list(each.shape)}"
+                )
+        return sources
+
+    def _dequantised(self, name: str, packed: Packed, box: Box) -> torch.Tensor:
+        try:
+            return numbers_of(packed, self._dtype, box)
         except DoesNotFit as error:
             raise ModelUnreadable(f"{self._directory}: the weight {name} is damaged: {error}") from error
 
@@ -179,7 +220,7 @@ class Files:
         """Every weight by its name, to be read where it is indexed, as the model library does."""
         plain = {name: self._places[name].get_slice(name) for name in self.table.plain}
         packed = {
-            name: PendingWeight(partial(self._dequantised, name, each, None))
+            name: PendingWeight(partial(self._dequantised, name, each, tuple(map(range, each.shape))))
             for name, each in self.table.packed.items()
         }
         return plain | packed
@@ -195,8 +236,7 @@ class StoredTensor:
         self.shape = tuple(self._slice.get_shape())
 
     def whole(self) -> torch.Tensor:
-        values: torch.Tensor = self._slice[:] if self.shape else self._file.get_tensor(self._name)
-        return values
+        return self.part(tuple(map(range, self.shape)))
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         values: torch.Tensor = self._slice[start:stop]
@@ -205,6 +245,14 @@ class StoredTensor:
     def columns(self, start: int, stop: int) -> torch.Tensor:
         values: torch.Tensor = self._slice[:, start:stop]
         return values
+
+    def part(self, box: Box) -> torch.Tensor:
+        values: torch.Tensor = self._slice[_slices(box)] if box else self._file.get_tensor(self._name)
+        return values
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(each.start, each.stop) for each in box)
 
 
 class PendingWeight:

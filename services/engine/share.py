@@ -24,15 +24,16 @@ class Link:
     """To the other ranks."""
 
     team: Team
+    is_cut: bool = False
 
     @contextmanager
     def cut(self) -> Iterator[None]:
         """Within it nothing is said to anybody, and nobody is waited for."""
-        team, self.team = self.team, Mute(self.team.topology, self.team.rank)
+        team, self.team, self.is_cut = self.team, Mute(self.team.topology, self.team.rank), True
         try:
             yield
         finally:
-            self.team = team
+            self.team, self.is_cut = team, False
 
 
 @dataclass(frozen=True, slots=True)

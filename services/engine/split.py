@@ -1,30 +1,54 @@
 """How is a model's definition cut so that each rank computes its part of it?
 
 By the model's own plans, which the library keeps beside each definition: the tensor-parallel one names the
-weights that are cut and how, the pipeline one what comes before the layers and after them. What a plan asks
-for and is not known here is refused by name.
+weights that are cut and how, the pipeline one what comes before the layers and after them. A part of the
+common kind that they leave whole is cut all the same. What a plan asks for and is not known here is refused
+by name.
 
-Within a stage every rank has the whole hidden states. The embedding stays whole: on every tensor rank of the
-first stage. The head is cut by the vocabulary. Stages take turns: while one computes the others wait.
+An attention is cut by heads, also where its plan puts the heads together again: each rank keeps the pages of
+its own. Of experts each rank has a part, or some of them, by their plan. Within a stage every rank has the
+whole hidden states. The embedding stays whole: on every tensor rank of the first stage. The head is cut by
+the vocabulary. Stages take turns: while one computes the others wait.
 """
 
+import copy
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 import torch
 from torch import nn
 
 from services.engine.container import base_of, text_of
-from services.engine.share import CannotSplit, Link, Share
-from services.engine.supported import Geometry
+from services.engine.joints import (
+    Blank,
+    Elsewhere,
+    Head,
+    Later,
+    RowWise,
+    WideNorm,
+    dispatch,
+    receive_before,
+    sum_behind,
+)
+from services.engine.share import CannotSplit, Share
+from services.engine.sources import Cut
 from services.runtime.model_facts import UnsupportedModel
 
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"
-HEAD: Final = ("colwise_gather_output", "colwise_rep")
-"""Cut like columns, and what comes out is put together again: on the rank that draws."""
+GATHERED: Final = ("colwise_gather_output", "colwise_rep")
+"""Cut like columns, and what comes out is put together again. Of the head: on the rank that draws."""
+SPREAD: Final = ("rowwise_split_input", "rowwise_rep")
+"""Cut like rows, where what comes in was put together."""
+PACKED_COLUMNS: Final = "packed_colwise"
+PACKED_ROWS: Final = "packed_rowwise"
+"""Two weights in one, of the gate and beside it, and each is cut."""
+SUMMED: Final = ("moe_tp_experts", "all_reduce")
+"""What comes out is a part of a sum."""
+BY_EXPERT: Final = "grouped_gemm"
+DISPATCHED: Final = "ep_dispatch_experts"
+"""Each rank has some of the experts."""
 WHOLE: Final = (
     "replicate",
     "replicated_with_grad_allreduce",
@@ -33,79 +57,28 @@ WHOLE: Final = (
     "local_params",
 )
 """What every rank may compute by itself."""
-ATTENTION: Final = {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS}
-BESIDE: Final = {"sinks": COLUMNS}
-"""How an attention is cut by heads whose plan leaves it whole. What lies beside the products is one number a
-head."""
-BY_HEAD: Final = ("q_norm", "k_norm")
-"""What such an attention may have between its products: of each head alone, and so whole on every rank."""
-PRODUCT: Final = {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS}
-"""How a layer's product is cut that its plan leaves whole."""
+STAGED: Final = ("embed_tokens", "layers", "norm")
+"""The pipeline plan of a definition that has none, and consists of these."""
 BY_KV_HEAD: Final = ("k_proj", "v_proj")
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """[start, stop) of a weight, along one dimension."""
-
-    dim: int
-    start: int
-    stop: int
-
-
-class RowWise(nn.Module):
-    """Columns of a linear layer whose input is cut as its weight is: each rank has a part of every sum."""
-
-    def __init__(self, linear: nn.Linear, link: Link) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = linear.bias
-        self._link = link
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        out = self._link.team.sum(nn.functional.linear(hidden, self.weight))
-        return out if self.bias is None else out + self.bias
-
-
-class Head(nn.Module):
-    """Rows of the last linear layer, of which the first tensor rank is to have everything that comes out."""
-
-    def __init__(self, linear: nn.Linear, link: Link, each: int) -> None:
-        """`each`: the most rows that a rank has; the last may have fewer."""
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = linear.bias
-        self._link = link
-        self._each = each
-        self._width = linear.out_features
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        out = nn.functional.linear(hidden, self.weight, self.bias)
-        out = nn.functional.pad(out, (0, self._each - out.shape[-1]))
-        return self._link.team.gather(out)[..., : self._width]
-
-
-class Blank(nn.Module):
-    """In the place of an embedding that another stage has: the shape of what it gives."""
-
-    def __init__(self, like: nn.Embedding) -> None:
-        super().__init__()
-        self._width = like.embedding_dim
-        self._dtype = like.weight.dtype
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(*ids.shape, self._width, dtype=self._dtype, device=ids.device)
-
-
-class Layers(nn.ModuleDict):
-    """Some of a model's layers, by their ids, which are part of their weights' names; run through as a list
-    of all of them would be."""
-
-    def __getitem__(self, key: Any) -> Any:
-        return list(self.values())[key] if isinstance(key, slice) else super().__getitem__(key)
-
-    def __iter__(self) -> Any:
-        return iter(self.values())
+QUERIES: Final = ("q_proj", "qkv_proj", "query_key_value")
+"""What an attention that is cut by heads has one of."""
+ALL_HEADS: Final = "qkv_proj"
+"""Where it is put together again: of queries, behind them of keys, behind them of values."""
+PAIR: Final = "gate_up_proj"
+FED: Final = {"o_proj": QUERIES, "out_proj": QUERIES, "down_proj": (PAIR,)}
+"""What comes in is what the others give, which are cut."""
+COMMON: Final[Mapping[str, Mapping[str, str]]] = {
+    "self_attn": {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS, "out_proj": ROWS}
+    | {"gate_proj": COLUMNS, "sinks": COLUMNS},
+    "mlp": {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS},
+}
+"""The tensor-parallel plan of a part of a layer that the definition's own leaves whole, and that consists of
+these, and of norms over a head."""
+COUNTS: Final = {
+    "query_heads": ("num_heads", "num_attention_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+}
+"""By which words an attention tells its heads."""
 
 
 def cut_stages(name: str, module: Any, share: Share) -> Any:
@@ -114,123 +87,236 @@ def cut_stages(name: str, module: Any, share: Share) -> Any:
     if share.layers == tuple(range(share.whole.layers)):
         return module
     path, base = base_of(name, module)
-    plan: dict[str, Any] = getattr(text_of(module.config), "base_model_pp_plan", None) or {}
+    plan = list(getattr(text_of(module.config), "base_model_pp_plan", None) or ())
+    if not plan and not list(_with_weights(base, STAGED)):
+        plan = list(STAGED)
     held = [key for key in plan if isinstance(getattr(base, key, None), nn.ModuleList)]
     if len(held) != 1:
         _refuse(name, module, "a pipeline plan, which its definition lacks")
-    for child, _ in _with_weights(base, plan):
-        _refuse(name, module, f"a stage for {child}, which its pipeline plan does not name")
-    for child, _ in _with_weights(module, (*(module._pp_plan or ()), path.partition(".")[0])):
-        _refuse(name, module, f"a stage for {child}, which its pipeline plan does not name")
+    head, plans = module.get_output_embeddings(), module._pp_plan or {}
+    heads = [each for each, child in module.named_children() if child is head or each in plans]
+    for holder, named in ((base, plan), (module, [*heads, path.partition(".")[0]])):
+        for child, _ in _with_weights(holder, named):
+            _refuse(name, module, f"a stage for {child}, which its pipeline plan does not name")
     all_layers = list(getattr(base, held[0]))
-    place = list(plan).index(held[0])
+    behind = plan[plan.index(held[0]) + 1 :]
     if share.layers[0] > 0:
-        for key in list(plan)[:place]:
-            embedding = getattr(base, key, None)
+        for key, embedding in _with_weights(base, [held[0], *behind]):
             if not isinstance(embedding, nn.Embedding):
                 _refuse(name, module, f"a stage that begins behind {key}, which is no embedding")
-            setattr(base, key, Blank(embedding))
-        all_layers[share.layers[0]].register_forward_pre_hook(
-            lambda _, given: (share.link.team.receive(given[0]), *given[1:])
-        )
+            setattr(base, key, Blank(embedding, share.link))
+        receive_before(all_layers[share.layers[0]], share.link)
     if not share.last:
-        for key in list(plan)[place + 1 :]:
-            setattr(base, key, nn.Identity())
-        for key in module._pp_plan or ():
+        for key in behind:
+            setattr(base, key, Later(name, all_layers[share.layers[-1]]))
+        for key in heads:
             setattr(module, key, nn.Identity())
-    setattr(base, held[0], Layers({str(layer): all_layers[layer] for layer in share.layers}))
+    # Each keeps its place: definitions count their layers.
+    here = [each if layer in share.layers else Elsewhere(each) for layer, each in enumerate(all_layers)]
+    setattr(base, held[0], nn.ModuleList(here))
     return module if share.last else base
 
 
-def cut_weights(name: str, module: Any, share: Share) -> dict[str, Slice]:
+def cut_weights(name: str, module: Any, share: Share) -> dict[str, Cut]:
     """Replace what the model's tensor-parallel plan cuts. Returns which part of which parameter, all on the
     meta device still, this rank has."""
-    ranks, here = share.tensor_ranks, share.tensor_rank
-    if ranks == 1:
+    if share.tensor_ranks == 1:
         return {}
-    plan = _tensor_plan(name, module, share.whole)
-    slices: dict[str, Slice] = {}
-    for path, child in [*module.named_modules(), *module.named_parameters()]:
+    cutter = Cutter(name, module, share)
+    plan = _tensor_plan(name, module, share.whole.head_dim)
+    for path, child in [*module.named_parameters(), *module.named_modules()]:
         style = plan.get(_pattern(path))
-        if style is None or style in WHOLE or isinstance(child, Blank | nn.Identity):
+        if style is None or style in WHOLE or isinstance(child, Blank | Later | nn.Identity):
             continue
-        parent, _, own = path.rpartition(".")
-        if isinstance(child, nn.Parameter) and style == COLUMNS and child.shape == (share.whole.query_heads,):
-            slices[path] = _even(name, path, 0, len(child), ranks, here)
-            continue
-        known = (COLUMNS, ROWS) if parent else HEAD
-        if not isinstance(child, nn.Linear) or style not in known:
-            _refuse(name, module, f"the tensor-parallel style {style} (for {_pattern(path)})")
-        if style in HEAD:
-            each = -(-child.out_features // ranks)
-            part = Slice(0, min(here * each, child.out_features), min((here + 1) * each, child.out_features))
-            setattr(module.get_submodule(parent), own, Head(child, share.link, each))
-        elif style == ROWS:
-            part = _even(name, path, 1, child.in_features, ranks, here)
-            setattr(module.get_submodule(parent), own, RowWise(child, share.link))
-        elif own in BY_KV_HEAD:
-            width = child.out_features // share.whole.kv_heads
-            part = Slice(0, share.kv_heads[0] * width, (share.kv_heads[-1] + 1) * width)
+        if isinstance(child, nn.Parameter):
+            cutter.parameter(path, child, style)
+        elif type(child).forward is nn.Linear.forward:
+            cutter.linear(path, child, style)
         else:
-            part = _even(name, path, 0, child.out_features, ranks, here)
-        slices[f"{path}.weight"] = part
-        if child.bias is not None and part.dim == 0:
-            slices[f"{path}.bias"] = part
-    return slices
+            cutter.other(path, child, style)
+    return cutter.cuts
 
 
-def _tensor_plan(name: str, module: Any, whole: Geometry) -> dict[str, str]:
-    base = getattr(text_of(module.config), "base_model_tp_plan", None)
-    if not base:
+class Cutter:
+    """Cuts the parts of one definition, as their styles say."""
+
+    def __init__(self, name: str, module: Any, share: Share) -> None:
+        self.cuts: dict[str, Cut] = {}
+        self._name = name
+        self._module = module
+        self._share = share
+
+    def parameter(self, path: str, child: nn.Parameter, style: str) -> None:
+        first, last = max(child.ndim - 2, 0), child.ndim - 1
+        if style in (COLUMNS, ROWS):
+            self.cuts[path] = self._even(path, child, first if style == COLUMNS else last)
+        elif style in (PACKED_COLUMNS, PACKED_ROWS):
+            self.cuts[path] = self._even(path, child, first if style == PACKED_COLUMNS else last, packed=2)
+        elif style == BY_EXPERT:
+            self.cuts[path] = self._even(path, child, 0)
+        else:
+            self._refuse(path, style)
+
+    def linear(self, path: str, child: nn.Linear, style: str) -> None:
+        parent, _, own = path.rpartition(".")
+        holder = self._module.get_submodule(parent)
+        if not parent:
+            if style not in GATHERED:
+                self._refuse(path, style)
+            self._head(path, child)
+        elif style == COLUMNS or (style in GATHERED and own in (*BY_KV_HEAD, *QUERIES, PAIR)):
+            self._columns(path, child, own, style)
+            if own in QUERIES:
+                self._heads(parent, holder)
+        elif style == PACKED_COLUMNS:
+            self._rows_of(path, child, self._even(path, child.weight, 0, packed=2))
+        elif style == ROWS or (style in SPREAD and _fed(holder, own)):
+            self.cuts[f"{path}.weight"] = self._even(path, child.weight, 1)
+            setattr(holder, own, RowWise(child, self._share.link))
+        elif style not in (*GATHERED, *SPREAD):  # what is whole before and behind may be whole within
+            self._refuse(path, style)
+
+    def other(self, path: str, child: nn.Module, style: str) -> None:
+        if style not in (*SUMMED, DISPATCHED):
+            self._refuse(path, style)
+        uncut = [each for each, _ in child.named_parameters(path) if each not in self.cuts]
+        if uncut:
+            self._refuse(uncut[0], "none")
+        if style in SUMMED:
+            sum_behind(child, self._share.link)
+        elif hasattr(child, "_is_expert_parallel"):
+            own = next(iter(child.named_parameters(path)))[0]
+            dispatch(child, self.cuts[own].ranges[0], self._share.link)
+        else:
+            self._refuse(path, style)
+
+    def _columns(self, path: str, child: nn.Linear, own: str, style: str) -> None:
+        share, weight = self._share, child.weight
+        if own in BY_KV_HEAD:
+            cut = self._of_heads(weight, (share.whole.kv_heads,))
+        elif own == ALL_HEADS and style in GATHERED:
+            cut = self._of_heads(weight, (share.whole.query_heads, *2 * (share.whole.kv_heads,)))
+        else:
+            cut = self._even(path, weight, 0, packed=2 if own == PAIR else 1)
+        self._rows_of(path, child, cut)
+
+    def _rows_of(self, path: str, child: nn.Linear, cut: Cut) -> None:
+        self.cuts[f"{path}.weight"] = cut
+        if child.bias is not None:
+            self.cuts[f"{path}.bias"] = cut
+
+    def _head(self, path: str, child: nn.Linear) -> None:
+        ranks, here = self._share.tensor_ranks, self._share.tensor_rank
+        each = -(-child.out_features // ranks)
+        rows = range(child.out_features)[here * each : (here + 1) * each]
+        self._rows_of(path, child, Cut(0, (rows,)))
+        setattr(self._module, path, Head(child, self._share.link, each))
+
+    def _of_heads(self, weight: torch.Tensor, parts: tuple[int, ...]) -> Cut:
+        """Of a weight of several `parts`, each of so many heads, what belongs to this rank's."""
+        share, ranges, begin = self._share, [], 0
+        width = len(weight) // sum(parts)
+        for heads in parts:
+            own = share.kv_heads
+            if heads == share.whole.query_heads:
+                each = heads // share.tensor_ranks
+                own = tuple(range(share.tensor_rank * each, (share.tensor_rank + 1) * each))
+            ranges.append(range(begin + own[0] * width, begin + (own[-1] + 1) * width))
+            begin += heads * width
+        return Cut(0, tuple(ranges))
+
+    def _even(self, path: str, weight: torch.Tensor, dim: int, packed: int = 1) -> Cut:
+        """This rank's part of each of `packed` equal weights, which lie behind each other."""
+        ranks, here, size = self._share.tensor_ranks, self._share.tensor_rank, weight.shape[dim]
+        if size % (ranks * packed):
+            raise CannotSplit(
+                f"--tp {ranks}: {_pattern(path)} of the model {self._name} is {size // packed} wide, which "
+                "is no multiple of it"
+            )
+        each = size // packed // ranks
+        begins = range(here * each, size, size // packed)
+        return Cut(dim, tuple(range(begin, begin + each) for begin in begins))
+
+    def _heads(self, path: str, attention: Any) -> None:
+        """What else of an attention there is to a rank that has some of its heads."""
+        share = self._share
+        if hasattr(attention, "config"):
+            attention.config = copy.copy(attention.config)
+        for told in (attention, getattr(attention, "config", None)):
+            for heads, words in COUNTS.items():
+                for word in words:
+                    if getattr(told, word, None) == getattr(share.whole, heads):
+                        setattr(told, word, getattr(share.seen, heads))
+        for own, child in list(attention.named_children()):
+            if not isinstance(child, nn.Linear | RowWise):
+                for word, weight in child.named_parameters(recurse=False):
+                    self._norm(attention, own, child, f"{path}.{own}.{word}", weight)
+
+    def _norm(self, attention: Any, own: str, child: nn.Module, path: str, weight: nn.Parameter) -> None:
+        """Over each head alone, with the same numbers or its own, or over all heads."""
+        whole, seen = self._share.whole, self._share.seen
+        if weight.shape == (whole.head_dim,):
+            return
+        for heads, here in ((whole.query_heads, seen.query_heads), (whole.kv_heads, seen.kv_heads)):
+            if weight.numel() != heads * whole.head_dim:
+                continue
+            self.cuts[path] = self._of_heads(weight, (heads,))
+            if weight.ndim == 1:
+                copies = self._share.tensor_ranks * here // heads
+                try:
+                    setattr(attention, own, WideNorm(child, self._share.link, copies))
+                except ValueError as norm:
+                    self._refuse(path, f"none over all heads by {norm}")
+            return
+        self._refuse(path, "none")
+
+    def _refuse(self, path: str, style: str) -> NoReturn:
+        _refuse(self._name, self._module, f"the tensor-parallel style {style} (for {_pattern(path)})")
+
+
+def _tensor_plan(name: str, module: Any, head_dim: int) -> dict[str, str]:
+    told = getattr(text_of(module.config), "base_model_tp_plan", None)
+    if not told:
         _refuse(name, module, "a tensor-parallel plan, which its definition lacks")
     place, text = base_of(name, module)
-    added = {} if any(".self_attn." in path for path in base) else _attention_plan(text, whole)
-    if not any(path.startswith("layers.*.mlp") for path in base):
-        added |= _product_plan(text)
-    plan = {f"{place}.{path}": style for path, style in {**added, **base}.items()}
-    return {**plan, **(type(module)._tp_plan or {})}
+    base = {**_common_plan(text, told, head_dim), **_experts_plan(module, told), **told}
+    return {**{f"{place}.{path}": style for path, style in base.items()}, **(type(module)._tp_plan or {})}
 
 
-def _attention_plan(text: Any, whole: Geometry) -> dict[str, str]:
-    """How the attention of every layer of `text` is cut, of which its own plan does not tell, if it consists
-    of the common parts."""
-    attention = getattr(next(iter(text.layers)), "self_attn", None)
-    if not isinstance(attention, nn.Module):
-        return {}
-    beside = {name: style for name, style in BESIDE.items() if name in dict(attention.named_parameters())}
-    between = {name for name in BY_HEAD if _is_of_a_head(getattr(attention, name, None), whole)}
-    if {name for name, _ in attention.named_children()} - between != ATTENTION.keys():
-        return {}
-    return {f"layers.*.self_attn.{name}": style for name, style in {**ATTENTION, **beside}.items()}
+def _common_plan(text: Any, told: Mapping[str, str], head_dim: int) -> dict[str, str]:
+    """Of those parts of the layers of `text` that the plan `told` leaves whole."""
+    plan: dict[str, str] = {}
+    for part, styles in COMMON.items():
+        found = [getattr(layer, part, None) for layer in getattr(text, "layers", ())]
+        cut = [
+            each for each in found if isinstance(each, nn.Module) and styles.keys() & _parts(each, head_dim)
+        ]
+        if not any(f".{part}." in path for path in told) and all(
+            _parts(each, head_dim) <= styles.keys() for each in cut
+        ):
+            plan |= {f"layers.*.{part}.{own}": style for own, style in styles.items()}
+    return plan
 
 
-def _product_plan(text: Any) -> dict[str, str]:
-    """The same of what comes behind it."""
-    product = getattr(next(iter(text.layers)), "mlp", None)
-    if not isinstance(product, nn.Module):
-        return {}
-    held = {name for name, each in product.named_children() if next(each.parameters(), None) is not None}
-    return (
-        {f"layers.*.mlp.{name}": style for name, style in PRODUCT.items()} if held == PRODUCT.keys() else {}
-    )
+def _parts(part: nn.Module, head_dim: int) -> set[str]:
+    """What it has weights in, but for norms over a head."""
+    paths = (path for path, weight in part.named_parameters() if weight.shape != (head_dim,))
+    return {path.partition(".")[0] for path in paths}
 
 
-def _is_of_a_head(norm: Any, whole: Geometry) -> bool:
-    return isinstance(norm, nn.Module) and all(each.shape == (whole.head_dim,) for each in norm.parameters())
+def _experts_plan(module: Any, told: Mapping[str, str]) -> dict[str, str]:
+    """Which rank has which experts, where the tensor-parallel plan leaves them whole."""
+    experts: dict[str, str] = getattr(text_of(module.config), "base_model_ep_plan", None) or {}
+    return {} if told.keys() & experts.keys() else experts
+
+
+def _fed(holder: nn.Module, own: str) -> bool:
+    return any(hasattr(holder, each) for each in FED.get(own, ()))
 
 
 def _pattern(path: str) -> str:
     """As plans name it."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
-
-
-def _even(name: str, path: str, dim: int, size: int, ranks: int, here: int) -> Slice:
-    if size % ranks:
-        raise CannotSplit(
-            f"--tp {ranks}: {_pattern(path)} of the model {name} is {size} wide, which is no multiple of it"
-        )
-    each = size // ranks
-    return Slice(dim, here * each, (here + 1) * each)
 
 
 def _with_weights(module: Any, named: Any) -> Iterator[tuple[str, Any]]:

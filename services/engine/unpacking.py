@@ -5,6 +5,7 @@ of rows, in float32, so that little is held beside the result. Products of small
 scales in float16 or bfloat16 are exact there; with scales in float32 each is rounded once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Protocol
@@ -52,22 +53,18 @@ class Packed(Protocol):
         """Those from `start`, a multiple of `step`, in float32. Raises DoesNotFit."""
 
 
-def numbers_of(
-    weight: Packed, dtype: torch.dtype, rows: range | None = None, columns: range | None = None
-) -> torch.Tensor:
-    """The numbers of `weight`, or of some of its rows and columns, rounded to `dtype`. Raises DoesNotFit."""
-    rows = range(weight.shape[0]) if rows is None else rows
-    tail = list(weight.shape[1:])
-    if columns is not None:
-        tail[0] = len(columns)
-    out = torch.empty(len(rows), *tail, dtype=dtype)
+def numbers_of(weight: Packed, dtype: torch.dtype, box: Sequence[range] | None = None) -> torch.Tensor:
+    """The numbers of `weight`, or of some places along each of its dimensions, rounded to `dtype`. Raises
+    DoesNotFit."""
+    rows, *tail = map(range, weight.shape) if box is None else box
+    out = torch.empty(*map(len, (rows, *tail)), dtype=dtype)
     each = max(1, STRIP // max(1, prod(weight.shape[1:]) * weight.step)) * weight.step
     for begin in range(rows.start // weight.step * weight.step, rows.stop, each):
         end = min(begin + each, weight.shape[0])
         first, last = max(begin, rows.start), min(end, rows.stop)
         strip = weight.rows(begin, end)[first - begin : last - begin]
-        if columns is not None:
-            strip = strip[:, columns.start : columns.stop]
+        for dim, places in enumerate(tail, 1):
+            strip = strip.narrow(dim, places.start, len(places))
         out[first - rows.start : last - rows.start] = strip
     return out
 

@@ -9,7 +9,6 @@ import torch
 
 from services.engine.engine import Engine, load_engine
 from services.engine.shards import Dummies
-from services.engine.split import Slice
 from services.runtime.model_files import LoadFormat, ModelNotFound, read_model, resolve
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import Worker
@@ -46,13 +45,14 @@ def test_two_processes_would_draw_the_same_tokens_in_our_own_way(bare: Path) -> 
 def test_a_rank_has_its_part_of_the_same_numbers() -> None:
     module = torch.nn.ModuleDict({"up": torch.nn.Linear(6, 8), "norm": torch.nn.LayerNorm(6)})
     dummies = Dummies(module, torch.device("cpu"))
-    whole = dummies.read("up.weight", (8, 6), None)
-    assert torch.equal(dummies.read("up.weight", (8, 6), Slice(0, 2, 4)), whole[2:4])
-    assert torch.equal(dummies.read("up.weight", (8, 6), Slice(1, 3, 6)), whole[:, 3:6])
-    assert torch.equal(dummies.read("norm.weight", (6,), None), torch.ones(6))
-    assert torch.equal(dummies.read("up.bias", (8,), Slice(0, 4, 8)), torch.zeros(4))
-    assert "up.weight" in dummies
-    assert "inv_freq" not in dummies
+    rows, columns = range(8), range(6)
+    whole = dummies.read("up.weight", (rows, columns))
+    assert torch.equal(dummies.read("up.weight", (range(2, 4), columns)), whole[2:4])
+    assert torch.equal(dummies.read("up.weight", (rows, range(3, 6))), whole[:, 3:6])
+    assert torch.equal(dummies.read("norm.weight", (columns,)), torch.ones(6))
+    assert torch.equal(dummies.read("up.bias", (range(4, 8),)), torch.zeros(4))
+    assert "up.weight" in dummies.names
+    assert "inv_freq" not in dummies.names
 
 
 def test_weights_are_needed_where_they_are_to_be_loaded(bare: Path) -> None:

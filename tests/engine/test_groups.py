@@ -40,6 +40,7 @@ OTHERS = (
     "gemma-one-kv-head",
     "granite-own-scaling",
     "apertus-numbers-of-no-dimension",
+    "qwen3-moe",
 )
 
 

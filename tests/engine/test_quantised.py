@@ -19,7 +19,7 @@ from services.engine.engine import load_engine
 from services.engine.model import load_model
 from services.engine.quantised import quantisation_of
 from services.engine.shards import weights_in
-from services.engine.split import Slice
+from services.engine.sources import Box
 from services.engine.team import Mute
 from services.engine.unpacking import Experts, Scaled, numbers_of
 from services.pages.topology import Topology
@@ -62,14 +62,18 @@ def weights_of(directory: Path, dtype: str = "float32", ranks: int = 1, rank: in
     return weights
 
 
-def parts_of(weight: torch.Tensor) -> list[Slice]:
-    """Halves and what begins and ends anywhere, of each dimension."""
-    sizes = enumerate(weight.shape)
-    return [Slice(dim, *each) for dim, size in sizes for each in ((0, size // 2), (size // 3, size * 6 // 7))]
+def parts_of(weight: torch.Tensor) -> list[Box]:
+    """All of it, halves, and what begins and ends anywhere, of each dimension."""
+    whole = tuple(map(range, weight.shape))
+    parts = [whole]
+    for dim, size in enumerate(weight.shape):
+        some = (range(size // 2), range(size // 3, size * 6 // 7))
+        parts += [(*whole[:dim], part, *whole[dim + 1 :]) for part in some]
+    return parts
 
 
-def part_of(weight: torch.Tensor, part: Slice | None) -> torch.Tensor:
-    return weight if part is None else weight.narrow(part.dim, part.start, part.stop - part.start)
+def part_of(weight: torch.Tensor, part: Box) -> torch.Tensor:
+    return weight[tuple(slice(each.start, each.stop) for each in part)]
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -87,8 +91,9 @@ def test_a_released_format_is_read_as_what_it_stands_for(llama: Path, tmp_path: 
     for dtype in (torch.float32, torch.bfloat16):
         with weights_in(quantised, how, dtype) as weights:
             for name, each in numbers.items():
-                for part in (None, *parts_of(each)):
-                    read = weights.read(name, tuple(each.shape), part)
+                assert weights.shape(name) == each.shape
+                for part in parts_of(each):
+                    read = weights.read(name, part)
                     assert torch.equal(read.to(dtype), part_of(each, part).to(dtype)), (name, part)
 
 
@@ -117,7 +122,8 @@ def test_experts_are_put_together_of_what_each_stands_for(tmp_path: Path, form: 
     plain = tiny.save(MIXTURE, tmp_path / "plain")
     quantised, meant = write(plain, tmp_path, form)
     assert any(".experts.3." in name for name in load_file(quantised / "model.safetensors"))
-    assert_same(weights_of(quantised), weights_of(meant))
+    for ranks in (1, 2):
+        assert_same(weights_of(quantised, ranks=ranks), weights_of(meant, ranks=ranks))
 
 
 @pytest.mark.parametrize("strip", [1, 500])
@@ -131,7 +137,7 @@ def test_in_whichever_strips_a_weight_is_computed(
     weight = load_file(meant / "model.safetensors")[name]
     with weights_in(quantised, quantisation_of(quantised), torch.float32) as weights:
         for part in parts_of(weight):
-            assert torch.equal(weights.read(name, tuple(weight.shape), part), part_of(weight, part))
+            assert torch.equal(weights.read(name, part), part_of(weight, part))
 
 
 def test_gpt_oss_is_computed_as_the_library_computes_what_it_stands_for(tmp_path: Path) -> None:
@@ -139,7 +145,8 @@ def test_gpt_oss_is_computed_as_the_library_computes_what_it_stands_for(tmp_path
     shape = {**SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
     plain = tiny.save(transformers.GptOssConfig(**shape), tmp_path / "plain")
     quantised, meant = write(plain, tmp_path, MXFP4)
-    assert_same(weights_of(quantised), weights_of(meant))
+    for ranks in (1, 2):
+        assert_same(weights_of(quantised, ranks=ranks), weights_of(meant, ranks=ranks))
     engine = load_engine(quantised, dtype="float32", device="cpu", kv_cache_memory=2**20, threads=1)
     worker, prompts = Worker(engine, seed=1), random_prompts((3, 20))
     answers = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts], chunk=7)
@@ -174,7 +181,9 @@ def test_mxfp4_is_what_the_library_makes_of_it() -> None:
         numbers_of(ours, torch.float32), convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     )
     assert torch.equal(numbers_of(ours, torch.bfloat16), convert_moe_packed_tensors(blocks, scales))
-    assert torch.equal(numbers_of(ours, torch.float32, range(1, 3), range(10, 20)), meant[1:3, 10:20])
+    assert torch.equal(
+        numbers_of(ours, torch.float32, (range(1, 3), range(10, 20), range(5, 48))), meant[1:3, 10:20, 5:]
+    )
 
 
 def test_fp8_is_what_the_library_makes_of_it() -> None:

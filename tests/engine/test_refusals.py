@@ -17,6 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from services.decode.settings import DecodeSettings
 from services.engine.device import DeviceNotFound, find_device, find_dtype
@@ -552,7 +553,6 @@ def test_a_number_of_ranks_that_a_model_cannot_be_cut_into_is_named_with_its_fla
 @pytest.mark.parametrize(
     ("architecture", "topology", "need"),
     [
-        ("qwen3-moe", Topology(2), r"the tensor-parallel style \w+ \(for model\.layers\.\*\.mlp\.experts"),
         ("gpt2-learned-positions", Topology(2), "a tensor-parallel plan, which its definition lacks"),
         ("gpt2-learned-positions", Topology(1, 3), "a pipeline plan, which its definition lacks"),
     ],
@@ -565,18 +565,38 @@ def test_a_model_that_several_ranks_would_compute_wrongly_is_refused_by_what_it_
 
 
 @pytest.mark.parametrize(
-    ("kind", "need"),
-    [("Phi3Config", "rowwise_split_input"), ("Olmo2Config", "colwise_gather_output")],
+    ("path", "style"),
+    [
+        ("layers.*.mlp", "unheard_of"),
+        ("layers.*.self_attn.k_proj", "unheard_of"),
+        ("layers.*.self_attn.q_proj.weight", "unheard_of"),
+        ("layers.*.mlp", "moe_tp_experts"),
+        ("layers.*.mlp.experts", "ep_dispatch_experts"),
+    ],
 )
-def test_projections_that_are_put_together_again_inside_a_layer_are_refused(
-    tmp_path: Path, kind: str, need: str
+def test_a_style_that_is_not_known_or_does_not_fit_is_refused_by_its_name(
+    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, path: str, style: str
 ) -> None:
-    config = getattr(transformers, kind)(**{**tiny.SHAPE, "head_dim": 8})
-    with pytest.raises(UnsupportedModel, match=f"the tensor-parallel style {need}"):
-        load_model(tiny.save(config, tmp_path / "joined"), "float32", "cpu", alone_of(Topology(2)))
+    plan = transformers.Qwen3MoeConfig.base_model_tp_plan
+    assert plan is not None
+    uncut = {each: told for each, told in plan.items() if ".experts" not in each}
+    monkeypatch.setattr(transformers.Qwen3MoeConfig, "base_model_tp_plan", {**uncut, path: style})
+    with pytest.raises(UnsupportedModel, match=r"needs the tensor-parallel style \w+ \(for model\.layers"):
+        load_model(tiny_dir("qwen3-moe"), "float32", "cpu", alone_of(Topology(2)))
 
 
-def test_weights_under_other_names_are_said_to_be_missing(tiny_dir: Callable[[str], Path]) -> None:
-    """The library makes the experts' weights of others as it loads them; several ranks do not."""
-    with pytest.raises(ModelUnreadable, match=r"lack the model's weight model\.layers\.\d\.mlp\.experts"):
-        load_model(tiny_dir("qwen3-moe"), "float32", "cpu", alone_of(Topology(1, 3)))
+def test_a_norm_over_all_heads_that_is_no_rms_norm_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = transformers.Olmo2Config(**{**tiny.SHAPE, "head_dim": 8})
+    directory = tiny.save(config, tmp_path / "normed")
+    monkeypatch.setattr(Olmo2RMSNorm, "forward", lambda norm, hidden: norm.weight + hidden)
+    with pytest.raises(UnsupportedModel, match="none over all heads by a Olmo2RMSNorm"):
+        load_model(directory, "float32", "cpu", alone_of(Topology(2)))
+
+
+def test_a_first_stage_that_would_need_what_comes_behind_the_last_layer_is_refused(tmp_path: Path) -> None:
+    """Nanochat's norm comes before its layers, too."""
+    directory = tiny.save(transformers.NanoChatConfig(**tiny.SHAPE), tmp_path / "nano")
+    with pytest.raises(UnsupportedModel, match="what comes behind its last layer comes before its first one"):
+        load_model(directory, "float32", "cpu", alone_of(Topology(1, 3)))

@@ -19,10 +19,16 @@ PROMPTS = random_prompts((5, 150))
 CUT = {
     "mistral, window": Topology(2),
     "gemma2": Topology(2),
-    "gpt-oss": Topology(2),
+    "gemma3": Topology(1, 2),  # two kinds of rotations, by the layer's place
+    "phi3, window": Topology(2),  # queries, keys and values in one weight, and a gate in another
+    "olmo3": Topology(2),  # norms over all heads
+    "gpt-oss": Topology(2),  # experts dealt out
     "granite, windows and sinks": Topology(2),
     "command a": Topology(1, 2),
+    "llama 4, chunks, scaled by length": Topology(2),  # experts that lie turned
     "text of qwen3-vl": Topology(2),
+    "text of llama 4": Topology(1, 2),  # no pipeline plan of its own
+    "text of gemma3": Topology(1, 2),
 }
 
 
