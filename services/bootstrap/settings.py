@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from services.openai.dialects import AUTO, CALL_FORMS, NONE, THOUGHT_FORMS, names_of
 from services.runtime.api_keys import API_KEYS
 from services.runtime.errors import SettingsError
 from services.runtime.model_files import GenerationConfig
@@ -25,6 +26,8 @@ from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
 
 GENERATION_CONFIG = choices(*(each.value for each in GenerationConfig))
+CALL_PARSER = choices(AUTO, *names_of(CALL_FORMS))
+REASONING_PARSER = choices(AUTO, NONE, *names_of(THOUGHT_FORMS))
 ADMIN_PORT = optional(PORT, None)
 DURATION_MS_OR_NONE = optional(DURATION_MS, None)
 LOOPBACK = "127.0.0.1"
@@ -44,6 +47,22 @@ class BootstrapSettings(ServiceSettings):
         "How tokens are drawn where a request does not say it: as the model's generation_config.json"
         " recommends (auto), or as the model computes them (none).",
         GENERATION_CONFIG,
+    )
+    tool_call_parser: str = setting(
+        AUTO,
+        "How calls of tools are read from answers (auto: as the model's chat template writes them, else by"
+        " its type).",
+        CALL_PARSER,
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        "How thoughts are told from answers (auto: as above; none: they are part of the answer).",
+        REASONING_PARSER,
+    )
+    tell_tools: bool = setting(
+        True,
+        "Where a model's chat template knows no tools, tell them in the system message (false: refuse them).",
+        SWITCH,
     )
     http_port: int = setting(8000, "Port of the OpenAI HTTP API (0: any free one).", PORT)
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)

@@ -198,4 +198,12 @@ def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
         dummy=load_format is LoadFormat.DUMMY,
         context_length=settings.context_length,
     )
-    return facts, load_served_model(directory, facts, GenerationConfig(settings.generation_config))
+    model = load_served_model(
+        directory,
+        facts,
+        GenerationConfig(settings.generation_config),
+        settings.tool_call_parser,
+        settings.reasoning_parser,
+        tells_tools=settings.tell_tools,
+    )
+    return facts, model

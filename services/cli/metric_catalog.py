@@ -34,6 +34,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
     "How is it for clients?": (
         "baton_http_requests_total",
         "baton_http_connections_hung_up_total",
+        "baton_tool_calls_total",
         "baton_time_to_first_token_seconds",
         "baton_inter_token_latency_seconds",
     ),
@@ -101,7 +102,7 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}
     | {"turns", "canaries", "renewals", "failures", "retries", "revocations", "news", "lines", "fds"}
-    | {"connections"}
+    | {"connections", "calls"}
 )
 
 

@@ -24,10 +24,22 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = field(default=0)
+    reasoning_tokens: int | None = None
+    """None: thoughts are not told from answers."""
+
+    def add(self, choice: Choice, cached_tokens: int) -> None:
+        """One that has ended."""
+        self.completion_tokens += choice.output_tokens
+        self.cached_tokens += cached_tokens
+        if choice.tells_thoughts:
+            self.reasoning_tokens = (self.reasoning_tokens or 0) + choice.reasoning_tokens
 
     def rendered(self) -> dict[str, object]:
         counts = counted(self.prompt_tokens, self.completion_tokens)
-        return {**counts, "prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
+        counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        if self.reasoning_tokens is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return counts
 
 
 def counted(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
@@ -63,8 +75,7 @@ async def answer(
             if stream is not None:
                 await asyncio.shield(stream.hang_up(why))
             raise
-        usage.completion_tokens += choice.output_tokens
-        usage.cached_tokens += stream.cached_tokens
+        usage.add(choice, stream.cached_tokens)
 
     async def _read(stream: TokenStream, choice: Choice) -> None:
         pace = metrics.pace(received_s)

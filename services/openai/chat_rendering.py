@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.openai.answering import Usage
-from services.openai.choice import Choice, Delta
+from services.openai.choice import Called, Choice, Delta
 from services.openai.logprobs import chat_logprobs
 from services.openai.rendering import Collected, UsageShown
 from services.openai.schemas import ChatRequest
+from services.openai.speech import Said, Thought
 from services.openai.tokenizer import Tokenizer
 
 
@@ -38,13 +39,16 @@ class ChatRendering:
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         chunks = []
-        if delta.text or (delta.tokens and (self._logprobs or self._token_ids)):
-            piece: dict[str, Any] = {"delta": {"content": delta.text}, "logprobs": self.logprobs(delta)}
+        shown = _shown(delta)
+        if not shown and delta.tokens and (self._logprobs or self._token_ids):
+            shown = [{"content": ""}]
+        for place, each in enumerate(shown):
+            piece: dict[str, Any] = {"delta": each, "logprobs": None if place else self.logprobs(delta)}
             if self._token_ids:
-                piece["token_ids"] = [token.id for token in delta.tokens]
+                piece["token_ids"] = [] if place else [token.id for token in delta.tokens]
             chunks.append(self._chunk(choice, piece))
         if delta.finish is not None:
-            chunks.append(self._chunk(choice, {"delta": {}, "finish_reason": delta.finish.value}))
+            chunks.append(self._chunk(choice, {"delta": {}, "finish_reason": choice.reason(delta.finish)}))
         return chunks
 
     def usage(self, usage: Usage) -> list[dict[str, Any]]:
@@ -65,9 +69,9 @@ class ChatRendering:
     def _choice(self, part: Collected) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": part.choice.index,
-            "message": {"role": "assistant", "content": part.text, "refusal": None},
+            "message": _message(part),
             "logprobs": part.logprobs,
-            "finish_reason": None if part.finish is None else part.finish.value,
+            "finish_reason": None if part.finish is None else part.choice.reason(part.finish),
         }
         if self._token_ids:
             choice["token_ids"] = [token.id for token in part.tokens]
@@ -77,3 +81,40 @@ class ChatRendering:
         shown = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": None, **piece}
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [shown]}
         return {**chunk, **self._usage.beside(choice)}
+
+
+def _message(part: Collected) -> dict[str, Any]:
+    said, thought, called = part.said, part.thought, part.called
+    nothing = not said and bool(called or thought)
+    message: dict[str, Any] = {"role": "assistant", "content": None if nothing else said, "refusal": None}
+    if thought:
+        message |= _thinking(thought)
+    if called:
+        message["tool_calls"] = [
+            {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+            for each in called
+        ]
+    return message
+
+
+def _shown(delta: Delta) -> list[dict[str, Any]]:
+    """What a delta adds to the message, piece by piece."""
+    if delta.parts is None:
+        return [{"content": delta.text}] if delta.text else []
+    shown: list[dict[str, Any]] = []
+    for part in delta.parts:
+        match part:
+            case Said(text):
+                shown.append({"content": text})
+            case Thought(text):
+                shown.append(_thinking(text))
+            case Called(place, id_, name, arguments):
+                begun = {"index": place, "id": id_, "type": "function"}
+                shown.append({"tool_calls": [{**begun, "function": {"name": name, "arguments": ""}}]})
+                shown.append({"tool_calls": [{"index": place, "function": {"arguments": arguments}}]})
+    return shown
+
+
+def _thinking(text: str) -> dict[str, str]:
+    """Under the name that most clients read, and under vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
+from services.openai.told_tools import with_calls_in_words, with_results_in_words, with_tools
 from services.runtime.errors import in_a_line
 
 Content = str | list[str]
@@ -27,8 +28,17 @@ GROWTH_MAX: Final = 16
 """How often what it is given may stand in what it makes; a template says a message once."""
 FRAME_CHARS_MAX: Final = 1024
 """That it may put around a message."""
+FRAME_VALUE_CHARS: Final = 32
+"""As which a number or a word of JSON counts."""
 PREFACE_CHARS_MAX: Final = 2**20
 """That it may say beside the messages."""
+BESIDE: Final = ("tool_calls", "reasoning_content")
+"""What else a message says."""
+TOOL_USE: Final = "tool_use"
+"""Among several templates of a model, the one for when there are tools."""
+KEY: Final = "the-key"
+CALL_ID: Final = "abc123def"
+"""Mistral's templates take ids of nine letters and digits alone."""
 COUNTED: Final = "baton_counted"
 """Under which name a template knows what counts its rounds."""
 
@@ -53,16 +63,33 @@ class Shows(NamedTuple):
     parts: bool
 
 
+class Calls(NamedTuple):
+    """How a template takes the calls of earlier turns."""
+
+    objects: bool
+    """Their arguments as objects, not as JSON in a text."""
+    content: str | None
+    """Of a message that says nothing beside them."""
+
+
 class ChatTemplate:
     """A model's. Immutable to its callers, safe in threads."""
 
-    def __init__(self, reference: Any) -> None:
-        """`reference` is a transformers tokenizer."""
+    def __init__(self, reference: Any, named: str | None = None) -> None:
+        """`reference` is a transformers tokenizer; `named`: which of its several templates."""
         self._reference = reference
+        self._named = named
         self._shows: dict[str, Shows] = {}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """The prompt that it makes of `messages`, whose `content` is a `Content`.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The prompt that it makes of `messages`, whose `content` is a `Content`, and whose `tool_calls` are
+        those of `conversation.plain`. Tools, calls and results that it does not know are told in words.
 
         Raises ChatTemplateMissing, ChatRefused if the template rejects the messages by its own word
         (`raise_exception`), ChatTemplateFailed if it fails or does too much: it is a program of the model's.
@@ -70,9 +97,13 @@ class ChatTemplate:
         template = self._reference.chat_template
         if template is None or (isinstance(template, dict) and "default" not in template):
             raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
-        shaped = [self._shaped(message) for message in messages]
+        if tools and self._for_tools is not None:
+            return self._for_tools.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        known = self._in_words(messages, tools)
+        shaped = [self._shaped(message) for message in known]
+        asked = {"tools": tools} if tools and self.knows_tools else {}
         try:
-            return self._render(messages=shaped, add_generation_prompt=add_generation_prompt)
+            return self._render(messages=shaped, add_generation_prompt=add_generation_prompt, **asked)
         except ChatTemplateFailed:
             raise
         except Exception as error:
@@ -96,9 +127,66 @@ class ChatTemplate:
         except TemplateError as error:
             raise ChatTemplateFailed(in_a_line(error)) from error
 
+    @property
+    def text(self) -> str:
+        """The template; "" for none."""
+        template = self._reference.chat_template
+        if template is None or (isinstance(template, dict) and "default" not in template):
+            return ""
+        return self._template if self._for_tools is None else self._template + self._for_tools.text
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether it shows the tools that it is given."""
+        if self._for_tools is not None:
+            return self._for_tools.knows_tools
+        return FIRST in self._tried_with([_user(OTHER)], [_tool(FIRST)])
+
+    @cached_property
+    def _for_tools(self) -> "ChatTemplate | None":
+        several = self._reference.chat_template
+        if self._named is not None or not isinstance(several, dict) or TOOL_USE not in several:
+            return None
+        return ChatTemplate(self._reference, TOOL_USE)
+
+    @cached_property
+    def _calls(self) -> Calls | None:
+        """By trying; None: it does not show them."""
+        for calls in (Calls(objects, content) for objects in (True, False) for content in (None, "")):
+            text = self._tried_with(_called(calls), [_tool(FIRST)])
+            nulls = text.count(NOTHING) - self._tried_with([_user(OTHER)], [_tool(FIRST)]).count(NOTHING)
+            if FIRST in text and KEY in text and nulls < 1 and not any(wrong in text for wrong in WRONG):
+                return calls
+        return None
+
+    @cached_property
+    def _results(self) -> bool:
+        """Whether it shows what a tool answers."""
+        if self._calls is None:
+            return False
+        result = {"role": "tool", "content": SECOND, "tool_call_id": CALL_ID}
+        return SECOND in self._tried_with([*_called(self._calls), result], [_tool(FIRST)])
+
+    @cached_property
+    def _has_system(self) -> bool:
+        shows = self._shown("system")
+        return shows.text or shows.parts
+
+    def _in_words(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Mapping[str, Any]]:
+        """`messages`, in which what the template does not know is told in its place."""
+        if any(message["role"] == "tool" for message in messages) and not self._results:
+            messages = with_results_in_words(messages)
+        if any("tool_calls" in message for message in messages) and self._calls is None:
+            messages = with_calls_in_words(messages)
+        if tools and not self.knows_tools:
+            messages = with_tools(messages, tools, has_system=self._has_system)
+        return messages
+
     @cached_property
     def _template(self) -> str:
-        template: str = self._reference.get_chat_template()
+        template: str = self._reference.get_chat_template(self._named)
         return template
 
     @cached_property
@@ -109,16 +197,16 @@ class ChatTemplate:
             from transformers.utils.chat_template_utils import _compile_jinja_template
         except ImportError:  # it is private, and may go
             return lambda messages, **asked: self._reference.apply_chat_template(
-                messages, tokenize=False, **asked
+                messages, tokenize=False, chat_template=self._template, **asked
             )
         special = dict(self._reference.special_tokens_map)
         compiled = _counting(_compile_jinja_template(self._template).environment, self._template)
 
         def render(messages: Sequence[Mapping[str, Any]], **asked: Any) -> str:
             rounds = _Rounds()
-            chars, most, texts = 0, _most_chars(messages), []
-            said = {**special, COUNTED: rounds.counted, "tools": None, "documents": None}
-            for text in compiled.generate(messages=messages, **said, **asked):
+            chars, most, texts = 0, _most_chars(messages) + GROWTH_MAX * _chars_in(asked), []
+            said = {**special, "tools": None, "documents": None, **asked, COUNTED: rounds.counted}
+            for text in compiled.generate(messages=messages, **said):
                 chars += len(text)
                 if chars > most:
                     raise ChatTemplateFailed(f"the model's chat template makes more than {most} characters")
@@ -136,11 +224,17 @@ class ChatTemplate:
         shows = self._shows.get(role)
         if shows is None:
             shows = self._shows[role] = self._shown(role)
-        if isinstance(content, str):
+        calls = message.get("tool_calls")
+        if content is None:
+            content = "" if not calls or self._calls is None else self._calls.content
+        elif isinstance(content, str):
             content = content if shows.text or not shows.parts else _parts([content])
         else:
             content = _parts(content) if shows.parts else "".join(content)
-        return {**message, "role": role, "content": content}
+        shaped = {**message, "role": role, "content": content}
+        if calls and self._calls is not None:
+            shaped["tool_calls"] = [_shaped_call(call, self._calls) for call in calls]
+        return shaped
 
     def _shown(self, role: str) -> Shows:
         """By trying. Parts are not shown whole where only the first is, or where one of them is not what its
@@ -156,10 +250,61 @@ class ChatTemplate:
         message = {"role": role, "content": content}
         user = {"role": "user", "content": OTHER if isinstance(content, str) else _parts([OTHER])}
         beside = {"user": [message], "assistant": [user, message]}
+        if role == "tool" and self._calls is not None:
+            message["tool_call_id"] = CALL_ID
+            beside["tool"] = [*_called(self._calls), message]
+        return self._tried_with(beside.get(role, [message, user]), ())
+
+    def _tried_with(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """ "" where it fails."""
+        asked = {"tools": tools} if tools else {}
         try:
-            return self._render(messages=beside.get(role, [message, user]), add_generation_prompt=False)
+            return self._render(messages=messages, add_generation_prompt=False, **asked)
         except Exception:
             return ""
+
+
+WRONG: Final = (f"'{KEY}'", f'\\"{KEY}')
+"""What a template writes that was given an object for a text, or a text for an object."""
+NOTHING: Final = "None"
+"""And that was given nothing for a text."""
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _tool(name: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {KEY: {"type": "string"}}}
+    function = {"name": name, "description": OTHER, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _called(calls: Calls) -> list[dict[str, Any]]:
+    """A call in the form that is tried."""
+    function = {"name": FIRST, "arguments": {KEY: OTHER} if calls.objects else f'{{"{KEY}": "{OTHER}"}}'}
+    call = {"id": CALL_ID, "type": "function", "function": function}
+    return [_user(OTHER), {"role": "assistant", "content": calls.content, "tool_calls": [call]}]
+
+
+def _shaped_call(call: Mapping[str, Any], calls: Calls) -> dict[str, Any]:
+    function = call["function"]
+    arguments = call["object"] if calls.objects else function["arguments"]
+    return {"id": call["id"], "type": call["type"], "function": {**function, "arguments": arguments}}
+
+
+def _chars_in(value: Any) -> int:
+    """Of all texts in it."""
+    chars, waiting = 0, [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple):
+            waiting += each
+        else:
+            chars += len(each) if isinstance(each, str) else FRAME_VALUE_CHARS
+    return chars
 
 
 def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
@@ -197,7 +342,8 @@ def _counting(environment: Any, template: str) -> Any:
 def _most_chars(messages: Sequence[Mapping[str, Any]]) -> int:
     chars = PREFACE_CHARS_MAX
     for message in messages:
-        said = message["content"]
+        said = message["content"] or ""
         own = len(said) if isinstance(said, str) else sum(len(part["text"]) for part in said)
+        own += sum(_chars_in(message[each]) for each in BESIDE if each in message)
         chars += own * GROWTH_MAX + FRAME_CHARS_MAX
     return chars

@@ -3,15 +3,45 @@
 Everything here depends on the tokens alone, not on how they were batched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from services.openai.backend import TokenBatch
 from services.openai.detokenizer import Detokenizer
 from services.openai.schemas import GenerationRequest
+from services.openai.speech import Call, Part, Said, Thought, Voice, joined
 from services.openai.stop_strings import StopStrings
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import FinishReason, Request, Token
+
+TOOL_CALLS: Final = "tool_calls"
+"""Why an answer ended that calls tools, in OpenAI's words."""
+
+
+class Called(NamedTuple):
+    """A tool, by this answer."""
+
+    place: int
+    """Among the answer's calls."""
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """How an answer's text is told apart."""
+
+    voice: Voice
+    marks: Mapping[int, str]
+    """Special tokens that it is told by."""
+    name_call: Callable[[str, int], str]
+    """The id of a call, by the tool's name and how many there were before it."""
+    calls_max: int | None = None
+    thoughts_shown: bool = True
+    thoughts_told: bool = False
+    """Whether they can be told from the answer at all."""
 
 
 @dataclass(slots=True)
@@ -24,6 +54,17 @@ class Delta:
     offsets: list[int] = field(default_factory=list)
     """For each token: how many characters of output came before it."""
     finish: FinishReason | None = None
+    parts: Sequence[Said | Thought | Called] | None = None
+    """What the text is, where it is told apart; None: all of it is the answer."""
+
+    @property
+    def said_alone(self) -> str | None:
+        """The text of the answer; None if there is something else."""
+        if self.parts is None:
+            return self.text
+        if all(isinstance(part, Said) for part in self.parts):
+            return "".join(part.text for part in self.parts if isinstance(part, Said))
+        return None
 
 
 class Choice:
@@ -32,22 +73,38 @@ class Choice:
     __slots__ = (
         "_chars",
         "_detokenizer",
+        "_heard",
         "_include_stop",
         "_may_stop",
         "_min_tokens",
+        "_parts",
         "_stops",
+        "calls",
         "finish",
         "index",
         "output_tokens",
+        "reasoning_tokens",
         "request",
     )
 
-    def __init__(self, index: int, request: Request, body: GenerationRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        body: GenerationRequest,
+        tokenizer: Tokenizer,
+        heard: Heard | None = None,
+    ) -> None:
         self.index = index
         self.request = request
         self.output_tokens = 0
         self.finish: FinishReason | None = None
         """Once its last delta was passed on."""
+        self.calls = 0
+        """Of tools."""
+        self.reasoning_tokens = 0
+        self._heard = heard
+        self._parts: list[Part] = []
         self._min_tokens = request.min_tokens
         self._include_stop = body.include_stop_str_in_output
         self._detokenizer = Detokenizer(
@@ -65,6 +122,19 @@ class Choice:
         """A stop string ended it, not the backend."""
         return self._stops.matched is not None
 
+    @property
+    def tells_thoughts(self) -> bool:
+        return self._heard is not None and self._heard.thoughts_told
+
+    @property
+    def unread_calls(self) -> int:
+        """That are text, because they could not be read."""
+        return 0 if self._heard is None else self._heard.voice.unread
+
+    def reason(self, finish: FinishReason) -> str:
+        """Why it ended, for its caller."""
+        return TOOL_CALLS if self.calls and finish is FinishReason.STOP else finish.value
+
     def take(self, batch: TokenBatch) -> Delta:
         """Add the next batch. Tokens behind a completed stop string are dropped."""
         tokens, finish = batch
@@ -76,14 +146,51 @@ class Choice:
             self.output_tokens += 1
             if count > said:
                 break
-            texts.append(self._passed(self._detokenizer.push(token.id)))
+            if self._heard is not None:
+                self.reasoning_tokens += self._heard.voice.thinking
+            texts.append(self._told(self._passed(self._text_of(token.id))))
             if self.stopped:
-                return Delta("".join(texts), tokens[:count], offsets, FinishReason.STOP)
-        if finish is not None:
-            texts += self._passed(self._detokenizer.flush()), self._stops.flush()
-            if self.stopped:
-                finish = FinishReason.STOP
-        return Delta("".join(texts), tokens, offsets, finish)
+                return Delta("".join(texts), tokens[:count], offsets, FinishReason.STOP, self._ended())
+        if finish is None:
+            return Delta("".join(texts), tokens, offsets, parts=self._certain())
+        texts += self._told(self._passed(self._detokenizer.flush())), self._told(self._stops.flush())
+        if self.stopped:
+            finish = FinishReason.STOP
+        return Delta("".join(texts), tokens, offsets, finish, self._ended())
+
+    def _text_of(self, id_: int) -> str:
+        """Certain with this token. One that the answer is told apart by is text for that alone."""
+        if self._heard is None or (mark := self._heard.marks.get(id_)) is None:
+            return self._detokenizer.push(id_)
+        before = self._detokenizer.flush()
+        return before + self._detokenizer.push(id_) + mark
+
+    def _told(self, text: str) -> str:
+        """The same text, told apart."""
+        if self._heard is not None and text:
+            self._parts += self._heard.voice.push(text)
+        return text
+
+    def _ended(self) -> Sequence[Said | Thought | Called] | None:
+        if self._heard is not None:
+            self._parts += self._heard.voice.flush()
+        return self._certain()
+
+    def _certain(self) -> Sequence[Said | Thought | Called] | None:
+        """The parts that nobody was told of yet."""
+        heard = self._heard
+        if heard is None:
+            return None
+        parts, self._parts = joined(self._parts), []
+        told: list[Said | Thought | Called] = []
+        for part in parts:
+            if not isinstance(part, Call):
+                if heard.thoughts_shown or isinstance(part, Said):
+                    told.append(part)
+            elif heard.calls_max is None or self.calls < heard.calls_max:
+                told.append(Called(self.calls, heard.name_call(part.name, self.calls), *part))
+                self.calls += 1
+        return told
 
     def _passed(self, text: str) -> str:
         """What may be said of it now."""

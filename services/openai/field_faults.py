@@ -35,12 +35,14 @@ VALUES: Final[Mapping[str, Words]] = {
     "int_parsing_size": lambda _: "it has too many digits",
     "less_than": lambda told: f"it has to be below {told['lt']:g}",
     "less_than_equal": lambda told: f"it has to be at most {told['le']:g}",
+    "literal_error": lambda told: f"it has to be {told['expected']}",
+    "string_pattern_mismatch": lambda told: f"it has to match {told['pattern']}",
     "string_too_long": lambda told: f"it is longer than {told['max_length']} characters",
     "string_too_short": lambda _: "it is empty",
     "too_long": lambda told: f"it holds more than {told['max_length']} elements",
     "too_short": lambda _: "it is empty",
 }
-OWN_TYPES: Final = frozenset({"content_type", "prompt_type"})
+OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type"})
 """Of the faults that our own schemas find: those of a value of another type."""
 NEIGHBOUR_CUTOFF: Final = 0.75
 

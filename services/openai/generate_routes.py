@@ -1,6 +1,7 @@
 """How is a generating request served, from its body to its reply?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,9 +11,11 @@ from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
 from services.openai.bodies import Bodies
 from services.openai.chat_rendering import ChatRendering
-from services.openai.choice import Choice
+from services.openai.choice import Choice, Heard
 from services.openai.completion_rendering import CompletionRendering
+from services.openai.conversation import check_tools, check_turns, offered
 from services.openai.edge import exchange_of
+from services.openai.hearing import heard
 from services.openai.intake import Asked, admit, asked_in_chat, asked_in_completion, check_model
 from services.openai.metrics import HttpMetrics
 from services.openai.model import ServedModel
@@ -43,12 +46,16 @@ def generate_routes(
         async with bodies.of(request, ChatRequest) as body:
             check_model(body.model, model)
             asked = asked_in_chat(body)
-            prompt = await prompts.of_messages(request, body.messages)
-            await prompts.check_messages(request, body.messages, prompt)
+            check_turns(body.messages)
+            check_tools(body.tools, body.tool_choice)
+            tools = offered(body)
+            prompt = await prompts.of_messages(request, body.messages, tools=tools)
+            await prompts.check_messages(request, body.messages, tools, prompt)
         rendering = ChatRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
-        return reply(request, body, asked, [prompt], rendering)
+        told_apart = partial(heard, body, prompt, model.forms, model.tokenizer)
+        return reply(request, body, asked, [prompt], rendering, told_apart)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -63,12 +70,19 @@ def generate_routes(
         return reply(request, body, asked, tokens, rendering)
 
     def reply(
-        request: Request, body: GenerationRequest, asked: Asked, tokens: list[list[int]], rendering: Rendering
+        request: Request,
+        body: GenerationRequest,
+        asked: Asked,
+        tokens: list[list[int]],
+        rendering: Rendering,
+        told_apart: Callable[[], Heard | None] = lambda: None,
     ) -> Response:
         exchange = exchange_of(request)
         admitted = admit(body, asked, tokens, model, backend.limits(), exchange.request_id, exchange.trace)
         exchange.describe(lambda: _described(body, model, admitted))
-        choices = [Choice(index, each, body, model.tokenizer) for index, each in enumerate(admitted)]
+        choices = [
+            Choice(index, each, body, model.tokenizer, told_apart()) for index, each in enumerate(admitted)
+        ]
         answering = Answering(
             backend=backend,
             choices=choices,

@@ -38,6 +38,8 @@ STATUSES: Final = frozenset((200, 400, 401, 404, 405, 408, 413, 414, 415, 421, 4
 """499: the client was gone before the answer began. Every other status is counted as "other"."""
 OTHER: Final = "other"
 NO_ROUTE: Final = "none"
+READ: Final = "read"
+UNREAD: Final = "unread"
 
 
 class HttpMetrics:
@@ -51,6 +53,15 @@ class HttpMetrics:
             ["route", "status"],
             registry=registry,
         )
+        self._calls = Counter(
+            "baton_tool_calls",
+            "Calls of tools in answers: read; or unread, because what stands between their marks is none, and"
+            " text.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in (READ, UNREAD):
+            self._calls.labels(outcome)
         self._answered = cache(self._requests.labels)
         """A series is looked for once: the library's way to it is long."""
         self._first_token = Tally(
@@ -75,6 +86,13 @@ class HttpMetrics:
         """`route` is a path template of the application (a closed set), None if none matched."""
         label = str(status) if status in STATUSES else OTHER
         self._answered(NO_ROUTE if route is None else route, label).inc()
+
+    def count_calls(self, read: int, unread: int) -> None:
+        """Of one request's answers."""
+        if read:
+            self._calls.labels(READ).inc(read)
+        if unread:
+            self._calls.labels(UNREAD).inc(unread)
 
     def pace(self, received_s: float) -> "Pace":
         """Watch one sequence. `received_s` is when its request came in, by `time.perf_counter`."""

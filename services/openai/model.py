@@ -5,17 +5,22 @@ from pathlib import Path
 from typing import Final
 
 from services.openai.chat_template import ChatTemplateFailed
+from services.openai.dialects import AUTO
 from services.openai.drawing import differing, recommended
+from services.openai.hearing import Forms, forms_of
 from services.openai.schemas import Drawing
 from services.openai.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
 from services.runtime.logging import Log
-from services.runtime.model_facts import ModelFacts, json_object
+from services.runtime.model_facts import CONFIG_FILE, ModelFacts, json_object
 from services.runtime.model_files import GenerationConfig
 from services.runtime.tokenizer_files import TokenizerUnusable
 
 log = Log(__name__)
 
 TEMPLATE: Final = "chat_template.jinja"
+TOOLS_KNOWN: Final = "the chat template knows tools"
+TOOLS_TOLD: Final = "the chat template knows no tools: they are told in the system message"
+TOOLS_REFUSED: Final = "the chat template knows no tools: requests with some are refused"
 AMONG_OTHERS: Final = ("tokenizer_config.json", OF_PROCESSOR)
 """Files in which a chat template may be beside other words."""
 
@@ -33,17 +38,26 @@ class ServedModel:
     """Token ids are below this: the rows of the model's embedding."""
     drawing: Drawing = field(default_factory=Drawing)
     """Of what a request does not say."""
+    forms: Forms = field(default_factory=Forms)
+    """In which it writes calls and thoughts."""
 
 
 def load_served_model(
-    model_dir: Path, facts: ModelFacts, generation_config: GenerationConfig = GenerationConfig.AUTO
+    model_dir: Path,
+    facts: ModelFacts,
+    generation_config: GenerationConfig = GenerationConfig.AUTO,
+    calls: str = AUTO,
+    thoughts: str = AUTO,
+    *,
+    tells_tools: bool = True,
 ) -> ServedModel:
     """The model in a safetensors directory, whose facts were read, with its tokenizer. `generation_config`:
-    whose sampling counts where a request has none.
+    whose sampling counts where a request has none; `calls` and `thoughts`: by which names of `dialects` they
+    are read.
 
-    Says which tokens of it the model lacks: a text with one of them is refused; and how tokens are drawn, if
-    the model recommends it. Raises TokenizerUnusable, also for a chat template that does not compile, and
-    ModelUnreadable.
+    Says which tokens of it the model lacks: a text with one of them is refused; how tokens are drawn, if the
+    model recommends it; how it is told of tools, and how its calls and thoughts are read. Raises
+    TokenizerUnusable, also for a chat template that does not compile, and ModelUnreadable.
     """
     drawing = recommended(model_dir) if generation_config is GenerationConfig.AUTO else Drawing()
     tokenizer = load_tokenizer(model_dir)
@@ -67,12 +81,17 @@ def load_served_model(
             "--generation-config none changes that",
             **differing(drawing),
         )
+    model_type = str(json_object(model_dir / CONFIG_FILE).get("model_type", ""))
+    forms = forms_of(tokenizer, model_type, calls, thoughts, tells_tools=tells_tools)
+    untold = TOOLS_TOLD if tells_tools else TOOLS_REFUSED
+    log.info(TOOLS_KNOWN if tokenizer.chat.knows_tools else untold, **forms.names)
     return ServedModel(
         name=facts.name,
         tokenizer=tokenizer,
         eos_token_ids=facts.eos_token_ids,
         vocabulary=facts.vocab_size,
         drawing=drawing,
+        forms=forms,
     )
 
 

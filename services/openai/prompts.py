@@ -6,15 +6,17 @@ What cannot fit is refused before it is tokenised, as far as its length tells.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from pydantic_core import to_json
 from starlette.requests import Request
 
 from services.openai.backend import Backend
 from services.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
+from services.openai.conversation import plain, plain_tools, texts_of
 from services.openai.door import caller_in
 from services.openai.errors import SERVER, ApiError, invalid, shown, too_long
 from services.openai.hangup import unless_gone
 from services.openai.model import ServedModel
-from services.openai.schemas import Message
+from services.openai.schemas import Message, Tool
 from services.openai.tokenizer import TooManyTokens
 from services.openai.turns import LONG_BYTES, Turns
 from services.rooms.counts import counted
@@ -35,6 +37,7 @@ class Prompts:
     def __init__(self, model: ServedModel, backend: Backend) -> None:
         self._tokenizer = model.tokenizer
         self._vocabulary = model.vocabulary
+        self._forms = model.forms
         self._backend = backend
         self._turns = Turns()
 
@@ -43,6 +46,7 @@ class Prompts:
         request: Request,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
         fit: bool = True,
@@ -50,19 +54,24 @@ class Prompts:
         """The token ids of a conversation, by the model's chat template. `fit`: what does not fit the context
         is refused, else what is much more. Raises ApiError, Overloaded, ClientGone."""
         most = self._most(fit=fit)
-        plain: list[Mapping[str, Any]] = [_plain(message) for message in messages]
+        if tools and not (self._forms.tells_tools or self._tokenizer.chat.knows_tools):
+            raise invalid("tools", "'tools': the model's chat template knows no tools.", "unsupported_value")
+        told: list[Mapping[str, Any]] = [plain(message) for message in messages]
+        offered = plain_tools(tools)
 
         def ids_of(text: str) -> list[int]:
             return self._encode(text, "messages", most, add_special_tokens=add_special_tokens)
 
         def rendered() -> str | list[int]:
             """The token ids, or a text that is one of the longest."""
-            text = self._tokenizer.render_chat(plain, add_generation_prompt=add_generation_prompt)
+            text = self._tokenizer.render_chat(
+                told, add_generation_prompt=add_generation_prompt, tools=offered
+            )
             self._check_length(text, "messages", most)
             return text if _size(text) > LONG_BYTES else ids_of(text)
 
         try:
-            chars = sum(_chars(message) for message in messages)
+            chars = sum(_chars(message) for message in messages) + sum(map(_chars_of_tool, offered))
             made = await self._run(request, min(chars, LONG_BYTES), rendered)
         except ChatTemplateMissing as error:
             raise invalid("messages", f"{error}.", "unsupported_value") from None
@@ -120,18 +129,21 @@ class Prompts:
         context = self._backend.limits().context_tokens
         return too_long(param, context, f"'{param}' has {tokens}, and there has to be room for the answer")
 
-    async def check_messages(self, request: Request, messages: Sequence[Message], ids: Sequence[int]) -> None:
+    async def check_messages(
+        self, request: Request, messages: Sequence[Message], tools: Sequence[Tool], ids: Sequence[int]
+    ) -> None:
         """Raise ApiError for the first token of a conversation that the model does not have, a tokenizer's
         being more than a model's: a client's that wrote it, whose text is named, or the operator's whose
         template did."""
         if (id_ := self._foreign(ids)) is None:
             return
-        texts = [text for message in messages for text in _texts(message)]
-        places = [place for at, message in enumerate(messages) for place in _places(at, message)]
+        said = [each for at, message in enumerate(messages) for each in texts_of(message, f"messages[{at}]")]
+        said += [(f"tools[{at}]", tool.model_dump_json()) for at, tool in enumerate(tools)]
+        texts = [text for _, text in said]
         place = await self._run(request, sum(map(_size, texts)), lambda: self._first_with(texts, id_))
         if place is None:
             raise _operators(f"the model's chat template writes {self._shown(id_)}")
-        raise self._not_the_models(places[place], id_)
+        raise self._not_the_models(said[place][0], id_)
 
     def check_texts(
         self, prompts: Sequence[str | list[int]], tokens: Sequence[Sequence[int]], param: str
@@ -189,25 +201,14 @@ def _params(param: str, count: int) -> list[str]:
 
 def _chars(message: Message) -> int:
     """Of what a template may make of it, at a guess."""
-    said = message.content
+    said = message.content or ""
     chars = len(said) if isinstance(said, str) else sum(len(part) + FRAME_CHARS for part in said)
+    chars += sum(len(call.function.arguments) + FRAME_CHARS for call in message.tool_calls)
     return chars + len(message.name or "") + FRAME_CHARS
 
 
-def _texts(message: Message) -> list[str]:
-    """All that it says, as `_places` names them."""
-    said = [message.content] if isinstance(message.content, str) else list(message.content)
-    return said if message.name is None else [*said, message.name]
-
-
-def _places(at: int, message: Message) -> list[str]:
-    """Of the message at `at`: the path of each of its texts."""
-    here = f"messages[{at}]"
-    if isinstance(message.content, str):
-        said = [f"{here}.content"]
-    else:
-        said = [f"{here}.content[{part}].text" for part in range(len(message.content))]
-    return said if message.name is None else [*said, f"{here}.name"]
+def _chars_of_tool(tool: Mapping[str, Any]) -> int:
+    return len(to_json(tool))
 
 
 def _operators(what: str) -> ApiError:
@@ -219,8 +220,3 @@ def _operators(what: str) -> ApiError:
         kind=SERVER,
         code="chat_template_failed",
     )
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": message.role, "content": message.content, **named}

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.openai.answering import Usage, counted
-from services.openai.choice import Choice, Delta
+from services.openai.choice import Called, Choice, Delta
 from services.openai.schemas import StreamOptions
+from services.openai.speech import Said, Thought
 from services.rooms.request import FinishReason, Token
 
 
@@ -16,6 +17,8 @@ class Collected:
 
     choice: Choice
     texts: list[str] = field(default_factory=list)
+    parts: list[Said | Thought | Called] | None = None
+    """Of the text, where it is told apart."""
     tokens: list[Token] = field(default_factory=list)
     logprobs: dict[str, Any] | None = None
     """Of all tokens, as they are shown."""
@@ -25,6 +28,8 @@ class Collected:
         """`logprobs`: the delta's, whose lists go on where those of the deltas before it ended."""
         self.texts.append(delta.text)
         self.tokens += delta.tokens
+        if delta.parts is not None:
+            self.parts = [*(self.parts or ()), *delta.parts]
         self.finish = delta.finish
         if self.logprobs is None or logprobs is None:
             self.logprobs = logprobs
@@ -36,6 +41,21 @@ class Collected:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def said(self) -> str:
+        """Of the text, the answer."""
+        if self.parts is None:
+            return self.text
+        return "".join(part.text for part in self.parts if isinstance(part, Said))
+
+    @property
+    def thought(self) -> str:
+        return "".join(part.text for part in self.parts or () if isinstance(part, Thought))
+
+    @property
+    def called(self) -> list[Called]:
+        return [part for part in self.parts or () if isinstance(part, Called)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,11 @@ class Answering:
             exchange.prompt_tokens = sum(len(choice.request.prompt) for choice in self.choices)
             exchange.output_tokens = sum(choice.output_tokens for choice in self.choices)
             exchange.finish_reasons = tuple(
-                choice.finish.value for choice in self.choices if choice.finish is not None
+                choice.reason(choice.finish) for choice in self.choices if choice.finish is not None
+            )
+            self.metrics.count_calls(
+                sum(choice.calls for choice in self.choices),
+                sum(choice.unread_calls for choice in self.choices),
             )
             if self.transcript is not None:
                 self.transcript.write()
@@ -95,13 +99,14 @@ class StreamedReply(Response):
         texts: dict[int, TextEvent] = {}
 
         async def emit(choice: Choice, delta: Delta) -> None:
-            if delta.finish is None and asked.rendering.text_alone and choice.index in opened:
-                if delta.text:
+            plain = delta.finish is None and asked.rendering.text_alone and choice.index in opened
+            if plain and (text := delta.said_alone) is not None:
+                if text:
                     if (event := texts.get(choice.index)) is None:
                         event = texts[choice.index] = TextEvent(
                             lambda text: asked.rendering.chunks(choice, Delta(text=text))
                         )
-                    await stream.write(event.of(delta.text))
+                    await stream.write(event.of(text))
                 return
             chunks = asked.rendering.chunks(choice, delta)
             if choice.index not in opened:

@@ -4,7 +4,9 @@ What depends on the model or on the stack that is up is judged by `intake`. Unkn
 a misspelt parameter must not be served as if it had been understood.
 """
 
-from typing import Annotated, Any, Final
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +18,7 @@ from pydantic import (
     StringConstraints,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from services.openai.chat_template import Content
 from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
@@ -28,6 +30,13 @@ PROMPTS_MAX: Final = 64
 MESSAGES_MAX: Final = 8192
 COMPLETION_TOKENS_DEFAULT: Final = 16
 """OpenAI's, of /v1/completions only."""
+TOOLS_MAX: Final = 128
+"""OpenAI's."""
+TOOL_CHARS_MAX: Final = 64 * 2**10
+"""Of one tool, as JSON."""
+CALLS_MAX: Final = 128
+"""Of one message."""
+CALL_ID_CHARS_MAX: Final = 256
 FIELDS_MAX: Final = 128
 """Of any object: of what is wrong with a body one thing is told, and each field that is found wrong before
 takes time and memory."""
@@ -88,11 +97,56 @@ def _content(value: Any) -> Any:
 
 
 def _role(value: str) -> str:
-    if value in ("tool", "function"):
-        raise PydanticCustomError("role", f"role '{value}' is not supported, because tools are not")
-    if value not in ("system", "developer", "user", "assistant"):
-        raise PydanticCustomError("role", "the role has to be one of system, developer, user, assistant")
+    if value == "function":
+        raise PydanticCustomError("role", "role 'function' is not supported; use 'tool'")
+    if value not in ("system", "developer", "user", "assistant", "tool"):
+        raise PydanticCustomError(
+            "role", "the role has to be one of system, developer, user, assistant, tool"
+        )
     return value
+
+
+def _arguments(value: Any) -> Any:
+    """Of a call: JSON in a text, as OpenAI has it, or an object → the text."""
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str):
+        raise PydanticCustomError("arguments_type", "it has to be a text that holds a JSON object")
+    try:
+        told = from_json(value.strip() or "{}", allow_inf_nan=False)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise PydanticCustomError("arguments", "it is no JSON object")
+    return value.strip() or "{}"
+
+
+def _bounded(tool: "Tool") -> "Tool":
+    if len(tool.model_dump_json()) > TOOL_CHARS_MAX:
+        raise PydanticCustomError("tool", f"it is longer than {TOOL_CHARS_MAX} characters of JSON")
+    return tool
+
+
+def _few_tools(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > TOOLS_MAX:
+        raise PydanticCustomError("tools", f"it holds {len(value)} tools; at most {TOOLS_MAX} are taken")
+    return value
+
+
+def _tool_choice(value: Any) -> Any:
+    """A word, or `{"type": "function", "function": {"name": …}}` → the word or the function's name."""
+    if value in ("none", "auto", "required"):
+        return value
+    if isinstance(value, str):
+        raise PydanticCustomError("tool_choice", "it has to be none, auto, required, or name a function")
+    if not isinstance(value, dict):
+        raise PydanticCustomError("choice_type", "it has to be a text or an object")
+    function = value.get("function")
+    if value.get("type") != "function" or not isinstance(function, dict):
+        raise PydanticCustomError("tool_choice", "an object has to be of type 'function' and name one")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise PydanticCustomError("tool_choice", "its function has no name")
+    return NamedTool(function["name"])
 
 
 def _nothing(value: Any) -> Any:
@@ -146,18 +200,44 @@ class Shape(BaseModel):
         return {name: each for name, each in value.items() if each is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The tool that has to be called."""
+
+    name: str
+
+
+class CalledFunction(Shape):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
+    arguments: Annotated[str, BeforeValidator(_arguments)] = "{}"
+
+
+class ToolCall(Shape):
+    """Of a turn of the assistant's."""
+
+    id: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """As a stream told it."""
+
+
 class Message(Shape):
-    """One turn of the conversation, as text."""
+    """One turn of the conversation. What needs a content, or may have calls, `conversation` judges."""
 
     role: Annotated[str, AfterValidator(_role)]
-    content: Annotated[Content, BeforeValidator(_content)]
+    content: Annotated[Content, BeforeValidator(_content)] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], FailFast(), Field(max_length=CALLS_MAX)] = Field(
+        default_factory=list
+    )
+    tool_call_id: Annotated[str, StringConstraints(max_length=CALL_ID_CHARS_MAX)] | None = None
+    """Of a tool's: which call it answers."""
     refusal: Nothing = None
     """This and the next: a reply that is sent back as it came carries them, empty."""
     annotations: Nothing = None
     audio: Nothing = None
     function_call: Nothing = None
-    tool_calls: Nothing = None
 
 
 class StreamOptions(Shape):
@@ -168,7 +248,24 @@ class StreamOptions(Shape):
     """Padding against traffic analysis; never added here."""
 
 
+class Function(Shape):
+    """That a model may call."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Shape):
+    type: Literal["function"]
+    function: Function
+
+
 Messages = Annotated[list[Message], FailFast(), BeforeValidator(_few_messages), Field(min_length=1)]
+
+
+Tools = Annotated[list[Annotated[Tool, AfterValidator(_bounded)]], FailFast(), BeforeValidator(_few_tools)]
 
 
 class Drawing(Shape):
@@ -217,6 +314,9 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Annotated[str | NamedTool, BeforeValidator(_tool_choice)] = "auto"
+    parallel_tool_calls: bool = True
 
 
 class CompletionRequest(GenerationRequest):
@@ -237,6 +337,7 @@ class TokenizeRequest(Shape):
     add_special_tokens: bool | None = None
     """Absent: for a prompt yes, for messages no (the chat template writes them)."""
     add_generation_prompt: bool = True
+    tools: Tools = Field(default_factory=list)
     return_token_strs: bool = False
 
 
@@ -249,5 +350,12 @@ class DetokenizeRequest(Shape):
 
 def fields_of(shape: type[Shape]) -> dict[str, tuple[str, ...]]:
     """The names of the fields of each object in a body of that shape, as `field_faults` takes them."""
-    inner: dict[str, type[Shape]] = {"messages.[]": Message, "stream_options": StreamOptions}
+    inner: dict[str, type[Shape]] = {
+        "messages.[]": Message,
+        "messages.[].tool_calls.[]": ToolCall,
+        "messages.[].tool_calls.[].function": CalledFunction,
+        "stream_options": StreamOptions,
+        "tools.[]": Tool,
+        "tools.[].function": Function,
+    }
     return {name: tuple(each.model_fields) for name, each in ({"": shape} | inner).items()}

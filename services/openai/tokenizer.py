@@ -62,6 +62,9 @@ class Tokenizer:
         self._added: dict[int, str] = {
             id_: token.content for id_, token in reference.added_tokens_decoder.items()
         }
+        self._special = {
+            id_: token.content for id_, token in reference.added_tokens_decoder.items() if token.special
+        }
         self._byte_of = byte_letters() if _is_byte_level(self._backend) else None
         self._bytes: dict[int, bytes] = {}
         self._by_bytes_alone = _decoders(self._backend) == ["ByteLevel"]
@@ -96,10 +99,26 @@ class Tokenizer:
         """The text of `ids`, exactly as the model wrote it (no clean-up of spaces)."""
         return self.codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The prompt that the model's chat template makes of `messages`. Raises ChatTemplateMissing,
         ChatRefused."""
-        return self._chat.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._chat.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+
+    @property
+    def chat(self) -> ChatTemplate:
+        """By which a conversation becomes a prompt."""
+        return self._chat
+
+    @property
+    def special(self) -> Mapping[int, str]:
+        """The tokens that are no text but on demand."""
+        return self._special
 
     def check_chat(self) -> None:
         """Raises ChatTemplateFailed for a chat template that is none."""

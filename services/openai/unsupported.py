@@ -13,7 +13,6 @@ from services.openai.errors import ApiError, invalid
 IGNORED: Final = frozenset(
     (
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -36,8 +35,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -66,7 +63,7 @@ _OF_A_BODY: Final = """
 """
 _OF_A_MESSAGE: Final = """
     cache_control images partial prefix reasoning reasoning_content reasoning_details thinking
-    thinking_blocks tool_call_id tool_name tools
+    thinking_blocks tool_name tools
 """
 NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
     "": frozenset(_OF_A_BODY.split()),

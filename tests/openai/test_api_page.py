@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
+from services.openai.dialects import CALL_FORMS, names_of
 from services.openai.schemas import ChatRequest, CompletionRequest, Message, StreamOptions
 from services.openai.unsupported import HARMLESS, IGNORED
 from services.runtime.http_head import BoundedHttp
@@ -31,8 +32,10 @@ def test_every_field_that_is_read_is_named() -> None:
         for shape in (ChatRequest, CompletionRequest, Message, StreamOptions)
         for name in shape.model_fields
     }
-    told = _section("Fields of both generating routes") + _section("Taken as in vLLM and SGLang")
-    assert fields - _words(told) == {"prompt", "role", "content"}
+    told = "".join(
+        map(_section, ("Fields of both generating routes", "Tools", "Taken as in vLLM and SGLang"))
+    )
+    assert fields - _words(told) <= {"prompt", "role", "content"}
 
 
 def test_what_holds_where_nothing_is_asked_is_what_the_code_says() -> None:
@@ -47,8 +50,16 @@ def test_what_holds_where_nothing_is_asked_is_what_the_code_says() -> None:
 def test_what_has_no_effect_and_what_is_refused_is_what_the_code_says() -> None:
     assert _words(_section("Taken without effect")) - {"null"} == IGNORED
     rows = re.findall(r"^\| (`.*?) \|", _section("Refused by name"), re.MULTILINE)
-    named = {word for row in rows if "any other" not in row and "roles" not in row for word in _words(row)}
+    inner = ("any other", "message role", "of a tool")
+    named = {word for row in rows if not any(each in row for each in inner) for word in _words(row)}
     assert named == set(HARMLESS)
+
+
+def test_every_way_of_reading_calls_is_named() -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \| ", _section("Tools"), re.MULTILINE)
+    assert {word for row in rows for cell in row for word in re.findall(r"`([^`]+)`", cell)} >= {
+        *names_of(CALL_FORMS)
+    }
 
 
 def test_every_route_is_named() -> None:

@@ -118,6 +118,10 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         "prompt_empty",
         "prompts",
         "role",
+        "tool",
+        "tool_choice",
+        "arguments",
+        "tools",
         "unsupported",
     }
     kinds = {"missing", "extra_forbidden", *TYPES, *VALUES, *OWN_TYPES, *own}
@@ -143,9 +147,9 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         ({"max_new_tokens": 5}, "max_new_tokens", "is not supported; use 'max_tokens'."),
         ({"messages": [USER | {"reasoning_content": "x"}]}, "messages[0].reasoning_content", "is not"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]},
-         "messages[0].tool_calls", "is not supported."),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "x"}]}]},
-         "messages[1].tool_calls", "is not supported."),
+         "messages[0].tool_calls[0].function", "Missing required"),
+        ({"messages": [USER | {"function_call": {"name": "x"}}]},
+         "messages[0].function_call", "is not supported."),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_told_from_what_is_misspelt(

@@ -75,9 +75,11 @@ def test_a_chat_is_what_the_library_makes_of_it(
     special = copy(tiny.byte_level())
     special.chat_template = "{{ eos_token }}{{ bos_token is defined }}{{ messages | tojson }}{{ tools }}"
     for reference in (demo_tokenizer, tiny.byte_level(), special):
-        asked = {"add_generation_prompt": add_generation_prompt}
-        expected = reference.apply_chat_template(chat, tokenize=False, **asked)
-        assert Tokenizer(reference).render_chat(chat, **asked) == expected
+        expected = reference.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        rendered = Tokenizer(reference).render_chat(chat, add_generation_prompt=add_generation_prompt)
+        assert rendered == expected
 
 
 def test_a_template_may_refuse() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from services.openai.hearing import forms_of
 from services.openai.model import ServedModel
 from services.openai.tokenizer import Tokenizer as BatonTokenizer
 
@@ -63,7 +64,8 @@ def model() -> ServedModel:
     """A model with the byte-level tokenizer, whose end of sequence is END_ID."""
     reference = byte_level()
     assert reference.eos_token_id == END_ID
-    return ServedModel(MODEL, BatonTokenizer(reference), (END_ID,), len(reference))
+    tokenizer = BatonTokenizer(reference)
+    return ServedModel(MODEL, tokenizer, (END_ID,), len(reference), forms=forms_of(tokenizer, "llama"))
 
 
 def ids(text: str) -> list[int]:

@@ -1,0 +1,275 @@
+"""Which calls does a text hold, in each form that models write them in?
+
+What a model writes is not what anybody checked: whatever it is, it is read, or it is `Unreadable`.
+
+Pure.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+from services.openai.speech import Call, Schemas, Unreadable
+
+PYTHON_CHARS_MAX: Final = 64 * 2**10
+"""Of calls in Python's notation: its parser takes hundreds of bytes for each byte."""
+ARGUMENTS: Final = ("arguments", "parameters")
+FUNCTION: Final = re.compile(r"<function=([^>\s]+)\s*>(.*?)</function>", re.DOTALL)
+PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)\s*>(.*?)(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
+ARGUMENT: Final = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+INVOKE: Final = re.compile(r'<(?:｜DSML｜)?invoke name="([^"]+)"\s*>(.*?)</(?:｜DSML｜)?invoke>', re.DOTALL)
+INVOKED_WITH: Final = re.compile(
+    r'<(?:｜DSML｜)?parameter name="([^"]+)"(?: string="(true|false)")?\s*>(.*?)</(?:｜DSML｜)?parameter>',
+    re.DOTALL,
+)
+RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]+)")
+NAMED: Final = re.compile(r"\s*(?:call:)?([\w.-]+)\s*(?=[{\[])", re.DOTALL)
+LAX: Final = re.compile(
+    r'(?:<\|"\|>|<escape>)(?P<text>.*?)(?:<\|"\|>|<escape>)|(?P<quoted>"(?:\\.|[^"\\])*")|'
+    r"(?<=[{,])\s*(?P<key>[\w.$-]+)\s*(?=:)",
+    re.DOTALL,
+)
+MISTRAL_MARK: Final = "[TOOL_CALLS]"
+DEEPSEEK_SEP: Final = "<｜tool▁sep｜>"
+KIMI_SEP: Final = "<|tool_call_argument_begin|>"
+FENCE: Final = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
+
+decoder: Final = json.JSONDecoder(strict=False, parse_constant=lambda word: _no(word))
+
+
+def tagged(_: str, body: str, schemas: Schemas) -> list[Call]:
+    """Between `<tool_call>` and `</tool_call>`: JSON (Hermes, Qwen), `<function=…>` (Qwen's coders), or a
+    name and `<arg_key>` (GLM). Which one it is the text itself tells."""
+    text = body.strip()
+    if text.startswith(("{", "[")):
+        return _objects(text)
+    if text.startswith("<function="):
+        return [_of_tags(name, said, schemas) for name, said in FUNCTION.findall(text)] or _no(body)
+    name = text.partition("<arg_key>")[0].strip()
+    pairs = ARGUMENT.findall(text)
+    rest = ARGUMENT.sub("", text.removeprefix(name)).strip()
+    if rest or (not pairs and name not in schemas):
+        _no(text)
+    return [_call(name, {key.strip(): _typed(value, schemas, name, key.strip()) for key, value in pairs})]
+
+
+def ends_itself(body: str) -> bool:
+    """GLM's form is whole only where its mark says so."""
+    return body.lstrip().startswith(("{", "[", "<function="))
+
+
+def bare(_: str, body: str, schemas: Schemas) -> list[Call]:
+    """JSON without a mark (Llama 3), one object or more: calls if all of them name tools that there are."""
+    calls = _objects(body)
+    if any(call.name not in schemas for call in calls):
+        _no(body)
+    return calls
+
+
+def pythonic(_: str, body: str, schemas: Schemas) -> list[Call]:
+    """`[f(a=1), g(b="x")]` (Llama 4)."""
+    if len(body) > PYTHON_CHARS_MAX:
+        _no(body)
+    try:
+        tree = ast.parse(body.strip(), mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
+            _no(body)
+        calls = [_python_call(each) for each in tree.elts]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise Unreadable(body) from error
+    if any(call.name not in schemas for call in calls):
+        _no(body)
+    return calls
+
+
+def mistral(_: str, body: str, __: Schemas) -> list[Call]:
+    """Behind `[TOOL_CALLS]`: a list of objects, or `name[ARGS]{…}`."""
+    calls: list[Call] = []
+    for each in body.split(MISTRAL_MARK):
+        text = each.strip()
+        if text.startswith("["):
+            calls += _objects(text)
+            continue
+        name, _mark, arguments = text.partition("[ARGS]")
+        if not _mark:
+            name, arguments = _named(text)
+        calls.append(_call(name.partition("[CALL_ID]")[0].strip(), _object(arguments)))
+    return calls
+
+
+def deepseek(_: str, body: str, __: Schemas) -> list[Call]:
+    """`name<｜tool▁sep｜>{…}`, or with `function` before it and the arguments in a fence."""
+    before, mark, after = body.partition(DEEPSEEK_SEP)
+    if not mark:
+        _no(body)
+    if before.strip() != "function":
+        return [_call(before.strip(), _object(after))]
+    name, _line_end, arguments = after.partition("\n")
+    fenced = FENCE.match(arguments)
+    return [_call(name.strip(), _object(fenced[1] if fenced else arguments))]
+
+
+def invoked(_: str, body: str, schemas: Schemas) -> list[Call]:
+    """`<invoke name="…"><parameter name="…">…` (MiniMax M2, DeepSeek V3.2)."""
+    calls = []
+    for name, said in INVOKE.findall(body):
+        given: dict[str, Any] = {}
+        for key, is_text, value in INVOKED_WITH.findall(said):
+            given[key] = value if is_text == "true" else _typed(value, schemas, name, key)
+        calls.append(_call(name, given))
+    return calls or _no(body)
+
+
+def kimi(_: str, body: str, __: Schemas) -> list[Call]:
+    """`functions.name:0<|tool_call_argument_begin|>{…}`"""
+    name, mark, arguments = body.partition(KIMI_SEP)
+    if not mark:
+        _no(body)
+    return [_call(name.strip().removeprefix("functions.").partition(":")[0], _object(arguments))]
+
+
+def gemma(_: str, body: str, __: Schemas) -> list[Call]:
+    """`call:name{key:<|"|>text<|"|>,other:3}`"""
+    name, arguments = _named(body)
+
+    def strict(found: re.Match[str]) -> str:
+        text, quoted, key = found["text"], found["quoted"], found["key"]
+        return quoted if quoted is not None else json.dumps(key if text is None else text)
+
+    return [_call(name, _object(LAX.sub(strict, arguments)))]
+
+
+def harmony(head: str, body: str, _: Schemas) -> list[Call]:
+    """A message whose head says `to=functions.name`."""
+    to = RECIPIENT.search(head)
+    return [_call("" if to is None else to[1], _object(body))]
+
+
+def _no(text: str) -> NoReturn:
+    raise Unreadable(text)
+
+
+def _decoded(text: str, at: int = 0) -> tuple[Any, int]:
+    try:
+        return decoder.raw_decode(text, at)
+    except Unreadable:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(text) from error
+
+
+def _objects(text: str) -> list[Call]:
+    """The calls of JSON objects, or lists of them, one behind the other."""
+    calls: list[Call] = []
+    at = _skip(text, 0)
+    while at < len(text):
+        value, at = _decoded(text, at)
+        for each in value if isinstance(value, list) else [value]:
+            calls.append(_of_object(each))  # noqa: PERF401 - raises in between
+        at = _skip(text, at)
+    return calls or _no(text)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and (text[at].isspace() or text[at] in ",;"):
+        at += 1
+    return at
+
+
+def _of_object(value: Any) -> Call:
+    if not isinstance(value, dict):
+        _no(str(type(value)))
+    if isinstance(value.get("function"), dict):
+        value = value["function"]
+    given: Any = next((value[each] for each in ARGUMENTS if each in value), {})
+    if isinstance(given, str):
+        given = _object(given)
+    return _call(value.get("name"), {} if given is None else given)
+
+
+def _object(text: str) -> Any:
+    stripped = text.strip()
+    value, end = _decoded(stripped)
+    return value if end == len(stripped) else _no(text)
+
+
+def _of_tags(name: str, said: str, schemas: Schemas) -> Call:
+    given = {key: _typed(_line(value), schemas, name, key) for key, value in PARAMETER.findall(said)}
+    return _call(name, given)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """`name{…}` in two."""
+    found = NAMED.match(text)
+    return (found[1], text[found.end() :]) if found else _no(text)
+
+
+def _call(name: Any, arguments: Any) -> Call:
+    """Raises Unreadable for what no client could take."""
+    if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
+        _no(str(name))
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (name + written).encode()
+    except (ValueError, RecursionError) as error:  # among them halves of characters
+        raise Unreadable(name) from error
+    return Call(name, written)
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
+        _no("no call with names")
+    return _call(
+        ast.unparse(node.func), {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
+    )
+
+
+def _line(text: str) -> str:
+    """Without the line ends that are layout."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+def _typed(text: str, schemas: Schemas, name: str, key: str) -> Any:
+    """A value that is written without quotes, as the tool's schema has it: a text, or JSON."""
+    types = set(_types(schemas.get(name, {}).get("properties"), key))
+    if "string" in types and types <= {"string"}:
+        return text
+    stripped = text.strip()
+    try:
+        value = {"True": True, "False": False, "None": None}.get(stripped, ...)
+        if value is ...:
+            value = _object(stripped)
+    except Unreadable:
+        return text
+    if "string" in types and not any(isinstance(value, PYTHON.get(each, ())) for each in types):
+        return text
+    return value
+
+
+PYTHON: Final[Mapping[str, tuple[type, ...]]] = {
+    "array": (list,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "null": (type(None),),
+    "number": (int, float),
+    "object": (dict,),
+}
+
+
+def _types(properties: Any, key: str) -> Iterator[str]:
+    """That a property may be of, as far as its schema says it itself."""
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    if not isinstance(schema, Mapping):
+        return
+    several: Sequence[Any] = [schema]
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            several = [*several, *schema[word]]
+    for each in several:
+        told = each.get("type") if isinstance(each, Mapping) else None
+        yield from (one for one in (told if isinstance(told, list) else [told]) if isinstance(one, str))
+        values = each.get("enum") if isinstance(each, Mapping) else None
+        if told is None and isinstance(values, list) and all(isinstance(one, str) for one in values):
+            yield "string"

@@ -1,0 +1,120 @@
+"""Do these messages and tools make a conversation that a model can answer?
+
+Each field's own shape is judged before (`schemas`); here is what one says of another.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.openai.errors import ApiError, invalid, shown
+from services.openai.schemas import ChatRequest, Message, NamedTool, Tool, ToolCall
+from services.openai.speech import Schemas
+
+
+def check_turns(messages: Sequence[Message]) -> None:
+    """Raise ApiError for a message without what its role needs, or with what belongs to another's."""
+    called: set[str] = set()
+    for place, message in enumerate(messages):
+        here = f"messages[{place}]"
+        if message.role == "assistant":
+            called.update(call.id for call in message.tool_calls)
+        elif message.tool_calls:
+            raise invalid(f"{here}.tool_calls", f"'{here}.tool_calls': only the assistant calls tools.")
+        if message.role == "tool":
+            _check_result(message, here, called)
+        elif message.tool_call_id is not None:
+            raise invalid(f"{here}.tool_call_id", f"'{here}.tool_call_id': only a tool answers a call.")
+        if message.content is None and not message.tool_calls:
+            raise _missing(f"{here}.content")
+
+
+def _check_result(message: Message, here: str, called: set[str]) -> None:
+    if message.tool_call_id is None:
+        raise _missing(f"{here}.tool_call_id")
+    if message.tool_call_id not in called:
+        raise invalid(
+            f"{here}.tool_call_id",
+            f"'{here}.tool_call_id': no message before it has a call of this id in its 'tool_calls'.",
+        )
+
+
+def check_tools(tools: Sequence[Tool], choice: str | NamedTool = "auto") -> None:
+    """Raise ApiError for a tool named twice, one that is forced and not there, and what is not served."""
+    names: set[str] = set()
+    for place, tool in enumerate(tools):
+        name = tool.function.name
+        if name in names:
+            param = f"tools[{place}].function.name"
+            raise invalid(param, f"'{param}': there is another tool named '{name}'.")
+        names.add(name)
+        if tool.function.strict:
+            param = f"tools[{place}].function.strict"
+            raise invalid(param, f"'{param}' is not supported.", "unsupported_value")
+    if isinstance(choice, NamedTool) and choice.name not in names:
+        raise invalid("tool_choice", f"'tool_choice': 'tools' has none named '{shown(choice.name)}'.")
+    if choice not in ("none", "auto"):
+        raise invalid(
+            "tool_choice",
+            '\'tool_choice\' is not supported, except as "none" or "auto".',
+            "unsupported_value",
+        )
+
+
+def offered(body: ChatRequest) -> Sequence[Tool]:
+    """The tools that may be called."""
+    return () if body.tool_choice == "none" else body.tools
+
+
+def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """As a chat template takes them."""
+    return [
+        {"type": "function", "function": tool.function.model_dump(exclude_unset=True, exclude={"strict"})}
+        for tool in tools
+    ]
+
+
+def schemas_of(tools: Sequence[Tool]) -> Schemas:
+    return {tool.function.name: tool.function.parameters or {} for tool in tools}
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """As a chat template takes it."""
+    told: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        told["name"] = message.name
+    if message.tool_calls:
+        told["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        told["tool_call_id"] = message.tool_call_id
+    return told
+
+
+def _plain_call(call: ToolCall) -> Mapping[str, Any]:
+    """The arguments as a text and as an object: a template is given the one that it knows."""
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    object_ = json.loads(call.function.arguments)
+    return {"id": call.id, "type": call.type, "function": function, "object": object_}
+
+
+def texts_of(message: Message, here: str) -> list[tuple[str, str]]:
+    """All that it says, by the path of each."""
+    said = message.content
+    texts = (
+        [(f"{here}.content", said)]
+        if isinstance(said, str)
+        else [(f"{here}.content[{place}].text", part) for place, part in enumerate(said or ())]
+    )
+    if message.name is not None:
+        texts.append((f"{here}.name", message.name))
+    for place, call in enumerate(message.tool_calls):
+        function = f"{here}.tool_calls[{place}].function"
+        texts += [
+            (f"{function}.name", call.function.name),
+            (f"{function}.arguments", call.function.arguments),
+        ]
+    return texts
+
+
+def _missing(param: str) -> ApiError:
+    return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
