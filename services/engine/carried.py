@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFReader, ReaderTensor, get_tensor_name_map
 
+from services.engine.gguf_file import strips_of
 from services.engine.splits import BYTE_LEVEL, spaced, split_of
 
 THETA: Final = 10_000.0
@@ -18,8 +19,6 @@ THETA: Final = 10_000.0
 FREQUENCIES: Final = "rope_freqs"
 FACTORS: Final = ("rope_factors_long", "rope_factors_short")
 """With the one before: tensors that are no weights, but divide the frequencies of the rotations."""
-LOOKED_AT: Final = 2**22
-"""Numbers at a time."""
 LOWER_HALF: Final = 0xFFFF
 """Of a float32's bits."""
 ENDS: Final = ("eos", "eot", "eom")
@@ -71,13 +70,10 @@ class Header:
 def _is_narrow(tensor: ReaderTensor) -> bool:
     """Whether each of its numbers is one of bfloat16: the upper half of a float32. Of what is quantised they
     are not, as a rule."""
-    if tensor.tensor_type == GGMLQuantizationType.BF16:
+    if tensor.tensor_type is GGMLQuantizationType.BF16:
         return True
-    if tensor.tensor_type not in (GGMLQuantizationType.F16, GGMLQuantizationType.F32):
-        return False
-    numbers = tensor.data.reshape(-1)
-    parts = (numbers[begin : begin + LOOKED_AT] for begin in range(0, len(numbers), LOOKED_AT))
-    return not any((part.astype(np.float32).view(np.uint32) & LOWER_HALF).any() for part in parts)
+    strips = strips_of(tensor.data, tensor.tensor_type)
+    return not any((strip.view(np.uint32) & LOWER_HALF).any() for strip in strips)
 
 
 def lost_settings(header: Header, config: Any) -> list[str]:

@@ -34,17 +34,24 @@ def convert(source: Path, target: Path, name: str) -> None:
     Raises Refused, or what the library raises on a file that it cannot read or an architecture that it does
     not know.
     """
+    from services.engine.gguf_file import lent_to_the_library
+
+    with lent_to_the_library():
+        _convert(source, target, name)
+
+
+def _convert(source: Path, target: Path, name: str) -> None:
     import torch
-    from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging
 
     from services.engine.carried import Header, lost_of_tokenizer, lost_settings, lost_weights
+    from services.engine.gguf_file import read
 
     logging.disable_progress_bar()
     _say("reading the header")
     folder, file = str(source.parent), source.name
-    header = Header(GGUFReader(source))
+    header = Header(read(source))
     config = AutoConfig.from_pretrained(
         folder, gguf_file=file, local_files_only=True, trust_remote_code=False
     )

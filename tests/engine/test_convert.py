@@ -1,24 +1,31 @@
 """Is a GGUF file converted whole, and refused where the library would make another model of it?"""
 
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize, quant_shape_to_byte_shape, quantize
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 
-from services.engine import splits
+from services.engine import gguf_file, splits
 from services.engine.carried import Header, lost_of_tokenizer, lost_settings
 from services.engine.convert import main, read_tokenizer, write_tokenizer
+from services.engine.gguf_file import numbers_of, read
 from services.engine.model import load_model
 from services.openai.tokenizer import load_tokenizer
 from services.runtime.model_facts import read_model
 from tests.engine import tiny
 
 HEADS, KV_HEADS = 6, 2
+WIDE = 2**14
+OBJECTS = 2**20
+"""Bytes, of Python's."""
 TOKENS: Final = [chr(0x100 + place) for place in range(tiny.VOCABULARY)]
 NAMES: Final = {
     "model.embed_tokens": "token_embd",
@@ -75,12 +82,16 @@ def write(
     tokenizer: str = "gpt2",
     split: str | None = "gpt-2",
     tokens: Sequence[str] = TOKENS,
+    wide: int = tiny.SHAPE["intermediate_size"],
+    stored: GGMLQuantizationType | None = None,
 ) -> Path:
+    """`wide`: the numbers between a product's two halves. `stored`: how matrices are whose rows are whole
+    blocks of 32 numbers."""
     writer = GGUFWriter(file, kind)
     writer.add_context_length(tiny.CONTEXT)
     writer.add_embedding_length(tiny.SHAPE["hidden_size"])
     writer.add_block_count(tiny.SHAPE["num_hidden_layers"])
-    writer.add_feed_forward_length(tiny.SHAPE["intermediate_size"])
+    writer.add_feed_forward_length(wide)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
@@ -96,7 +107,11 @@ def write(
     writer.add_token_merges([])
     more(writer)
     for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor.contiguous().numpy())
+        numbers = tensor.contiguous().numpy()
+        if stored is None or numbers.ndim < 2 or numbers.shape[-1] % 32:
+            writer.add_tensor(name, numbers)
+        else:
+            writer.add_tensor(name, quantize(numbers, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -127,6 +142,77 @@ def test_numbers_that_are_all_of_bfloat16_are_kept_in_so_many_bytes(
     made = load_file(tmp_path / "made" / "model.safetensors")
     assert {each.dtype for each in made.values()} == {torch.bfloat16 if wide is None else torch.float32}
     assert all(torch.equal(each.float(), narrow[name].half().float()) for name, each in made.items())
+
+
+@pytest.mark.parametrize(
+    ("stored", "number"), [(GGMLQuantizationType.MXFP4, 0.75), (GGMLQuantizationType.Q8_0, 127.0)], ids=str
+)
+@pytest.mark.parametrize("more", [0.0, 1 / 3])
+def test_numbers_of_bfloat16_are_kept_so_whatever_they_are_stored_as(
+    tmp_path: Path, weights: Tensors, stored: GGMLQuantizationType, number: float, more: float
+) -> None:
+    """Codes and scales that make such numbers, or others."""
+    narrow = {name: weight.bfloat16().float() for name, weight in weights.items()}
+    name = "model.layers.1.self_attn.o_proj.weight"  # the one kind with rows of whole blocks
+    narrow |= {each: torch.full_like(narrow[each], number) for each in narrow if "o_proj" in each}
+    if stored is GGMLQuantizationType.Q8_0:
+        narrow[name][:, 0] += more
+    else:
+        narrow["model.norm.weight"][0] += more
+    file = write(tmp_path / "tiny.gguf", in_gguf(narrow), stored=stored)
+    assert main([str(file), str(tmp_path / "made"), "tiny"]) == 0
+    made = load_file(tmp_path / "made" / "model.safetensors")
+    assert {each.dtype for each in made.values()} == {torch.float32 if more else torch.bfloat16}
+    assert torch.allclose(made[name].float(), narrow[name], rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q6_K"])
+def test_beside_a_tensor_a_strip_is_held_while_its_numbers_are_made(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(gguf_file, "STRIP", 2**12)
+    stored, bytes_of_row = (
+        GGMLQuantizationType[kind],
+        quant_shape_to_byte_shape((256,), GGMLQuantizationType[kind]),
+    )
+    codes = np.random.default_rng(4).integers(0, 100, (4000, *bytes_of_row), dtype=np.uint8)
+    data = codes.view(np.float16) if kind == "F16" else codes
+    tracemalloc.start()
+    numbers = numbers_of(data, stored)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(numbers, dequantize(data, stored), equal_nan=True)
+    assert numbers.nbytes <= most < 1.1 * numbers.nbytes
+
+
+def test_a_file_is_read_once_and_takes_what_is_made_of_it_and_one_tensor_more(
+    tmp_path: Path, weights: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    begun = GGUFReader.__init__
+
+    def counted(reader: GGUFReader, path: Path) -> None:
+        reads.append(path)
+        begun(reader, path)
+
+    monkeypatch.setattr(GGUFReader, "__init__", counted)
+    numbers = torch.Generator().manual_seed(4)
+    wide = {
+        name: torch.randn([WIDE if each == 80 else each for each in weight.shape], generator=numbers)
+        for name, weight in weights.items()
+    }
+    stored = GGMLQuantizationType.Q8_0
+    for name in ("first", "second"):  # what the library imports and keeps is there by the second
+        file = write(tmp_path / f"{name}.gguf", in_gguf(wide), wide=WIDE, stored=stored)
+        reads.clear()
+        tracemalloc.start()
+        assert main([str(file), str(tmp_path / name), "tiny"]) == 0
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    made = [each.nbytes for each in load_file(tmp_path / "second" / "model.safetensors").values()]
+    assert len(reads) == 1
+    assert {type(part) for field in read(file).fields.values() for part in field.parts} == {np.ndarray}
+    assert sum(made) <= most <= sum(made) + max(made) + OBJECTS
 
 
 def scaled(kind: str, factor: float) -> Write:
