@@ -87,7 +87,7 @@ class DecodeWork:
         self._clock = clock
         self._max_running = max_running
         self._jobs: dict[RoomId, Job] = {}
-        self._folds = folds or Folds(None, mailbox.wake)
+        self._folds = Folds(None, mailbox.wake) if folds is None else folds
         self._answers = Answers(reporter, metrics.worker)
         self._computing = Computing(stepper, max_running, answers=self._answers, metrics=metrics, clock=clock)
         self._seals = Seals(holdings, layout, bounds, checksum, reporter, near_s)

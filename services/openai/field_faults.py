@@ -42,7 +42,7 @@ VALUES: Final[Mapping[str, Words]] = {
     "too_long": lambda told: f"it holds more than {told['max_length']} elements",
     "too_short": lambda _: "it is empty",
 }
-OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type"})
+OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type", "schema_type"})
 """Of the faults that our own schemas find: those of a value of another type."""
 NEIGHBOUR_CUTOFF: Final = 0.75
 

@@ -23,7 +23,9 @@ from services.openai.prompts import Prompts
 from services.openai.rendering import Rendering
 from services.openai.reply import Answering, StreamedReply, WholeReply
 from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from services.openai.structures import Structures
 from services.openai.transcript import Transcript
+from services.rooms.request import Grammar, GrammarKind
 from services.rooms.request import Request as Admitted
 from services.runtime.clock import Clock
 from services.runtime.tracing import Attribute
@@ -39,7 +41,7 @@ def generate_routes(
     clock: Clock,
 ) -> APIRouter:
     """`/v1/chat/completions` and `/v1/completions`."""
-    router = APIRouter()
+    router, structures = APIRouter(), Structures(model)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -49,25 +51,27 @@ def generate_routes(
             check_turns(body.messages)
             check_tools(body.tools, body.tool_choice)
             tools = offered(body)
+            grammar = await structures.grammar(request, body)
             prompt = await prompts.of_messages(request, body.messages, tools=tools)
             await prompts.check_messages(request, body.messages, tools, prompt)
         rendering = ChatRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
         told_apart = partial(heard, body, prompt, model.forms, model.tokenizer)
-        return reply(request, body, asked, [prompt], rendering, told_apart)
+        return reply(request, body, asked, [prompt], rendering, grammar, told_apart)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         async with bodies.of(request, CompletionRequest) as body:
             check_model(body.model, model)
             asked = asked_in_completion(body)
+            grammar = await structures.grammar(request, body)
             tokens = await prompts.of_texts(request, body.prompt, asked.prompt_param)
             prompts.check_texts(body.prompt, tokens, asked.prompt_param)
         rendering = CompletionRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
-        return reply(request, body, asked, tokens, rendering)
+        return reply(request, body, asked, tokens, rendering, grammar)
 
     def reply(
         request: Request,
@@ -75,10 +79,11 @@ def generate_routes(
         asked: Asked,
         tokens: list[list[int]],
         rendering: Rendering,
+        grammar: Grammar | None,
         told_apart: Callable[[], Heard | None] = lambda: None,
     ) -> Response:
-        exchange = exchange_of(request)
-        admitted = admit(body, asked, tokens, model, backend.limits(), exchange.request_id, exchange.trace)
+        exchange, limits = exchange_of(request), backend.limits()
+        admitted = admit(body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar)
         exchange.describe(lambda: _described(body, model, admitted))
         choices = [
             Choice(index, each, body, model.tokenizer, told_apart()) for index, each in enumerate(admitted)
@@ -112,7 +117,7 @@ def _described(
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
         "gen_ai.request.presence_penalty": sampling.presence_penalty,
-        "gen_ai.output.type": "text",
+        "gen_ai.output.type": "json" if _wants_json(first.grammar) else "text",
     }
     if sampling.top_k:
         attributes["gen_ai.request.top_k"] = float(sampling.top_k)
@@ -121,3 +126,7 @@ def _described(
     if len(admitted) > 1:
         attributes["gen_ai.request.choice.count"] = len(admitted)
     return attributes
+
+
+def _wants_json(grammar: Grammar | None) -> bool:
+    return grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA

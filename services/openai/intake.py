@@ -21,7 +21,7 @@ from services.openai.schemas import (
     GenerationRequest,
 )
 from services.rooms.counts import counted
-from services.rooms.request import Request, Sampling
+from services.rooms.request import Grammar, Request, Sampling
 from services.rooms.trace import TraceContext
 
 SEQUENCES_AT_ONCE: Final = 8
@@ -92,6 +92,7 @@ def admit(
     limits: Limits,
     request_id: str,
     trace: TraceContext | None = None,
+    grammar: Grammar | None = None,
 ) -> list[Request]:
     """One request per prompt, in order, with ids of their own, and with seeds of their own where the caller
     gave none: a draw depends on seed and position alone, and equal prompts may have other answers.
@@ -124,6 +125,7 @@ def admit(
                 ignore_eos=body.ignore_eos,
                 sampling=sampling,
                 trace=trace,
+                grammar=grammar,
             )
         )
     return requests

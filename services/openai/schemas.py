@@ -155,6 +155,28 @@ def _nothing(value: Any) -> Any:
     return value
 
 
+def _schema(value: Any) -> Any:
+    """A JSON schema, or one as a text, as an object."""
+    if isinstance(value, str):
+        try:
+            value = from_json(value, allow_inf_nan=False)
+        except ValueError:
+            raise PydanticCustomError("schema", "it is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("schema_type", "it has to be a JSON schema, which is an object")
+    if OPTIONS in value:
+        raise PydanticCustomError("schema", f"it holds '{OPTIONS}', which is not taken")
+    return value
+
+
+def _format_type(value: str) -> str:
+    if value == "structural_tag":
+        raise PydanticCustomError("unsupported", "it is not supported")
+    if value not in ("text", "json_object", "json_schema"):
+        raise PydanticCustomError("format_type", "it has to be one of text, json_object, json_schema")
+    return value
+
+
 def _token_id_key(key: str) -> str:
     if not (key.isascii() and key.isdecimal() and len(key) <= 10):
         raise PydanticCustomError("logit_bias", "the key has to be a token id")
@@ -177,6 +199,9 @@ def _few_messages(value: Any) -> Any:
         )
     return value
 
+
+OPTIONS: Final = "x-guidance"
+"""The word under which a schema tells the library how it is to be read: ours alone."""
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
@@ -268,6 +293,39 @@ Messages = Annotated[list[Message], FailFast(), BeforeValidator(_few_messages), 
 Tools = Annotated[list[Annotated[Tool, AfterValidator(_bounded)]], FailFast(), BeforeValidator(_few_tools)]
 
 
+JsonSchema = Annotated[dict[str, Any], BeforeValidator(_schema)]
+Choices = Annotated[list[str], FailFast(), Field(min_length=1)]
+
+
+class NamedSchema(Shape):
+    """`response_format.json_schema`. Answers are held to it whether it is `strict` or not."""
+
+    schema_: JsonSchema = Field(alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool = False
+
+
+class ResponseFormat(Shape):
+    """OpenAI's."""
+
+    type: Annotated[str, AfterValidator(_format_type)]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(Shape):
+    """vLLM's: one of the first five."""
+
+    json_: JsonSchema | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Choices = Field(default_factory=list)
+    """Absent: none."""
+    grammar: str | None = None
+    json_object: bool = False
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+
 class Drawing(Shape):
     """How a token is drawn, of that part which a model's makers may recommend."""
 
@@ -305,6 +363,19 @@ class GenerationRequest(Drawing):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
+
+    response_format: ResponseFormat | None = None
+    """This and the next: what the answer is held to (`structures.py`). OpenAI's; vLLM's, now and before; and
+    SGLang's."""
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices = Field(default_factory=list)
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
 
 class ChatRequest(GenerationRequest):
@@ -357,5 +428,13 @@ def fields_of(shape: type[Shape]) -> dict[str, tuple[str, ...]]:
         "stream_options": StreamOptions,
         "tools.[]": Tool,
         "tools.[].function": Function,
+        "response_format": ResponseFormat,
+        "response_format.json_schema": NamedSchema,
+        "structured_outputs": StructuredOutputs,
     }
-    return {name: tuple(each.model_fields) for name, each in ({"": shape} | inner).items()}
+    return {name: names_of(each) for name, each in ({"": shape} | inner).items()}
+
+
+def names_of(shape: type[Shape]) -> tuple[str, ...]:
+    """Its fields, as callers write them."""
+    return tuple(field.alias or name for name, field in shape.model_fields.items())

@@ -65,8 +65,10 @@ class _Lane:
 class Turns:
     """Two threads that end with the process. Used from one event loop."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenise")
+    def __init__(self, text: str = "long prompt", done: str = "tokenised") -> None:
+        """What each works on, and what is done with it: in words, for who waits in vain."""
+        self._text, self._done = text, done
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=done)
         self._short, self._long = _Lane(THREADS), _Lane(LONG_AT_ONCE)
         self._waiting: dict[bytes, int] = {}
         """Bytes of each caller's."""
@@ -97,7 +99,7 @@ class Turns:
         retry_s = RETRY_LONG_AFTER_S if lane is self._long else RETRY_AFTER_S
         own = self._waiting.get(caller, 0) + size
         if own > WAITING_BYTES_OF_ONE_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
-            raise Overloaded("too many long prompts are waiting to be tokenised", retry_s)
+            raise Overloaded(f"too many {self._text}s are waiting to be {self._done}", retry_s)
         waiter = _Waiter(size, asyncio.get_running_loop().create_future())
         lane.of.setdefault(caller, deque()).append(waiter)
         self._waiting[caller], self._waiting_bytes = own, self._waiting_bytes + size
@@ -108,7 +110,8 @@ class Turns:
             if waiter.turn.done() and not waiter.turn.cancelled():
                 self._leave(lane)  # its turn came as it went
             if isinstance(error, TimeoutError):
-                raise Overloaded(f"a long prompt was not tokenised within {WAIT_S:g} s", retry_s) from None
+                late = f"a {self._text} was not {self._done} within {WAIT_S:g} s"
+                raise Overloaded(late, retry_s) from None
             raise
         finally:
             self._waiting_bytes -= size

@@ -12,6 +12,7 @@ from services.openai.errors import ApiError, invalid
 
 IGNORED: Final = frozenset(
     (
+        "guided_decoding_backend",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -21,7 +22,8 @@ IGNORED: Final = frozenset(
         "user",
     )
 )
-"""They concern the platform around a model, not the answer."""
+"""They concern the platform around a model, or by which library an answer is held to its form, and not the
+answer."""
 
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -33,7 +35,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "prediction": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "verbosity": (),
     "web_search_options": (),
@@ -46,18 +47,17 @@ _OF_A_BODY: Final = """
     bootstrap_room cache_prompt cache_salt chat_template chat_template_kwargs continue_final_message
     custom_logit_processor custom_params data_parallel_rank decoder_input_details details do_sample
     documents dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers
-    dynatemp_exponent dynatemp_range early_stopping ebnf enable_thinking extra_key format grammar
-    guided_choice guided_decoding_backend guided_grammar guided_json guided_regex
-    guided_whitespace_pattern id_slot include_reasoning input input_ids instructions json_schema
+    dynatemp_exponent dynatemp_range early_stopping enable_thinking extra_key format grammar
+    id_slot include_reasoning input input_ids instructions
     keep_alive kv_transfer_params length_penalty logits_processors lora_path max_new_tokens
     max_output_tokens media_io_kwargs min_keep min_new_tokens mirostat mirostat_eta mirostat_tau
     mm_processor_kwargs models n_keep n_predict n_probs no_stop_trim options plugins
-    previous_response_id priority prompt_embeds prompt_logprobs provider random_seed reasoning regex
+    previous_response_id priority prompt_embeds prompt_logprobs provider random_seed reasoning
     repeat_last_n repeat_penalty repetition_context_size request_id response_format_schema
     return_full_text return_hidden_states return_routed_experts return_tokens_as_token_ids rid route
     safe_prompt samplers sampling_params sampling_seed separate_reasoning session_params
     spaces_between_special_tokens stop_regex stop_sequences stream_reasoning structural_tag
-    structured_outputs system template text tfs_z think thinking thinking_budget thinking_token_budget
+    system template text tfs_z think thinking thinking_budget thinking_token_budget
     top_a top_n_sigma top_n_tokens transforms truncate truncate_prompt_tokens truncation typical_p
     use_beam_search vllm_xargs watermark xtc_probability xtc_threshold
 """
@@ -65,9 +65,12 @@ _OF_A_MESSAGE: Final = """
     cache_control images partial prefix reasoning reasoning_content reasoning_details thinking
     thinking_blocks tool_name tools
 """
+_OF_STRUCTURED_OUTPUTS: Final = "backend disable_additional_properties disable_fallback structural_tag"
 NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
     "": frozenset(_OF_A_BODY.split()),
     "messages.[]": frozenset(_OF_A_MESSAGE.split()),
+    "response_format": frozenset({"schema", "structural_tag", "structures", "triggers"}),
+    "structured_outputs": frozenset(_OF_STRUCTURED_OUTPUTS.split()),
 }
 """What OpenAI's other routes and other servers take and nobody misspelt (vLLM, SGLang, llama.cpp,
 Ollama, TGI and hosted ones), by the object that it stands in (as in `field_faults`)."""

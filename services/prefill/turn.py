@@ -89,7 +89,7 @@ class PrefillWork:
         self._metrics = metrics
         self._clock = clock
         self._jobs: dict[RoomId, Job] = {}
-        self._folds = folds or Folds(None, mailbox.wake)
+        self._folds = Folds(None, mailbox.wake) if folds is None else folds
         self._commands = Commands(
             roster=self.roster,
             jobs=self._jobs,

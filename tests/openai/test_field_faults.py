@@ -122,6 +122,8 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         "tool_choice",
         "arguments",
         "tools",
+        "schema",
+        "format_type",
         "unsupported",
     }
     kinds = {"missing", "extra_forbidden", *TYPES, *VALUES, *OWN_TYPES, *own}
@@ -142,7 +144,7 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         ({"Max_Tokens": 1}, "Max_Tokens", "Unrecognized"),
         ({"messages": [USER | {"contents": "x"}]}, "messages[0].contents", "did you mean 'content'?"),
         ({"stream_options": {"include_usages": True}}, "stream_options.include_usages", "'include_usage'?"),
-        ({"guided_json": {}}, "guided_json", "'guided_json' is not supported."),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "'prompt_logprobs' is not supported."),
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "is not supported."),
         ({"max_new_tokens": 5}, "max_new_tokens", "is not supported; use 'max_tokens'."),
         ({"messages": [USER | {"reasoning_content": "x"}]}, "messages[0].reasoning_content", "is not"),

@@ -20,7 +20,15 @@ from services.openai.schemas import (
     GenerationRequest,
     Message,
 )
-from services.rooms.request import EOS_TOKEN_IDS_MAX, LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
+from services.rooms.request import (
+    EOS_TOKEN_IDS_MAX,
+    GRAMMAR_BYTES_MAX,
+    LOGIT_BIAS_MAX,
+    STOP_TOKEN_IDS_MAX,
+    TOP_LOGPROBS_MAX,
+    Grammar,
+    GrammarKind,
+)
 from services.rooms.trace import TraceContext
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import request_from_wire, request_to_wire
@@ -67,16 +75,20 @@ FIELDS: Final[dict[str, st.SearchStrategy[Any]]] = {
 }
 ENDS: Final = at_borders((), (0,), (LAST,), tuple(range(EOS_TOKEN_IDS_MAX)))
 IDS: Final = at_borders("a", "x" * 128)
+GRAMMARS: Final = at_borders(
+    None, Grammar(GrammarKind.LARK, ""), Grammar(GrammarKind.REGEX, "é" * (GRAMMAR_BYTES_MAX // 2))
+)
 TRACES: Final = at_borders(None, TraceContext(f"00-{1:032x}-{1:016x}-01", "k=" + "v" * 510))
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.fixed_dictionaries({}, optional=FIELDS), ENDS, IDS, TRACES, st.booleans(), st.data())
+@given(st.fixed_dictionaries({}, optional=FIELDS), ENDS, IDS, TRACES, GRAMMARS, st.booleans(), st.data())
 def test_what_intake_admits_comes_back_from_the_wire_as_it_was(
     fields: dict[str, Any],
     ends: tuple[int, ...],
     request_id: str,
     trace: TraceContext | None,
+    grammar: Grammar | None,
     chat: bool,
     data: st.DataObject,
 ) -> None:
@@ -92,9 +104,8 @@ def test_what_intake_admits_comes_back_from_the_wire_as_it_was(
     else:
         plain = CompletionRequest(model="m", prompt=[*prompts], logprobs=logprobs, **fields)
         body, asked = plain, asked_in_completion(plain)
-    admitted = admit(
-        body, asked, prompts, Defaults("m", ends), Limits(CONTEXT, CONTEXT, CONTEXT), request_id, trace
-    )
+    limits = Limits(CONTEXT, CONTEXT, CONTEXT)
+    admitted = admit(body, asked, prompts, Defaults("m", ends), limits, request_id, trace, grammar)
     for request in admitted:
         sent = request_to_wire(request).SerializeToString()
         heard = request_from_wire(inference_pb2.InferenceRequest.FromString(sent))

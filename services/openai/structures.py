@@ -1,0 +1,210 @@
+"""To which form does a request hold its answer, and can an answer be held to it?
+
+OpenAI's, vLLM's and SGLang's fields say the same in several ways, and a request says it once. What it says is
+compiled here as the workers will compile it, so that what cannot be held to is refused as it comes in: in a
+thread, since a large one takes a while.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Final
+
+from llguidance import LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+from pydantic_core import to_json
+from starlette.requests import Request
+
+from services.grammars.compiling import GrammarRefused, compiled
+from services.grammars.vocabulary import vocabulary_of
+from services.openai.door import caller_in
+from services.openai.errors import invalid
+from services.openai.hangup import unless_gone
+from services.openai.model import ServedModel
+from services.openai.schemas import OPTIONS, GenerationRequest, ResponseFormat, StructuredOutputs
+from services.openai.turns import Turns
+from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
+from services.runtime.errors import StartupError, in_a_line
+
+KEPT_MAX: Final = 64
+"""Structures of which it is remembered whether answers can be held to them."""
+WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
+"""Between two parts of a JSON text: room for an indented one. A small model may write blanks for ever."""
+ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a request asks for."""
+
+    param: str
+    """The field that says so."""
+    grammar: Grammar
+    any_bnf: bool = False
+    """Its text may be in GBNF, too, which is what other servers mean by EBNF."""
+
+
+class Structures:
+    """Of one application. Used from one event loop."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._turns = Turns("grammar", "compiled")
+        self._judged: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
+        """What workers are told, or why it is refused."""
+        self._reading = Lock()
+        self._vocabulary: LLTokenizer | None = None
+
+    async def grammar(self, request: Request, body: GenerationRequest) -> Grammar | None:
+        """What the answer to `body` is held to. Raises ApiError that names the field, and in a schema the
+        keyword; Overloaded; ClientGone."""
+        form = structure_of(body)
+        if form is None:
+            return None
+        source = form.grammar, form.any_bnf
+        found = self._judged.get(source)
+        if found is None:
+            size = len(form.grammar.text)
+            turn = self._turns.run(caller_in(request.scope), size, lambda: self._judge(*source))
+            found = self._judged[source] = await unless_gone(request.scope, request.receive, turn)
+            if len(self._judged) > KEPT_MAX:
+                self._judged.popitem(last=False)
+        if isinstance(found, str):
+            why = f"no answer can be held to it: {found}."
+            raise invalid(form.param, f"Invalid value for '{form.param}': {why}")
+        return found
+
+    def _judge(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
+        """In a thread."""
+        try:
+            with self._reading:
+                if self._vocabulary is None:
+                    model = self._model
+                    codec = model.tokenizer.codec
+                    self._vocabulary = vocabulary_of(codec, model.vocabulary, model.eos_token_ids)
+            made = _in_lark(grammar) if any_bnf else grammar
+            compiled(made, self._vocabulary)
+        except (GrammarRefused, StartupError) as error:
+            return str(error)
+        return made
+
+
+def _in_lark(grammar: Grammar) -> Grammar:
+    """Raises GrammarRefused for a text that is to be GBNF, and is none."""
+    try:
+        text = any_to_lark(grammar.text)
+    except Exception as error:  # whatever the library's converter makes of it
+        raise GrammarRefused(in_a_line(error)) from error
+    if len(text.encode()) > GRAMMAR_BYTES_MAX:
+        raise GrammarRefused(f"it is larger than {GRAMMAR_BYTES_MAX} bytes in Lark's form")
+    return Grammar(GrammarKind.LARK, text)
+
+
+def structure_of(body: GenerationRequest) -> Structure | None:
+    """Raises ApiError where a request asks for two forms, for none by a field that wants one, or for one that
+    is too large."""
+    blanks = _blanks(body)
+    asked = [*_asked(body, blanks)]
+    if len(asked) > 1:
+        first, second, *_ = (form.param for form in asked)
+        raise invalid(second, f"Give '{first}' or '{second}': an answer is held to one form.")
+    if blanks is not None and not (asked and asked[0].grammar.kind is GrammarKind.JSON_SCHEMA):
+        raise invalid(blanks.param, f"'{blanks.param}' needs a JSON schema beside it.")
+    for form in asked:
+        if len(form.grammar.text.encode()) > GRAMMAR_BYTES_MAX:
+            raise invalid(form.param, f"'{form.param}' is larger than {GRAMMAR_BYTES_MAX} bytes.")
+        return form
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Blanks:
+    """What is said of whitespace."""
+
+    param: str
+    options: Mapping[str, Any]
+
+
+def _blanks(body: GenerationRequest) -> _Blanks | None:
+    given = []
+    if (asked := body.structured_outputs) is not None:
+        if asked.whitespace_pattern is not None:
+            given.append(_pattern("structured_outputs.whitespace_pattern", asked.whitespace_pattern))
+        if asked.disable_any_whitespace:
+            options = {"whitespace_flexible": False}
+            given.append(_Blanks("structured_outputs.disable_any_whitespace", options))
+    if body.guided_whitespace_pattern is not None:
+        given.append(_pattern("guided_whitespace_pattern", body.guided_whitespace_pattern))
+    if len(given) > 1:
+        raise invalid(given[1].param, f"Give '{given[0].param}' or '{given[1].param}', not both.")
+    return given[0] if given else None
+
+
+def _pattern(param: str, pattern: str) -> _Blanks:
+    return _Blanks(param, {"whitespace_pattern": pattern})
+
+
+def _asked(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Structure]:
+    """All forms that a request asks for."""
+    options = {"whitespace_pattern": WHITESPACE} if blanks is None else blanks.options
+    if body.response_format is not None:
+        yield from _of_response_format(body.response_format, options)
+    if body.structured_outputs is not None:
+        yield from _of_structured_outputs(body.structured_outputs, options)
+    for name in ("guided_json", "json_schema"):
+        if (schema := getattr(body, name)) is not None:
+            yield _json(name, schema, options)
+    for name in ("guided_regex", "regex"):
+        if (text := getattr(body, name)) is not None:
+            yield Structure(name, Grammar(GrammarKind.REGEX, text))
+    for name in ("guided_grammar", "ebnf"):
+        if (text := getattr(body, name)) is not None:
+            yield Structure(name, Grammar(GrammarKind.LARK, text), any_bnf=True)
+    if body.guided_choice:
+        yield _choice("guided_choice", body.guided_choice)
+
+
+def _of_response_format(asked: ResponseFormat, options: Mapping[str, Any]) -> Iterator[Structure]:
+    param = "response_format.json_schema"
+    if (asked.type == "json_schema") != (asked.json_schema is not None):
+        raise invalid(param, f"'{param}' comes with the type json_schema, and with no other.")
+    if asked.json_schema is not None:
+        yield _json(f"{param}.schema", asked.json_schema.schema_, options)
+    elif asked.type == "json_object":
+        yield _json("response_format", ANY_OBJECT, options)
+
+
+def _of_structured_outputs(asked: StructuredOutputs, options: Mapping[str, Any]) -> Iterator[Structure]:
+    param = "structured_outputs"
+    forms = [*_in_structured_outputs(asked, param, options)]
+    if not forms:
+        raise invalid(param, f"'{param}' has to hold one of json, regex, choice, grammar, json_object.")
+    yield from forms
+
+
+def _in_structured_outputs(
+    asked: StructuredOutputs, param: str, options: Mapping[str, Any]
+) -> Iterator[Structure]:
+    if asked.json_ is not None:
+        yield _json(f"{param}.json", asked.json_, options)
+    if asked.json_object:
+        yield _json(f"{param}.json_object", ANY_OBJECT, options)
+    if asked.regex is not None:
+        yield Structure(f"{param}.regex", Grammar(GrammarKind.REGEX, asked.regex))
+    if asked.choice:
+        yield _choice(f"{param}.choice", asked.choice)
+    if asked.grammar is not None:
+        yield Structure(f"{param}.grammar", Grammar(GrammarKind.LARK, asked.grammar), any_bnf=True)
+
+
+def _json(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> Structure:
+    text = to_json({**schema, OPTIONS: options}).decode()
+    return Structure(param, Grammar(GrammarKind.JSON_SCHEMA, text))
+
+
+def _choice(param: str, choices: Sequence[str]) -> Structure:
+    """Lark's texts are written as JSON's are."""
+    text = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+    return Structure(param, Grammar(GrammarKind.LARK, text))
