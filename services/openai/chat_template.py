@@ -5,6 +5,7 @@ not every template knows both: one that is given what it does not know writes Py
 prompt, or nothing. So each is asked once, for each role, which of them it shows.
 """
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -32,7 +33,10 @@ FRAME_VALUE_CHARS: Final = 32
 """As which a number or a word of JSON counts."""
 PREFACE_CHARS_MAX: Final = 2**20
 """That it may say beside the messages."""
-BESIDE: Final = ("tool_calls", "reasoning_content")
+THOUGHT: Final = "reasoning_content"
+THOUGHTS_AS: Final = ("reasoning", "thinking")
+"""Under which other names templates know it."""
+BESIDE: Final = ("tool_calls", THOUGHT)
 """What else a message says."""
 TOOL_USE: Final = "tool_use"
 """Among several templates of a model, the one for when there are tools."""
@@ -63,6 +67,9 @@ class Shows(NamedTuple):
     parts: bool
 
 
+NO_WORDS: Final[Mapping[str, Any]] = {}
+
+
 class Calls(NamedTuple):
     """How a template takes the calls of earlier turns."""
 
@@ -87,9 +94,13 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, Any]] = (),
+        words: Mapping[str, Any] = NO_WORDS,
+        continues: bool = False,
     ) -> str:
         """The prompt that it makes of `messages`, whose `content` is a `Content`, and whose `tool_calls` are
         those of `conversation.plain`. Tools, calls and results that it does not know are told in words.
+        `words`: what it may ask for beside all that; `continues`: the prompt ends within the last message.
 
         Raises ChatTemplateMissing, ChatRefused if the template rejects the messages by its own word
         (`raise_exception`), ChatTemplateFailed if it fails or does too much: it is a program of the model's.
@@ -98,12 +109,22 @@ class ChatTemplate:
         if template is None or (isinstance(template, dict) and "default" not in template):
             raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
         if tools and self._for_tools is not None:
-            return self._for_tools.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        known = self._in_words(messages, tools)
+            return self._for_tools.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                documents=documents,
+                words=words,
+                continues=continues,
+            )
+        end = f"the-end-{secrets.token_hex(8)}"
+        known = self._in_words(ending(messages, end) if continues else messages, tools)
         shaped = [self._shaped(message) for message in known]
-        asked = {"tools": tools} if tools and self.knows_tools else {}
+        asked: dict[str, Any] = {**words, "add_generation_prompt": add_generation_prompt}
+        asked |= {"tools": tools} if tools and self.knows_tools else {}
+        asked |= {"documents": documents} if documents else {}
         try:
-            return self._render(messages=shaped, add_generation_prompt=add_generation_prompt, **asked)
+            text = self._render(messages=shaped, **asked)
         except ChatTemplateFailed:
             raise
         except Exception as error:
@@ -114,6 +135,12 @@ class ChatTemplate:
             raise ChatTemplateFailed(
                 f"the model's chat template fails ({type(error).__name__}{said})"
             ) from None
+        if not continues:
+            return text
+        before, found, _ = text.rpartition(end)
+        if not found:
+            raise ChatRefused("the model's chat template does not show the end of the last message")
+        return before
 
     def check(self) -> None:
         """Raises ChatTemplateFailed where there is a template that does not compile: it renders nothing."""
@@ -232,6 +259,11 @@ class ChatTemplate:
         else:
             content = _parts(content) if shows.parts else "".join(content)
         shaped = {**message, "role": role, "content": content}
+        if (thought := message.get(THOUGHT)) is not None:
+            for name in THOUGHTS_AS:
+                # gpt-oss' template refuses a call with a content and a thought.
+                if name in self._template and not (name == "thinking" and calls and content):
+                    shaped[name] = thought
         if calls and self._calls is not None:
             shaped["tool_calls"] = [_shaped_call(call, self._calls) for call in calls]
         return shaped
@@ -274,8 +306,20 @@ def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
+def ending(messages: Sequence[Mapping[str, Any]], end: str) -> list[Mapping[str, Any]]:
+    """`end` behind what the last of them says."""
+    last = messages[-1]
+    content = last["content"]
+    said = (
+        [*content[:-1], content[-1] + end]
+        if isinstance(content, list) and content
+        else f"{content or ''}{end}"
+    )
+    return [*messages[:-1], {**last, "content": said}]
+
+
 def _tool(name: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {KEY: {"type": "string"}}}
+    parameters = {"type": "object", "properties": {OTHER: {"type": "string"}}}
     function = {"name": name, "description": OTHER, "parameters": parameters}
     return {"type": "function", "function": function}
 

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.openai.chat_template import THOUGHT
 from services.openai.errors import ApiError, invalid, shown
-from services.openai.schemas import ChatRequest, Message, NamedTool, Tool, ToolCall
+from services.openai.schemas import ChatRequest, Conversation, Message, NamedTool, Tool, ToolCall
 from services.openai.speech import Schemas
 
 
@@ -25,7 +26,11 @@ def check_turns(messages: Sequence[Message]) -> None:
             _check_result(message, here, called)
         elif message.tool_call_id is not None:
             raise invalid(f"{here}.tool_call_id", f"'{here}.tool_call_id': only a tool answers a call.")
-        if message.content is None and not message.tool_calls:
+        thought = thought_of(message)
+        if thought is not None and message.role != "assistant":
+            name = "reasoning" if message.reasoning_content is None else "reasoning_content"
+            raise invalid(f"{here}.{name}", f"'{here}.{name}': only the assistant thinks.")
+        if message.content is None and not message.tool_calls and thought is None:
             raise _missing(f"{here}.content")
 
 
@@ -61,6 +66,36 @@ def check_tools(tools: Sequence[Tool], choice: str | NamedTool = "auto") -> None
         )
 
 
+def check_end(body: Conversation) -> None:
+    """Raise ApiError where the prompt cannot end as it is asked to."""
+    if not body.continue_final_message:
+        return
+    if "add_generation_prompt" in body.model_fields_set and body.add_generation_prompt:
+        raise invalid(
+            "continue_final_message",
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+        )
+    last = body.messages[-1]
+    if last.role != "assistant" or last.tool_calls:
+        raise invalid(
+            "continue_final_message",
+            "'continue_final_message' needs a last message of the assistant's own text.",
+        )
+
+
+def words_of(body: Conversation) -> dict[str, Any]:
+    """For the chat template. An effort is a word of its own; without any, most know how not to think."""
+    effort = body.reasoning_effort if isinstance(body, ChatRequest) else None
+    words: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        words |= {"enable_thinking": False, "thinking": False}
+    return words | body.chat_template_kwargs
+
+
+def thought_of(message: Message) -> str | None:
+    return message.reasoning if message.reasoning_content is None else message.reasoning_content
+
+
 def offered(body: ChatRequest) -> Sequence[Tool]:
     """The tools that may be called."""
     return () if body.tool_choice == "none" else body.tools
@@ -87,6 +122,8 @@ def plain(message: Message) -> dict[str, Any]:
         told["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     if message.tool_call_id is not None:
         told["tool_call_id"] = message.tool_call_id
+    if (thought := thought_of(message)) is not None:
+        told[THOUGHT] = thought
     return told
 
 
@@ -107,6 +144,8 @@ def texts_of(message: Message, here: str) -> list[tuple[str, str]]:
     )
     if message.name is not None:
         texts.append((f"{here}.name", message.name))
+    if (thought := thought_of(message)) is not None:
+        texts.append((f"{here}.reasoning_content", thought))
     for place, call in enumerate(message.tool_calls):
         function = f"{here}.tool_calls[{place}].function"
         texts += [

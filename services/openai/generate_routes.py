@@ -13,7 +13,7 @@ from services.openai.bodies import Bodies
 from services.openai.chat_rendering import ChatRendering
 from services.openai.choice import Choice, Heard
 from services.openai.completion_rendering import CompletionRendering
-from services.openai.conversation import check_tools, check_turns, offered
+from services.openai.conversation import check_tools, offered
 from services.openai.edge import exchange_of
 from services.openai.hearing import heard
 from services.openai.intake import Asked, admit, asked_in_chat, asked_in_completion, check_model
@@ -48,12 +48,11 @@ def generate_routes(
         async with bodies.of(request, ChatRequest) as body:
             check_model(body.model, model)
             asked = asked_in_chat(body)
-            check_turns(body.messages)
             check_tools(body.tools, body.tool_choice)
             tools = offered(body)
             grammar = await structures.grammar(request, body)
-            prompt = await prompts.of_messages(request, body.messages, tools=tools)
-            await prompts.check_messages(request, body.messages, tools, prompt)
+            prompt = await prompts.of_messages(request, body, tools)
+            await prompts.check_messages(request, body, tools, prompt)
         rendering = ChatRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
@@ -66,7 +65,9 @@ def generate_routes(
             check_model(body.model, model)
             asked = asked_in_completion(body)
             grammar = await structures.grammar(request, body)
-            tokens = await prompts.of_texts(request, body.prompt, asked.prompt_param)
+            tokens = await prompts.of_texts(
+                request, body.prompt, asked.prompt_param, add_special_tokens=body.add_special_tokens
+            )
             prompts.check_texts(body.prompt, tokens, asked.prompt_param)
         rendering = CompletionRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000

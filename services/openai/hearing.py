@@ -67,16 +67,18 @@ def heard(body: ChatRequest, prompt: Sequence[int], forms: Forms, tokenizer: Tok
     """None: there is nothing to tell apart."""
     tools = offered(body)
     calls = forms.calls.dialect if tools and forms.calls is not None else None
-    thoughts = forms.thoughts.dialect if forms.thoughts is not None else None
+    thoughts = forms.thoughts.dialect if forms.thoughts is not None and body.separate_reasoning else None
     if calls is None and thoughts is None:
         return None
     dialect = (calls or Dialect()) | (thoughts or Dialect())
+    end, within = _end(body, prompt, tokenizer), body.continue_final_message
     marks = {} if not body.skip_special_tokens else _among(tokenizer, dialect)
     return Heard(
-        Speech(dialect, schemas_of(tools), thinking=_opened(thoughts, prompt, tokenizer)),
+        Speech(dialect, schemas_of(tools), thinking=_opened(thoughts, end, within=within)),
         marks,
         _ids_of(forms.calls),
         calls_max=None if body.parallel_tool_calls else 1,
+        thoughts_shown=body.include_reasoning,
         thoughts_told=thoughts is not None,
     )
 
@@ -89,13 +91,22 @@ def _among(tokenizer: Tokenizer, dialect: Dialect) -> dict[int, str]:
     }
 
 
-def _opened(thoughts: Dialect | None, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether the prompt ends within a thought that it begins."""
-    if thoughts is None:
-        return False
-    opens = tuple(mark for each in thoughts.regions if each.kind is Kind.THOUGHT for mark in each.opens)
-    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-    return bool(opens) and tail.rstrip().endswith(opens)
+def _end(body: ChatRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Of the prompt, as far as a thought may be open there."""
+    if not body.continue_final_message:
+        return tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False).rstrip()
+    said = body.messages[-1].content or ""
+    return said if isinstance(said, str) else "".join(said)
+
+
+def _opened(thoughts: Dialect | None, end: str, *, within: bool) -> bool:
+    """Whether the prompt ends with the beginning of a thought, or `within` one."""
+    for region in () if thoughts is None else thoughts.regions:
+        opened = max(map(end.rfind, region.opens), default=-1)
+        closed = max(map(end.rfind, region.closes), default=-1)
+        if region.kind is Kind.THOUGHT and opened > closed and (within or end.endswith(region.opens)):
+            return True
+    return False
 
 
 def _ids_of(form: Form | None) -> Callable[[str, int], str]:

@@ -11,12 +11,20 @@ from starlette.requests import Request
 
 from services.openai.backend import Backend
 from services.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
-from services.openai.conversation import plain, plain_tools, texts_of
+from services.openai.conversation import (
+    check_end,
+    check_turns,
+    plain,
+    plain_tools,
+    texts_of,
+    thought_of,
+    words_of,
+)
 from services.openai.door import caller_in
 from services.openai.errors import SERVER, ApiError, invalid, shown, too_long
 from services.openai.hangup import unless_gone
 from services.openai.model import ServedModel
-from services.openai.schemas import Message, Tool
+from services.openai.schemas import Conversation, Message, Tool
 from services.openai.tokenizer import TooManyTokens
 from services.openai.turns import LONG_BYTES, Turns
 from services.rooms.counts import counted
@@ -44,34 +52,43 @@ class Prompts:
     async def of_messages(
         self,
         request: Request,
-        messages: Sequence[Message],
+        body: Conversation,
+        tools: Sequence[Tool],
         *,
-        tools: Sequence[Tool] = (),
-        add_generation_prompt: bool = True,
-        add_special_tokens: bool = False,
         fit: bool = True,
     ) -> list[int]:
         """The token ids of a conversation, by the model's chat template. `fit`: what does not fit the context
         is refused, else what is much more. Raises ApiError, Overloaded, ClientGone."""
-        most = self._most(fit=fit)
-        if tools and not (self._forms.tells_tools or self._tokenizer.chat.knows_tools):
+        check_turns(body.messages)
+        check_end(body)
+        most, messages, chat = self._most(fit=fit), body.messages, self._tokenizer.chat
+        if body.documents and "documents" not in chat.text:
+            why = "'documents': the model's chat template knows none."
+            raise invalid("documents", why, "unsupported_value")
+        if tools and not (self._forms.tells_tools or chat.knows_tools):
             raise invalid("tools", "'tools': the model's chat template knows no tools.", "unsupported_value")
         told: list[Mapping[str, Any]] = [plain(message) for message in messages]
         offered = plain_tools(tools)
 
         def ids_of(text: str) -> list[int]:
-            return self._encode(text, "messages", most, add_special_tokens=add_special_tokens)
+            return self._encode(text, "messages", most, add_special_tokens=bool(body.add_special_tokens))
 
         def rendered() -> str | list[int]:
             """The token ids, or a text that is one of the longest."""
-            text = self._tokenizer.render_chat(
-                told, add_generation_prompt=add_generation_prompt, tools=offered
+            text = chat.render(
+                told,
+                add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+                tools=offered,
+                documents=body.documents,
+                words=words_of(body),
+                continues=body.continue_final_message,
             )
             self._check_length(text, "messages", most)
             return text if _size(text) > LONG_BYTES else ids_of(text)
 
         try:
-            chars = sum(_chars(message) for message in messages) + sum(map(_chars_of_tool, offered))
+            chars = sum(_chars(message) for message in messages)
+            chars += sum(map(_chars_of_json, (*offered, *body.documents)))
             made = await self._run(request, min(chars, LONG_BYTES), rendered)
         except ChatTemplateMissing as error:
             raise invalid("messages", f"{error}.", "unsupported_value") from None
@@ -130,15 +147,19 @@ class Prompts:
         return too_long(param, context, f"'{param}' has {tokens}, and there has to be room for the answer")
 
     async def check_messages(
-        self, request: Request, messages: Sequence[Message], tools: Sequence[Tool], ids: Sequence[int]
+        self, request: Request, body: Conversation, tools: Sequence[Tool], ids: Sequence[int]
     ) -> None:
         """Raise ApiError for the first token of a conversation that the model does not have, a tokenizer's
         being more than a model's: a client's that wrote it, whose text is named, or the operator's whose
         template did."""
         if (id_ := self._foreign(ids)) is None:
             return
-        said = [each for at, message in enumerate(messages) for each in texts_of(message, f"messages[{at}]")]
+        said = [
+            each for at, message in enumerate(body.messages) for each in texts_of(message, f"messages[{at}]")
+        ]
         said += [(f"tools[{at}]", tool.model_dump_json()) for at, tool in enumerate(tools)]
+        said += [(f"documents[{at}]", to_json(each).decode()) for at, each in enumerate(body.documents)]
+        said.append(("chat_template_kwargs", to_json(body.chat_template_kwargs).decode()))
         texts = [text for _, text in said]
         place = await self._run(request, sum(map(_size, texts)), lambda: self._first_with(texts, id_))
         if place is None:
@@ -203,12 +224,14 @@ def _chars(message: Message) -> int:
     """Of what a template may make of it, at a guess."""
     said = message.content or ""
     chars = len(said) if isinstance(said, str) else sum(len(part) + FRAME_CHARS for part in said)
-    chars += sum(len(call.function.arguments) + FRAME_CHARS for call in message.tool_calls)
+    chars += len(thought_of(message) or "") + sum(
+        len(call.function.arguments) + FRAME_CHARS for call in message.tool_calls
+    )
     return chars + len(message.name or "") + FRAME_CHARS
 
 
-def _chars_of_tool(tool: Mapping[str, Any]) -> int:
-    return len(to_json(tool))
+def _chars_of_json(value: Mapping[str, Any]) -> int:
+    return len(to_json(value))
 
 
 def _operators(what: str) -> ApiError:

@@ -37,6 +37,15 @@ TOOL_CHARS_MAX: Final = 64 * 2**10
 CALLS_MAX: Final = 128
 """Of one message."""
 CALL_ID_CHARS_MAX: Final = 256
+DOCUMENTS_MAX: Final = 1024
+WORDS_MAX: Final = 32
+WORDS_CHARS_MAX: Final = 64 * 2**10
+RESERVED: Final = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+    | {"tokenize", "loop", "self", "baton_counted", "raise_exception", "strftime_now"}
+    | {"namespace", "range", "dict", "lipsum", "cycler", "joiner"}
+)
+"""Names that a chat template knows already: a field of the request gives their values, or nobody does."""
 FIELDS_MAX: Final = 128
 """Of any object: of what is wrong with a body one thing is told, and each field that is found wrong before
 takes time and memory."""
@@ -130,6 +139,18 @@ def _bounded(tool: "Tool") -> "Tool":
 def _few_tools(value: Any) -> Any:
     if isinstance(value, list) and len(value) > TOOLS_MAX:
         raise PydanticCustomError("tools", f"it holds {len(value)} tools; at most {TOOLS_MAX} are taken")
+    return value
+
+
+def _words(value: dict[str, Any]) -> dict[str, Any]:
+    """Of a chat template's own."""
+    if len(value) > WORDS_MAX:
+        raise PydanticCustomError("words", f"it holds {len(value)} names; at most {WORDS_MAX} are taken")
+    for name in value:
+        if name in RESERVED or name.endswith("_token") or not name.isidentifier() or name.startswith("_"):
+            raise PydanticCustomError("words", f"'{name[:64]}' is no name that it may give a value to")
+    if len(json.dumps(value)) > WORDS_CHARS_MAX:
+        raise PydanticCustomError("words", f"it is longer than {WORDS_CHARS_MAX} characters of JSON")
     return value
 
 
@@ -258,6 +279,10 @@ class Message(Shape):
     )
     tool_call_id: Annotated[str, StringConstraints(max_length=CALL_ID_CHARS_MAX)] | None = None
     """Of a tool's: which call it answers."""
+    reasoning_content: str | None = None
+    """Of the assistant's: its thoughts."""
+    reasoning: str | None = None
+    """The same, by another name."""
     refusal: Nothing = None
     """This and the next: a reply that is sent back as it came carries them, empty."""
     annotations: Nothing = None
@@ -378,14 +403,28 @@ class GenerationRequest(Drawing):
     ebnf: str | None = None
 
 
-class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions"""
+class Conversation(Shape):
+    """What becomes a prompt by the model's chat template."""
 
     messages: Messages
+    tools: Tools = Field(default_factory=list)
+    documents: Annotated[list[dict[str, Any]], Field(max_length=DOCUMENTS_MAX)] = Field(default_factory=list)
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_words)] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    """Absent: no, the chat template writes them."""
+
+
+class ChatRequest(GenerationRequest, Conversation):
+    """POST /v1/chat/completions"""
+
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    tools: Tools = Field(default_factory=list)
     tool_choice: Annotated[str | NamedTool, BeforeValidator(_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
 
@@ -394,21 +433,19 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    add_special_tokens: bool = True
     max_tokens: Annotated[int, Field(ge=1)] | None = COMPLETION_TOKENS_DEFAULT
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
 
 
-class TokenizeRequest(Shape):
-    """POST /tokenize: exactly one of `prompt` and `messages`."""
+class TokenizeRequest(Conversation):
+    """POST /tokenize: exactly one of `prompt` and `messages`. Special tokens are added where nothing is said
+    to a prompt, and to messages not."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages = Field(default_factory=list)
     """Absent: none."""
-    add_special_tokens: bool | None = None
-    """Absent: for a prompt yes, for messages no (the chat template writes them)."""
-    add_generation_prompt: bool = True
-    tools: Tools = Field(default_factory=list)
     return_token_strs: bool = False
 
 

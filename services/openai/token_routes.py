@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from services.openai.backend import Backend
 from services.openai.bodies import Bodies
-from services.openai.conversation import check_tools, check_turns
+from services.openai.conversation import check_tools
 from services.openai.errors import invalid, too_long
 from services.openai.intake import check_ids, check_model
 from services.openai.model import ServedModel
@@ -65,16 +65,8 @@ async def _tokens(request: Request, body: TokenizeRequest, prompts: Prompts) -> 
     if body.prompt is not None and body.messages:
         raise invalid("prompt", "Give 'prompt' or 'messages', not both.")
     if body.messages:
-        check_turns(body.messages)
         check_tools(body.tools)
-        return await prompts.of_messages(
-            request,
-            body.messages,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            add_special_tokens=bool(body.add_special_tokens),
-            fit=False,
-        )
+        return await prompts.of_messages(request, body, body.tools, fit=False)
     if body.prompt is None:
         raise invalid("prompt", "Give 'prompt' or 'messages'.", "missing_required_parameter")
     add = body.add_special_tokens is not False

@@ -34,7 +34,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "modalities": (["text"],),
     "n": (1,),
     "prediction": (),
-    "reasoning_effort": (),
     "suffix": ("",),
     "verbosity": (),
     "web_search_options": (),
@@ -43,26 +42,26 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 _OF_A_BODY: Final = """
-    add_generation_prompt add_special_tokens allowed_token_ids bad_words bootstrap_host bootstrap_port
-    bootstrap_room cache_prompt cache_salt chat_template chat_template_kwargs continue_final_message
+    allowed_token_ids bad_words bootstrap_host bootstrap_port
+    bootstrap_room cache_prompt cache_salt chat_template
     custom_logit_processor custom_params data_parallel_rank decoder_input_details details do_sample
-    documents dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers
+    dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers
     dynatemp_exponent dynatemp_range early_stopping enable_thinking extra_key format grammar
-    id_slot include_reasoning input input_ids instructions
+    id_slot input input_ids instructions
     keep_alive kv_transfer_params length_penalty logits_processors lora_path max_new_tokens
     max_output_tokens media_io_kwargs min_keep min_new_tokens mirostat mirostat_eta mirostat_tau
     mm_processor_kwargs models n_keep n_predict n_probs no_stop_trim options plugins
     previous_response_id priority prompt_embeds prompt_logprobs provider random_seed reasoning
     repeat_last_n repeat_penalty repetition_context_size request_id response_format_schema
     return_full_text return_hidden_states return_routed_experts return_tokens_as_token_ids rid route
-    safe_prompt samplers sampling_params sampling_seed separate_reasoning session_params
+    safe_prompt samplers sampling_params sampling_seed session_params
     spaces_between_special_tokens stop_regex stop_sequences stream_reasoning structural_tag
     system template text tfs_z think thinking thinking_budget thinking_token_budget
     top_a top_n_sigma top_n_tokens transforms truncate truncate_prompt_tokens truncation typical_p
     use_beam_search vllm_xargs watermark xtc_probability xtc_threshold
 """
 _OF_A_MESSAGE: Final = """
-    cache_control images partial prefix reasoning reasoning_content reasoning_details thinking
+    cache_control images partial prefix reasoning_details thinking
     thinking_blocks tool_name tools
 """
 _OF_STRUCTURED_OUTPUTS: Final = "backend disable_additional_properties disable_fallback structural_tag"

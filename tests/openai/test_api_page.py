@@ -18,6 +18,15 @@ from tests.openai.scripted import ScriptedBackend
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
 
+SECTIONS: Final = (
+    "Fields of both generating routes",
+    "Tools",
+    "Thoughts",
+    "The prompt of a chat",
+    "Taken as in vLLM and SGLang",
+)
+
+
 def _section(title: str) -> str:
     return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
@@ -32,9 +41,7 @@ def test_every_field_that_is_read_is_named() -> None:
         for shape in (ChatRequest, CompletionRequest, Message, StreamOptions)
         for name in shape.model_fields
     }
-    told = "".join(
-        map(_section, ("Fields of both generating routes", "Tools", "Taken as in vLLM and SGLang"))
-    )
+    told = "".join(map(_section, SECTIONS))
     assert fields - _words(told) <= {"prompt", "role", "content"}
 
 

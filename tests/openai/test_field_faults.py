@@ -125,6 +125,7 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         "schema",
         "format_type",
         "unsupported",
+        "words",
     }
     kinds = {"missing", "extra_forbidden", *TYPES, *VALUES, *OWN_TYPES, *own}
     found = set()
@@ -145,9 +146,9 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         ({"messages": [USER | {"contents": "x"}]}, "messages[0].contents", "did you mean 'content'?"),
         ({"stream_options": {"include_usages": True}}, "stream_options.include_usages", "'include_usage'?"),
         ({"prompt_logprobs": 1}, "prompt_logprobs", "'prompt_logprobs' is not supported."),
-        ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "is not supported."),
+        ({"enable_thinking": False}, "enable_thinking", "is not supported"),
         ({"max_new_tokens": 5}, "max_new_tokens", "is not supported; use 'max_tokens'."),
-        ({"messages": [USER | {"reasoning_content": "x"}]}, "messages[0].reasoning_content", "is not"),
+        ({"messages": [USER | {"reasoning_details": "x"}]}, "messages[0].reasoning_details", "is not"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]},
          "messages[0].tool_calls[0].function", "Missing required"),
         ({"messages": [USER | {"function_call": {"name": "x"}}]},
