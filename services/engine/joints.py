@@ -52,6 +52,9 @@ class WideNorm(nn.Module):
         """`norm`: as the definition has it, over all of them. `copies`: ranks that have the same heads.
         Raises ValueError for a norm of another kind."""
         super().__init__()
+        kind = f"a {type(norm).__name__}"
+        if len(list(norm.parameters())) != 1:
+            raise ValueError(kind)
         (self.weight,) = norm.parameters()
         self._link = link
         self._width = len(self.weight)
@@ -62,7 +65,7 @@ class WideNorm(nn.Module):
         weight, hidden = (torch.randn(self._width, generator=numbers) for _ in range(2))
         theirs = functional_call(norm, {"weight": weight}, (hidden,))
         if not torch.allclose(theirs, self._normed(hidden, hidden.square().sum(), weight), NEAR, NEAR):
-            raise ValueError(f"a {type(norm).__name__}")
+            raise ValueError(kind)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         squares = hidden.float().square().sum(-1, keepdim=True)
@@ -125,8 +128,8 @@ class Later(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if not self._passed:
             raise UnsupportedModel(
-                f"the model {self._name} cannot be served by several stages: what comes behind its last "
-                "layer comes before its first one, too"
+                f"the model {self._name} cannot be served by several ranks: it needs before its first layer "
+                "what comes behind its last one, too"
             )
         self._passed = False
         return hidden

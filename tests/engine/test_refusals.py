@@ -598,5 +598,7 @@ def test_a_norm_over_all_heads_that_is_no_rms_norm_is_refused(
 def test_a_first_stage_that_would_need_what_comes_behind_the_last_layer_is_refused(tmp_path: Path) -> None:
     """Nanochat's norm comes before its layers, too."""
     directory = tiny.save(transformers.NanoChatConfig(**tiny.SHAPE), tmp_path / "nano")
-    with pytest.raises(UnsupportedModel, match="what comes behind its last layer comes before its first one"):
+    with pytest.raises(
+        UnsupportedModel, match="ranks: it needs before its first layer what comes behind its last one"
+    ):
         load_model(directory, "float32", "cpu", alone_of(Topology(1, 3)))
