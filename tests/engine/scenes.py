@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence as Sequenced
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from services.engine.checksum import PageSummer
 from services.engine.engine import Engine, PageSum, Row, Sequence
 from services.engine.ranks import join_team
 from services.engine.team import TeamBroken
-from services.rooms.request import Request, Sampling, Token
+from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Token
 from tests.engine.crew import HOST, Post
 from tests.engine.worker import GREEDY, Worker
 
@@ -103,7 +104,9 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
     def attempt(row: Row) -> None:
         try:
             (token,) = engine.step([row])
-            told.append(repr(token) if isinstance(token, Exception) else f"drew {token and token.id}")
+            told.append(
+                type(token).__name__ if isinstance(token, Exception) else f"drew {token and token.id}"
+            )
         except ValueError as error:
             told.append(f"{type(error).__name__}: {error}")
 
@@ -115,6 +118,8 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
     attempt(good)
     weight.copy_(kept)
     attempt(good)
+    uncompiled = replace(tenant.sequence.request, grammar=Grammar(GrammarKind.REGEX, "a"))
+    attempt(Row(Sequence(uncompiled, []), 0, len(prompt), tenant.pages, sample=True))
     return told
 
 

@@ -6,6 +6,7 @@ every rank is back where it was. `make test-all` has every pair of what a case i
 verify-groups` every shape.
 """
 
+import re
 from collections.abc import Iterator, Sequence, Set
 from functools import cache
 from itertools import cycle, product
@@ -165,6 +166,8 @@ async def test_what_is_served_equals_the_reference_whatever_the_shapes(
     await load.rounds_until(PAIR, rounds_min=1)
     assert load.hung_up > 0
     check_draws(stack)
+    if case["model"] == "demo":
+        check_held(stack)
     stack.wait_idle(start)
     if case["checksum"] == "pages":
         assert summed(stack) >= PAIR
@@ -183,6 +186,17 @@ def check_draws(stack: Stack) -> None:
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(
             [token.logprob for token in expected], abs=LOGPROB_ERROR
         )
+
+
+def check_held(stack: Stack) -> None:
+    """The rank that draws holds an answer to its grammar; the others have none of it."""
+    model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": DRAWN_FROM, "max_tokens": OUTPUT_TOKENS, "regex": "[a-f]{5}-[0-9]{5}"}
+    reply = web().post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    assert re.fullmatch("[a-f]{5}-[0-9]{5}", choice["text"])
+    assert choice["finish_reason"] == "stop"
 
 
 @cache

@@ -1,0 +1,127 @@
+"""Is an answer of a real stack what its request holds it to, whole and streamed, one beside the other?"""
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.http import web
+from tests.process.stack import Stack
+
+TOKENS: Final = 160
+AT_ONCE: Final = 6
+
+
+class Pet(BaseModel):
+    name: str = Field(max_length=8)
+    kind: Literal["cat", "dog"]
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=150)
+    pets: list[Pet] = Field(max_length=1)
+
+
+ASK: Final[list[Any]] = [{"role": "user", "content": "Describe a person with a pet, as JSON."}]
+
+
+@pytest.fixture
+def client(idle_stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{idle_stack.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+@pytest.fixture
+def model(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def test_the_clients_own_parse_gives_an_object(client: openai.OpenAI, model: str) -> None:
+    """What it makes of a pydantic class: a strict schema, with $defs and $ref."""
+    reply = client.chat.completions.parse(
+        model=model, messages=ASK, response_format=Person, max_tokens=TOKENS, temperature=1, seed=5
+    )
+    assert isinstance(reply.choices[0].message.parsed, Person)
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_a_stream_grows_to_the_same_object(client: openai.OpenAI, model: str) -> None:
+    asked: dict[str, Any] = {"model": model, "messages": ASK, "max_tokens": TOKENS, "seed": 5}
+    with client.chat.completions.stream(**asked, temperature=1, response_format=Person) as stream:
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
+        streamed = stream.get_final_completion().choices[0].message
+    whole = client.chat.completions.parse(**asked, temperature=1, response_format=Person).choices[0].message
+    assert "".join(deltas) == streamed.content == whole.content
+    assert streamed.parsed == whole.parsed
+    assert len(deltas) > 4
+
+
+def test_answers_beside_each_other_are_each_held_to_their_own(client: openai.OpenAI, model: str) -> None:
+    """And one in between to none, which is what it is alone."""
+    forms: list[dict[str, Any]] = [
+        {"guided_json": Person.model_json_schema()},
+        {"structured_outputs": {"regex": r"[0-9]{3}-[0-9]{4}"}},
+        {},
+        {"guided_choice": ["red", "green"]},
+        {"ebnf": 'root ::= "yes" | "no"'},
+        {"response_format": {"type": "json_object"}},
+    ]
+
+    def ask(place: int) -> str:
+        """Greedily where it is held to nothing."""
+        extra = forms[place]
+        reply = client.chat.completions.create(
+            model=model,
+            messages=ASK,
+            max_tokens=TOKENS if extra else 12,
+            temperature=1 if extra else 0,
+            seed=place,
+            extra_body=extra,
+        )
+        return reply.choices[0].message.content or ""
+
+    alone = ask(2)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        person, number, free, colour, answer, anything = threads.map(ask, range(len(forms)))
+    assert Person.model_validate_json(person)
+    assert re.fullmatch(r"[0-9]{3}-[0-9]{4}", number)
+    assert free == alone
+    assert colour in ("red", "green")
+    assert answer in ("yes", "no")
+    assert anything.startswith("{")
+
+
+def test_completions_are_held_too_and_told_by_what_was_allowed(client: openai.OpenAI, model: str) -> None:
+    reply = client.completions.create(
+        model=model,
+        prompt=["2 + 2 =", "The sky is"],
+        max_tokens=8,
+        logprobs=2,
+        temperature=0,
+        extra_body={"regex": " [0-9]{2}", "min_tokens": 8},
+    )
+    for choice in reply.choices:
+        assert re.fullmatch(" [0-9]{2}", choice.text)
+        assert choice.finish_reason == "stop"
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert choice.logprobs.token_logprobs[-1] == 0.0, "nothing but the end was allowed"
+
+
+def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI, model: str) -> None:
+    reply = client.chat.completions.create(
+        model=model, messages=ASK, max_tokens=3, response_format={"type": "json_object"}, temperature=0
+    )
+    assert reply.choices[0].finish_reason == "length"
+
+
+def test_what_cannot_be_held_to_touches_no_worker(idle_stack: Stack, model: str) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    body = {"model": model, "messages": ASK, "guided_json": schema}
+    reply = web().post(f"{idle_stack.url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 400
+    assert "uniqueItems" in json.dumps(reply.json())
