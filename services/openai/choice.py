@@ -39,6 +39,8 @@ class Heard:
     name_call: Callable[[str, int], str]
     """The id of a call, by the tool's name and how many there were before it."""
     calls_max: int | None = None
+    calls_end: bool = True
+    """Calls are why it ended; they are not where one tool had to be called."""
     thoughts_shown: bool = True
     thoughts_told: bool = False
     """Whether they can be told from the answer at all."""
@@ -133,7 +135,8 @@ class Choice:
 
     def reason(self, finish: FinishReason) -> str:
         """Why it ended, for its caller."""
-        return TOOL_CALLS if self.calls and finish is FinishReason.STOP else finish.value
+        ends = self.calls and self._heard is not None and self._heard.calls_end
+        return TOOL_CALLS if ends and finish is FinishReason.STOP else finish.value
 
     def take(self, batch: TokenBatch) -> Delta:
         """Add the next batch. Tokens behind a completed stop string are dropped."""

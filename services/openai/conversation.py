@@ -45,7 +45,7 @@ def _check_result(message: Message, here: str, called: set[str]) -> None:
 
 
 def check_tools(tools: Sequence[Tool], choice: str | NamedTool = "auto") -> None:
-    """Raise ApiError for a tool named twice, one that is forced and not there, and what is not served."""
+    """Raise ApiError for a tool named twice, and one that is forced and not there."""
     names: set[str] = set()
     for place, tool in enumerate(tools):
         name = tool.function.name
@@ -53,17 +53,10 @@ def check_tools(tools: Sequence[Tool], choice: str | NamedTool = "auto") -> None
             param = f"tools[{place}].function.name"
             raise invalid(param, f"'{param}': there is another tool named '{name}'.")
         names.add(name)
-        if tool.function.strict:
-            param = f"tools[{place}].function.strict"
-            raise invalid(param, f"'{param}' is not supported.", "unsupported_value")
     if isinstance(choice, NamedTool) and choice.name not in names:
         raise invalid("tool_choice", f"'tool_choice': 'tools' has none named '{shown(choice.name)}'.")
-    if choice not in ("none", "auto"):
-        raise invalid(
-            "tool_choice",
-            '\'tool_choice\' is not supported, except as "none" or "auto".',
-            "unsupported_value",
-        )
+    if choice == "required" and not tools:
+        raise invalid("tool_choice", "'tool_choice' is required, and there are no 'tools'.")
 
 
 def check_end(body: Conversation) -> None:

@@ -50,13 +50,13 @@ def generate_routes(
             asked = asked_in_chat(body)
             check_tools(body.tools, body.tool_choice)
             tools = offered(body)
-            grammar = await structures.grammar(request, body)
             prompt = await prompts.of_messages(request, body, tools)
             await prompts.check_messages(request, body, tools, prompt)
+            grammar, calls = await structures.of_chat(request, body, prompt)
         rendering = ChatRendering(
             body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
         )
-        told_apart = partial(heard, body, prompt, model.forms, model.tokenizer)
+        told_apart = partial(heard, body, prompt, model.forms, model.tokenizer, calls)
         return reply(request, body, asked, [prompt], rendering, grammar, told_apart)
 
     @router.post("/v1/completions")

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from services.openai.choice import Heard
@@ -17,7 +18,7 @@ from services.openai.dialects import (
     form_of,
     named,
 )
-from services.openai.schemas import ChatRequest
+from services.openai.schemas import ChatRequest, NamedTool
 from services.openai.speech import Dialect, Kind, Speech
 from services.openai.tokenizer import Tokenizer
 
@@ -63,24 +64,56 @@ def forms_of(
     )
 
 
-def heard(body: ChatRequest, prompt: Sequence[int], forms: Forms, tokenizer: Tokenizer) -> Heard | None:
-    """None: there is nothing to tell apart."""
+class Opening(Enum):
+    """Where a prompt leaves the model's thoughts."""
+
+    NONE = "none"
+    """Thoughts are not told from answers."""
+    WITHIN = "within"
+    CLOSED = "closed"
+    """It has none before this answer, or its prompt has them."""
+    FREE = "free"
+    """It may begin with some."""
+
+
+def heard(
+    body: ChatRequest, prompt: Sequence[int], forms: Forms, tokenizer: Tokenizer, calls: Form | None
+) -> Heard | None:
+    """`calls`: the form in which they come. None: there is nothing to tell apart."""
     tools = offered(body)
-    calls = forms.calls.dialect if tools and forms.calls is not None else None
-    thoughts = forms.thoughts.dialect if forms.thoughts is not None and body.separate_reasoning else None
-    if calls is None and thoughts is None:
+    callable_ = calls.dialect if tools and calls is not None else None
+    where = opening(body, prompt, forms, tokenizer)
+    thoughts = forms.thoughts.dialect if forms.thoughts is not None and where is not Opening.NONE else None
+    if callable_ is None and thoughts is None:
         return None
-    dialect = (calls or Dialect()) | (thoughts or Dialect())
-    end, within = _end(body, prompt, tokenizer), body.continue_final_message
+    dialect = (callable_ or Dialect()) | (thoughts or Dialect())
     marks = {} if not body.skip_special_tokens else _among(tokenizer, dialect)
+    by_name = isinstance(body.tool_choice, NamedTool)
     return Heard(
-        Speech(dialect, schemas_of(tools), thinking=_opened(thoughts, end, within=within)),
+        Speech(dialect, schemas_of(tools), thinking=where is Opening.WITHIN),
         marks,
-        _ids_of(forms.calls),
-        calls_max=None if body.parallel_tool_calls else 1,
+        _ids_of(calls),
+        calls_max=None if body.parallel_tool_calls and not by_name else 1,
+        calls_end=not by_name,
         thoughts_shown=body.include_reasoning,
         thoughts_told=thoughts is not None,
     )
+
+
+def opening(body: ChatRequest, prompt: Sequence[int], forms: Forms, tokenizer: Tokenizer) -> Opening:
+    if forms.thoughts is None or not body.separate_reasoning:
+        return Opening.NONE
+    end, continued = _end(body, prompt, tokenizer), body.continue_final_message
+    for region in forms.thoughts.dialect.regions:
+        opened = max(map(end.rfind, region.opens), default=-1)
+        closed = max(map(end.rfind, region.closes), default=-1)
+        if region.kind is not Kind.THOUGHT:
+            continue
+        if opened > closed and (continued or end.endswith(region.opens)):
+            return Opening.WITHIN
+        if end.endswith(region.closes):
+            return Opening.CLOSED
+    return Opening.FREE
 
 
 def _among(tokenizer: Tokenizer, dialect: Dialect) -> dict[int, str]:
@@ -97,16 +130,6 @@ def _end(body: ChatRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
         return tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False).rstrip()
     said = body.messages[-1].content or ""
     return said if isinstance(said, str) else "".join(said)
-
-
-def _opened(thoughts: Dialect | None, end: str, *, within: bool) -> bool:
-    """Whether the prompt ends with the beginning of a thought, or `within` one."""
-    for region in () if thoughts is None else thoughts.regions:
-        opened = max(map(end.rfind, region.opens), default=-1)
-        closed = max(map(end.rfind, region.closes), default=-1)
-        if region.kind is Kind.THOUGHT and opened > closed and (within or end.endswith(region.opens)):
-            return True
-    return False
 
 
 def _ids_of(form: Form | None) -> Callable[[str, int], str]:

@@ -19,19 +19,22 @@ from starlette.requests import Request
 
 from services.grammars.compiling import GrammarRefused, compiled
 from services.grammars.vocabulary import vocabulary_of
+from services.openai.dialects import Form
 from services.openai.door import caller_in
 from services.openai.errors import invalid
 from services.openai.hangup import unless_gone
+from services.openai.held_calls import form_held, held_tools, is_forced, is_held, whole_grammar
 from services.openai.model import ServedModel
-from services.openai.schemas import OPTIONS, GenerationRequest, ResponseFormat, StructuredOutputs
+from services.openai.schemas import OPTIONS, ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
 from services.openai.turns import Turns
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 from services.runtime.errors import StartupError, in_a_line
 
-KEPT_MAX: Final = 64
+KEPT_MAX: Final = 256
 """Structures of which it is remembered whether answers can be held to them."""
 WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between two parts of a JSON text: room for an indented one. A small model may write blanks for ever."""
+BLANKS: Final[Mapping[str, Any]] = {"whitespace_pattern": WHITESPACE}
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 
 
@@ -61,8 +64,33 @@ class Structures:
         """What the answer to `body` is held to. Raises ApiError that names the field, and in a schema the
         keyword; Overloaded; ClientGone."""
         form = structure_of(body)
-        if form is None:
-            return None
+        return None if form is None else await self._made(request, form)
+
+    async def of_chat(
+        self, request: Request, body: ChatRequest, prompt: Sequence[int]
+    ) -> tuple[Grammar | None, Form | None]:
+        """The same of a chat, whose answer may begin with thoughts, and whose calls may be held, too; and the
+        form in which those come."""
+        form = structure_of(body)
+        if form is not None and is_forced(body):
+            raise invalid(form.param, f"Give '{form.param}' or force a call: an answer is held to one form.")
+        answer = None if form is None else await self._made(request, form)
+        held = is_held(body, to_a_form=form is not None)
+        tools = [*held_tools(body, BLANKS)] if held else []
+        for tool in tools:
+            await self._made(request, Structure(tool.param, Grammar(GrammarKind.JSON_SCHEMA, tool.schema)))
+        model = self._model
+        whole = whole_grammar(body, prompt, model.forms, model.tokenizer, tools, answer)
+        calls = form_held(model.forms) if held else model.forms.calls
+        if whole is None or whole == answer:
+            return answer, calls
+        param = form.param if form is not None else "tools"
+        if len(whole.text.encode()) > GRAMMAR_BYTES_MAX:
+            raise invalid(param, f"'{param}' makes a grammar of more than {GRAMMAR_BYTES_MAX} bytes.")
+        return await self._made(request, Structure(param, whole)), calls
+
+    async def _made(self, request: Request, form: Structure) -> Grammar:
+        """As workers are told of it. Raises as above."""
         source = form.grammar, form.any_bnf
         found = self._judged.get(source)
         if found is None:
@@ -148,7 +176,7 @@ def _pattern(param: str, pattern: str) -> _Blanks:
 
 def _asked(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Structure]:
     """All forms that a request asks for."""
-    options = {"whitespace_pattern": WHITESPACE} if blanks is None else blanks.options
+    options = BLANKS if blanks is None else blanks.options
     if body.response_format is not None:
         yield from _of_response_format(body.response_format, options)
     if body.structured_outputs is not None:

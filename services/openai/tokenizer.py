@@ -62,6 +62,7 @@ class Tokenizer:
         self._added: dict[int, str] = {
             id_: token.content for id_, token in reference.added_tokens_decoder.items()
         }
+        self._added_ids = {text: id_ for id_, text in self._added.items()}
         self._special = {
             id_: token.content for id_, token in reference.added_tokens_decoder.items() if token.special
         }
@@ -114,6 +115,11 @@ class Tokenizer:
     def chat(self) -> ChatTemplate:
         """By which a conversation becomes a prompt."""
         return self._chat
+
+    @property
+    def added(self) -> Mapping[str, int]:
+        """The tokens that stand beside the vocabulary that was trained, by their texts."""
+        return self._added_ids
 
     @property
     def special(self) -> Mapping[int, str]:

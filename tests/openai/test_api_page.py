@@ -57,7 +57,7 @@ def test_what_holds_where_nothing_is_asked_is_what_the_code_says() -> None:
 def test_what_has_no_effect_and_what_is_refused_is_what_the_code_says() -> None:
     assert _words(_section("Taken without effect")) - {"null"} == IGNORED
     rows = re.findall(r"^\| (`.*?) \|", _section("Refused by name"), re.MULTILINE)
-    inner = ("any other", "message role", "of a tool")
+    inner = ("any other", "message role")
     named = {word for row in rows if not any(each in row for each in inner) for word in _words(row)}
     assert named == set(HARMLESS)
 

@@ -121,7 +121,7 @@ CHAT_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"n": 2}, "n", "unsupported_value"),
     ({"n": True}, "n", "unsupported_value"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"reasoning_effort": "greatest"}, "reasoning_effort", None),
     ({"temprature": 1}, "temprature", "unknown_parameter"),
     ({"prompt": "hi"}, "prompt", "unknown_parameter"),

@@ -216,7 +216,6 @@ TOOL_FAULTS: Final[list[tuple[dict[str, Any], str]]] = [
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"tools": [tool(name="a", parameters=[])]}, "tools[0].function.parameters"),
     ({"tools": [tool(name="a", description="x" * 70_000)]}, "tools[0]"),
-    ({"tools": [tool(name="a", strict=True)]}, "tools[0].function.strict"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": 5}, "tool_choice"),

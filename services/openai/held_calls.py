@@ -1,0 +1,224 @@
+"""Which grammar holds an answer to calls of tools, and lets thoughts come before what it is held to?
+
+A forced call is a grammar, on any model: in the form in which the model writes calls where that holds JSON,
+else in Hermes'. Thoughts are free, and what an answer is held to begins behind them.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic_core import to_json
+
+from services.openai.conversation import offered
+from services.openai.dialects import CALL_FORMS, HERMES, Form, named
+from services.openai.errors import invalid
+from services.openai.hearing import Forms, Opening, opening
+from services.openai.schemas import OPTIONS, ChatRequest, NamedTool, Tool
+from services.openai.tokenizer import Tokenizer
+from services.rooms.request import Grammar, GrammarKind
+
+NAME: Final = "\0name"
+ARGUMENTS: Final = "\0arguments"
+SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
+    HERMES: ("<tool_call>", '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n", "</tool_call>"),
+    "llama3": ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"),
+    "mistral": ("[TOOL_CALLS]", NAME, "[ARGS]", ARGUMENTS),
+    "deepseek": ("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜>", ARGUMENTS, "<｜tool▁call▁end｜>"),
+    "kimi": (
+        "<|tool_call_begin|>",
+        "functions.",
+        NAME,
+        ":0",
+        "<|tool_call_argument_begin|>",
+        ARGUMENTS,
+        "<|tool_call_end|>",
+    ),
+}
+"""Of one call, by the form: marks, texts, the name and the arguments. The first mark tells that it is one."""
+CALLS_MAX: Final = 16
+"""Of one answer that is held to calls: a small model may go on for ever."""
+ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+BLANKS: Final = r"BLANKS: /[ \n]{1,4}/"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTool:
+    """One whose arguments an answer is held to."""
+
+    param: str
+    name: str
+    schema: str
+    """JSON."""
+
+
+def form_held(forms: Forms) -> Form:
+    """In which calls are written that an answer is held to."""
+    own, hermes = forms.calls, named(HERMES, CALL_FORMS)
+    assert hermes is not None
+    return own if own is not None and own.names[0] in SHAPES else hermes
+
+
+def is_forced(body: ChatRequest) -> bool:
+    return isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required"
+
+
+def is_held(body: ChatRequest, *, to_a_form: bool) -> bool:
+    """Whether the grammar of the answer says what a call is. `to_a_form`: what is no call is held, too."""
+    tools = offered(body)
+    return is_forced(body) or (bool(tools) and (to_a_form or any(each.function.strict for each in tools)))
+
+
+def held_tools(body: ChatRequest, options: Mapping[str, Any]) -> Iterator[HeldTool]:
+    """The tools that may be called. `options`: of each schema."""
+    for place, tool in enumerate(body.tools):
+        if isinstance(body.tool_choice, NamedTool) and tool.function.name != body.tool_choice.name:
+            continue
+        text = to_json({**_schema(body, tool), OPTIONS: options}).decode()
+        yield HeldTool(f"tools[{place}].function.parameters", tool.function.name, text)
+
+
+def _schema(body: ChatRequest, tool: Tool) -> Mapping[str, Any]:
+    function = tool.function
+    if not (is_forced(body) or function.strict):
+        return ANY_OBJECT
+    return NO_ARGUMENTS if not function.parameters else {"type": "object", **function.parameters}
+
+
+def whole_grammar(
+    body: ChatRequest,
+    prompt: Sequence[int],
+    forms: Forms,
+    tokenizer: Tokenizer,
+    tools: Sequence[HeldTool],
+    answer: Grammar | None,
+) -> Grammar | None:
+    """What all of an answer is held to: `answer` what is said in it, `tools` its calls, nothing its thoughts.
+    Raises ApiError where calls in the model's form cannot be held."""
+    term = _terms(tokenizer)
+    thoughts = forms.thoughts if body.separate_reasoning else None
+    rules: list[str] = []
+    before, header = _before(thoughts, opening(body, prompt, forms, tokenizer), term, rules)
+    if answer is not None:
+        rules.append(f"answer: {header}{_inner(answer)}")
+    if not tools:
+        if answer is None or not before + header:
+            return answer
+        return Grammar(GrammarKind.LARK, "\n".join((f"start: {before}answer", *rules)))
+    form = form_held(forms)
+    shape = SHAPES[form.names[0]]
+    several = body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool)
+    calls = f'call ("\\n"? call){{0,{CALLS_MAX - 1}}}' if several else "call"
+    names = " | ".join(f"call_{place}" for place, _ in enumerate(tools))
+    for place, tool in enumerate(tools):
+        told = {NAME: json.dumps(tool.name), ARGUMENTS: f"arguments_{place}"}
+        rules.append(f"call_{place}: " + " ".join(told.get(each) or term(each) for each in shape[1:]))
+        rules.append(f"arguments_{place}: %json {tool.schema}")
+    first = term(shape[0])
+    rules.append(f"call: {first} ({names})")
+    if is_forced(body):
+        start = f"{before}({calls})"
+    elif answer is not None:
+        start = f"{before}(({calls}) | answer)"
+    else:
+        _check_held(body, forms, form)
+        start = _start_with_text(shape[0], first, calls, names, rules, several=several, before=before)
+    return Grammar(GrammarKind.LARK, "\n".join((f"start: {start}", *dict.fromkeys(rules))))
+
+
+def _start_with_text(
+    mark: str, first: str, calls: str, names: str, rules: list[str], *, several: bool, before: str
+) -> str:
+    """Of an answer that may call tools, and may not."""
+    if mark.startswith("{"):  # all of an answer is a call, or it begins otherwise
+        rules.append(r"OTHER: /\s*[^{\s](?s:.*)/")
+        return f"{before}(({calls}) | OTHER?)"
+    rules += [f"behind: {names}", *_until(mark, first)]
+    return "(until behind)* TEXT?" if several else "(until behind) | TEXT?"
+
+
+def _check_held(body: ChatRequest, forms: Forms, form: Form) -> None:
+    """Raise ApiError where a call that need not come could not be told when it comes."""
+    if forms.calls is None or forms.calls is form:
+        return
+    place = next(place for place, tool in enumerate(body.tools) if tool.function.strict)
+    param, own = f"tools[{place}].function.strict", forms.calls.names[0]
+    why = f"'{param}': calls in the form '{own}', which this model writes, are not held to a schema."
+    raise invalid(param, why, "unsupported_value")
+
+
+def _terms(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """A mark or a text, as a grammar has it: a token of its own is named by its id."""
+    return lambda text: f"<[{tokenizer.added[text]}]>" if text in tokenizer.added else json.dumps(text)
+
+
+def _until(mark: str, term: str) -> list[str]:
+    """`until`: any text up to the mark, and the mark; `TEXT`: one without it."""
+    if term.startswith("<["):
+        return [f"until: TEXT? {term}", "TEXT: /(?s:.+)/"]
+    plain = _escaped(mark)
+    return [
+        f"until[suffix={term}]: /(?s:.*)/",
+        f"TEXT: /(?s:.+)/ & ~/(?s:.*){plain}(?s:.*)/",
+    ]
+
+
+def _escaped(text: str) -> str:
+    return "".join(each if each.isalnum() or each in "_<> " else f"\\{each}" for each in text)
+
+
+def _before(
+    thoughts: Form | None, where: Opening, term: Callable[[str], str], rules: list[str]
+) -> tuple[str, str]:
+    """What may stand before an answer or a call, and what has to before an answer alone."""
+    if thoughts is None or where is Opening.NONE:
+        return "", ""
+    if thoughts.names[0] == "harmony":
+        channel, message, start = term("<|channel|>"), term("<|message|>"), term("<|start|>")
+        rules += [
+            f'thoughts: {channel} "analysis" {message} {_ends("<|end|>", term, rules)} {start} "assistant"'
+        ]
+        return "thoughts? ", f'{channel} "final" {message} '
+    region = thoughts.dialect.regions[0]
+    opens, closes = region.opens[0], region.closes[0]
+    rules.append(BLANKS)
+    body = _ends(closes, term, rules)
+    if where is Opening.WITHIN:
+        return f"{body} BLANKS? ", ""
+    if where is Opening.CLOSED:
+        return "", ""
+    rules.append(f"thoughts: {term(opens)} {body} BLANKS?")
+    return "thoughts? ", ""
+
+
+def _ends(mark: str, term: Callable[[str], str], rules: list[str]) -> str:
+    """Any text, and behind it the mark."""
+    name = term(mark)
+    if name.startswith("<["):
+        rules.append("THOUGHT: /(?s:.+)/")
+        return f"THOUGHT? {name}"
+    rules.append(f"thought[suffix={name}]: /(?s:.*)/")
+    return "thought"
+
+
+def _inner(grammar: Grammar) -> str:
+    """A grammar within another."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return f"%json {grammar.text}"
+        case GrammarKind.LARK:
+            return f"%lark {{\n{grammar.text}\n}}"
+        case GrammarKind.REGEX:
+            return f"/{_in_slashes(grammar.text)}/"
+
+
+def _in_slashes(regex: str) -> str:
+    """As a regular expression stands between slashes."""
+    written, at = [], 0
+    while at < len(regex):
+        pair = regex[at : at + 2] if regex[at] == "\\" else regex[at]
+        written.append({"/": "\\/", "\n": "\\n"}.get(pair, pair))
+        at += len(pair)
+    return "".join(written)

@@ -1,0 +1,212 @@
+"""What an answer is held to where calls of tools are forced or strict, and behind a model's thoughts.
+
+An answer is drawn here from what the grammar allows, as a worker does it.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Final
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from tokenizers import AddedToken
+
+from services.grammars.compiling import compiled
+from services.grammars.vocabulary import vocabulary_of
+from services.openai.app import create_app
+from services.openai.backend import Limits
+from services.openai.dialects import AUTO
+from services.openai.hearing import forms_of
+from services.openai.model import ServedModel
+from services.openai.tokenizer import Tokenizer
+from services.rooms.request import FinishReason, Request
+from tests.openai import tiny
+from tests.openai.scripted import ScriptedBackend, Step, batch
+from tests.openai.test_bad_input import CHAT, chat, check
+from tests.openai.test_reasoning import THINKING
+
+CITY: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Rome", "Bern"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 3},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+NAMED: Final = {"type": "function", "function": {"name": "weather"}}
+
+
+def tool(name: str = "weather", **said: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": CITY, **said}}
+
+
+def served(template: str, calls: str = AUTO, added: Sequence[str] = ()) -> ServedModel:
+    reference = copy(tiny.byte_level())
+    if added:
+        reference = copy(type(reference)(tokenizer_object=reference.backend_tokenizer, eos_token="<|end|>"))
+        reference.add_tokens([AddedToken(each, special=False) for each in added])
+    reference.chat_template = template
+    tokenizer = Tokenizer(reference)
+    forms = forms_of(tokenizer, "", calls)
+    return ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms)
+
+
+class Held:
+    """A served model whose answers are drawn among what is allowed, towards a text as far as that is."""
+
+    def __init__(self, model: ServedModel, towards: str, seed: int = 0) -> None:
+        self.model = model
+        self.towards = model.tokenizer.encode(towards, add_special_tokens=False)
+        self.backend = ScriptedBackend(self._script, Limits(8192, 8192, 8192))
+        self._random = random.Random(seed)
+
+    def _script(self, request: Request) -> list[Step]:
+        codec, model = self.model.tokenizer.codec, self.model
+        assert request.grammar is not None
+        fold = compiled(request.grammar, vocabulary_of(codec, model.vocabulary, model.eos_token_ids))
+        output: list[int] = []
+        while len(output) < 400:
+            mask = fold.allowed(request, output)
+            allowed = [id_ for id_ in range(model.vocabulary) if mask[id_ // 8] >> id_ % 8 & 1]
+            at = len(output)
+            wanted = (
+                self.towards[at] if output == self.towards[:at] and at < len(self.towards) else tiny.END_ID
+            )
+            output.append(wanted if wanted in allowed else self._random.choice(allowed))
+            if output[-1] == tiny.END_ID:
+                return [batch(output, FinishReason.STOP)]
+        return [batch(output, FinishReason.LENGTH)]
+
+    async def ask(self, **fields: Any) -> dict[str, Any]:
+        app = create_app(self.backend, self.model, CollectorRegistry())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            reply = await http.post(CHAT, json=chat(**fields))
+        assert reply.status_code == 200, reply.text
+        choice: dict[str, Any] = reply.json()["choices"][0]
+        return choice
+
+
+def check_calls(choice: dict[str, Any], names: set[str]) -> None:
+    calls = choice["message"]["tool_calls"]
+    assert calls
+    for call in calls:
+        assert call["function"]["name"] in names
+        told = json.loads(call["function"]["arguments"])
+        assert told["city"] in ("Rome", "Bern")
+        assert told["days"] in (1, 2, 3)
+
+
+MARKS: Final = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
+
+
+@pytest.mark.parametrize("added", [(), MARKS], ids=["marks in letters", "marks as tokens"])
+@pytest.mark.parametrize(
+    "calls", ["hermes", "llama3", "mistral", "deepseek", "kimi", "gemma", "pythonic", "harmony"]
+)
+async def test_a_call_is_forced_in_every_form(calls: str, added: Sequence[str]) -> None:
+    model = served(tiny.CHAT_TEMPLATE, calls, added)
+    tools = [tool(), tool("later")]
+    choice = await Held(model, "I will not call anything.").ask(tools=tools, tool_choice="required")
+    check_calls(choice, {"weather", "later"})
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    choice = await Held(model, "I will not.", seed=1).ask(tools=tools, tool_choice=NAMED)
+    check_calls(choice, {"weather"})
+    assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "stop")
+
+
+@pytest.mark.parametrize("added", [(), MARKS], ids=["marks in letters", "marks as tokens"])
+@pytest.mark.parametrize(
+    ("calls", "begun"),
+    [("hermes", 'Yes.<tool_call>\n{"name": "'), ("mistral", "Yes.[TOOL_CALLS]"), ("llama3", "{")],
+)
+async def test_a_strict_tool_may_be_called_and_is_called_rightly(
+    calls: str, begun: str, added: Sequence[str]
+) -> None:
+    model = served(tiny.CHAT_TEMPLATE, calls, added)
+    choice = await Held(model, "There is no need.").ask(tools=[tool(strict=True)])
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("There is no need.", "stop")
+    choice = await Held(model, begun).ask(tools=[tool(strict=True)], parallel_tool_calls=False)
+    check_calls(choice, {"weather"})
+
+
+async def test_with_a_response_format_an_answer_is_calls_or_of_that_form() -> None:
+    model = served(tiny.CHAT_TEMPLATE)
+    asked: dict[str, Any] = {"tools": [tool()], "structured_outputs": {"choice": ["yes", "no"]}}
+    choice = await Held(model, "no, never").ask(**asked)
+    assert choice["message"]["content"] == "no"
+    choice = await Held(model, '<tool_call>\n{"name": "weather"').ask(**asked)
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+@pytest.mark.parametrize("added", [(), MARKS], ids=["marks in letters", "marks as tokens"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_choice": ["yes", "no"]},
+        {"guided_regex": "(yes|no)(/x)?"},
+        {"guided_json": {"enum": ["yes", "no"]}},
+    ],
+    ids=["choice", "regex", "json"],
+)
+async def test_a_grammar_begins_behind_the_thoughts(form: dict[str, Any], added: Sequence[str]) -> None:
+    model = served(THINKING, added=added)
+    thoughts, no = "<think>Hm, no { form.</think>", '"no"' if "guided_json" in form else "no"
+    for words, said, thought in (
+        ({}, f"{thoughts}\n{no}", "Hm, no { form."),
+        ({}, no, None),
+        ({"opens": True}, f"Hm.</think>{no}", "Hm."),
+        ({"enable_thinking": False}, "<think>no", None),
+    ):
+        choice = await Held(model, said).ask(chat_template_kwargs=words, **form)
+        assert choice["message"]["content"].strip('"').removesuffix("/x") in ("yes", "no")
+        assert choice["message"].get("reasoning_content") == thought
+    choice = await Held(model, thoughts).ask(separate_reasoning=False, **form)
+    assert choice["message"]["content"].strip('"').removesuffix("/x") in ("yes", "no")
+
+
+async def test_a_forced_call_comes_behind_the_thoughts() -> None:
+    choice = await Held(served(THINKING), "<think>Hm.</think>No.").ask(tools=[tool()], tool_choice="required")
+    assert choice["message"]["reasoning_content"] == "Hm."
+    check_calls(choice, {"weather"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
+        (
+            {
+                "tools": [tool(), tool("b", parameters={"properties": {"a": {"not": {}}}})],
+                "tool_choice": "required",
+            },
+            "tools[1].function.parameters",
+        ),
+        (
+            {
+                "tools": [
+                    tool(parameters={"type": "object", "properties": {"a": {"$ref": "#/x"}}}, strict=True)
+                ]
+            },
+            "tools[0].function.parameters",
+        ),
+    ],
+)
+async def test_what_cannot_be_held_is_told_by_field(fields: dict[str, Any], param: str) -> None:
+    held = Held(served(tiny.CHAT_TEMPLATE), "")
+    app = create_app(held.backend, held.model, CollectorRegistry())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        check(await http.post(CHAT, json=chat(**fields)), 400, param)
+    assert held.backend.asked == []
+
+
+async def test_a_strict_tool_is_refused_where_its_calls_could_not_be_told() -> None:
+    held = Held(served(tiny.CHAT_TEMPLATE, "gemma"), "")
+    app = create_app(held.backend, held.model, CollectorRegistry())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        reply = await http.post(CHAT, json=chat(tools=[tool(strict=True)]))
+    check(reply, 400, "tools[0].function.strict", "unsupported_value")
