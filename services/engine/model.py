@@ -7,7 +7,7 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +19,10 @@ from transformers.utils import logging as library_logging
 
 from services.engine.anatomy import TURNED, TURNS, OtherAnatomy, anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
+from services.engine.coded import Coding, code, exactly
+from services.engine.codes import Codes
 from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
-from services.engine.compiler import builds
+from services.engine.compiler import CODES, builds
 from services.engine.container import attention_of, let_go, maker_of
 from services.engine.decoder import Decoder
 from services.engine.device import find_device
@@ -80,15 +82,18 @@ class Model:
         device: torch.device,
         share: Share | None = None,
         load: Callable[[], Any] | None = None,
+        codes: Mapping[torch.nn.Linear, Codes] | None = None,
     ) -> None:
-        """`load`: gives `module` once more. Looks at small forward passes, without other ranks: the last is
-        at the context's end, where a table of positions may be too short. Raises UnsupportedModel."""
+        """`load`: gives `module` once more. `codes`: of its weights, to compute with. Looks at small forward
+        passes, without other ranks: the last is at the context's end, where a table of positions may be too
+        short. Raises UnsupportedModel."""
         self.facts = facts
         self.dtype = dtype
         self.device = device
         self._module = module
         self._share = share
         self._load = load
+        self._codes = codes
         self._decoder: Decoder | None = None
         self._compiled: CompiledModel | None = None
         self._tells_places = False
@@ -157,6 +162,11 @@ class Model:
         return self._decoder is not None or self._compiled is not None
 
     @property
+    def coded(self) -> bool:
+        """Its weights are kept as codes, over which a kernel alone computes."""
+        return self._codes is not None
+
+    @property
     def compiled(self) -> bool:
         """They are computed by a kernel."""
         return self._compiled is not None
@@ -172,14 +182,16 @@ class Model:
         if kernel_for is not None:
             numbers = check(anatomy, self.geometry.head_dim, page_tokens, self.reaches.values())
             builds(numbers)  # before all weights are looked at
-            weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
+            weights = CODES
+            if self._codes is None:
+                weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
             kernel = kernel_for(numbers, weights)
         self._module = None
         with torch.inference_mode():
             if kernel_for is None:
                 self._decoder = Decoder(anatomy, self.geometry.head_dim)
             else:
-                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel)
+                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel, self._codes)
 
     def compiled_steps(
         self, cache: PagedKvCache, reaches: Mapping[int, Reach] | None = None
@@ -188,6 +200,12 @@ class Model:
         if self._compiled is None:
             return None
         return CompiledSteps(self._compiled, cache, self.reaches if reaches is None else reaches)
+
+    def exactly(self) -> AbstractContextManager[None]:
+        """Within it the library's definition computes in float32, with what its weights' codes stand for."""
+        if self._codes is None:
+            raise AssertionError("a model without codes")
+        return exactly(self._module, self._codes)
 
     def put_together(self) -> None:
         """Undo `take_apart`: the weights are loaded again. Raises what `load_model` raises."""
@@ -279,17 +297,19 @@ def load_model(
     team: Team | None = None,
     load_format: LoadFormat = LoadFormat.AUTO,
     context_length: int = 0,
+    coding: Coding | None = None,
 ) -> Model:
     """Load the model in `directory`, or the share of it that `team`'s rank has, straight in `dtype`
     ("bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). `load_format`: whether with its own
-    weights. `context_length`: most tokens of a sequence; 0 for what the configuration says. Says nothing to
-    the team.
+    weights. `context_length`: most tokens of a sequence; 0 for what the configuration says. `coding`: how
+    weights become codes, of a model that is not shared. Says nothing to the team.
 
     Raises ModelNotFound, ModelUnreadable, ContextTooLong, UnsupportedModel, CannotSplit, DeviceNotFound or
     StartupError.
     """
     with _loading(directory):
-        return _load_model(directory, dtype, device, team, load_format is LoadFormat.DUMMY, context_length)
+        dummy = load_format is LoadFormat.DUMMY
+        return _load_model(directory, dtype, device, team, dummy, context_length, coding)
 
 
 @contextmanager
@@ -315,7 +335,13 @@ def _where(frames: traceback.StackSummary) -> str:
 
 
 def _load_model(
-    directory: Path, dtype: str, device: str, team: Team | None, dummy: bool, context_length: int
+    directory: Path,
+    dtype: str,
+    device: str,
+    team: Team | None,
+    dummy: bool,
+    context_length: int,
+    coding: Coding | None,
 ) -> Model:
     place = find_device(device, 0 if team is None else team.rank)
     library_logging.disable_progress_bar()
@@ -347,11 +373,19 @@ def _load_model(
             module = _load(directory, facts.name, config, DTYPES[dtype], maker_of(config))
         else:
             module = _load_quantised(directory, facts.name, config, dtype, place, how)
-        return module.to(place).eval().requires_grad_(False)
+        return module.eval().requires_grad_(False)
+
+    def recoded() -> Any:
+        module = load()
+        if coding is not None:
+            code(facts.name, module, coding)
+        return module.to(place)
 
     module = load()
     _check_logits(facts.name, module)
-    return Model(module, facts, dtype, place, load=load)
+    codes = None if coding is None else code(facts.name, module, coding)
+    kept = codes if coding is not None and coding.multiplied else None
+    return Model(module.to(place), facts, dtype, place, load=recoded, codes=kept)
 
 
 def _configuration(directory: Path, name: str) -> Any:
