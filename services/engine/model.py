@@ -126,7 +126,7 @@ class Model:
         if share is not None and seen != share.seen:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served by several ranks: its "
-                f"attention is not cut by heads: {seen} where {share.seen} was expected"
+                f"attention has {_heads_of(seen)} on a rank, where {_heads_of(share.seen)} were expected"
             )
         self.geometry: Geometry = seen if share is None else share.whole
         self.sights = whole.sights
@@ -328,6 +328,12 @@ def _loading(directory: Path) -> Iterator[None]:
             f"the model {directory} cannot be served: the transformers library fails with it, in "
             f"{frames[-1].name}: {in_a_line(error)}"
         ) from error
+
+
+def _heads_of(geometry: Geometry) -> str:
+    return (
+        f"{geometry.query_heads} query heads and {geometry.kv_heads} KV heads of {geometry.head_dim} numbers"
+    )
 
 
 def _where(frames: traceback.StackSummary) -> str:
