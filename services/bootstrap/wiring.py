@@ -116,11 +116,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         backend,
         model,
         metrics_registry,
-        ApiSettings(
-            body_bytes_max=settings.max_body_bytes,
-            log_prompts=settings.log_prompts,
-            clip_max_tokens=settings.clip_max_tokens,
-        ),
+        ApiSettings(body_bytes_max=settings.max_body_bytes, log_prompts=settings.log_prompts),
         clock,
         [probes] if doors.apart else [probes, *admin],
         doors.api,
@@ -198,7 +194,7 @@ def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
     facts = read_model(
         directory,
-        next(iter(settings.served_names), ""),
+        settings.served_model_name,
         dummy=load_format is LoadFormat.DUMMY,
         context_length=settings.context_length,
     )
@@ -209,6 +205,5 @@ def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
         settings.tool_call_parser,
         settings.reasoning_parser,
         tells_tools=settings.tell_tools,
-        aliases=settings.served_names[1:],
     )
     return facts, model

@@ -38,8 +38,11 @@ def maker_of(config: Any) -> Any:
     return next((maker for known, maker in MAKERS if type(config) in known), None)
 
 
-def attention_of(config: Any) -> str | dict[str, str]:
-    """The names of attentions that a definition of `config` is made with: ours, for text."""
+def attention_of(config: Any, *, ours: bool = True) -> str | dict[str, str] | None:
+    """The names of attentions that a definition of `config` is made with: ours, for text. None where it is to
+    have its own."""
+    if not ours:
+        return None
     if not is_container(config):
         return NAME
     text = text_of(config)

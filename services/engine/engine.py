@@ -13,8 +13,8 @@ import torch
 
 from services.engine.arrivals import flush_for
 from services.engine.attention import PagedStep
+from services.engine.by_row import RowSteps
 from services.engine.checksum import PageSummer
-from services.engine.coded import Coding
 from services.engine.compiled import CompiledSteps
 from services.engine.compiler import kernel as compiled_kernel
 from services.engine.device import find_device, find_dtype
@@ -36,7 +36,7 @@ from services.pages.layout import KvLayout
 from services.pages.topology import Topology, rank_layout
 from services.rooms.request import Request
 from services.runtime.errors import StartupError
-from services.runtime.model_files import LoadFormat, Quantize
+from services.runtime.model_files import LoadFormat
 
 __all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
 
@@ -58,14 +58,15 @@ class Engine:
         batch_memory: int = 0,
         recorded: RecordedSteps | None = None,
         compiled: CompiledSteps | None = None,
+        by_row: RowSteps | None = None,
         kernel: PagedKernel | None = None,
         flush: Callable[[], None] | None = None,
         grammars: Shelf | None = None,
     ) -> None:
         """`recorded`: steps that are recorded by `warm_up`, and replayed from then on. `compiled`:
-        computes all steps instead. `kernel`: looks at the pages where they lie. `flush`: is called before
-        pages are looked at that others may have written. `grammars`: what the answers are held to that this
-        rank draws."""
+        computes all steps instead; so does `by_row`. `kernel`: looks at the pages where they lie. `flush`: is
+        called before pages are looked at that others may have written. `grammars`: what the answers are held
+        to that this rank draws."""
         self.model = model
         self.whole = whole
         """Of the worker's pages, over all ranks."""
@@ -78,6 +79,7 @@ class Engine:
         self._kept = Kept(cache, batch_memory) if batch_memory else None
         self.recorded = recorded
         self.compiled = compiled
+        self.by_row = by_row
         self.kernel = kernel
         self._flush = flush
         self.grammars = grammars
@@ -143,6 +145,8 @@ class Engine:
     def _logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
         if self.compiled is not None:
             return self.compiled.logits(rows)
+        if self.by_row is not None:
+            return self.by_row.logits(rows)
         replayed = None if self.recorded is None else self.recorded.logits(rows)
         if replayed is not None:
             return replayed
@@ -208,7 +212,6 @@ def load_engine(
     dtype: str = "auto",
     load_format: LoadFormat = LoadFormat.AUTO,
     context_length: int = 0,
-    coding: Coding | None = None,
     device: str = "auto",
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
@@ -227,15 +230,15 @@ def load_engine(
 
     `topology`, `rank`: of the worker, with the `team` that joins its ranks where there are several. `dtype`:
     "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights.
-    `context_length`: most tokens of a sequence; 0 for what the model's configuration says. `coding`: have
-    weights kept as codes, where one rank has the whole model; those that multiply them do it `compiled`, on a
-    CPU. `device`: "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole
-    process. `batch_memory`: bytes beside the pages in which the running batch's keys and values may lie
-    side     by side, on a CPU. `cuda_graphs`: rows of the largest decode step that `warm_up` records to be
-    replayed, on     a GPU, where one rank has the whole model. `compiled`: have steps computed by one call,
-    on a CPU, where it     can be compiled. `flash_attention`: have its kernels look at the pages, on a GPU,
-    where they are installed.     Raises StartupError: a missing, damaged or unsupported model, one that so
-    many ranks cannot share, a device     that is not there, too little memory.
+    `context_length`: most tokens of a sequence; 0 for what the model's configuration says. `device`:
+    "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole process.
+    `batch_memory`: bytes beside the pages in which the
+    running batch's keys and values may lie side by side, on a CPU. `cuda_graphs`: rows of the largest decode
+    step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. `compiled`: have
+    steps computed by one call, on a CPU, where it can be compiled. `flash_attention`: have its kernels look
+    at the pages, on a GPU, where they are installed. Raises
+    StartupError: a missing, damaged or unsupported model, one that so many ranks cannot share, a device that
+    is not there, too little memory.
     """
     torch.set_num_threads(threads)
     team = alone() if team is None else team
@@ -243,11 +246,9 @@ def load_engine(
         raise ValueError(f"rank {rank} of {topology} with a team of rank {team.rank} of {team.topology}")
     place = find_device(device, team.rank)
     dtype = find_dtype(dtype, place, team)
-    if coding is not None:
-        _check_coding(coding, place, team, compiled=compiled)
     # Before the model is: what its other attention is computed by from then on is proven with it.
     kernel = find_kernel(place, dtype) if flash_attention and place.type == "cuda" else None
-    model = load_model(directory, dtype, device, team, load_format, context_length, coding)
+    model = load_model(directory, dtype, device, team, load_format, context_length)
     geometry = model.geometry
     whole = KvLayout(
         model=model.facts.fingerprint,
@@ -257,13 +258,13 @@ def load_engine(
         kv_heads=tuple(range(geometry.kv_heads)),
         head_dim=geometry.head_dim,
         context_length=model.facts.context_length,
-        quantize=(Quantize.NONE if coding is None else coding.how).value,
     )
     layout = rank_layout(whole, team.topology, team.rank)
-    if team.topology.ranks == 1:
+    if team.topology.ranks == 1 and not model.by_row:
         hasten(model, layout, compiled_kernel if compiled and model.device.type == "cpu" else None)
     pages = team.least(pages_that_fit(layout, kv_cache_memory, tokens_min))
-    beside = batch_memory if model.device.type == "cpu" and not model.compiled else 0
+    kernel = None if model.by_row else kernel
+    beside = batch_memory if model.device.type == "cpu" and not (model.compiled or model.by_row) else 0
     cache = PagedKvCache(layout, pages, model.device, beside)
     if kernel is not None:
         kernel = proven(kernel, geometry.query_heads // team.topology.tensor, cache, model.sights)
@@ -276,25 +277,8 @@ def load_engine(
         beside,
         recorded,
         model.compiled_steps(cache),
+        model.row_steps(cache),
         kernel,
         flush_for(model.device),
         Shelf(partial(read_vocabulary, directory, model.facts)) if team.rank == drawer_of(team) else None,
     )
-
-
-def _check_coding(coding: Coding, place: torch.device, team: Team, *, compiled: bool) -> None:
-    """Raises StartupError where nothing computes so."""
-    if coding.how is Quantize.KEEP and coding.gguf is None:
-        raise StartupError(
-            f"{coding}: the model is no GGUF file, whose blocks would be kept: give int8 or int4"
-        )
-    if team.topology.ranks > 1:
-        raise StartupError(
-            f"{coding}: the ranks of a group compute over plain weights; leave one of them out"
-        )
-    if coding.multiplied and place.type != "cpu":
-        raise StartupError(f"{coding}: codes are multiplied on CPUs alone, and --device is {place}: give cpu")
-    if coding.multiplied and not compiled:
-        raise StartupError(
-            f"{coding}: codes are multiplied by compiled steps alone: leave out --compiled-steps false"
-        )

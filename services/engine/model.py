@@ -7,7 +7,7 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +19,9 @@ from transformers.utils import logging as library_logging
 
 from services.engine.anatomy import TURNED, TURNS, OtherAnatomy, anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
-from services.engine.coded import Coding, code, exactly
-from services.engine.codes import Codes
+from services.engine.by_row import Definition, RowSteps, judge
 from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
-from services.engine.compiler import CODES, builds
+from services.engine.compiler import builds
 from services.engine.container import attention_of, let_go, maker_of
 from services.engine.decoder import Decoder
 from services.engine.device import find_device
@@ -40,7 +39,7 @@ from services.engine.shards import (
     weights_in,
 )
 from services.engine.share import Share, share_of
-from services.engine.sight import Reach
+from services.engine.sight import Reach, Sight
 from services.engine.split import cut_stages, cut_weights
 from services.engine.supported import (
     COUNTING,
@@ -82,9 +81,10 @@ class Model:
         device: torch.device,
         share: Share | None = None,
         load: Callable[[], Any] | None = None,
-        codes: Mapping[torch.nn.Linear, Codes] | None = None,
+        *,
+        by_row: bool = False,
     ) -> None:
-        """`load`: gives `module` once more. `codes`: of its weights, to compute with. Looks at small forward
+        """`load`: gives `module` once more. `by_row`: its attention is not ours. Looks at small forward
         passes, without other ranks: the last is at the context's end, where a table of positions may be too
         short. Raises UnsupportedModel."""
         self.facts = facts
@@ -93,12 +93,33 @@ class Model:
         self._module = module
         self._share = share
         self._load = load
-        self._codes = codes
         self._decoder: Decoder | None = None
         self._compiled: CompiledModel | None = None
+        self._definition = Definition(module) if by_row else None
         self._tells_places = False
         takes = inspect.signature(module.forward).parameters
         self._cache_word = "cache" if "cache" in takes else "past_key_values"
+        self.geometry: Geometry
+        self.sights: Mapping[int, Sight]
+        """How each layer looks, by its id: of those that look by our attention."""
+        if self._definition is None:
+            self.geometry, self.sights, width = self._judged(module)
+        else:
+            self.geometry, self.sights, width = self._judged_by_row(self._definition)
+        self.reaches = {layer: sight.reach for layer, sight in self.sights.items() if sight.reach is not None}
+        """Of the layers that do not see all of a context."""
+        self.vocab_size: int = width
+        self._weight_bytes: int = _bytes_of_a_step(module)
+        self.products: Counter[tuple[int, int]] = Counter(
+            (each.out_features, each.in_features)
+            for each in module.modules()
+            if isinstance(each, torch.nn.Linear)
+        )
+        """How many linear layers of which [out, in] there are."""
+
+    def _judged(self, module: Any) -> tuple[Geometry, Mapping[int, Sight], int]:
+        """What our attention is asked for, and how many logits there are. Raises UnsupportedModel."""
+        facts, device, share = self.facts, self.device, self._share
         probe, whole, counted = (Probe(facts.context_length) for _ in range(3))
         order = places(facts.context_length).to(device)
         tokens = torch.arange(len(order), device=device)[None] % facts.vocab_size
@@ -113,34 +134,29 @@ class Model:
         except torch.OutOfMemoryError:
             raise
         except FAILURES as error:
-            raise UnsupportedModel(
-                f"the model {facts.name} ({module.config.model_type}) cannot be served: its definition does "
-                f"not run over pages: {_first_line(error)}{_unsaid(module.config)}"
-            ) from error
+            raise _not_over_pages(facts.name, module.config, error) from error
         if not finds:
             probe.miss(COUNTING)
         if logits is not None and len(logits) != len(last):
             probe.miss("logits of the positions that are asked for alone")
         layers = None if share is None else share.layers
-        seen = probe.verdict(whole, counted, order, dtype, facts.name, module.config, layers)
+        seen = probe.verdict(whole, counted, order, self.dtype, facts.name, module.config, layers)
         if share is not None and seen != share.seen:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served by several ranks: its "
-                f"attention has {_heads_of(seen)} on a rank, where {_heads_of(share.seen)} were expected"
+                f"attention is not cut by heads: {seen} where {share.seen} was expected"
             )
-        self.geometry: Geometry = seen if share is None else share.whole
-        self.sights = whole.sights
-        """How each layer looks, by its id."""
-        self.reaches = {layer: sight.reach for layer, sight in self.sights.items() if sight.reach is not None}
-        """Of the layers that do not see all of a context."""
-        self.vocab_size: int = facts.vocab_size if share is not None or logits is None else logits.shape[1]
-        self._weight_bytes: int = _bytes_of_a_step(module)
-        self.products: Counter[tuple[int, int]] = Counter(
-            (each.out_features, each.in_features)
-            for each in module.modules()
-            if isinstance(each, torch.nn.Linear)
-        )
-        """How many linear layers of which [out, in] there are."""
+        width = facts.vocab_size if share is not None or logits is None else logits.shape[1]
+        return seen if share is None else share.whole, whole.sights, width
+
+    def _judged_by_row(self, definition: Definition) -> tuple[Geometry, Mapping[int, Sight], int]:
+        try:
+            geometry = judge(self.facts, definition, self.device, self.dtype)
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES as error:
+            raise _not_over_pages(self.facts.name, definition.config, error) from error
+        return geometry, {}, self.facts.vocab_size
 
     @property
     def weight_bytes(self) -> int:
@@ -162,9 +178,9 @@ class Model:
         return self._decoder is not None or self._compiled is not None
 
     @property
-    def coded(self) -> bool:
-        """Its weights are kept as codes, over which a kernel alone computes."""
-        return self._codes is not None
+    def by_row(self) -> bool:
+        """They are computed by the library's definition, one row after the other."""
+        return self._definition is not None
 
     @property
     def compiled(self) -> bool:
@@ -182,16 +198,14 @@ class Model:
         if kernel_for is not None:
             numbers = check(anatomy, self.geometry.head_dim, page_tokens, self.reaches.values())
             builds(numbers)  # before all weights are looked at
-            weights = CODES
-            if self._codes is None:
-                weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
+            weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
             kernel = kernel_for(numbers, weights)
         self._module = None
         with torch.inference_mode():
             if kernel_for is None:
                 self._decoder = Decoder(anatomy, self.geometry.head_dim)
             else:
-                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel, self._codes)
+                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel)
 
     def compiled_steps(
         self, cache: PagedKvCache, reaches: Mapping[int, Reach] | None = None
@@ -201,11 +215,9 @@ class Model:
             return None
         return CompiledSteps(self._compiled, cache, self.reaches if reaches is None else reaches)
 
-    def exactly(self) -> AbstractContextManager[None]:
-        """Within it the library's definition computes in float32, with what its weights' codes stand for."""
-        if self._codes is None:
-            raise AssertionError("a model without codes")
-        return exactly(self._module, self._codes)
+    def row_steps(self, cache: PagedKvCache) -> RowSteps | None:
+        """Over this cache, where every row is computed by itself: this model has no other way then."""
+        return None if self._definition is None else RowSteps(self._definition, self.vocab_size, cache)
 
     def put_together(self) -> None:
         """Undo `take_apart`: the weights are loaded again. Raises what `load_model` raises."""
@@ -297,19 +309,17 @@ def load_model(
     team: Team | None = None,
     load_format: LoadFormat = LoadFormat.AUTO,
     context_length: int = 0,
-    coding: Coding | None = None,
 ) -> Model:
     """Load the model in `directory`, or the share of it that `team`'s rank has, straight in `dtype`
     ("bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). `load_format`: whether with its own
-    weights. `context_length`: most tokens of a sequence; 0 for what the configuration says. `coding`: how
-    weights become codes, of a model that is not shared. Says nothing to the team.
+    weights. `context_length`: most tokens of a sequence; 0 for what the configuration says. Says nothing to
+    the team.
 
     Raises ModelNotFound, ModelUnreadable, ContextTooLong, UnsupportedModel, CannotSplit, DeviceNotFound or
     StartupError.
     """
     with _loading(directory):
-        dummy = load_format is LoadFormat.DUMMY
-        return _load_model(directory, dtype, device, team, dummy, context_length, coding)
+        return _load_model(directory, dtype, device, team, load_format is LoadFormat.DUMMY, context_length)
 
 
 @contextmanager
@@ -330,24 +340,12 @@ def _loading(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _heads_of(geometry: Geometry) -> str:
-    return (
-        f"{geometry.query_heads} query heads and {geometry.kv_heads} KV heads of {geometry.head_dim} numbers"
-    )
-
-
 def _where(frames: traceback.StackSummary) -> str:
     return " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames))
 
 
 def _load_model(
-    directory: Path,
-    dtype: str,
-    device: str,
-    team: Team | None,
-    dummy: bool,
-    context_length: int,
-    coding: Coding | None,
+    directory: Path, dtype: str, device: str, team: Team | None, dummy: bool, context_length: int
 ) -> Model:
     place = find_device(device, 0 if team is None else team.rank)
     library_logging.disable_progress_bar()
@@ -372,26 +370,30 @@ def _load_model(
         # The files' own numbers have 2 to 4 bytes: what they take in memory is judged by the least it can be.
         _check_memory(directory, place, _file_bytes(directory) * DTYPES[dtype].itemsize // 4)
 
-    def load() -> Any:
+    def load(*, ours: bool = True) -> Any:
         if dummy:
-            return _load_dummies(directory, facts.name, config, dtype, place)
+            return _load_dummies(directory, facts.name, config, dtype, place, ours=ours)
         if how is None:
-            module = _load(directory, facts.name, config, DTYPES[dtype], maker_of(config))
+            module = _load(directory, facts.name, config, DTYPES[dtype], maker_of(config), ours=ours)
         else:
-            module = _load_quantised(directory, facts.name, config, dtype, place, how)
-        return module.eval().requires_grad_(False)
+            module = _load_quantised(directory, facts.name, config, dtype, place, how, ours=ours)
+        return module.to(place).eval().requires_grad_(False)
 
-    def recoded() -> Any:
+    try:
         module = load()
-        if coding is not None:
-            code(facts.name, module, coding)
-        return module.to(place)
+        _check_logits(facts.name, module)
+        return Model(module, facts, dtype, place, load=load)
+    except UnsupportedModel:
+        with suppress(UnsupportedModel):
+            return _by_row(load, facts, dtype, place)
+        raise
 
-    module = load()
-    _check_logits(facts.name, module)
-    codes = None if coding is None else code(facts.name, module, coding)
-    kept = codes if coding is not None and coding.multiplied else None
-    return Model(module.to(place), facts, dtype, place, load=recoded, codes=kept)
+
+def _by_row(load: Callable[..., Any], facts: ModelFacts, dtype: str, device: torch.device) -> Model:
+    """Of a definition that has an attention of its own, or needs one. Raises UnsupportedModel."""
+    model = Model(load(ours=False), facts, dtype, device, by_row=True)
+    log.info("each row of a step is computed by itself, by the model library with its own attention")
+    return model
 
 
 def _configuration(directory: Path, name: str) -> Any:
@@ -408,14 +410,21 @@ def _configuration(directory: Path, name: str) -> Any:
 
 
 def _load_quantised(
-    directory: Path, name: str, config: Any, dtype: str, device: torch.device, how: Quantisation
+    directory: Path,
+    name: str,
+    config: Any,
+    dtype: str,
+    device: torch.device,
+    how: Quantisation,
+    *,
+    ours: bool,
 ) -> Any:
-    bare = _bare(name, config, dtype)
+    bare = _bare(name, config, dtype, ours=ours)
     size = bytes_of(bare, {})
     _check_memory(directory, device, size)
     _tell_dequantised(directory, how, size)
     with _weights(directory, how, dtype) as weights:
-        return _load(directory, name, bare.config, DTYPES[dtype], type(bare), weights.pending())
+        return _load(directory, name, bare.config, DTYPES[dtype], type(bare), weights.pending(), ours=ours)
 
 
 @contextmanager
@@ -450,16 +459,18 @@ def _load(
     dtype: torch.dtype,
     maker: Any,
     pending: Mapping[str, Any] | None = None,
+    *,
+    ours: bool,
 ) -> Any:
     """`maker`: makes a definition of `config`: with `pending` the definition's own class. `pending`: the
-    weights, where they are not what lies in the files of `directory`."""
+    weights, where they are not what lies in the files of `directory`. `ours`: with our attention."""
     try:
         module, told = maker.from_pretrained(
             directory if pending is None else None,
             state_dict=pending,
             config=config,
             dtype=dtype,
-            attn_implementation=attention_of(config),
+            attn_implementation=attention_of(config, ours=ours),
             trust_remote_code=False,
             local_files_only=True,
             use_safetensors=True,
@@ -488,8 +499,10 @@ def _load(
     return module
 
 
-def _load_dummies(directory: Path, name: str, config: Any, dtype: str, device: torch.device) -> Any:
-    module = _bare(name, config, dtype)
+def _load_dummies(
+    directory: Path, name: str, config: Any, dtype: str, device: torch.device, *, ours: bool
+) -> Any:
+    module = _bare(name, config, dtype, ours=ours)
     _check_memory(directory, device, bytes_of(module, {}))
     fill(module, {}, plain_sources(Dummies(module, device)), device)
     return module.to(device).eval()
@@ -521,9 +534,9 @@ def _load_share(
     return stage
 
 
-def _bare(name: str, config: Any, dtype: str) -> Any:
+def _bare(name: str, config: Any, dtype: str, *, ours: bool = True) -> Any:
     try:
-        module = bare_module(config, DTYPES[dtype])
+        module = bare_module(config, DTYPES[dtype], ours=ours)
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModel(
             f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot make "
@@ -560,6 +573,13 @@ def _check_memory(directory: Path, device: torch.device, least: int) -> None:
     short = shortage(device, least)
     if short is not None:
         raise StartupError(f"the model {directory} takes at least {least} bytes on {device}, and {short}")
+
+
+def _not_over_pages(name: str, config: Any, error: Exception) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the model {name} ({config.model_type}) cannot be served: its definition does not run over pages: "
+        f"{_first_line(error)}{_unsaid(config)}"
+    )
 
 
 def _unsaid(config: Any) -> str:

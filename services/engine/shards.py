@@ -32,12 +32,13 @@ from services.runtime.model_facts import (
 SPREAD: Final = 0.02
 
 
-def bare_module(config: Any, dtype: torch.dtype) -> Any:
+def bare_module(config: Any, dtype: torch.dtype, *, ours: bool = True) -> Any:
     """The definition of `config`'s model, with the weights on the meta device and everything else real. What
-    it computes in float32 whatever the model's numbers are is of float32, as the library loads it."""
+    it computes in float32 whatever the model's numbers are is of float32, as the library loads it. `ours`:
+    with our attention."""
     with _weights_without_memory():
         module = maker_of(config).from_config(
-            config, dtype=dtype, attn_implementation=attention_of(config), trust_remote_code=False
+            config, dtype=dtype, attn_implementation=attention_of(config, ours=ours), trust_remote_code=False
         )
     for pattern, wide in module._get_dtype_plan(dtype).items():
         named = re.compile(pattern.replace("*", ".*"))

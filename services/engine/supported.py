@@ -38,6 +38,7 @@ OPTION_NAMES: Final = {
     "is_causal": "attention to later tokens",
 }
 WINDOW: Final = "a window that its mask does not have"
+OTHER_SHAPES: Final = "keys and values of differing shapes"
 SEEING: Final = {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers whose masks say how far they see."""
 COUNTING: Final = "positions that it counts by itself, or tokens that see others outside its attention"
@@ -203,10 +204,10 @@ class Probe:
             self._needs.append("layers of differing shapes")
         for query, key, value in shapes:
             if key != value or query[3] != key[3] or query[1] % key[1]:
-                self._needs.append("keys and values of differing shapes")
+                self._needs.append(OTHER_SHAPES)
         self._needs += whole._needs
         seen = {layer: sight.reach and sight.reach.tokens for layer, sight in whole.sights.items()}
-        said = (*whole._windows.items(), *_kept_of(config).items())
+        said = (*whole._windows.items(), *kept_of(config).items())
         if any(seen.get(layer, window) != window < self._context_length for layer, window in said):
             self._needs.append(WINDOW)
         if not self._needs and not self._placed(whole, counted, order, dtype):
@@ -218,7 +219,7 @@ class Probe:
     def like(self, other: "Probe", dtype: str) -> bool:
         """Whether each layer saw what `other` saw in its place."""
         return self._calls.keys() == other._calls.keys() and all(
-            _gap(mine, its) <= ROUNDING[dtype] for mine, its in self._beside(other)
+            gap(mine, its) <= ROUNDING[dtype] for mine, its in self._beside(other)
         )
 
     def turned(self, other: "Probe", tolerance: float) -> bool:
@@ -231,7 +232,7 @@ class Probe:
         anything is rounded, has to be much nearer to that than to what is seen where it is `counted`: some
         embeddings of positions are small beside those of tokens."""
         gaps = [
-            (_gap(mine, its[:, :, order]), _gap(mine, other))
+            (gap(mine, its[:, :, order]), gap(mine, other))
             for (mine, its), (_, other) in zip(self._beside(whole), self._beside(counted), strict=True)
         ]
         first_right, first_wrong = (max(each) for each in zip(*gaps[:3], strict=True))
@@ -243,13 +244,13 @@ class Probe:
             yield from zip(seen, other._calls[layer], strict=True)
 
 
-def _gap(seen: torch.Tensor, right: torch.Tensor) -> float:
+def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
     """How far `seen` is from `right`, as a share of that; 0 where a number is none."""
-    gap = float((seen.float() - right.float()).norm() / right.float().norm())
-    return 0.0 if isnan(gap) else gap
+    share = float((seen.float() - right.float()).norm() / right.float().norm())
+    return 0.0 if isnan(share) else share
 
 
-def _kept_of(config: Any) -> dict[int, int]:
+def kept_of(config: Any) -> dict[int, int]:
     """How many tokens of a layer the library itself keeps as it draws, where that is not all: a definition
     whose masks let more be seen is not sure of it, as Moshi's."""
     layers = DynamicCache(config=text_of(config)).layers
@@ -285,5 +286,6 @@ NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
     OPTION_NAMES["is_causal"]: lambda config: (
         bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False
     ),
+    "attention to blocks of a sequence": lambda config: _told(config, "attention_type") == "block_sparse",
     "keys and values shared between layers": lambda config: bool(_told(config, "num_kv_shared_layers")),
 }

@@ -36,8 +36,6 @@ ORIGINAL: Final = "original_max_position_embeddings"
 LONGROPE: Final = ("longrope", "su")
 """Scalings with one list of factors for sequences of the original positions and one for longer ones."""
 POSITIONS_MAX: Final = 2**31 - 1
-ALIBI: Final = ("bloom", "mpt")
-"""Types of models whose attention is biased by distance, whatever else their configuration says."""
 RECURRENT: Final = ("state_size", "ssm_cfg", "attention_hidden_size", "chunkwise_kernel", "lru_width")
 """Words of configurations of state-space and recurrent models (Mamba, RWKV, xLSTM, Griffin), whose layers
 keep a state in place of keys and values."""
@@ -45,9 +43,6 @@ keep a state in place of keys and values."""
 Json = dict[str, Any]
 
 RAW_NEEDS: Final[dict[str, Callable[[Json], bool]]] = {
-    "linear position biases (ALiBi)": lambda words: (
-        bool(words.get("alibi")) or words.get("model_type") in ALIBI
-    ),
     "state-space or recurrent layers (Mamba, RWKV)": lambda words: any(key in words for key in RECURRENT),
 }
 """What a configuration is seen to ask for without the model library."""

@@ -16,9 +16,7 @@ from services.decode.job import replies_max
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, Peers
 from services.decode.turn import DecodeWork
-from services.engine.folds import Folds
 from services.engine.stepper import Stepper
-from services.grammars.shelf import Shelf
 from services.pages.checksum import KvChecksum, told
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool, PageState
@@ -176,10 +174,9 @@ class DecodeBench:
         checksum: KvChecksum = KvChecksum.RECORD,
         group: RankGroup | None = None,
         reuse: bool = False,
-        grammars: Shelf | None = None,
     ) -> None:
         """`group`: of a worker of several ranks, which all hold the same. `reuse`: keep prefixes, of rooms
-        with one mark. `grammars`: of a rank that draws; the toy holds no answer to them."""
+        with one mark."""
         self.group: RankGroup = group or SoloGroup()
         self.sender = sender
         self.address = address
@@ -228,7 +225,6 @@ class DecodeBench:
             deadlines=deadlines(),
             max_running=max_running,
             checksum=checksum,
-            folds=Folds(grammars, self.mailbox.wake),
         )
         self._progress = TurnProgress(self.clock)
         if self.group.size == 1:
@@ -417,7 +413,6 @@ async def decoding(
     fabric: MemoryFabric | None = None,
     checksum: KvChecksum = KvChecksum.RECORD,
     reuse: bool = False,
-    grammars: Shelf | None = None,
 ) -> AsyncIterator[DecodeBench]:
     sender = Sender()
     sender.may_connect.set()
@@ -427,13 +422,7 @@ async def decoding(
 
     async with serving(add) as address:
         bench = DecodeBench(
-            sender,
-            address,
-            max_running=max_running,
-            fabric=fabric,
-            checksum=checksum,
-            reuse=reuse,
-            grammars=grammars,
+            sender, address, max_running=max_running, fabric=fabric, checksum=checksum, reuse=reuse
         )
         try:
             yield bench

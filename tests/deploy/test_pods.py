@@ -15,7 +15,7 @@ from services.runtime.party import Party
 from tests.deploy.chart import pods
 from tests.deploy.packages import bootstrap_packages
 from tests.deploy.running import Running, run
-from tests.models import eight_heads
+from tests.models.eight_heads import eight_heads
 from tests.process.stack import free_port
 
 pytestmark = pytest.mark.stack

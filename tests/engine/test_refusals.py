@@ -133,20 +133,22 @@ def test_probe_can_fail_a_scale_by_length_that_begins_late_is_seen(
     directory = tiny.save(transformers.Llama4TextConfig(**LENGTH_SCALED), tmp_path / "scaled")
     assert load_model(directory, "float32", "cpu")._tells_places
     monkeypatch.setattr(Model, "_tells_places", property(lambda _: False, lambda *_: None), raising=False)
+    monkeypatch.setattr("services.engine.model._by_row", no_other_way)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
         load_model(directory, "float32", "cpu")
 
 
 @pytest.mark.parametrize("load_format", [LoadFormat.AUTO, LoadFormat.DUMMY], ids=str)
-@pytest.mark.parametrize("kind", ["FalconConfig", "GPTNeoConfig"])
-def test_a_definition_with_attentions_of_its_own_alone_is_refused_in_words(
-    tmp_path: Path, kind: str, load_format: LoadFormat
+def test_a_definition_with_attentions_of_its_own_alone_is_computed_row_by_row(
+    tmp_path: Path, load_format: LoadFormat
 ) -> None:
-    config = getattr(transformers, kind)(vocab_size=131)
-    config.save_pretrained(tmp_path)
-    save_file({}, tmp_path / "model.safetensors")
+    config = transformers.FalconConfig(
+        vocab_size=131, hidden_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = load_model(tiny.save(config, tmp_path / "falcon"), "float32", "cpu", load_format=load_format)
+    assert model.by_row
     with pytest.raises(UnsupportedModel, match=r"with an attention of ours: its definition takes none$"):
-        load_model(tmp_path, "float32", "cpu", load_format=load_format)
+        load_model(tmp_path / "falcon", "float32", "cpu", alone_of(Topology(2)), load_format)
 
 
 def test_a_container_whose_language_model_is_no_part_of_its_own_is_refused_in_words(tmp_path: Path) -> None:
@@ -206,13 +208,20 @@ BART: dict[str, Any] = {
 @pytest.mark.parametrize(
     "kind", ["Bart", "MBart", "Blenderbot", "BlenderbotSmall", "Pegasus", "PLBart", "Marian"]
 )
-def test_probe_can_fail_a_definition_that_counts_each_step_from_0_is_refused(
-    tmp_path: Path, kind: str, dtype: str
+def test_probe_can_fail_a_definition_that_counts_each_step_from_0_is_computed_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str
 ) -> None:
     """Decoders of the BART family take no positions. Of one sequence from its beginning they count right."""
     config = getattr(transformers, f"{kind}Config")(**BART)
+    directory = tiny.save(config, tmp_path / kind)
+    assert load_model(directory, dtype, "cpu").by_row
+    monkeypatch.setattr("services.engine.model._by_row", no_other_way)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
-        load_model(tiny.save(config, tmp_path / kind), dtype, "cpu")
+        load_model(directory, dtype, "cpu")
+
+
+def no_other_way(*_: object) -> Model:
+    raise UnsupportedModel
 
 
 def test_probe_can_fail_tokens_that_see_others_outside_their_attention_are_refused(
@@ -244,15 +253,12 @@ def test_probe_can_fail_a_table_of_positions_that_is_shorter_than_the_context_is
 def test_one_refusal_names_all_that_is_missing(tmp_path: Path) -> None:
     """What is seen without the model library and what is seen with it."""
     config = transformers.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2).to_dict()
-    config |= {"quantization_config": {"quant_method": "bitsandbytes"}, "alibi": True}
+    config |= {"quantization_config": {"quant_method": "bitsandbytes"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModel) as refused:
         load_model(tmp_path, "float32", "cpu")
-    needs = (
-        "it needs linear position biases (ALiBi), state-space or recurrent layers (Mamba, RWKV), "
-        "weights quantised by bitsandbytes"
-    )
+    needs = "it needs state-space or recurrent layers (Mamba, RWKV), weights quantised by bitsandbytes"
     assert needs in str(refused.value)
 
 
@@ -583,17 +589,6 @@ def test_a_style_that_is_not_known_or_does_not_fit_is_refused_by_its_name(
     monkeypatch.setattr(transformers.Qwen3MoeConfig, "base_model_tp_plan", {**uncut, path: style})
     with pytest.raises(UnsupportedModel, match=r"needs the tensor-parallel style \w+ \(for model\.layers"):
         load_model(tiny_dir("qwen3-moe"), "float32", "cpu", alone_of(Topology(2)))
-
-
-def test_an_attention_that_stays_whole_is_refused(
-    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank would keep the pages of all heads as those of some."""
-    monkeypatch.setattr("services.engine.split.COMMON", {})
-    monkeypatch.setattr(transformers.LlamaConfig, "base_model_tp_plan", {"embed_tokens": "replicate"})
-    heads = r"its attention has 6 query heads and 2 KV heads of 16 numbers on a rank, where 3 .* and 1 .*"
-    with pytest.raises(UnsupportedModel, match=f"by several ranks: {heads} were expected"):
-        load_model(tiny_dir("llama-gqa-untied"), "float32", "cpu", alone_of(Topology(2)))
 
 
 def test_a_norm_over_all_heads_that_is_no_rms_norm_is_refused(

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 from tests.engine import tiny
 from tests.engine.matrix.table import TYPES
 from tests.engine.test_equals_reference import PLACED
-from tests.models import EIGHT_HEADS
+from tests.models.eight_heads import EIGHT_HEADS
 
 FIRST: Final = ("llama-gqa-untied", "mistral, window", "qwen3-moe", "gpt-oss", "gpt2-learned-positions")
 """One of each kind, before more of the same."""

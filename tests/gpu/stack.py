@@ -28,7 +28,7 @@ from tests.gpu.findings import CannotRun, Finding
 from tests.gpu.kit import MARGIN_S, Kit
 from tests.gpu.models import served
 from tests.http import greedy
-from tests.models import EIGHT_HEADS
+from tests.models.eight_heads import EIGHT_HEADS
 from tests.oracle import reference_greedy
 from tests.process.stack import gauges_of
 

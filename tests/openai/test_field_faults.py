@@ -126,8 +126,6 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         "format_type",
         "unsupported",
         "words",
-        "name",
-        "prompt_length",
     }
     kinds = {"missing", "extra_forbidden", *TYPES, *VALUES, *OWN_TYPES, *own}
     found = set()

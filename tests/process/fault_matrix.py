@@ -30,7 +30,7 @@ import httpx
 
 from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
 from tests.http import web
-from tests.models import VOCABULARY, eight_heads
+from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.hosts import Hosts, hosts, missing
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import Stack, running_stack

@@ -14,7 +14,7 @@ from transformers import Glm4MoeConfig, MiniMaxM2Config, PreTrainedConfig, Qwen3
 from tests.engine import tiny
 from tests.engine.matrix.table import TYPES
 from tests.engine.quantisers import FORMATS, MXFP4, Format, write
-from tests.models import TOKENIZER
+from tests.models.eight_heads import TOKENIZER
 
 FP8_IN_BLOCKS: Final = FORMATS["FP8 in blocks (Qwen3-FP8, DeepSeek V3, MiniMax M2)"]
 FP8_BY_TENSOR: Final = FORMATS["FP8 by tensor (Ministral 3, Devstral 2)"]

@@ -8,7 +8,7 @@ import pytest
 
 from services.runtime.errors import EXIT_FAILED
 from tests.http import web
-from tests.models import eight_heads
+from tests.models.eight_heads import eight_heads
 from tests.process.stack import STOP_S, Stack, running_stack
 from tests.process.test_stopped_rank import wait_listed
 

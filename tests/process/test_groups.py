@@ -20,7 +20,7 @@ from services.engine.engine import load_engine
 from services.rooms.request import Sampling, Token
 from tests.engine.scenes import drawn
 from tests.http import web
-from tests.models import VOCABULARY, eight_heads
+from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.pairwise import Case, cover, every
 from tests.process.load import Asked, Load, Pair, any_prompts, asked
 from tests.process.stack import Stack, running_stack

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from services.runtime.errors import EXIT_GROUP
-from tests.models import VOCABULARY, eight_heads
+from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.by_hand import Group, Hand, by_hand
 from tests.process.hooks import TOLD
 from tests.process.load import Answer, any_prompts

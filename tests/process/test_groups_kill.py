@@ -18,7 +18,7 @@ import pytest
 
 from tests.cli.stand_ins import gone
 from tests.http import web
-from tests.models import VOCABULARY, eight_heads
+from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.pairwise import Case, every, parameters
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import Rank, Stack, running_stack

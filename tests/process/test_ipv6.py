@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import eight_heads
+from tests.models.eight_heads import eight_heads
 from tests.process.stack import STOP_S, Stack
 from tests.wire.servers import has_ipv6
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.http import web
-from tests.models import VOCABULARY, eight_heads
+from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import Stack, running_stack
 from tests.process.test_groups_kill import ANSWER_S, CLIENTS, LENGTHS, Clients, wait_held

@@ -30,7 +30,7 @@ from services.wire.channel import open_channel
 from services.wire.errors import RemoteError, remote_error
 from services.wire.identity import Identity
 from services.wire.lease import LeaseKeeper
-from tests.models import eight_heads
+from tests.models.eight_heads import eight_heads
 from tests.process.stack import Stack, free_port
 from tests.safety.certificates import flags, of
 from tests.safety.waiting import until

@@ -20,6 +20,7 @@ REASONS: Final = {
     "browser": "drives a browser",
     "emulated": "compiles a kernel for a CPU unlike this one, or with a fault: only `make verify` has it",
     "bench": "runs a benchmark",
+    "sweep": "builds a model of every type that the model library knows",
     "search": "searches many states, or for faults that were put into the product",
     "prometheus": "needs the programs of Prometheus",
 }

@@ -1,0 +1,137 @@
+"""How does docs/models.md say which models are served?"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import transformers
+
+from tests.models.recipes import causal_types, container_types
+from tests.models.released import RELEASED
+from tests.models.trial import Outcome, Verdict
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
+REWRITE: Final = "python -m tests.models --rewrite"
+SERVED: Final = "served"
+
+INTRODUCTION: Final = """\
+# Which models are served?
+
+Look yours up by its name, or by the `model_type` in its `config.json`. This page is of transformers
+{version}. `{rewrite}` writes it: it builds a small model of random weights for every
+type, with what its type is released with left on (scaled rotations, windows, soft caps, sinks, the pattern of
+its layers), and holds Baton's answers against `generate`'s in float32: token for token, and the log
+probabilities with them. Prompts are of 5, 70 and 300 tokens (windows of 64), alone and together, in chunks of
+512 and of 40, after a hand-over to another cache, and behind another's prefix. A test does the same and holds
+this page against it.
+
+* **Served** means that all of that was equal. Nothing else is served: a model that would be computed
+  otherwise is refused at the start, with the words that stand here.
+* Of a model that reads images or sound, too, the text is served.
+* Quantised checkpoints are dequantised as they are loaded: FP8, compressed-tensors, MXFP4, NVFP4, GPTQ and
+  AWQ ([which](engine.md#quantised-checkpoints)).
+* Who computes a step, and what that costs, is in [engine.md](engine.md#who-computes-it).
+
+Of {types} types of language models {equal} are served, and of {containers} types that read more {texts}.
+
+## By name
+
+A name stands for its family.
+
+| checkpoint | `model_type` | stored as | served |
+|---|---|---|---|
+"""
+BY_TYPE: Final = """
+## By type
+
+*TP*: over tensor-parallel ranks (`--tp`). *PP*: over pipeline stages (`--prefill-pp`).
+
+| `model_type` | computed by | with | TP | PP |
+|---|---|---|---|---|
+"""
+OF_CONTAINERS: Final = """
+The text of models that read more than text:
+
+| `model_type` | computed by | with | TP | PP |
+|---|---|---|---|---|
+"""
+NOT_SERVED: Final = """
+## What is refused, and why
+
+| reason | `model_type` |
+|---|---|
+"""
+NOT_SPLIT: Final = """
+## What one rank alone serves
+
+| reason | `model_type` |
+|---|---|
+"""
+UNTRIED: Final = """
+## Not tried
+
+No small model of these is made here. They are judged like all others when they are loaded.
+
+| what is missing | `model_type` |
+|---|---|
+"""
+
+
+def rendered(outcomes: Mapping[str, Outcome]) -> str:
+    """The page, of the outcome of every type."""
+    causal, containers = causal_types(), container_types()
+    told = INTRODUCTION.format(
+        version=transformers.__version__,
+        rewrite=REWRITE,
+        types=len(causal),
+        equal=_equal(outcomes, causal),
+        containers=len(containers),
+        texts=_equal(outcomes, containers),
+    )
+    lines = [told.rstrip("\n")]
+    lines += (
+        f"| {name} | {_code(kind)} | {stored} | {_told(outcomes[kind])} |" for name, kind, stored in RELEASED
+    )
+    lines += BY_TYPE.rstrip("\n").split("\n")
+    lines += _rows(outcomes, [kind for kind in causal if kind not in containers])
+    lines += OF_CONTAINERS.rstrip("\n").split("\n")
+    lines += _rows(outcomes, containers)
+    for heading, verdict in ((NOT_SERVED, Verdict.REFUSED), (UNTRIED, Verdict.UNTRIED)):
+        lines += heading.rstrip("\n").split("\n")
+        lines += _grouped((kind, each.words) for kind, each in outcomes.items() if each.verdict is verdict)
+    lines += NOT_SPLIT.rstrip("\n").split("\n")
+    lines += _grouped((kind, words) for kind, each in outcomes.items() for words in set(each.ranks) if words)
+    return "\n".join(lines) + "\n"
+
+
+def _equal(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> int:
+    return sum(outcomes[kind].verdict is Verdict.EQUAL for kind in kinds)
+
+
+def _rows(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> Iterator[str]:
+    for kind in sorted(kinds):
+        each = outcomes[kind]
+        if each.verdict is Verdict.EQUAL:
+            ranks = ("no" if words else "yes" for words in each.ranks)
+            yield f"| {_code(kind)} | {each.words} | {', '.join(each.sights)} | {' | '.join(ranks)} |"
+
+
+def _grouped(reasons: Iterator[tuple[str, str]]) -> Iterator[str]:
+    """By reason, those with the most types first."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for kind, words in reasons:
+        kinds[words].append(kind)
+    for words, those in sorted(kinds.items(), key=lambda each: (-len(each[1]), each[0])):
+        listed = ", ".join(_code(kind) for kind in sorted(those))
+        yield f"| {words.replace('|', '/')} | {listed} |"
+
+
+def _told(outcome: Outcome) -> str:
+    if outcome.verdict is Verdict.EQUAL:
+        return SERVED
+    return f"no: {outcome.words}" if outcome.verdict is Verdict.REFUSED else outcome.verdict.value
+
+
+def _code(kind: str) -> str:
+    return f"`{kind}`"

@@ -1,0 +1,296 @@
+"""Which tiny configuration stands for a type of the model library?
+
+It is made from the type's own defaults, which are those of the model that it was written for: what bounds the
+size is made small, by the names of its fields, and everything else stays as it is released: norms, biases,
+soft caps, sinks, scaled rotations, the pattern of its layers. Windows and chunks are so short that prompts of
+a few hundred tokens are far behind their borders. What a type wants beside is a line of `BESIDE`.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from tests.engine.tiny import maker_of
+
+VOCABULARY: Final = 131
+CONTEXT: Final = 512
+WINDOW: Final = 64
+LAYERS: Final = 4
+HEADS: Final = 4
+WIDTH: Final = 64
+HEAD_DIM: Final = 16
+SPREAD: Final = 0.3
+"""Of random weights: the tokens that are drawn vary."""
+PARAMETERS_MAX: Final = 100_000_000
+
+Fields = dict[str, Any]
+
+REACHES: Final = ("sliding_window", "attention_chunk_size", "window_size")
+"""On where they are released so."""
+DECODER: Final[Fields] = {"is_decoder": True, "is_encoder_decoder": False}
+"""Of types that are more: what draws text is what is looked at."""
+TEXT: Final[Fields] = {
+    "vocab_size": VOCABULARY,
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim"), WIDTH),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "intermediate_size_mlp"), 96
+    ),
+    **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim", "dense_intermediate_size"), 96),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
+    "encoder_layers": 1,
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads"), HEADS),
+    "encoder_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    **dict.fromkeys(("head_dim", "kv_channels", "query_pre_attn_scalar"), HEAD_DIM),
+    "rotary_dim": 8,
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions"), CONTEXT
+    ),
+    **dict.fromkeys(("initializer_range", "init_std"), SPREAD),
+    **dict.fromkeys(REACHES, WINDOW),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_size"), 32),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+    "floor_scale": 48,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "forced_eos_token_id": None,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+}
+"""What bounds the size of a language model, and what makes it one that draws without end."""
+TOWER: Final[Fields] = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "embed_dim", "d_model", "projection_dim"), 32),
+    **dict.fromkeys(("num_hidden_layers", "depth", "encoder_layers", "num_layers"), 1),
+    **dict.fromkeys(
+        ("num_attention_heads", "num_heads", "encoder_attention_heads", "num_key_value_heads"), 2
+    ),
+    "head_dim": 16,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_channels": 3,
+    "mlp_ratio": 1,
+    "out_hidden_size": WIDTH,
+    "vision_output_dim": 32,
+    **dict.fromkeys(("projector_input_dim", "projector_output_dim"), 48),
+    "encoder_ffn_dim": 32,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+    "num_mel_bins": 16,
+    "base_channels": 32,
+    "num_embeddings": 64,
+    "max_source_positions": 64,
+    "vision_feature_layer": -1,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0],
+}
+"""The same of what a container has beside its text, which is let go."""
+
+QWEN_WINDOWS: Final[Fields] = {
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
+}
+BESIDE: Final[Mapping[str, Fields]] = {
+    "bloom": {"seq_length": CONTEXT},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 500_000.0, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": WIDTH, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "laguna": {"layer_types": ["full_attention"] + ["sliding_attention"] * 3},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "mellum": {"layer_types": ["full_attention"] + ["sliding_attention"] * 3},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3},
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "phi3": {"sliding_window": WINDOW},
+    "reformer": {"attn_layers": ["local", "lsh", "local", "lsh"], "axial_pos_embds_dim": [16, 48]},
+    "qwen2": QWEN_WINDOWS,
+    "qwen3": QWEN_WINDOWS,
+    "starcoder2": {"sliding_window": WINDOW},
+}
+"""Fields of some types beside those: mostly what their checkpoints say, and their defaults do not."""
+
+
+def causal_types() -> list[str]:
+    """Every type for which the library has a definition that draws text from text."""
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def container_types() -> list[str]:
+    """Every type of models that read images, too, around a language model of its own."""
+    return [kind for kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if is_container(kind)]
+
+
+def released(kind: str) -> PreTrainedConfig:
+    """As a model of this type is released, but that one with an encoder has its decoder alone."""
+    made = CONFIG_MAPPING[kind]
+    whole = made()
+    alone = {key: value for key, value in DECODER.items() if _has(whole, key)}
+    return made(**alone) if getattr(whole, "is_encoder_decoder", False) and kind in causal_types() else whole
+
+
+def is_container(kind: str) -> bool:
+    whole = CONFIG_MAPPING[kind]()
+    return whole.get_text_config() is not whole
+
+
+def recipe(kind: str) -> PreTrainedConfig:
+    """The configuration. Raises whatever the library does where it knows no model of such a size."""
+    made, whole = CONFIG_MAPPING[kind], CONFIG_MAPPING[kind]()
+    text = whole.get_text_config()
+    if text is whole:
+        return _taken(made, _parts(whole, TOWER) | _small(whole, TEXT | DECODER, BESIDE.get(kind, {})))
+    return _taken(made, _parts(whole, TOWER, text) | BESIDE.get(kind, {}))
+
+
+def _parts(whole: PreTrainedConfig, sizes: Fields, text: PreTrainedConfig | None = None) -> Fields:
+    """The configurations that `whole` is made of, each of them small: `text` as a language model."""
+    parts: Fields = {}
+    for key in type(whole).sub_configs:
+        part = getattr(whole, key, None)
+        if isinstance(part, PreTrainedConfig):
+            its = TEXT if part is text else sizes
+            small = _parts(part, its) | _small(part, its, BESIDE.get(part.model_type, {}))
+            parts[key] = {**_taken(type(part), small).to_dict(), "model_type": part.model_type}
+    return parts
+
+
+def _taken(made: type[PreTrainedConfig], fields: Fields) -> PreTrainedConfig:
+    """The configuration of these `fields`. One that the type does not take so is given in another form, and
+    left as it is released where there is none."""
+    forms: dict[str, list[Any]] = {}
+    while True:
+        try:
+            return made(**fields)
+        except StrictDataclassFieldValidationError as error:
+            [field] = re.findall(r"for field '(\w+)'", str(error))
+            if field not in fields:
+                raise
+            others = forms.setdefault(field, _forms(fields.pop(field)))
+            if others:
+                fields[field] = others.pop(0)
+
+
+def _forms(value: Any) -> list[Any]:
+    if value is None:
+        return [1]
+    return [float(value), [value] * 2] if isinstance(value, int) else []
+
+
+def _small(released: PreTrainedConfig, sizes: Fields, beside: Fields) -> Fields:
+    """The fields that make `released` small: of its own, those of `sizes`, and all of `beside`."""
+    fields = {key: value for key, value in sizes.items() if _has(released, key)}
+    for key in REACHES:
+        if not isinstance(getattr(released, key, None), int):
+            fields.pop(key, None)
+    layers = getattr(released, "num_hidden_layers", None)
+    for key, value in _lists(released):
+        if len(value) == layers:
+            fields[key] = patterned(value, fields.get("num_hidden_layers", layers))
+    turns = getattr(released, "rope_parameters", None)
+    if isinstance(turns, dict) and sizes is TEXT:
+        if "mrope_section" in _source_of(released):
+            turns = {"mrope_section": [2, 1, 1], **turns}
+        fields["rope_parameters"] = _turned(turns, fields.get("head_dim") or WIDTH // HEADS)
+    return {**fields, **beside}
+
+
+def _source_of(released: PreTrainedConfig) -> str:
+    """Of the definition beside it."""
+    module = type(released).__module__.replace("configuration_", "modeling_")
+    __import__(module)
+    return inspect.getsource(sys.modules[module])
+
+
+def _has(released: PreTrainedConfig, key: str) -> bool:
+    if isinstance(getattr(type(released), key, None), property):
+        return False
+    try:
+        return hasattr(released, key)
+    except Exception:  # of a type whose layers differ, the library's own
+        return False
+
+
+def _lists(released: PreTrainedConfig) -> Iterator[tuple[str, Sequence[Any]]]:
+    return ((key, value) for key, value in vars(released).items() if isinstance(value, list) and value)
+
+
+def patterned(released: Sequence[Any], count: int) -> list[Any]:
+    """The first `count` of what each layer is, but with one of every kind there is, as far as they go."""
+    kinds = [value for place, value in enumerate(released) if value not in released[:place]]
+    chosen = list(released[:count])
+    missing = [kind for kind in kinds if kind not in chosen][: count - 1]
+    return [*chosen[: count - len(missing)], *missing]
+
+
+def _turned(turns: Fields, head_dim: int) -> Fields:
+    """Rotations as they are released, but that sections of them divide so many dimensions of a head."""
+    told = {
+        key: _turned(value, head_dim) if isinstance(value, dict) else value for key, value in turns.items()
+    }
+    sections, share = told.get("mrope_section"), told.get("partial_rotary_factor", 1)
+    if isinstance(sections, list) and isinstance(share, int | float):
+        half = int(head_dim * share) // 2
+        scaled = [max(part * half // sum(sections), 1) for part in sections[1:]]
+        told["mrope_section"] = [half - sum(scaled), *scaled]
+    return told
+
+
+class TooLarge(ValueError):
+    """A recipe leaves a model large."""
+
+
+def save(config: PreTrainedConfig, directory: Path) -> Path:
+    """A random model of `config` in `directory`, always the same, in float32, of which nothing is as it is
+    started: norms, biases and sinks are no ones and zeros. Raises TooLarge."""
+    with torch.device("meta"):
+        count = sum(each.numel() for each in maker_of(config).from_config(config).parameters())
+    if count > PARAMETERS_MAX:
+        raise TooLarge(f"{count} parameters")
+    torch.manual_seed(7)
+    model = maker_of(config).from_config(config, dtype=torch.float32)
+    kept = model.state_dict()
+    for path, weight in [*model.named_parameters(), *model.named_buffers()]:
+        if path in kept and weight.dtype == torch.float32:
+            weight.data = stirred(path, weight.data)
+    if _repeats(model.eval()):
+        model.get_input_embeddings().weight.data /= 6
+    model.save_pretrained(directory)
+    return directory
+
+
+def _repeats(model: Any) -> bool:
+    """Whether hardly anything follows a token but itself: an embedding that is the head, too, outweighs the
+    layers."""
+    tokens = torch.arange(3, VOCABULARY)[None]
+    with torch.inference_mode(), suppress(Exception):  # those that cannot are refused later, in words
+        logits = model(input_ids=tokens).logits
+        return float((logits.argmax(-1) == tokens).float().mean()) > 0.2
+    return False
+
+
+def stirred(path: str, weight: torch.Tensor) -> torch.Tensor:
+    if weight.ndim >= 2:
+        return weight if weight.std() > SPREAD / 3 else torch.randn_like(weight) * SPREAD
+    if weight.shape == (VOCABULARY,):
+        spread = 0.02
+    elif path.endswith(("bias", "sinks")) and "norm" not in path.lower():
+        spread = 0.2
+    else:
+        spread = 0.05
+    return weight + torch.randn_like(weight) * spread

@@ -1,0 +1,78 @@
+"""What comes of a tiny model of every type that the library knows?"""
+
+import re
+import shutil
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+import torch
+from transformers.utils import logging as library_logging
+
+from services.engine.container import text_of
+from services.engine.supported import refuse_by_configuration
+from services.runtime.errors import in_a_line
+from services.runtime.model_facts import RAW_NEEDS, UnsupportedModel
+from tests.models import recipes
+from tests.models.trial import Outcome, Verdict, try_model, why
+
+PROCESSES: Final = 2
+
+
+def all_types() -> list[str]:
+    return list(dict.fromkeys([*recipes.causal_types(), *recipes.container_types()]))
+
+
+def sweep(kinds: Sequence[str], processes: int = PROCESSES) -> Iterator[tuple[str, Outcome]]:
+    """The outcome of each type, in their order."""
+    with ProcessPoolExecutor(processes, get_context("spawn"), _begin) as pool:
+        yield from zip(kinds, pool.map(outcome_of, kinds), strict=True)
+
+
+def outcome_of(kind: str) -> Outcome:
+    place = Path(tempfile.mkdtemp(prefix="baton-models-"))
+    try:
+        try:
+            refused = refused_as_released(kind)
+            if refused is not None:
+                return refused
+            directory = recipes.save(recipes.recipe(kind), place / kind)
+        except ImportError as error:
+            package = re.search(r"requires the (\w+) library", str(error))
+            return Outcome(
+                Verdict.REFUSED, f"it needs {package[1] if package else error}, which Baton has not"
+            )
+        except Exception as error:
+            return Outcome(Verdict.UNTRIED, in_a_line(error) or type(error).__name__)
+        return try_model(directory)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames[-4:]))
+        return Outcome(Verdict.BROKEN, f"{in_a_line(error)} ({where})")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def refused_as_released(kind: str) -> Outcome | None:
+    """What is refused by its configuration needs no model."""
+    config = recipes.released(kind)
+    try:
+        text_of(config)
+    except ValueError as error:
+        return Outcome(Verdict.REFUSED, in_a_line(error))
+    words = config.to_dict()
+    missing = [need for need, asks in RAW_NEEDS.items() if asks(words.get("text_config") or words)]
+    try:
+        refuse_by_configuration(kind, config, missing)
+    except UnsupportedModel as refusal:
+        return Outcome(Verdict.REFUSED, why(str(refusal)))
+    return None
+
+
+def _begin() -> None:
+    torch.set_num_threads(1)
+    library_logging.set_verbosity(50)

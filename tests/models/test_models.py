@@ -1,0 +1,71 @@
+"""Does docs/models.md name every type that the installed model library has, and is what it says true?"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from services.engine.engine import Engine
+from services.engine.sight import Reach
+from tests.models import recipes
+from tests.models.page import PAGE, REWRITE, rendered
+from tests.models.sweep import all_types
+from tests.models.trial import Outcome, Verdict, differences, generated, loaded, prompts, try_model
+
+SWEEP_S = 900
+ONE_OF_EACH = {
+    "llama": "our own pass",
+    "gemma2": "the library's definition",
+    "gpt_oss": "the library's definition",
+    "qwen3_vl": "our own pass",
+    "falcon": "the library's definition, row by row",
+    "bloom": "the library's definition, row by row",
+    "bart": "the library's definition, row by row",
+}
+
+
+def test_the_page_is_of_the_installed_library_and_names_all_its_types() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert f"transformers\n{transformers.__version__}. " in text, (
+        f"another version is installed: run {REWRITE}"
+    )
+    missing = [kind for kind in all_types() if f"`{kind}`" not in text]
+    assert not missing, f"run {REWRITE}"
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_answers_are_those_of_generate(tmp_path: Path, kind: str) -> None:
+    """Alone and together, in long and short chunks, after a hand-over, and behind another's prefix."""
+    outcome = try_model(recipes.save(recipes.recipe(kind), tmp_path / kind))
+    assert (outcome.verdict, outcome.words) == (Verdict.EQUAL, ONE_OF_EACH[kind])
+
+
+@pytest.mark.sweep
+def test_what_the_page_says_of_each_type_is_what_comes_of_it() -> None:
+    command = [sys.executable, "-m", "tests.models", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SWEEP_S, check=True)
+    came = json.loads(done.stdout.splitlines()[-1])
+    outcomes = {kind: Outcome.of(told) for kind, told in came.items()}
+    bad = {
+        kind: each.words for kind, each in outcomes.items() if each.verdict in (Verdict.WRONG, Verdict.BROKEN)
+    }
+    assert not bad
+    assert rendered(outcomes) == PAGE.read_text(encoding="utf-8"), f"run {REWRITE}"
+
+
+def off_by_one(engine: Engine) -> None:
+    for layer, reach in engine.model.reaches.items():
+        engine.model.reaches[layer] = Reach(reach.tokens - 1, reach.in_chunks)
+
+
+def test_the_trial_can_fail_a_window_that_is_off_by_a_token(tmp_path: Path) -> None:
+    directory = recipes.save(recipes.recipe("mistral"), tmp_path / "mistral")
+    engine, expected = loaded(directory), generated(directory)
+    assert not list(differences(engine, prompts(), expected))
+    off_by_one(engine)
+    assert any(
+        "log probabilities" in each or "tokens" in each for each in differences(engine, prompts(), expected)
+    )

@@ -1,0 +1,220 @@
+"""Is a model served, by which way of computing, and are its answers those of the library's own `generate`?
+
+Never otherwise: what is not equal is refused, in words. Answers are compared token for token, and so are the
+log probabilities of what was drawn: a window that is off by one token changes those first.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, GenerationConfig
+
+from services.engine.engine import Engine, load_engine
+from services.engine.kv_cache import PagedKvCache
+from services.engine.model import load_model
+from services.engine.paged import PagedKernel
+from services.engine.team import Mute, alone
+from services.pages.topology import Topology
+from services.rooms.request import Sampling, Token
+from services.runtime.errors import StartupError
+from tests.engine.tiny import maker_of
+from tests.engine.worker import Tenant, Worker, hand_over
+from tests.models.recipes import VOCABULARY
+
+LENGTHS: Final = (5, 70, 300)
+OUTPUT_TOKENS: Final = 8
+LONG, SHORT = 512, 40
+"""Chunks."""
+LOGPROBS: Final = 1e-2
+"""So far a log probability may be from the library's: rounding, many times over."""
+VARIED: Final = 12
+"""So many different log probabilities at least have to be among the answers, or they tell little."""
+TOLD: Final = Sampling(temperature=0.0, top_logprobs=1)
+
+Answer = list[tuple[int, float]]
+"""Tokens, each with its log probability."""
+
+
+class Verdict(StrEnum):
+    EQUAL = "equal"
+    REFUSED = "refused"
+    WRONG = "wrong"
+    """Served, and otherwise than by the library."""
+    BROKEN = "broken"
+    """It ends in an error that is no refusal."""
+    UNTRIED = "not tried"
+    """No tiny model of it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one model."""
+
+    verdict: Verdict
+    words: str
+    """By which way it is computed; why it is refused; or what is wrong."""
+    sights: tuple[str, ...] = ()
+    """What is special in how its layers look."""
+    ranks: tuple[str, str] = ("", "")
+    """Why it is not served by two tensor-parallel ranks, and by two stages; nothing where it is."""
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> "Outcome":
+        """The other way round of `dataclasses.asdict`, through JSON."""
+        first, second = told["ranks"]
+        return cls(Verdict(told["verdict"]), told["words"], tuple(told["sights"]), (first, second))
+
+
+def prompts() -> list[list[int]]:
+    """Random tokens, none of them special."""
+    numbers = random.Random(3)
+    return [[numbers.randrange(3, VOCABULARY) for _ in range(length)] for length in LENGTHS]
+
+
+def try_model(directory: Path) -> Outcome:
+    """Load the model in `directory` and hold its answers against the library's."""
+    try:
+        engine = loaded(directory)
+    except StartupError as refusal:
+        return Outcome(Verdict.REFUSED, why(str(refusal), directory))
+    difference = next(differences(engine, prompts(), generated(directory)), "")
+    if difference:
+        return Outcome(Verdict.WRONG, difference)
+    ranks = why_not_split(directory, Topology(2)), why_not_split(directory, Topology(1, 2))
+    return Outcome(Verdict.EQUAL, way_of(engine), tuple(sights_of(engine)), ranks)
+
+
+def loaded(directory: Path) -> Engine:
+    return load_engine(
+        directory, dtype="float32", device="cpu", kv_cache_memory=2**24, threads=1, batch_memory=2**21
+    )
+
+
+def why_not_split(directory: Path, topology: Topology) -> str:
+    """The words by which several ranks refuse the model; nothing where each loads its share of it."""
+    try:
+        for rank in range(topology.ranks):
+            load_model(directory, "float32", "cpu", Mute(topology, rank))
+    except StartupError as refusal:
+        return why(str(refusal), directory)
+    return ""
+
+
+def why(refusal: str, directory: Path | None = None) -> str:
+    """A refusal's words without the model's name and place, which are only this trial's."""
+    words = re.split(" cannot be served(?: by several ranks)?: ", refusal)[-1]
+    return words if directory is None else words.replace(f"{directory}/", "").replace(f"{directory}: ", "")
+
+
+def way_of(engine: Engine) -> str:
+    if engine.model.by_row:
+        return "the library's definition, row by row"
+    return "our own pass" if engine.model.taken_apart else "the library's definition"
+
+
+def sights_of(engine: Engine) -> Iterator[str]:
+    sights = engine.model.sights.values()
+    reaches = [sight.reach for sight in sights if sight.reach is not None]
+    if any(not reach.in_chunks for reach in reaches):
+        yield "windows"
+    if any(reach.in_chunks for reach in reaches):
+        yield "chunks"
+    if any(sight.cap is not None for sight in sights):
+        yield "soft caps"
+    if any(sight.sinks is not None for sight in sights):
+        yield "sinks"
+
+
+def differences(engine: Engine, asked: Sequence[Sequence[int]], expected: Sequence[Answer]) -> Iterator[str]:
+    """Where the engine answers otherwise than `expected`: alone and together, in long and short chunks, after
+    a hand-over, behind another's prefix."""
+    if len({round(likely, 3) for answer in expected for _, likely in answer}) < VARIED:
+        yield "its answers hardly vary: they tell nothing"
+    for chunk in (LONG, SHORT):
+        worker = Worker(engine, seed=chunk)
+        together = _drawn(worker, [_admit(worker, prompt) for prompt in asked], chunk)
+        yield from _apart(f"together, in chunks of {chunk}", together, expected)
+    for chunk in (LONG, SHORT):
+        worker = Worker(engine, seed=chunk)
+        by_itself = [_drawn(worker, [_admit(worker, prompt)], chunk)[0] for prompt in asked]
+        yield from _apart(f"alone, in chunks of {chunk}", by_itself, expected)
+
+    prefill, decode = Worker(engine, seed=1), Worker(beside(engine), seed=2)
+    arrived: list[Tenant] = []
+    size = engine.layout.page_tokens
+    for prompt, answer in zip(asked, expected, strict=True):
+        tenant = _admit(prefill, prompt)
+        while not tenant.sequence.output:
+            prefill.step([tenant], SHORT)
+        arrived.append(hand_over(tenant, prefill, decode))
+        again = _admit(prefill, prompt)
+        again.computed = len(prompt) // 2 // size * size
+        again.pages = tenant.pages[: again.computed // size]
+        yield from _apart("behind a prefix that lies there", _drawn(prefill, [again], SHORT), [answer])
+    handed = _drawn(decode, arrived, 1)
+    yield from _apart("after a hand-over", handed, [answer[1:] for answer in expected])
+
+
+def _admit(worker: Worker, prompt: Sequence[int]) -> Tenant:
+    return worker.admit(prompt, OUTPUT_TOKENS, TOLD)
+
+
+def _drawn(worker: Worker, tenants: Sequence[Tenant], chunk: int) -> list[Answer]:
+    answers: list[Answer] = [[] for _ in tenants]
+    while not all(tenant.done for tenant in tenants):
+        going = [place for place, tenant in enumerate(tenants) if not tenant.done]
+        for place, token in zip(going, worker.step(tenants, chunk), strict=True):
+            if isinstance(token, Token) and token.logprob is not None:
+                answers[place].append((token.id, token.logprob))
+    return answers
+
+
+def _apart(how: str, seen: Sequence[Answer], expected: Sequence[Answer]) -> Iterator[str]:
+    for mine, right in zip(seen, expected, strict=True):
+        if [token for token, _ in mine] != [token for token, _ in right]:
+            yield f"{how}: other tokens"
+        gap = max(abs(one - other) for (_, one), (_, other) in zip(mine, right, strict=False))
+        if not gap <= LOGPROBS:
+            yield f"{how}: log probabilities are off by {gap:.2g}"
+
+
+def beside(engine: Engine, kernel: PagedKernel | None = None) -> Engine:
+    """The same model over other pages, of which nothing is kept for the next step."""
+    pages = PagedKvCache(engine.layout, engine.cache.pages, engine.model.device)
+    model = engine.model
+    return Engine(model, engine.whole, pages, alone(), by_row=model.row_steps(pages), kernel=kernel)
+
+
+def generated(directory: Path) -> list[Answer]:
+    """What the library's `generate` answers, each prompt alone, by its definition's plainest attention."""
+    model = _reference(directory)
+    settings = GenerationConfig(max_new_tokens=OUTPUT_TOKENS, do_sample=False, pad_token_id=0)
+    return [list(_continued(model, prompt, settings)) for prompt in prompts()]
+
+
+def _continued(model: Any, prompt: Sequence[int], settings: GenerationConfig) -> Iterator[tuple[int, float]]:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        told = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=settings,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    for token, logits in zip(told.sequences[0, len(prompt) :].tolist(), told.logits, strict=True):
+        yield token, float(torch.log_softmax(logits[0].float(), -1)[token])
+
+
+def _reference(directory: Path) -> Any:
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    made = maker_of(config).from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    return made.eval()
