@@ -41,7 +41,9 @@ class BootstrapSettings(ServiceSettings):
     role: ClassVar[str] = "bootstrap"
 
     model: str = setting("demo", "A model directory, a GGUF file, or the word demo.", TEXT)
-    served_model_name: str = setting("", "Name that clients ask for (not given: the model's own name).", TEXT)
+    served_model_name: str = setting(
+        "", "Names that clients ask for, by commas (not given: the model's own name).", TEXT
+    )
     generation_config: str = setting(
         GenerationConfig.AUTO.value,
         "How tokens are drawn where a request does not say it: as the model's generation_config.json"
@@ -62,6 +64,11 @@ class BootstrapSettings(ServiceSettings):
     tell_tools: bool = setting(
         True,
         "Where a model's chat template knows no tools, tell them in the system message (false: refuse them).",
+        SWITCH,
+    )
+    clip_max_tokens: bool = setting(
+        False,
+        "Take max_tokens beyond what fits for as many as fit (false: such a request is refused).",
         SWITCH,
     )
     http_port: int = setting(8000, "Port of the OpenAI HTTP API (0: any free one).", PORT)
@@ -129,6 +136,11 @@ class BootstrapSettings(ServiceSettings):
     )
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        """None: the model's own."""
+        return tuple(filter(None, (name.strip() for name in self.served_model_name.split(","))))
+
+    @property
     def http_tls(self) -> TlsFiles | None:
         """Of both HTTP ports."""
         return tls_files(self.http_tls_cert, self.http_tls_key, flags="--http-tls")
@@ -138,5 +150,7 @@ class BootstrapSettings(ServiceSettings):
         if not self.grpc_host:
             object.__setattr__(self, "grpc_host", self.host)
         tls_files(self.http_tls_cert, self.http_tls_key, flags="--http-tls")
+        if len(set(self.served_names)) < len(self.served_names):
+            raise SettingsError(f"--served-model-name {self.served_model_name}: a name is there twice")
         if self.admin_host != LOOPBACK and self.admin_port is None:
             raise SettingsError(f"--admin-host {self.admin_host} without --admin-port: there is no such port")

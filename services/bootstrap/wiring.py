@@ -116,7 +116,11 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         backend,
         model,
         metrics_registry,
-        ApiSettings(body_bytes_max=settings.max_body_bytes, log_prompts=settings.log_prompts),
+        ApiSettings(
+            body_bytes_max=settings.max_body_bytes,
+            log_prompts=settings.log_prompts,
+            clip_max_tokens=settings.clip_max_tokens,
+        ),
         clock,
         [probes] if doors.apart else [probes, *admin],
         doors.api,
@@ -194,7 +198,7 @@ def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
     facts = read_model(
         directory,
-        settings.served_model_name,
+        next(iter(settings.served_names), ""),
         dummy=load_format is LoadFormat.DUMMY,
         context_length=settings.context_length,
     )
@@ -205,5 +209,6 @@ def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
         settings.tool_call_parser,
         settings.reasoning_parser,
         tells_tools=settings.tell_tools,
+        aliases=settings.served_names[1:],
     )
     return facts, model

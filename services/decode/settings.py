@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from services.runtime.errors import SettingsError
+from services.runtime.model_files import Quantize
 from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, number
 from services.runtime.settings import setting
 from services.runtime.worker_settings import WorkerSettings
@@ -47,6 +49,18 @@ class DecodeSettings(WorkerSettings):
         " is taken back; a tenth of it when half of all pages are kept so.",
         DURATION_MS,
     )
+
+    @property
+    def multiplies_codes(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quantize != Quantize.NONE.value and not self.compiled_steps:
+            raise SettingsError(
+                f"--quantize {self.quantize}: codes are multiplied by compiled steps alone: leave out"
+                " --compiled-steps false"
+            )
 
     @property
     def beside_pages(self) -> int:

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from services.engine import codes as coded
 from services.engine.anatomy import Anatomy, LayerParts, Norm
+from services.engine.codes import GROUPS, Codes
 from services.engine.compiler import Kernel
 from services.engine.kv_cache import PagedKvCache
 from services.engine.linears import joined
@@ -33,6 +35,7 @@ HALF: Final = 16
 """Gates that it computes together, at most."""
 SIDE: Final = 4
 """Tokens of a page that it scores at once."""
+GROUP_MIN: Final = min(GROUPS)
 ROWS_A_LOOK: Final = 1024
 """Of a weight: it is looked at without a copy of it."""
 
@@ -48,11 +51,15 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class _Layer(ctypes.Structure):
-    """`struct layer` of the source, as the others."""
+class _Weight(ctypes.Structure):
+    """`struct weight` of the source, as the others."""
 
+    _fields_ = [("blocks", _Pointer), *_fields(ctypes.c_int32, "bits group scale_bytes has_leasts")]
+
+
+class _Layer(ctypes.Structure):
     _fields_ = [
-        *_fields(_Pointer, "qkv out gate_and_up down"),
+        *_fields(_Weight, "qkv out gate_and_up down"),
         *_fields(_Pointer, "qkv_bias out_bias gate_and_up_bias down_bias"),
         *_fields(_Pointer, "before_attention query_norm key_norm before_gate"),
         *_fields(_Number, "before_attention_epsilon query_norm_epsilon key_norm_epsilon before_gate_epsilon"),
@@ -64,7 +71,9 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *_fields(_Count, "layers hidden heads kv_heads head_dim width vocabulary"),
         ("layer", ctypes.POINTER(_Layer)),
-        *_fields(_Pointer, "norm head head_bias"),
+        *_fields(_Pointer, "norm"),
+        *_fields(_Weight, "head"),
+        *_fields(_Pointer, "head_bias"),
         *_fields(_Number, "norm_epsilon"),
         *_fields(ctypes.c_int32, "threads"),
     ]
@@ -74,7 +83,7 @@ class _Step(ctypes.Structure):
     _fields_ = [
         *_fields(_Count, "rows tokens wanted page_tokens longest"),
         *_fields(_Pointer, "cache positions row_of begins tables table keep windows cosine sine"),
-        *_fields(_Pointer, "x normed qkv seen gated scores keys values logits"),
+        *_fields(_Pointer, "x normed qkv seen gated scores keys values logits sums"),
         *_fields(_Count, "scored laid"),
     ]
 
@@ -122,8 +131,15 @@ def narrow(linears: abc.Iterable[nn.Linear]) -> bool:
 class CompiledModel:
     """A whole model as the kernel knows it. Takes its weights: `anatomy` is empty afterwards."""
 
-    def __init__(self, anatomy: Anatomy, head_dim: int, kernel: Kernel) -> None:
-        """Of an anatomy that `check` lets pass, whose weights the kernel's hold without loss."""
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        head_dim: int,
+        kernel: Kernel,
+        codes: abc.Mapping[nn.Linear, Codes] | None = None,
+    ) -> None:
+        """Of an anatomy that `check` lets pass, whose weights the kernel's hold without loss, or whose
+        `codes` stand for."""
         self.numbers = anatomy.head.weight.dtype
         """Of its keys and values."""
         self.products = kernel.products
@@ -142,6 +158,7 @@ class CompiledModel:
         self.vocabulary = anatomy.head.out_features
         self.threads = torch.get_num_threads()
         self._kernel = kernel.step
+        self._codes = codes
         self._held: list[torch.Tensor] = []
         """What `_layers` and `_model` point to."""
         self._layers = (_Layer * len(anatomy.layers))()
@@ -151,6 +168,7 @@ class CompiledModel:
                 del linear.weight, linear.bias
         head, bias = self._product([anatomy.head])
         del anatomy.head.weight
+        self._codes = None
         self._model = _Model(
             len(self._layers),
             *(self.hidden, self.heads, self.kv_heads, head_dim, self.width, self.vocabulary),
@@ -179,16 +197,23 @@ class CompiledModel:
             parts.scaling,
         )
 
-    def _product(self, parts: list[nn.Linear], *, paired: bool = False) -> tuple[int, int | None]:
-        """Where the weight of these, side by side, lies in blocks, and the bias, if there is one. `paired`:
-        of each block the first half is the first part's."""
+    def _product(self, parts: list[nn.Linear], *, paired: bool = False) -> tuple[_Weight, int | None]:
+        """The weight of these, side by side, as it lies in blocks, and where the bias is, if there is one.
+        `paired`: of each block the first half is the first part's."""
         weight, bias = joined(parts)
-        if paired:
-            bias = None if bias is None else _paired(bias[:, None], self._block)
-            weight = _paired(weight, self._block)
-        blocks = _in_blocks(weight.to(self._weights), self._block)
+        order = _paired(torch.arange(len(weight))[:, None], self._block)[:, 0] if paired else None
+        at = None if bias is None else self._hold((bias if order is None else bias[order]).float())
+        if self._codes is None:
+            blocks = _in_blocks((weight if order is None else weight[order]).to(self._weights), self._block)
+            told = _Weight(self._hold(blocks))
+        else:
+            codes = coded.joined([self._codes[each] for each in parts])
+            codes = codes if order is None else codes.rows(order)
+            blocks = coded.in_blocks(codes, self._block)
+            has_leasts = codes.least is not None
+            told = _Weight(self._hold(blocks), codes.bits, codes.group, codes.scale.itemsize, has_leasts)
         self.weight_bytes += blocks.nbytes
-        return self._hold(blocks), None if bias is None else self._hold(bias.float())
+        return told, at
 
     def _norm(self, norm: Norm | None) -> int | None:
         return None if norm is None else self._hold(norm.weight.float())
@@ -211,11 +236,13 @@ class CompiledSteps:
         self._of_token = model.kv_heads * model.head_dim
         if cache.tensor.dtype is not model.numbers:
             raise ValueError(f"a cache of {cache.tensor.dtype} for a model in {model.numbers}")
+        longest = max(model.hidden, model.heads * model.head_dim, model.width)
         self._parts = (
             (model.hidden, model.products),
             ((model.heads + 2 * model.kv_heads) * model.head_dim, torch.float32),
             (model.heads * model.head_dim, model.products),
             (model.width, model.products),
+            (-(-longest // GROUP_MIN), torch.float32),
         )
         """Columns of what a step computes of each token on its way."""
 
@@ -245,13 +272,13 @@ class CompiledSteps:
         if any(each.shape != (1, fed, self._model.head_dim) for each in turns):
             raise ValueError(f"rotations of {[tuple(each.shape) for each in turns]}")
         longest, several = _reach(rows), _reach(row for row in rows if row.stop - row.start > 1)
-        parts = [x.new_empty(fed, columns, dtype=dtype) for columns, dtype in self._parts]
+        *parts, sums = [x.new_empty(fed, columns, dtype=dtype) for columns, dtype in self._parts]
         scores = x.new_empty(self._model.threads, self._scored, longest)
         laid = x.new_empty(2, self._of_token * several, dtype=self._model.products)
         logits = x.new_empty(wanted, self._model.vocabulary)
         step = _Step(
             *(count, fed, wanted, size, longest, self._cache.address),
-            *map(_at, (*where, self._windows, *turns, x, *parts, scores, *laid, logits)),
+            *map(_at, (*where, self._windows, *turns, x, *parts, scores, *laid, logits, sums)),
             *(self._scored, several),
         )
         self._model.compute(step)

@@ -46,6 +46,8 @@ AVX2: Final = ("avx2", "fma3")
 AVX512: Final = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "fma3")
 AMX: Final = ("amx_tile", "amx_bf16")
 MACHINE: Final = "x86_64"
+CODES: Final = torch.int8
+"""Weights that are codes, of 8 bits or 4, with scales of their own."""
 OPTIONS: Final = {"fma3": "fma", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16"}
 """The compiler's names, where they are others than torch's."""
 WRITABLE_BY_OTHERS: Final = 0o022
@@ -108,6 +110,11 @@ BUILDS: Final = (
             (torch.float32, torch.float32),
         )
         for instructions in (AVX512, AVX2)
+    ),
+    *(
+        Build(numbers, torch.float32, CODES, instructions)
+        for numbers in (torch.bfloat16, torch.float32)
+        for instructions in (AVX512, (*AVX2, "f16c"))
     ),
 )
 """The best for a CPU first."""

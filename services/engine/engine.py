@@ -15,6 +15,7 @@ from services.engine.arrivals import flush_for
 from services.engine.attention import PagedStep
 from services.engine.by_row import RowSteps
 from services.engine.checksum import PageSummer
+from services.engine.coded import Coding
 from services.engine.compiled import CompiledSteps
 from services.engine.compiler import kernel as compiled_kernel
 from services.engine.device import find_device, find_dtype
@@ -36,7 +37,7 @@ from services.pages.layout import KvLayout
 from services.pages.topology import Topology, rank_layout
 from services.rooms.request import Request
 from services.runtime.errors import StartupError
-from services.runtime.model_files import LoadFormat
+from services.runtime.model_files import LoadFormat, Quantize
 
 __all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
 
@@ -212,6 +213,7 @@ def load_engine(
     dtype: str = "auto",
     load_format: LoadFormat = LoadFormat.AUTO,
     context_length: int = 0,
+    coding: Coding | None = None,
     device: str = "auto",
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
@@ -230,15 +232,15 @@ def load_engine(
 
     `topology`, `rank`: of the worker, with the `team` that joins its ranks where there are several. `dtype`:
     "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights.
-    `context_length`: most tokens of a sequence; 0 for what the model's configuration says. `device`:
-    "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole process.
-    `batch_memory`: bytes beside the pages in which the
-    running batch's keys and values may lie side by side, on a CPU. `cuda_graphs`: rows of the largest decode
-    step that `warm_up` records to be replayed, on a GPU, where one rank has the whole model. `compiled`: have
-    steps computed by one call, on a CPU, where it can be compiled. `flash_attention`: have its kernels look
-    at the pages, on a GPU, where they are installed. Raises
-    StartupError: a missing, damaged or unsupported model, one that so many ranks cannot share, a device that
-    is not there, too little memory.
+    `context_length`: most tokens of a sequence; 0 for what the model's configuration says. `coding`: have
+    weights kept as codes, where one rank has the whole model; those that multiply them do it `compiled`, on a
+    CPU. `device`: "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole
+    process. `batch_memory`: bytes beside the pages in which the running batch's keys and values may lie
+    side     by side, on a CPU. `cuda_graphs`: rows of the largest decode step that `warm_up` records to be
+    replayed, on     a GPU, where one rank has the whole model. `compiled`: have steps computed by one call,
+    on a CPU, where it     can be compiled. `flash_attention`: have its kernels look at the pages, on a GPU,
+    where they are installed.     Raises StartupError: a missing, damaged or unsupported model, one that so
+    many ranks cannot share, a device     that is not there, too little memory.
     """
     torch.set_num_threads(threads)
     team = alone() if team is None else team
@@ -246,9 +248,11 @@ def load_engine(
         raise ValueError(f"rank {rank} of {topology} with a team of rank {team.rank} of {team.topology}")
     place = find_device(device, team.rank)
     dtype = find_dtype(dtype, place, team)
+    if coding is not None:
+        _check_coding(coding, place, team, compiled=compiled)
     # Before the model is: what its other attention is computed by from then on is proven with it.
     kernel = find_kernel(place, dtype) if flash_attention and place.type == "cuda" else None
-    model = load_model(directory, dtype, device, team, load_format, context_length)
+    model = load_model(directory, dtype, device, team, load_format, context_length, coding)
     geometry = model.geometry
     whole = KvLayout(
         model=model.facts.fingerprint,
@@ -258,6 +262,7 @@ def load_engine(
         kv_heads=tuple(range(geometry.kv_heads)),
         head_dim=geometry.head_dim,
         context_length=model.facts.context_length,
+        quantize=(Quantize.NONE if coding is None else coding.how).value,
     )
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1 and not model.by_row:
@@ -282,3 +287,21 @@ def load_engine(
         flush_for(model.device),
         Shelf(partial(read_vocabulary, directory, model.facts)) if team.rank == drawer_of(team) else None,
     )
+
+
+def _check_coding(coding: Coding, place: torch.device, team: Team, *, compiled: bool) -> None:
+    """Raises StartupError where nothing computes so."""
+    if coding.how is Quantize.KEEP and coding.gguf is None:
+        raise StartupError(
+            f"{coding}: the model is no GGUF file, whose blocks would be kept: give int8 or int4"
+        )
+    if team.topology.ranks > 1:
+        raise StartupError(
+            f"{coding}: the ranks of a group compute over plain weights; leave one of them out"
+        )
+    if coding.multiplied and place.type != "cpu":
+        raise StartupError(f"{coding}: codes are multiplied on CPUs alone, and --device is {place}: give cpu")
+    if coding.multiplied and not compiled:
+        raise StartupError(
+            f"{coding}: codes are multiplied by compiled steps alone: leave out --compiled-steps false"
+        )

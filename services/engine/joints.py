@@ -37,7 +37,7 @@ class Head(nn.Module):
         self.bias = linear.bias
         self._link = link
         self._each = each
-        self._width = linear.out_features
+        self._width = len(linear.weight)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         out = nn.functional.linear(hidden, self.weight, self.bias)

@@ -7,7 +7,7 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,10 @@ from transformers.utils import logging as library_logging
 from services.engine.anatomy import TURNED, TURNS, OtherAnatomy, anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
 from services.engine.by_row import Definition, RowSteps, judge
+from services.engine.coded import Coding, code, exactly
+from services.engine.codes import Codes
 from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
-from services.engine.compiler import builds
+from services.engine.compiler import CODES, builds
 from services.engine.container import attention_of, let_go, maker_of
 from services.engine.decoder import Decoder
 from services.engine.device import find_device
@@ -81,10 +83,12 @@ class Model:
         device: torch.device,
         share: Share | None = None,
         load: Callable[[], Any] | None = None,
+        codes: Mapping[torch.nn.Linear, Codes] | None = None,
         *,
         by_row: bool = False,
     ) -> None:
-        """`load`: gives `module` once more. `by_row`: its attention is not ours. Looks at small forward
+        """`load`: gives `module` once more. `codes`: of its weights, to compute with. `by_row`: its attention
+        is not ours. Looks at small forward
         passes, without other ranks: the last is at the context's end, where a table of positions may be too
         short. Raises UnsupportedModel."""
         self.facts = facts
@@ -93,6 +97,7 @@ class Model:
         self._module = module
         self._share = share
         self._load = load
+        self._codes = codes
         self._decoder: Decoder | None = None
         self._compiled: CompiledModel | None = None
         self._definition = Definition(module) if by_row else None
@@ -144,7 +149,7 @@ class Model:
         if share is not None and seen != share.seen:
             raise UnsupportedModel(
                 f"the model {facts.name} ({module.config.model_type}) cannot be served by several ranks: its "
-                f"attention is not cut by heads: {seen} where {share.seen} was expected"
+                f"attention has {_heads_of(seen)} on a rank, where {_heads_of(share.seen)} were expected"
             )
         width = facts.vocab_size if share is not None or logits is None else logits.shape[1]
         return seen if share is None else share.whole, whole.sights, width
@@ -178,6 +183,11 @@ class Model:
         return self._decoder is not None or self._compiled is not None
 
     @property
+    def coded(self) -> bool:
+        """Its weights are kept as codes, over which a kernel alone computes."""
+        return self._codes is not None
+
+    @property
     def by_row(self) -> bool:
         """They are computed by the library's definition, one row after the other."""
         return self._definition is not None
@@ -198,14 +208,16 @@ class Model:
         if kernel_for is not None:
             numbers = check(anatomy, self.geometry.head_dim, page_tokens, self.reaches.values())
             builds(numbers)  # before all weights are looked at
-            weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
+            weights = CODES
+            if self._codes is None:
+                weights = torch.bfloat16 if narrow(anatomy.linears) else torch.float32
             kernel = kernel_for(numbers, weights)
         self._module = None
         with torch.inference_mode():
             if kernel_for is None:
                 self._decoder = Decoder(anatomy, self.geometry.head_dim)
             else:
-                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel)
+                self._compiled = CompiledModel(anatomy, self.geometry.head_dim, kernel, self._codes)
 
     def compiled_steps(
         self, cache: PagedKvCache, reaches: Mapping[int, Reach] | None = None
@@ -214,6 +226,12 @@ class Model:
         if self._compiled is None:
             return None
         return CompiledSteps(self._compiled, cache, self.reaches if reaches is None else reaches)
+
+    def exactly(self) -> AbstractContextManager[None]:
+        """Within it the library's definition computes in float32, with what its weights' codes stand for."""
+        if self._codes is None:
+            raise AssertionError("a model without codes")
+        return exactly(self._module, self._codes)
 
     def row_steps(self, cache: PagedKvCache) -> RowSteps | None:
         """Over this cache, where every row is computed by itself: this model has no other way then."""
@@ -309,17 +327,19 @@ def load_model(
     team: Team | None = None,
     load_format: LoadFormat = LoadFormat.AUTO,
     context_length: int = 0,
+    coding: Coding | None = None,
 ) -> Model:
     """Load the model in `directory`, or the share of it that `team`'s rank has, straight in `dtype`
     ("bfloat16" or "float32") on `device` ("auto", "cpu" or "cuda[:N]"). `load_format`: whether with its own
-    weights. `context_length`: most tokens of a sequence; 0 for what the configuration says. Says nothing to
-    the team.
+    weights. `context_length`: most tokens of a sequence; 0 for what the configuration says. `coding`: how
+    weights become codes, of a model that is not shared. Says nothing to the team.
 
     Raises ModelNotFound, ModelUnreadable, ContextTooLong, UnsupportedModel, CannotSplit, DeviceNotFound or
     StartupError.
     """
     with _loading(directory):
-        return _load_model(directory, dtype, device, team, load_format is LoadFormat.DUMMY, context_length)
+        dummy = load_format is LoadFormat.DUMMY
+        return _load_model(directory, dtype, device, team, dummy, context_length, coding)
 
 
 @contextmanager
@@ -340,12 +360,24 @@ def _loading(directory: Path) -> Iterator[None]:
         ) from error
 
 
+def _heads_of(geometry: Geometry) -> str:
+    return (
+        f"{geometry.query_heads} query heads and {geometry.kv_heads} KV heads of {geometry.head_dim} numbers"
+    )
+
+
 def _where(frames: traceback.StackSummary) -> str:
     return " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames))
 
 
 def _load_model(
-    directory: Path, dtype: str, device: str, team: Team | None, dummy: bool, context_length: int
+    directory: Path,
+    dtype: str,
+    device: str,
+    team: Team | None,
+    dummy: bool,
+    context_length: int,
+    coding: Coding | None,
 ) -> Model:
     place = find_device(device, 0 if team is None else team.rank)
     library_logging.disable_progress_bar()
@@ -377,21 +409,30 @@ def _load_model(
             module = _load(directory, facts.name, config, DTYPES[dtype], maker_of(config), ours=ours)
         else:
             module = _load_quantised(directory, facts.name, config, dtype, place, how, ours=ours)
-        return module.to(place).eval().requires_grad_(False)
+        return module.eval().requires_grad_(False)
+
+    def recoded() -> Any:
+        module = load()
+        if coding is not None:
+            code(facts.name, module, coding)
+        return module.to(place)
 
     try:
         module = load()
         _check_logits(facts.name, module)
-        return Model(module, facts, dtype, place, load=load)
+        codes = None if coding is None else code(facts.name, module, coding)
+        kept = codes if coding is not None and coding.multiplied else None
+        return Model(module.to(place), facts, dtype, place, load=recoded, codes=kept)
     except UnsupportedModel:
-        with suppress(UnsupportedModel):
-            return _by_row(load, facts, dtype, place)
+        if coding is None:
+            with suppress(UnsupportedModel):
+                return _by_row(load, facts, dtype, place)
         raise
 
 
 def _by_row(load: Callable[..., Any], facts: ModelFacts, dtype: str, device: torch.device) -> Model:
     """Of a definition that has an attention of its own, or needs one. Raises UnsupportedModel."""
-    model = Model(load(ours=False), facts, dtype, device, by_row=True)
+    model = Model(load(ours=False).to(device), facts, dtype, device, by_row=True)
     log.info("each row of a step is computed by itself, by the model library with its own attention")
     return model
 

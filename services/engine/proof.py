@@ -23,7 +23,7 @@ from services.engine.plan import make_plan
 from services.engine.rows import Row, Sequence
 from services.pages.layout import KvLayout
 from services.rooms.request import Request
-from services.runtime.errors import in_a_line
+from services.runtime.errors import StartupError, in_a_line
 from services.runtime.logging import Log
 from services.runtime.model_facts import UnsupportedModel
 
@@ -31,6 +31,8 @@ log = Log(__name__)
 
 TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.1}
 """Of the difference's length, as a share of the length of what is right."""
+OF_CODES: Final = {"float32": 1e-4, "bfloat16": 0.03}
+"""The same where weights are codes: what is right is computed in float32."""
 PAGE_TOKENS_MAX: Final = 16
 LONG: Final = 28
 STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (5, 6)))
@@ -49,10 +51,13 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
     """Let `model` compute in our own way if it can, and if that is seen to give the same: by a compiled
     kernel, where `kernel_for` has one for it, else by calls. Raises UnsupportedModel where the library's
     definition itself does not compute over our pages."""
-    if model.facts.context_length < LONG + (MORE if model.reaches else 0):
+    least = LONG + (MORE if model.reaches else 0)
+    if model.facts.context_length < least:
+        if model.coded:
+            raise _uncoded(layout, f"a context of fewer than {least} tokens")
         return
     try:
-        expected = _answers(model, layout)
+        expected = _expected(model, layout)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
@@ -68,9 +73,13 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
                     return
                 log.warning("steps are not compiled", why=why)
             except (OtherShapes, NotCompiled) as other:
+                if model.coded:
+                    raise _uncoded(layout, str(other)) from other
                 log.info("steps are not compiled", why=str(other))
         why = _tried(model, layout, expected)
     except OtherAnatomy as other:
+        if model.coded:
+            raise _uncoded(layout, str(other)) from other
         log.info("the model library computes the steps: other parts than ours", found=str(other))
         return
     if why:
@@ -85,15 +94,33 @@ def _tried(
     try:
         model.take_apart(kernel_for, layout.page_tokens)
         gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
-        close = all(gap <= TOLERANCES[model.dtype] for gap in gaps)
+        tolerances = OF_CODES if model.coded else TOLERANCES
+        close = all(gap <= tolerances[model.dtype] for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
         why = f"{type(error).__name__}: {error}"
+    if why and model.coded:
+        raise _uncoded(layout, why)
     if why:
         model.put_together()
     return why
+
+
+def _uncoded(layout: KvLayout, why: str) -> StartupError:
+    """Codes are multiplied by a kernel, or not at all."""
+    return StartupError(
+        f"--quantize {layout.quantize}: codes are multiplied by compiled steps alone, which are not there: "
+        f"{why}; leave out --quantize"
+    )
+
+
+def _expected(model: Model, layout: KvLayout) -> list[torch.Tensor]:
+    if not model.coded:
+        return _answers(model, layout)
+    with model.exactly():
+        return _answers(model, replace(layout, dtype="float32"))
 
 
 def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torch.Tensor]:

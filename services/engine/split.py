@@ -207,8 +207,8 @@ class Cutter:
 
     def _head(self, path: str, child: nn.Linear) -> None:
         ranks, here = self._share.tensor_ranks, self._share.tensor_rank
-        each = -(-child.out_features // ranks)
-        rows = range(child.out_features)[here * each : (here + 1) * each]
+        each = -(-len(child.weight) // ranks)
+        rows = range(len(child.weight))[here * each : (here + 1) * each]
         self._rows_of(path, child, Cut(0, (rows,)))
         setattr(self._module, path, Head(child, self._share.link, each))
 

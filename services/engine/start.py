@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from services.engine.coded import Coding
 from services.engine.device import find_device
 from services.engine.engine import Engine, load_engine
 from services.engine.memory import enough
@@ -12,7 +13,7 @@ from services.pages.topology import Topology
 from services.rooms.entries import CANARY_TOKENS
 from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
-from services.runtime.model_files import LoadFormat, prepare, resolve
+from services.runtime.model_files import LoadFormat, ModelKind, ModelSource, Quantize, prepare, resolve
 from services.runtime.setting_kinds import split_address
 from services.runtime.worker_settings import WorkerSettings
 
@@ -77,6 +78,7 @@ def start_engine(
             directory,
             load_format=load_format,
             context_length=settings.context_length,
+            coding=coding_of(Quantize(settings.quantize), source, multiplied=settings.multiplies_codes),
             dtype=settings.dtype,
             device=settings.device,
             page_tokens=settings.page_tokens,
@@ -98,7 +100,16 @@ def start_engine(
         "engine ready",
         tokens=tokens,
         dtype=engine.layout.dtype,
+        quantize=engine.layout.quantize,
         device=engine.cache.device,
         compiled=engine.compiled is not None,
     )
     return engine
+
+
+def coding_of(how: Quantize, source: ModelSource, *, multiplied: bool) -> Coding | None:
+    """What `--quantize` asks for of the model at `source`. `multiplied`: by whoever computes with it; else it
+    computes with the numbers that codes stand for."""
+    if how is Quantize.NONE:
+        return None
+    return Coding(how, source.path if source.kind is ModelKind.GGUF else None, multiplied)

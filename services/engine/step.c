@@ -2,12 +2,17 @@
 
    Compiled for NUMBER bits of what products multiply (16: bfloat16, by AVX-512, or by AMX where it is there), KEPT bits
    of keys and values in the cache, and WEIGHT bits of weights. Weights lie in blocks of outs,
-   [outs / BLOCK][in][BLOCK]; where they have 16 bits two are side by side, [outs / BLOCK][in / 2][BLOCK][2]. What is
-   summed is summed in float32, in an order that does not depend on how many rows or threads there are. */
+   [outs / BLOCK][in][BLOCK]; where they have 16 bits two are side by side, [outs / BLOCK][in / 2][BLOCK][2]; where
+   WEIGHT is 8 they are codes of 8 or 4 bits (`struct weight`). What is summed is summed in float32, in an order that
+   does not depend on how many rows or threads there are. */
 
 #define IS_SIZE(bits) (bits == 16 || bits == 32)
-#if !IS_SIZE(NUMBER) || !IS_SIZE(KEPT) || !IS_SIZE(WEIGHT) || WEIGHT > NUMBER || KEPT > NUMBER
+#define CODED (WEIGHT == 8)
+#if !IS_SIZE(NUMBER) || !IS_SIZE(KEPT) || !(IS_SIZE(WEIGHT) || CODED) || WEIGHT > NUMBER || KEPT > NUMBER
 #error "no such NUMBER, KEPT or WEIGHT"
+#endif
+#if CODED && NUMBER != 32
+#error "codes are multiplied in float32"
 #endif
 #include <immintrin.h>
 #include <omp.h>
@@ -28,15 +33,26 @@ typedef uint16_t kept;
 typedef float kept;
 #endif
 
-#if WEIGHT == 16
+#if CODED
+typedef uint8_t factor;             /* a byte of a block */
+#elif WEIGHT == 16
 typedef uint16_t factor;
 #else
 typedef float factor;
 #endif
 
+/* Where it is coded a number is code * scale + least, of each out and `group` numbers (16 or 32) of the depth. A block
+   then has, one group after the other: scales [BLOCK], of `scale_bytes` each (2: of float16), as many leasts if it `has_leasts`, and codes.
+   Those of 8 bits are signed, [group][BLOCK]; in those of 4 bits, which are not, four of the depth are words [BLOCK / 2] of
+   one code of each half of the block in turns. Where 4 bits have no leasts, they are -8 times the scales. */
+struct weight {
+    const factor *blocks;
+    int32_t bits, group, scale_bytes, has_leasts;
+};
+
 /* Of one layer. A bias or a head's norm that the model does not have is NULL. */
 struct layer {
-    const factor *qkv, *out, *gate_and_up, *down;
+    struct weight qkv, out, gate_and_up, down;
     const float *qkv_bias, *out_bias, *gate_and_up_bias, *down_bias;
     const float *before_attention, *query_norm, *key_norm, *before_gate;
     float before_attention_epsilon, query_norm_epsilon, key_norm_epsilon, before_gate_epsilon;
@@ -47,7 +63,7 @@ struct model {
     int64_t layers, hidden, heads, kv_heads, head_dim, width, vocabulary;
     const struct layer *layer;
     const float *norm;
-    const factor *head;
+    struct weight head;
     const float *head_bias;
     float norm_epsilon;
     int32_t threads;
@@ -74,6 +90,7 @@ struct step {
     float *scores;                  /* [threads][scored][longest] */
     number *keys, *values;          /* of the row of several tokens at hand, in blocks: [kv_heads][laid * head_dim] */
     float *logits;                  /* [wanted][vocabulary] */
+    float *sums;                    /* [tokens][the longest depth / least group]: of what codes are multiplied with */
     int64_t scored;                 /* at least ROWS, and the queries of a key head */
     int64_t laid;                   /* as `longest`, of rows of several tokens alone */
 };
@@ -265,6 +282,18 @@ INLINE void ask_for_rows(const void *at, int64_t stride, int64_t rows, const int
     for (int64_t row = 0; row < rows; row++) ask_for((const char *)at + row * stride, bytes);
 }
 
+/* What a weight is multiplied with. */
+struct fed {
+    const number *rows;             /* [][depth] */
+    int64_t depth;
+    const float *sums;              /* [][groups] of the rows, where the weight is coded */
+    int64_t groups;
+};
+
+INLINE struct fed from_row(struct fed fed, int64_t row) {
+    return (struct fed){fed.rows + row * fed.depth, fed.depth, fed.sums + row * fed.groups, fed.groups};
+}
+
 /* What a tile has multiplied: BLOCK outs of each row. */
 typedef float tile_sums[ROWS][BLOCK] __attribute__((aligned(64)));
 
@@ -416,7 +445,97 @@ INLINE void tile_of(const float *blocks, const float *a, int64_t stride, int64_t
     words_tile_of(blocks, 1, a, stride, depth, rows, next, pace, to, to_stride);
 }
 
-#if WEIGHT == 16
+#if CODED
+
+/* LANES scales or leasts. */
+INLINE vec load_scales(const factor *at, const int bytes) {
+    if (bytes == 4) return load((const float *)at);
+#if LANES == 16
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+#else
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
+#endif
+}
+
+/* The numbers of LANES codes of 8 bits. */
+INLINE vec of_bytes(const factor *at) {
+#if LANES == 16
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+#else
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+#endif
+}
+
+/* Those of the codes of 4 bits that lie `shift` bits up in each word. */
+INLINE vec of_nibbles(uints words, const int shift) {
+#if LANES == 16
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps((__m512i)(words >> shift), numbers);
+#else
+    return __builtin_convertvector((ints)(words >> shift & 15), vec);
+#endif
+}
+
+/* BLOCK outs of a coded weight times `rows` rows. Meanwhile what lies AHEAD is asked for. */
+INLINE void coded_tile_of(const struct weight *weight, struct fed fed, const int rows, float *to) {
+    const number *const a = fed.rows;
+    const float *sums = fed.sums;
+    const int64_t stride = fed.depth, depth = fed.depth, groups = fed.groups;
+    const int bits = weight->bits, bytes = weight->scale_bytes, has_leasts = weight->has_leasts;
+    const int64_t of_scales = BLOCK * bytes;
+    const factor *here = weight->blocks;
+    vec sum[ROWS][2];
+    UNROLLED for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = all(0);
+    for (int64_t first = 0; first < depth; first += weight->group) {
+        const factor *scales = here;
+        const int64_t end = first + weight->group < depth ? first + weight->group : depth;
+        vec part[ROWS][2];
+        UNROLLED for (int row = 0; row < rows; row++) part[row][0] = part[row][1] = all(0);
+        here += of_scales << has_leasts;
+        if (bits == 4)
+            for (int64_t at = first; at < end; at += 4, here += 2 * BLOCK) {
+                const uints words = (uints)*(const ints_at *)here;
+                __builtin_prefetch(here + AHEAD, 0, 2);
+                UNROLLED for (int each = 0; each < 4; each++) {
+                    const vec one = of_nibbles(words, 8 * each), two = of_nibbles(words, 8 * each + 4);
+                    UNROLLED for (int row = 0; row < rows; row++) {
+                        vec own = all(a[row * stride + at + each]);
+                        __asm__("" : "+v"(own));    /* read once, for both */
+                        part[row][0] += one * own;
+                        part[row][1] += two * own;
+                    }
+                }
+            }
+        else
+            for (int64_t at = first; at < end; at += 2, here += 2 * BLOCK) {
+                __builtin_prefetch(here + AHEAD, 0, 2);
+                UNROLLED for (int each = 0; each < 2; each++) {
+                    const vec one = of_bytes(here + each * BLOCK), two = of_bytes(here + each * BLOCK + LANES);
+                    UNROLLED for (int row = 0; row < rows; row++) {
+                        vec own = all(a[row * stride + at + each]);
+                        __asm__("" : "+v"(own));
+                        part[row][0] += one * own;
+                        part[row][1] += two * own;
+                    }
+                }
+            }
+        UNROLLED for (int half = 0; half < 2; half++) {
+            const vec scale = load_scales(scales + half * of_scales / 2, bytes);
+            UNROLLED for (int row = 0; row < rows; row++) sum[row][half] += part[row][half] * scale;
+            if (bits == 4 || has_leasts) {
+                const vec least = has_leasts ? load_scales(scales + of_scales + half * of_scales / 2, bytes) : -8 * scale;
+                UNROLLED for (int row = 0; row < rows; row++) sum[row][half] += least * sums[row * groups];
+            }
+        }
+        sums++;
+    }
+    UNROLLED for (int row = 0; row < rows; row++) {
+        store(to + row * BLOCK, sum[row][0]);
+        store(to + row * BLOCK + LANES, sum[row][1]);
+    }
+}
+
+#elif WEIGHT == 16
 INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride, int64_t depth, const int rows,
                            const char *next, const int pace, float *to, int64_t to_stride) {
     words_tile_of(blocks, 2, a, stride, depth, rows, next, pace, to, to_stride);
@@ -434,12 +553,14 @@ static void tile(const number *blocks, const number *a, int64_t stride, int64_t 
 }
 
 /* Of weights, which come from memory: tile `place` of `tiles`, each of which asks for its share of the next block. */
-INLINE void weight_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
-                        int64_t tiles, tile_sums to, struct summed *before, finisher finish, const void *of) {
+INLINE void weight_tile(struct weight weight, struct fed fed, int64_t rows, int64_t place, int64_t tiles, tile_sums to,
+                        struct summed *before, finisher finish, const void *of) {
+    const factor *const blocks = weight.blocks;
+    const int64_t depth = fed.depth;
     const int64_t askers = least(tiles, ASKING);
     const int64_t ahead = tiles > 1 ? depth * BLOCK + place * depth * BLOCK / askers : AHEAD / (int64_t)sizeof *blocks;
     const char *const next = place < askers ? (const char *)(blocks + ahead) : NULL;
-    tile_of(blocks, a, depth, depth, rows, next, 4 * BLOCK / (int)askers, *to, BLOCK, before, finish, of);
+    tile_of(blocks, fed.rows, depth, depth, rows, next, 4 * BLOCK / (int)askers, *to, BLOCK, before, finish, of);
 }
 
 #else
@@ -469,6 +590,24 @@ static void tile(const number *blocks, const number *a, int64_t stride, int64_t 
     OF_ROWS(tile_of)
 }
 
+#if CODED
+
+#define CODED_TILE(count) case count: coded_tile_of(&weight, fed, count, to); break;
+#if ROWS == 8
+#define MORE_CODED CODED_TILE(6) CODED_TILE(7) CODED_TILE(8)
+#else
+#define MORE_CODED
+#endif
+
+static void coded_tile(struct weight weight, struct fed fed, int64_t rows, float *to) {
+    switch (rows) {
+    CODED_TILE(1) CODED_TILE(2) CODED_TILE(3) CODED_TILE(4) CODED_TILE(5) MORE_CODED
+    default: __builtin_trap();
+    }
+}
+
+#else
+
 /* Of weights, which come from memory: tile `place` of `tiles`. So many rows keep the core from reading far enough
    ahead by itself, and several tiles, which go over the same block, from reading at all: each asks for its share. */
 static void ask_and_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
@@ -484,24 +623,62 @@ static void ask_and_tile(const factor *blocks, const number *a, int64_t depth, i
     OF_ROWS(narrow_tile_of)
 #endif
 }
+#endif
 
-INLINE void weight_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
-                        int64_t tiles, tile_sums to, struct summed *before, finisher finish, const void *of) {
+INLINE void weight_tile(struct weight weight, struct fed fed, int64_t rows, int64_t place, int64_t tiles, tile_sums to,
+                        struct summed *before, finisher finish, const void *of) {
     finish_rows(before, ROWS, finish, of);
-    ask_and_tile(blocks, a, depth, rows, place, tiles, *to);
+#if CODED
+    (void)place, (void)tiles;
+    coded_tile(weight, fed, rows, *to);
+#else
+    ask_and_tile(weight.blocks, fed.rows, fed.depth, rows, place, tiles, *to);
+#endif
 }
 #endif
 
-/* Rows [rows][depth] times a block. What their outs become lies in `to`, `bytes` of each row, `stride` apart. */
-INLINE void multiply_block(const factor *blocks, const number *a, int64_t depth, int64_t rows, const void *to,
-                           int64_t stride, const int bytes, finisher finish, const void *of) {
+/* A weight's blocks from an out on. */
+INLINE struct weight from_out(const struct weight *weight, int64_t first, int64_t depth) {
+    struct weight from = *weight;
+#if CODED
+    const int64_t groups = (depth + from.group - 1) / from.group;
+    from.blocks += first * ((groups * from.scale_bytes << from.has_leasts) + depth * from.bits / 8);
+#else
+    from.blocks += first * depth;
+#endif
+    return from;
+}
+
+/* Rows [rows][depth] as what a weight is multiplied with. By all threads. */
+INLINE struct fed sum_up(const struct weight *weight, const number *a, int64_t depth, int64_t rows, float *to) {
+#if CODED
+    const int64_t groups = (depth + weight->group - 1) / weight->group;
+    if (weight->bits == 4 || weight->has_leasts)
+#pragma omp for
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t group = 0; group < groups; group++) {
+                const int64_t first = group * weight->group, end = least(first + weight->group, depth);
+                vec sum = all(0);
+                for (int64_t at = first; at < end; at += LANES) sum += load(a + row * depth + at);
+                to[row * groups + group] = total(sum);
+            }
+    return (struct fed){a, depth, to, groups};
+#else
+    (void)weight, (void)rows;
+    return (struct fed){a, depth, to, 0};
+#endif
+}
+
+/* Rows times a block. What their outs become lies in `to`, `bytes` of each row, `stride` apart. */
+INLINE void multiply_block(struct weight block, struct fed fed, int64_t rows, const void *to, int64_t stride,
+                           const int bytes, finisher finish, const void *of) {
     tile_sums sums;                 /* finished when the next ones are stored */
     struct summed before = {0};
     const int64_t tiles = (rows + ROWS - 1) / ROWS;
     for (int64_t row = 0, place = 0, here; row < rows; row += here, place++) {
         here = even_share(rows - row);
         if (ASKS_FOR_SUMS && tiles > 1) ask_for_rows((const char *)to + row * stride, stride, here, bytes);
-        weight_tile(blocks, a + row * depth, depth, here, place, tiles, sums, &before, finish, of);
+        weight_tile(block, from_row(fed, row), here, place, tiles, sums, &before, finish, of);
         before = (struct summed){row, row + here, sums};
     }
     finish_rows(&before, ROWS, finish, of);
@@ -530,22 +707,23 @@ INLINE void set_or_add(const void *of, int64_t row, const float *sums) {
     }
 }
 
-/* to [rows][outs] = or += a [rows][depth] * weight + bias. By all threads. */
-static void multiply(const factor *weight, const float *bias, const number *a, int64_t depth, int64_t outs,
-                     int64_t rows, float *to, const int add) {
+/* to [rows][outs] = or += a [rows][depth] * weight + bias. By all threads, which have `sums` for the rows' groups. */
+static void multiply(const struct weight *weight, const float *bias, const number *a, int64_t depth, int64_t outs,
+                     int64_t rows, float *to, const int add, float *sums) {
+    const struct fed fed = sum_up(weight, a, depth, rows, sums);
     const int64_t part = rows_at_once(rows, depth);
     for (int64_t row = 0; row < rows; row += part)
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < outs; first += BLOCK) {
             struct product p = {bias ? bias + first : NULL, to + row * outs + first, outs, BLOCK, add};
-            const factor *blocks = weight + first * depth;
+            const struct weight block = from_out(weight, first, depth);
             const int64_t here = least(part, rows - row), stride = outs * (int64_t)sizeof *to;
             /* Twice, for the compiler to know how many outs nearly all blocks have. */
             if (first + BLOCK <= outs)
-                multiply_block(blocks, a + row * depth, depth, here, p.to, stride, BLOCK * sizeof *to, set_or_add, &p);
+                multiply_block(block, from_row(fed, row), here, p.to, stride, BLOCK * sizeof *to, set_or_add, &p);
             else {
                 p.outs = outs - first;
-                multiply_block(blocks, a + row * depth, depth, here, p.to, stride, BLOCK * sizeof *to, set_or_add, &p);
+                multiply_block(block, from_row(fed, row), here, p.to, stride, BLOCK * sizeof *to, set_or_add, &p);
             }
         }
 }
@@ -572,14 +750,15 @@ INLINE void let_through(const void *of, int64_t row, const float *sums) {
 }
 
 /* to [rows][width] = silu(gate) * up. By all threads. */
-static void gate(const factor *weight, const float *bias, const number *a, int64_t depth, int64_t width, int64_t rows,
-                 number *to) {
+static void gate(const struct weight *weight, const float *bias, const number *a, int64_t depth, int64_t width,
+                 int64_t rows, number *to, float *sums) {
+    const struct fed fed = sum_up(weight, a, depth, rows, sums);
     const int64_t part = rows_at_once(rows, depth);
     for (int64_t row = 0; row < rows; row += part)
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < width; first += HALF) {
             const struct gating g = {bias ? bias + 2 * first : NULL, to + row * width + first, width};
-            multiply_block(weight + 2 * first * depth, a + row * depth, depth, least(part, rows - row), g.to,
+            multiply_block(from_out(weight, 2 * first, depth), from_row(fed, row), least(part, rows - row), g.to,
                            width * (int64_t)sizeof *to, HALF * sizeof *to, let_through, &g);
         }
 }
@@ -1028,25 +1207,25 @@ void baton_step(const struct model *m, const struct step *s) {
             for (int64_t row = 0; row < rows; row++)
                 norm(s->x + row * hidden, layer->before_attention, layer->before_attention_epsilon, hidden,
                      s->normed + row * hidden);
-            multiply(layer->qkv, layer->qkv_bias, s->normed, hidden, of_qkv, rows, s->qkv, 0);
+            multiply(&layer->qkv, layer->qkv_bias, s->normed, hidden, of_qkv, rows, s->qkv, 0, s->sums);
             look(m, index, s, scores);
             if (index + 1 == m->layers) {
                 rows = s->wanted;
 #pragma omp single
                 gather(s, hidden, of_heads);
             }
-            multiply(layer->out, layer->out_bias, s->seen, of_heads, hidden, rows, s->x, 1);
+            multiply(&layer->out, layer->out_bias, s->seen, of_heads, hidden, rows, s->x, 1, s->sums);
 #pragma omp for
             for (int64_t row = 0; row < rows; row++)
                 norm(s->x + row * hidden, layer->before_gate, layer->before_gate_epsilon, hidden,
                      s->normed + row * hidden);
-            gate(layer->gate_and_up, layer->gate_and_up_bias, s->normed, hidden, m->width, rows, s->gated);
-            multiply(layer->down, layer->down_bias, s->gated, m->width, hidden, rows, s->x, 1);
+            gate(&layer->gate_and_up, layer->gate_and_up_bias, s->normed, hidden, m->width, rows, s->gated, s->sums);
+            multiply(&layer->down, layer->down_bias, s->gated, m->width, hidden, rows, s->x, 1, s->sums);
         }
 #pragma omp for
         for (int64_t row = 0; row < rows; row++)
             norm(s->x + row * hidden, m->norm, m->norm_epsilon, hidden, s->normed + row * hidden);
-        multiply(m->head, m->head_bias, s->normed, hidden, m->vocabulary, rows, s->logits, 0);
+        multiply(&m->head, m->head_bias, s->normed, hidden, m->vocabulary, rows, s->logits, 0, s->sums);
         release_tiles();
     }
 }

@@ -3,6 +3,7 @@
     POST /v1/chat/completions   /v1/completions
     GET  /v1/models             /v1/models/{id}
     POST /tokenize              /detokenize
+    GET  /tokenizer_info
     GET  /version
 
 Everything it needs is injected. The process that runs it adds its own routes (`routers`): they get

@@ -1,22 +1,26 @@
 """What does an answer look like in the chat API?"""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from services.openai.answering import Usage
 from services.openai.choice import Called, Choice, Delta
-from services.openai.logprobs import chat_logprobs
+from services.openai.logprobs import chat_logprobs, token_text
+from services.openai.model import ServedModel
 from services.openai.rendering import Collected, UsageShown
 from services.openai.schemas import ChatRequest
 from services.openai.speech import Said, Thought
-from services.openai.tokenizer import Tokenizer
 
 
 class ChatRendering:
     """`chat.completion` and `chat.completion.chunk` objects."""
 
-    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, request_id: str, created_s: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, body: ChatRequest, model: ServedModel, request_id: str, created_s: int) -> None:
+        self._token_text = partial(
+            token_text, tokenizer=model.tokenizer, by_id=body.return_tokens_as_token_ids
+        )
+        self._tokenizer = model.tokenizer
         self._logprobs = body.logprobs
         self._token_ids = body.return_token_ids
         self._usage = UsageShown.of(body.stream_options)
@@ -24,7 +28,7 @@ class ChatRendering:
         self._head = {
             "id": f"chatcmpl-{request_id}",
             "created": created_s,
-            "model": body.model,
+            "model": body.model or model.name,
             "system_fingerprint": None,
         }
 
@@ -35,7 +39,7 @@ class ChatRendering:
         return [chunk]
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return chat_logprobs(delta.tokens, self._tokenizer) if self._logprobs else None
+        return chat_logprobs(delta.tokens, self._tokenizer, self._token_text) if self._logprobs else None
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         chunks = []
@@ -48,7 +52,8 @@ class ChatRendering:
                 piece["token_ids"] = [] if place else [token.id for token in delta.tokens]
             chunks.append(self._chunk(choice, piece))
         if delta.finish is not None:
-            chunks.append(self._chunk(choice, {"delta": {}, "finish_reason": choice.reason(delta.finish)}))
+            ended = {"finish_reason": choice.reason(delta.finish), "stop_reason": choice.stop_reason}
+            chunks.append(self._chunk(choice, {"delta": {}, **ended}))
         return chunks
 
     def usage(self, usage: Usage) -> list[dict[str, Any]]:
@@ -72,6 +77,7 @@ class ChatRendering:
             "message": _message(part),
             "logprobs": part.logprobs,
             "finish_reason": None if part.finish is None else part.choice.reason(part.finish),
+            "stop_reason": part.choice.stop_reason,
         }
         if self._token_ids:
             choice["token_ids"] = [token.id for token in part.tokens]

@@ -80,6 +80,7 @@ class Choice:
         "_may_stop",
         "_min_tokens",
         "_parts",
+        "_stopped_by",
         "_stops",
         "calls",
         "finish",
@@ -115,6 +116,7 @@ class Choice:
             skip_special_tokens=body.skip_special_tokens,
             alone=tokenizer.alone,
         )
+        self._stopped_by: int | None = None
         self._stops = StopStrings(body.stop, include=self._include_stop)
         self._may_stop = bool(body.stop)
         self._chars = 0
@@ -132,6 +134,11 @@ class Choice:
     def unread_calls(self) -> int:
         """That are text, because they could not be read."""
         return 0 if self._heard is None else self._heard.voice.unread
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """Of its stop strings and stop ids the one that ended it, if one did."""
+        return self._stopped_by if self._stops.matched is None else self._stops.matched
 
     def reason(self, finish: FinishReason) -> str:
         """Why it ended, for its caller."""
@@ -159,6 +166,8 @@ class Choice:
         texts += self._told(self._passed(self._detokenizer.flush())), self._told(self._stops.flush())
         if self.stopped:
             finish = FinishReason.STOP
+        elif finish is FinishReason.STOP and tokens[-1].id in self.request.stop_token_ids:
+            self._stopped_by = tokens[-1].id
         return Delta("".join(texts), tokens, offsets, finish, self._ended())
 
     def _text_of(self, id_: int) -> str:

@@ -1,24 +1,25 @@
 """What does an answer look like in the completions API?"""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from services.openai.answering import Usage
 from services.openai.choice import Choice, Delta
-from services.openai.logprobs import completion_logprobs
+from services.openai.logprobs import completion_logprobs, token_text
+from services.openai.model import ServedModel
 from services.openai.rendering import Collected, UsageShown
 from services.openai.schemas import CompletionRequest
-from services.openai.tokenizer import Tokenizer
 from services.rooms.request import FinishReason, Token
 
 
 class CompletionRendering:
     """`text_completion` objects, whole and as chunks. One choice per prompt, in the prompts' order."""
 
-    def __init__(
-        self, body: CompletionRequest, tokenizer: Tokenizer, request_id: str, created_s: int
-    ) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, body: CompletionRequest, model: ServedModel, request_id: str, created_s: int) -> None:
+        self._token_text = partial(
+            token_text, tokenizer=model.tokenizer, by_id=body.return_tokens_as_token_ids
+        )
         self._logprobs = body.logprobs is not None
         self._token_ids = body.return_token_ids
         self._usage = UsageShown.of(body.stream_options)
@@ -27,12 +28,12 @@ class CompletionRendering:
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
             "created": created_s,
-            "model": body.model,
+            "model": body.model or model.name,
             "system_fingerprint": None,
         }
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return completion_logprobs(delta.tokens, delta.offsets, self._tokenizer) if self._logprobs else None
+        return completion_logprobs(delta.tokens, delta.offsets, self._token_text) if self._logprobs else None
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
         if not self._token_ids:
@@ -79,6 +80,7 @@ class CompletionRendering:
             "text": text,
             "logprobs": logprobs,
             "finish_reason": None if finish is None else finish.value,
+            "stop_reason": None if finish is None else choice.stop_reason,
         }
         if self._token_ids:
             piece["token_ids"] = [token.id for token in tokens]

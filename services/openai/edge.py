@@ -5,7 +5,6 @@ or not, it is counted and has one line in the log, and nothing but an error in O
 bug.
 """
 
-import re
 import secrets
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,13 +20,12 @@ from services.openai.door import PROBES, Door
 from services.openai.errors import ApiError, as_api_error, from_backend, internal_error, invalid
 from services.openai.exchange import Exchange, exchange_in
 from services.openai.hangup import ClientGone
-from services.openai.headers import header
+from services.openai.headers import REQUEST_ID, header
 from services.openai.metrics import HttpMetrics
 from services.runtime.http_refusal import Refusal, refusal_in
 from services.runtime.logging import Log
 from services.runtime.tracing import OFF, Tracer
 
-REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 HEADER: Final = "X-Request-Id"
 SENT: Final = HEADER.lower().encode()
 CLIENT_GONE: Final = 499
@@ -69,13 +67,13 @@ class Edge:
         given = header(scope, SENT)
         acceptable = given is None or REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and acceptable else secrets.token_hex(16)
-        exchange = exchange_in(scope, request_id)
+        exchange = exchange_in(scope, request_id, named=given is not None)
         scope.setdefault("state", {})["exchange"] = exchange
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                marked = (SENT, request_id.encode())
+                marked = (SENT, exchange.request_id.encode())
                 message = {**message, "headers": [*message.get("headers", ()), marked]}
             await send(message)
 

@@ -28,6 +28,8 @@ class Exchange:
     request_id: str
     trace: TraceContext | None
     """What the caller sent; once there is a span, of that."""
+    named: bool = False
+    """Whether the id is its caller's."""
     received_s: float = field(default_factory=time.perf_counter)
     """When it came in."""
     status: int = 0
@@ -63,6 +65,14 @@ class Exchange:
         )
         if self._span is not None:
             self.trace = self._span.trace
+
+    def name(self, request_id: str | None) -> None:
+        """Its caller's id, where a header has none."""
+        if request_id is None or self.named:
+            return
+        self.request_id, self.named = request_id, True
+        if self._span is not None:
+            self._span.set({"baton.request_id": request_id})
 
     def describe(self, attributes: Callable[[], Mapping[str, Attribute]]) -> None:
         """What is asked for; nobody asks where there is no span."""
@@ -114,9 +124,10 @@ class Exchange:
         return {name: value for name, value in known.items() if value is not None}
 
 
-def exchange_in(scope: Scope, request_id: str) -> Exchange:
-    """Of a request that has just come in."""
-    return Exchange(request_id, read_trace(header(scope, b"traceparent"), header(scope, b"tracestate")))
+def exchange_in(scope: Scope, request_id: str, *, named: bool = False) -> Exchange:
+    """Of a request that has just come in. `named`: the id is its caller's."""
+    trace = read_trace(header(scope, b"traceparent"), header(scope, b"tracestate"))
+    return Exchange(request_id, trace, named)
 
 
 def _of(scope: Scope) -> dict[str, Attribute]:

@@ -36,7 +36,6 @@ VALUES: Final[Mapping[str, Words]] = {
     "less_than": lambda told: f"it has to be below {told['lt']:g}",
     "less_than_equal": lambda told: f"it has to be at most {told['le']:g}",
     "literal_error": lambda told: f"it has to be {told['expected']}",
-    "string_pattern_mismatch": lambda told: f"it has to match {told['pattern']}",
     "string_too_long": lambda told: f"it is longer than {told['max_length']} characters",
     "string_too_short": lambda _: "it is empty",
     "too_long": lambda told: f"it holds more than {told['max_length']} elements",

@@ -1,6 +1,7 @@
 """How is a generating request served, from its body to its reply?"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter
@@ -16,7 +17,15 @@ from services.openai.completion_rendering import CompletionRendering
 from services.openai.conversation import check_tools, offered
 from services.openai.edge import exchange_of
 from services.openai.hearing import heard
-from services.openai.intake import Asked, admit, asked_in_chat, asked_in_completion, check_model
+from services.openai.intake import (
+    Asked,
+    admit,
+    asked_in_chat,
+    asked_in_completion,
+    check_model,
+    request_id_of,
+    truncated,
+)
 from services.openai.metrics import HttpMetrics
 from services.openai.model import ServedModel
 from services.openai.prompts import Prompts
@@ -47,15 +56,16 @@ def generate_routes(
     async def chat_completions(request: Request) -> Response:
         async with bodies.of(request, ChatRequest) as body:
             check_model(body.model, model)
+            exchange_of(request).name(request_id_of(body))
             asked = asked_in_chat(body)
             check_tools(body.tools, body.tool_choice)
             tools = offered(body)
-            prompt = await prompts.of_messages(request, body, tools)
+            fit = body.truncate_prompt_tokens is None
+            prompt = await prompts.of_messages(request, body, tools, fit=fit)
+            prompt = truncated(prompt, body, asked, backend.limits())
             await prompts.check_messages(request, body, tools, prompt)
             grammar, calls = await structures.of_chat(request, body, prompt)
-        rendering = ChatRendering(
-            body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
-        )
+        rendering = ChatRendering(body, model, exchange_of(request).request_id, clock.wall_ms() // 1000)
         told_apart = partial(heard, body, prompt, model.forms, model.tokenizer, calls)
         return reply(request, body, asked, [prompt], rendering, grammar, told_apart)
 
@@ -63,15 +73,19 @@ def generate_routes(
     async def completions(request: Request) -> Response:
         async with bodies.of(request, CompletionRequest) as body:
             check_model(body.model, model)
+            exchange_of(request).name(request_id_of(body))
             asked = asked_in_completion(body)
             grammar = await structures.grammar(request, body)
             tokens = await prompts.of_texts(
-                request, body.prompt, asked.prompt_param, add_special_tokens=body.add_special_tokens
+                request,
+                body.prompt,
+                asked.prompt_param,
+                add_special_tokens=body.add_special_tokens,
+                fit=body.truncate_prompt_tokens is None,
             )
+            tokens = [truncated(each, body, asked, backend.limits()) for each in tokens]
             prompts.check_texts(body.prompt, tokens, asked.prompt_param)
-        rendering = CompletionRendering(
-            body, model.tokenizer, exchange_of(request).request_id, clock.wall_ms() // 1000
-        )
+        rendering = CompletionRendering(body, model, exchange_of(request).request_id, clock.wall_ms() // 1000)
         return reply(request, body, asked, tokens, rendering, grammar)
 
     def reply(
@@ -84,6 +98,7 @@ def generate_routes(
         told_apart: Callable[[], Heard | None] = lambda: None,
     ) -> Response:
         exchange, limits = exchange_of(request), backend.limits()
+        asked = replace(asked, clips=settings.clip_max_tokens)
         admitted = admit(body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar)
         exchange.describe(lambda: _described(body, model, admitted))
         choices = [

@@ -1,6 +1,12 @@
 """What did a request say in one header? (Starlette's object of all of them is made anew for each.)"""
 
+import re
+from typing import Final
+
 from starlette.types import Scope
+
+REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+"""That a caller may give."""
 
 
 def header(scope: Scope, name: bytes) -> str | None:

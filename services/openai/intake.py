@@ -54,6 +54,8 @@ class Asked:
     default_tokens: int | None
     """Output tokens if the caller names no number; None: as many as fit, within bounds."""
     top_logprobs: int | None
+    clips: bool = False
+    """More tokens than there is room for are as many as there is room for."""
 
 
 def asked_in_chat(body: ChatRequest) -> Asked:
@@ -131,6 +133,28 @@ def admit(
     return requests
 
 
+def truncated(tokens: list[int], body: GenerationRequest, asked: Asked, limits: Limits) -> list[int]:
+    """A prompt as `body` wants it shortened. Raises ApiError."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return tokens
+    if most > limits.context_tokens:
+        why = f"'truncate_prompt_tokens' is {most}; the context has {limits.context_tokens} tokens."
+        raise invalid("truncate_prompt_tokens", why)
+    if most < 0:
+        most = max(limits.context_tokens - (asked.max_tokens or asked.default_tokens or 1), 1)
+    if len(tokens) <= most:
+        return tokens
+    return tokens[len(tokens) - most :] if body.truncation_side == "left" else tokens[:most]
+
+
+def request_id_of(body: GenerationRequest) -> str | None:
+    """That the body gives. Raises ApiError for two."""
+    if body.rid is not None and body.request_id is not None and body.rid != body.request_id:
+        raise invalid("rid", "'rid' and 'request_id' differ; give one of them.")
+    return body.request_id or body.rid
+
+
 def check_ids(ids: Sequence[int], param: str, vocabulary: int) -> None:
     """Raise ApiError that names the first id which the model does not have."""
     if ids and max(ids) >= vocabulary:
@@ -139,8 +163,8 @@ def check_ids(ids: Sequence[int], param: str, vocabulary: int) -> None:
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
-    """Raise ApiError (404) unless `name`, where given, is the served model's."""
-    if name is not None and name != model.name:
+    """Raise ApiError (404) unless `name`, where given, is one of the served model's."""
+    if name is not None and name not in model.names:
         raise unknown_model(name)
 
 
@@ -173,6 +197,8 @@ def _max_tokens(asked: Asked, param: str, prompt_tokens: int, min_tokens: int, l
     room = _room(param, prompt_tokens, limits)
     if asked.max_tokens is None:
         return min(room, asked.default_tokens or max(_default_tokens(prompt_tokens, limits), min_tokens))
+    if asked.clips:
+        return min(asked.max_tokens, room)
     if asked.max_tokens > room:
         raise too_long(
             asked.max_tokens_param,

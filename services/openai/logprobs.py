@@ -1,54 +1,53 @@
 """How are log-probabilities shown in the two APIs' shapes?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import Token
 
+TokenText = Callable[[int], str]
+"""As what a token is shown."""
 LOGPROB_MIN: Final = -9999.0
 """Shown for an impossible token: JSON knows no infinity."""
 
 
-def chat_logprobs(tokens: Sequence[Token], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[Token], tokenizer: Tokenizer, text: TokenText) -> dict[str, Any]:
     """`logprobs` of a chat choice; `bytes` is what to join where a token holds part of a character."""
     content = [
         {
-            **_entry(token.id, token.logprob, tokenizer),
-            "top_logprobs": [_entry(id_, logprob, tokenizer) for id_, logprob in token.top],
+            **_entry(token.id, token.logprob, tokenizer, text),
+            "top_logprobs": [_entry(id_, logprob, tokenizer, text) for id_, logprob in token.top],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(
-    tokens: Sequence[Token], offsets: Sequence[int], tokenizer: Tokenizer
-) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], text: TokenText) -> dict[str, Any]:
     """`logprobs` of a completion choice. `top_logprobs` always has the chosen token, as OpenAI's does."""
     return {
         "text_offset": list(offsets),
-        "tokens": [token_text(token.id, tokenizer) for token in tokens],
+        "tokens": [text(token.id) for token in tokens],
         "token_logprobs": [_shown(token.logprob) for token in tokens],
         "top_logprobs": [
-            {
-                token_text(id_, tokenizer): _shown(logprob)
-                for id_, logprob in (*token.top, (token.id, token.logprob))
-            }
+            {text(id_): _shown(logprob) for id_, logprob in (*token.top, (token.id, token.logprob))}
             for token in tokens
         ],
     }
 
 
-def token_text(id_: int, tokenizer: Tokenizer) -> str:
-    """A token as text; bytes that form no character are written as `\\xf0`, so that two tokens of such
-    bytes stay distinct."""
+def token_text(id_: int, tokenizer: Tokenizer, *, by_id: bool = False) -> str:
+    """A token as text, or `by_id`; bytes that form no character are written as `\\xf0`, so that two tokens of
+    such bytes stay distinct."""
+    if by_id:
+        return f"token_id:{id_}"
     return tokenizer.token_bytes(id_).decode(errors="backslashreplace")
 
 
-def _entry(id_: int, logprob: float | None, tokenizer: Tokenizer) -> dict[str, Any]:
+def _entry(id_: int, logprob: float | None, tokenizer: Tokenizer, text: TokenText) -> dict[str, Any]:
     return {
-        "token": token_text(id_, tokenizer),
+        "token": text(id_),
         "logprob": _shown(logprob),
         "bytes": list(tokenizer.token_bytes(id_)),
     }

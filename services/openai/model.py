@@ -30,7 +30,7 @@ class ServedModel:
     """One model as clients see it."""
 
     name: str
-    """What clients write into `model`."""
+    """What clients write into `model`, and answers name where a request names none."""
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     """Ids that end a sequence unless `ignore_eos`."""
@@ -40,6 +40,12 @@ class ServedModel:
     """Of what a request does not say."""
     forms: Forms = field(default_factory=Forms)
     """In which it writes calls and thoughts."""
+    aliases: tuple[str, ...] = ()
+    """Its other names."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
 
 def load_served_model(
@@ -50,6 +56,7 @@ def load_served_model(
     thoughts: str = AUTO,
     *,
     tells_tools: bool = True,
+    aliases: tuple[str, ...] = (),
 ) -> ServedModel:
     """The model in a safetensors directory, whose facts were read, with its tokenizer. `generation_config`:
     whose sampling counts where a request has none; `calls` and `thoughts`: by which names of `dialects` they
@@ -92,6 +99,7 @@ def load_served_model(
         vocabulary=facts.vocab_size,
         drawing=drawing,
         forms=forms,
+        aliases=aliases,
     )
 
 

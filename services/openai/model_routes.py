@@ -11,12 +11,12 @@ from services.openai.model import ServedModel
 
 
 def model_routes(backend: Backend, model: ServedModel, release: str, created_s: int) -> APIRouter:
-    """`/v1/models`, `/v1/models/{id}` and `/version`."""
+    """`/v1/models`, `/v1/models/{id}`, `/tokenizer_info` and `/version`."""
     router = APIRouter()
 
-    def card() -> dict[str, Any]:
+    def card(name: str) -> dict[str, Any]:
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": created_s,
             "owned_by": "baton",
@@ -26,12 +26,16 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card()]}
+        return {"object": "list", "data": [card(name) for name in model.names]}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         check_model(name, model)
-        return card()
+        return card(name)
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return model.tokenizer.info
 
     @router.get("/version")
     async def version() -> dict[str, str]:

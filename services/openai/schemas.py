@@ -5,6 +5,7 @@ a misspelt parameter must not be served as if it had been understood.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -21,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, from_json
 
 from services.openai.chat_template import Content
+from services.openai.headers import REQUEST_ID
 from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
 
 STOP_STRINGS_MAX: Final = 16
@@ -30,6 +32,7 @@ PROMPTS_MAX: Final = 64
 MESSAGES_MAX: Final = 8192
 COMPLETION_TOKENS_DEFAULT: Final = 16
 """OpenAI's, of /v1/completions only."""
+FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 TOOLS_MAX: Final = 128
 """OpenAI's."""
 TOOL_CHARS_MAX: Final = 64 * 2**10
@@ -136,6 +139,24 @@ def _bounded(tool: "Tool") -> "Tool":
     return tool
 
 
+def _function_name(value: str) -> str:
+    if FUNCTION_NAME.fullmatch(value) is None:
+        raise PydanticCustomError("name", "it has to be 1 to 64 letters, digits, '_' and '-'")
+    return value
+
+
+def _request_id(value: str) -> str:
+    if REQUEST_ID.fullmatch(value) is None:
+        raise PydanticCustomError("name", "it has to be 1 to 128 letters, digits and any of ._:/+=@-")
+    return value
+
+
+def _prompt_length(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError("prompt_length", "it has to be above 0, or -1")
+    return value
+
+
 def _few_tools(value: Any) -> Any:
     if isinstance(value, list) and len(value) > TOOLS_MAX:
         raise PydanticCustomError("tools", f"it holds {len(value)} tools; at most {TOOLS_MAX} are taken")
@@ -224,8 +245,16 @@ def _few_messages(value: Any) -> Any:
 OPTIONS: Final = "x-guidance"
 """The word under which a schema tells the library how it is to be read: ours alone."""
 
+
+def _whole(value: Any) -> Any:
+    """`4.0` is 4: some languages know one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+RequestId = Annotated[str, AfterValidator(_request_id)]
+TokenId = Annotated[Whole, Field(ge=0)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
 Nothing = Annotated[Any, AfterValidator(_nothing)]
 
@@ -301,7 +330,7 @@ class StreamOptions(Shape):
 class Function(Shape):
     """That a model may call."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, AfterValidator(_function_name)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -356,7 +385,7 @@ class Drawing(Shape):
 
     temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_k: Annotated[Whole, Field(ge=-1)] = -1
     """-1 and 0: all."""
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
@@ -365,13 +394,14 @@ class Drawing(Shape):
 class GenerationRequest(Drawing):
     """What the two generating endpoints share: OpenAI's sampling fields, and vLLM's and SGLang's."""
 
-    model: str
+    model: str | None = None
+    """Absent: the one that is served."""
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[
         list[StopString], FailFast(), BeforeValidator(_one_or_many), Field(max_length=STOP_STRINGS_MAX)
     ] = Field(default_factory=list)
@@ -380,7 +410,7 @@ class GenerationRequest(Drawing):
         BeforeValidator(_few_biases),
     ] = Field(default_factory=dict)
 
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[Whole, Field(ge=0)] = 0
     stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=STOP_TOKEN_IDS_MAX)] = Field(
         default_factory=list
     )
@@ -388,6 +418,17 @@ class GenerationRequest(Drawing):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """In log-probabilities."""
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1), AfterValidator(_prompt_length)] | None = None
+    """So many at most, of a longer prompt; -1: as many as fit."""
+    truncation_side: Literal["left", "right"] = "left"
+    """Where a longer prompt loses tokens."""
+    priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] = 0
+    """Taken; what waits is served in the order in which it came."""
+    request_id: RequestId | None = None
+    rid: RequestId | None = None
+    """The same, SGLang's."""
 
     response_format: ResponseFormat | None = None
     """This and the next: what the answer is held to (`structures.py`). OpenAI's; vLLM's, now and before; and
@@ -422,9 +463,9 @@ class ChatRequest(GenerationRequest, Conversation):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool = True
     separate_reasoning: bool = True
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     tool_choice: Annotated[str | NamedTool, BeforeValidator(_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
 
@@ -434,8 +475,8 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
     add_special_tokens: bool = True
-    max_tokens: Annotated[int, Field(ge=1)] | None = COMPLETION_TOKENS_DEFAULT
-    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = COMPLETION_TOKENS_DEFAULT
+    logprobs: Annotated[Whole, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
 
 
 class TokenizeRequest(Conversation):

@@ -66,6 +66,7 @@ class Tokenizer:
         self._special = {
             id_: token.content for id_, token in reference.added_tokens_decoder.items() if token.special
         }
+        self._info = _info(reference)
         self._byte_of = byte_letters() if _is_byte_level(self._backend) else None
         self._bytes: dict[int, bytes] = {}
         self._by_bytes_alone = _decoders(self._backend) == ["ByteLevel"]
@@ -115,6 +116,11 @@ class Tokenizer:
     def chat(self) -> ChatTemplate:
         """By which a conversation becomes a prompt."""
         return self._chat
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What its configuration says, as JSON, without its files' names."""
+        return self._info
 
     @property
     def added(self) -> Mapping[str, int]:
@@ -192,6 +198,18 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     if reference.chat_template is None and isinstance(beside, str):
         reference.chat_template = beside
     return Tokenizer(reference)
+
+
+def _info(reference: Any) -> dict[str, Any]:
+    told = {name: value for name, value in reference.init_kwargs.items() if not _is_a_path(name)}
+    told |= reference.special_tokens_map
+    told |= {"tokenizer_class": type(reference).__name__, "chat_template": reference.chat_template}
+    info: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    return info
+
+
+def _is_a_path(name: str) -> bool:
+    return name.endswith(("_file", "_files", "name_or_path", "_path")) or name == "tokenizer_object"
 
 
 def _is_byte_level(backend: Any) -> bool:

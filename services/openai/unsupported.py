@@ -28,37 +28,54 @@ answer."""
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "best_of": (1,),
+    "cache_prompt": (True,),
+    "custom_params": ({},),
+    "details": (False,),
+    "do_sample": (True,),
+    "early_stopping": (False,),
     "echo": (False,),
+    "extra_body": ({},),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1, 1.0, 0, 0.0),
+    "logits_processors": ([],),
+    "mirostat": (0,),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "n": (1,),
+    "n": (1, 1.0),
+    "no_stop_trim": (False,),
     "prediction": (),
+    "prompt_logprobs": (),
+    "return_full_text": (False,),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "safe_prompt": (False,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True,),
     "suffix": ("",),
+    "typical_p": (1, 1.0),
+    "tfs_z": (1, 1.0),
+    "use_beam_search": (False,),
     "verbosity": (),
+    "vllm_xargs": ({},),
+    "watermark": (False,),
     "web_search_options": (),
 }
 """Not served yet; the values that ask for nothing else than what is served."""
 
 
 _OF_A_BODY: Final = """
-    allowed_token_ids bad_words bootstrap_host bootstrap_port
-    bootstrap_room cache_prompt cache_salt chat_template
-    custom_logit_processor custom_params data_parallel_rank decoder_input_details details do_sample
-    dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers
-    dynatemp_exponent dynatemp_range early_stopping enable_thinking extra_key format grammar
-    id_slot input input_ids instructions
-    keep_alive kv_transfer_params length_penalty logits_processors lora_path max_new_tokens
-    max_output_tokens media_io_kwargs min_keep min_new_tokens mirostat mirostat_eta mirostat_tau
-    mm_processor_kwargs models n_keep n_predict n_probs no_stop_trim options plugins
-    previous_response_id priority prompt_embeds prompt_logprobs provider random_seed reasoning
-    repeat_last_n repeat_penalty repetition_context_size request_id response_format_schema
-    return_full_text return_hidden_states return_routed_experts return_tokens_as_token_ids rid route
-    safe_prompt samplers sampling_params sampling_seed session_params
-    spaces_between_special_tokens stop_regex stop_sequences stream_reasoning structural_tag
-    system template text tfs_z think thinking thinking_budget thinking_token_budget
-    top_a top_n_sigma top_n_tokens transforms truncate truncate_prompt_tokens truncation typical_p
-    use_beam_search vllm_xargs watermark xtc_probability xtc_threshold
+    allowed_token_ids bad_words bootstrap_host bootstrap_port bootstrap_room cache_salt chat_template
+    custom_logit_processor data_parallel_rank decoder_input_details dry_allowed_length dry_base
+    dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range
+    enable_thinking extra_key format grammar id_slot input input_ids instructions keep_alive lora_path
+    max_new_tokens max_output_tokens media_io_kwargs min_keep min_new_tokens mirostat_eta mirostat_tau
+    models n_keep n_predict n_probs options plugins previous_response_id prompt_embeds provider
+    random_seed reasoning repeat_last_n repeat_penalty repetition_context_size response_format_schema
+    route samplers sampling_params sampling_seed session_params stop_regex stop_sequences structural_tag
+    system template text think thinking thinking_budget thinking_token_budget top_a top_n_sigma
+    top_n_tokens transforms truncate truncation xtc_probability xtc_threshold
 """
 _OF_A_MESSAGE: Final = """
     cache_control images partial prefix reasoning_details thinking

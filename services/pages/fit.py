@@ -23,7 +23,7 @@ def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> Non
         raise LayoutMismatch("ranks", *counts)
     for side, layouts in (("sender", senders), ("receiver", receivers)):
         for rank, each in enumerate(layouts):
-            for field in ("model", "dtype", "head_dim", "context_length"):
+            for field in ("model", "dtype", "quantize", "head_dim", "context_length"):
                 _check_equal(field, "sender", senders[0], f"{side} rank {rank}", each)
             _check_equal("page_tokens", side, layouts[0], f"{side} rank {rank}", each)
     source, target = senders[0].page_tokens, receivers[0].page_tokens

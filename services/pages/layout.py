@@ -11,6 +11,7 @@ layers that a pipeline rank holds, head by head.
 
 from dataclasses import dataclass
 
+NOT_QUANTIZED = "none"
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -30,6 +31,9 @@ class KvLayout:
     context_length: int = 0
     """Most tokens of a sequence, by which the keys of some models are turned: peers must agree on it. 0: not
     said."""
+    quantize: str = NOT_QUANTIZED
+    """As which codes weights are kept: peers must agree on it, since keys and values are made with what those
+    stand for."""
 
     @property
     def token_bytes(self) -> int:

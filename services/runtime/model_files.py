@@ -31,6 +31,7 @@ __all__ = [
     "ModelNotFound",
     "ModelSource",
     "ModelUnreadable",
+    "Quantize",
     "prepare",
     "read_model",
     "resolve",
@@ -61,6 +62,17 @@ class LoadFormat(Enum):
     """The model's files."""
     DUMMY = "dummy"
     """Nowhere: any numbers of the right shapes, the same ones in every process with devices of one kind."""
+
+
+class Quantize(Enum):
+    """In how few bits weights are kept, in place of the numbers that were loaded."""
+
+    NONE = "none"
+    """In none."""
+    INT8 = "int8"
+    INT4 = "int4"
+    KEEP = "keep"
+    """As a GGUF file has them."""
 
 
 class GenerationConfig(Enum):

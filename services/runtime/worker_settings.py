@@ -9,6 +9,7 @@ from services.pages.topology import RANKS_MAX, Topology
 from services.rooms.ballot import PLACES_MAX
 from services.rooms.entries import CANARY_ROOMS
 from services.runtime.errors import SettingsError
+from services.runtime.model_files import Quantize
 from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from services.runtime.setting_kinds import (
     ADDRESS,
@@ -29,6 +30,7 @@ WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 NAME = matching(r"[A-Za-z0-9._-]{0,128}", "NAME", "up to 128 letters, digits, dots, dashes or underscores")
 DEVICE = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
 DTYPE = choices("auto", "bfloat16", "float32")
+QUANTIZE = choices(*(each.value for each in Quantize))
 CHECKSUM = choices(*(each.value for each in KvChecksum))
 PARALLEL = number(1, RANKS_MAX)
 RANK = optional(number(0, RANKS_MAX - 1), None)
@@ -56,6 +58,13 @@ class WorkerSettings(ServiceSettings):
     model: str = setting("demo", "A model directory, a GGUF file, or the word demo.", TEXT)
     dtype: str = setting(
         "auto", "Number format of weights and KV (auto: bfloat16 if the device has it, else float32).", DTYPE
+    )
+    quantize: str = setting(
+        Quantize.NONE.value,
+        "Keep weights as codes of 8 or 4 bits, the same on every worker: int8, int4 (made as they are"
+        " loaded), or keep (a GGUF file's own). Decode on an x86 CPU multiplies codes, by half to a third of"
+        " the reading; prefill multiplies what they stand for. One rank a worker.",
+        QUANTIZE,
     )
     device: str = setting("auto", "Where to compute (auto: CUDA if there is one).", DEVICE)
     compiled_steps: bool = setting(
@@ -140,6 +149,11 @@ class WorkerSettings(ServiceSettings):
         return self.max_rooms + CANARY_ROOMS
 
     @property
+    def multiplies_codes(self) -> bool:
+        """Steps are so few tokens wide that reading weights is what they take."""
+        return False
+
+    @property
     def beside_pages(self) -> int:
         """Bytes that a step may use to lay keys and values side by side."""
         return 0
@@ -178,6 +192,11 @@ class WorkerSettings(ServiceSettings):
     def _check_group(self) -> None:
         """Raises SettingsError for flags of a group that do not go together."""
         ranks, flags = self.topology.ranks, self.dimensions
+        if ranks > 1 and self.quantize != Quantize.NONE.value:
+            raise SettingsError(
+                f"--quantize {self.quantize}: the {ranks} ranks of {flags} compute over plain weights; leave"
+                " one of them out"
+            )
         if self.world and self.world != ranks:
             raise SettingsError(f"--world {self.world} is not what {flags} makes: {ranks}")
         self._check_machines()

@@ -12,7 +12,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from services.pages.checksum import KvChecksum
-from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.pages.layout import DTYPE_BYTES, NOT_QUANTIZED, KvLayout
 from services.pages.topology import Topology
 from services.rooms.entries import Line
 from services.rooms.errors import Cause, Reason, Refusal
@@ -261,6 +261,7 @@ def layout_to_wire(layout: KvLayout) -> workers_pb2.KvLayout:
         kv_heads=layout.kv_heads,
         head_dim=layout.head_dim,
         context_length=layout.context_length,
+        quantize=layout.quantize,
     )
 
 
@@ -280,6 +281,7 @@ def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
         tuple(wire.kv_heads),
         wire.head_dim,
         wire.context_length,
+        wire.quantize or NOT_QUANTIZED,
     )
 
 
@@ -336,6 +338,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
             ("schema", wire.schema),
             ("kv_checksum", checksum_from_wire(wire.kv_checksum).value),
             ("dtype", layout.dtype),
+            ("quantize", layout.quantize),
             ("layers", str(len(layout.layers))),
             ("kv_heads", str(len(layout.kv_heads))),
             ("head_dim", str(layout.head_dim)),

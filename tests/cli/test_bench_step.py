@@ -8,6 +8,7 @@ import pytest
 from services.pages.layout import DTYPE_BYTES
 from tests.cli.typed import bench
 from tests.engine import tiny
+from tests.engine.kernels import MODELS, needs_kernel
 
 pytestmark = pytest.mark.bench
 
@@ -39,6 +40,15 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
 def test_a_profile_names_the_operators(tmp_path: Path) -> None:
     told = step(tiny.saved("llama-gqa-untied", tmp_path), "--profile")
     assert sum(told["profile_ms"].values()) > 0
+
+
+@needs_kernel
+def test_weights_are_codes_where_that_is_asked_for(tmp_path: Path) -> None:
+    model = tiny.save(MODELS["three queries a head"], tmp_path)
+    flags = "--dtype", "bfloat16", "--quantize"
+    plain, codes = (step(model, *flags, how) for how in ("none", "int8"))
+    assert (plain["quantize"], codes["quantize"]) == ("none", "int8")
+    assert codes["weight_bytes"] < 0.56 * plain["weight_bytes"]
 
 
 @pytest.mark.gpu

@@ -16,7 +16,9 @@ from services.decode.job import replies_max
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, Peers
 from services.decode.turn import DecodeWork
+from services.engine.folds import Folds
 from services.engine.stepper import Stepper
+from services.grammars.shelf import Shelf
 from services.pages.checksum import KvChecksum, told
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool, PageState
@@ -174,9 +176,10 @@ class DecodeBench:
         checksum: KvChecksum = KvChecksum.RECORD,
         group: RankGroup | None = None,
         reuse: bool = False,
+        grammars: Shelf | None = None,
     ) -> None:
         """`group`: of a worker of several ranks, which all hold the same. `reuse`: keep prefixes, of rooms
-        with one mark."""
+        with one mark. `grammars`: of a rank that draws; the toy holds no answer to them."""
         self.group: RankGroup = group or SoloGroup()
         self.sender = sender
         self.address = address
@@ -225,6 +228,7 @@ class DecodeBench:
             deadlines=deadlines(),
             max_running=max_running,
             checksum=checksum,
+            folds=Folds(grammars, self.mailbox.wake),
         )
         self._progress = TurnProgress(self.clock)
         if self.group.size == 1:
@@ -413,6 +417,7 @@ async def decoding(
     fabric: MemoryFabric | None = None,
     checksum: KvChecksum = KvChecksum.RECORD,
     reuse: bool = False,
+    grammars: Shelf | None = None,
 ) -> AsyncIterator[DecodeBench]:
     sender = Sender()
     sender.may_connect.set()
@@ -422,7 +427,13 @@ async def decoding(
 
     async with serving(add) as address:
         bench = DecodeBench(
-            sender, address, max_running=max_running, fabric=fabric, checksum=checksum, reuse=reuse
+            sender,
+            address,
+            max_running=max_running,
+            fabric=fabric,
+            checksum=checksum,
+            reuse=reuse,
+            grammars=grammars,
         )
         try:
             yield bench

@@ -16,9 +16,11 @@ from _pytest.mark import ParameterSet
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from services.engine import compiler
-from services.engine.compiler import AVX512, Build, found
+from services.engine.coded import Coding
+from services.engine.compiler import AVX512, CODES, Build, found
 from services.engine.engine import Engine, Row, Sequence, load_engine
 from services.rooms.request import Request, Sampling
+from services.runtime.model_files import Quantize
 from tests.engine import tiny
 from tests.engine.emulated.build import emulated
 from tests.pairwise import cover, every
@@ -64,6 +66,10 @@ NAMES: Final = (
     "over bfloat16 by AVX2",
     "in float32",
     "in float32 by AVX2",
+    "of codes in bfloat16",
+    "of codes in bfloat16 by AVX2",
+    "of codes in float32",
+    "of codes in float32 by AVX2",
 )
 BUILDS: Final = dict(zip(NAMES, compiler.BUILDS, strict=True))
 EMULATED: Final = {
@@ -123,6 +129,7 @@ def load(
     dtype: torch.dtype = torch.bfloat16,
     page_tokens: int = 16,
     threads: int = 1,
+    coding: Coding | None = None,
 ) -> Engine:
     return load_engine(
         directory,
@@ -132,7 +139,18 @@ def load(
         kv_cache_memory=2**23,
         threads=threads,
         compiled=compiled,
+        coding=coding,
     )
+
+
+def stored_for(build: Build) -> torch.dtype:
+    """What the weights in a file are numbers of."""
+    return build.numbers if build.weights is CODES else build.weights
+
+
+def coding_for(build: Build, *, multiplied: bool = True) -> Coding | None:
+    """Of 4 bits, but of 8 for the head, where its weights are codes."""
+    return Coding(Quantize.INT4, multiplied=multiplied) if build.weights is CODES else None
 
 
 def load_for(
@@ -141,7 +159,11 @@ def load_for(
     """An engine whose steps are compiled so."""
     found(build)  # or it says why not
     engine = load(
-        directory(name, build.weights), dtype=build.numbers, page_tokens=page_tokens, threads=threads
+        directory(name, stored_for(build)),
+        dtype=build.numbers,
+        page_tokens=page_tokens,
+        threads=threads,
+        coding=coding_for(build),
     )
     assert engine.compiled is not None
     assert engine.compiled._model._weights is build.weights

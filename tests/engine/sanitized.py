@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from services.engine import compiler
-from tests.engine.kernels import KERNELS, filled, load, logits_of
+from tests.engine.kernels import KERNELS, coding_for, filled, load, logits_of
 
 
 def main(source: str, cases: str) -> None:
@@ -21,7 +21,7 @@ def main(source: str, cases: str) -> None:
         build = KERNELS[name]
         compiler.BUILDS = (build,)  # type: ignore[misc]
         compiler.kernel.cache_clear()
-        engine = load(Path(directory), dtype=build.numbers, page_tokens=page_tokens)
+        engine = load(Path(directory), dtype=build.numbers, page_tokens=page_tokens, coding=coding_for(build))
         if engine.compiled is None:
             sys.exit(f"{name}: nothing of {directory} was compiled for pages of {page_tokens} tokens")
         rows = filled(engine)

@@ -20,6 +20,7 @@ from services.decode.settings import DecodeSettings
 from services.engine import compiled as compiled_steps
 from services.engine import compiler, proof
 from services.engine import engine as engine_module
+from services.engine.coded import Coding
 from services.engine.compiler import Build
 from services.engine.engine import Engine, Row
 from services.engine.proof import gap
@@ -31,6 +32,7 @@ from tests.engine.kernels import (
     BUILDS,
     EXACT,
     Directory,
+    coding_for,
     combined,
     entries,
     filled,
@@ -39,6 +41,7 @@ from tests.engine.kernels import (
     logits_of,
     needs_kernel,
     places,
+    stored_for,
     told,
 )
 from tests.engine.worker import Worker
@@ -55,12 +58,19 @@ TRIED = ("name", "page_tokens", "build")
 
 
 @lru_cache(maxsize=2)
-def librarys(directory: Path, page_tokens: int, dtype: torch.dtype, *, narrow: bool = False) -> Engine:
-    """One that the library computes, with weights that are `narrow`, numbers of bfloat16: all builds of a
-    model are compared with it, one after the other."""
+def librarys(
+    directory: Path,
+    page_tokens: int,
+    dtype: torch.dtype,
+    *,
+    narrow: bool = False,
+    coding: Coding | None = None,
+) -> Engine:
+    """One that the library computes, with weights that are `narrow`, numbers of bfloat16, or that codes stand
+    for: all builds of a model are compared with it, one after the other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "hasten", lambda *_, **__: None)
-        engine = load(directory, compiled=False, dtype=dtype, page_tokens=page_tokens)
+        engine = load(directory, compiled=False, dtype=dtype, page_tokens=page_tokens, coding=coding)
     assert not engine.model.taken_apart
     if narrow:
         with torch.no_grad():
@@ -75,8 +85,9 @@ def test_a_step_is_nearer_to_float32_than_the_librarys(
     directory: Directory, build: Build, name: str, page_tokens: int
 ) -> None:
     ours = load_for(build, directory, name, page_tokens)
-    library = librarys(directory(name), page_tokens, torch.bfloat16)
-    exact = librarys(directory(name), page_tokens, torch.float32, narrow=True)
+    coding, stored = coding_for(build, multiplied=False), directory(name, stored_for(build))
+    library = librarys(stored, page_tokens, torch.bfloat16, coding=coding)
+    exact = librarys(stored, page_tokens, torch.float32, narrow=coding is None, coding=coding)
     (right, wrote), (by_calls, by_library), (own, by_us) = told(exact, library, ours)
     assert gap(own, right) < 1.1 * gap(by_calls, right)
     assert gap(own, right) < BOUND
@@ -90,7 +101,8 @@ def test_in_float32_a_step_is_the_librarys(
     directory: Directory, build: Build, name: str, page_tokens: int
 ) -> None:
     ours = load_for(build, directory, name, page_tokens)
-    library = librarys(directory(name, build.weights), page_tokens, torch.float32)
+    coding = coding_for(build, multiplied=False)
+    library = librarys(directory(name, stored_for(build)), page_tokens, torch.float32, coding=coding)
     (right, wrote), (own, by_us) = told(library, ours)
     assert gap(own, right) < EXACT
     assert gap(by_us, wrote) < EXACT

@@ -1,7 +1,6 @@
 """Is a GGUF file converted whole, and refused where the library would make another model of it?"""
 
 import tracemalloc
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
-from gguf.quants import dequantize, quant_shape_to_byte_shape, quantize
+from gguf.quants import dequantize, quant_shape_to_byte_shape
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 
@@ -21,29 +20,11 @@ from services.engine.model import load_model
 from services.openai.tokenizer import load_tokenizer
 from services.runtime.model_facts import read_model
 from tests.engine import tiny
+from tests.engine.gguf_files import TOKENS, Tensors, Write, in_gguf, nothing, write
 
-HEADS, KV_HEADS = 6, 2
 WIDE = 2**14
 OBJECTS = 2**20
 """Bytes, of Python's."""
-TOKENS: Final = [chr(0x100 + place) for place in range(tiny.VOCABULARY)]
-NAMES: Final = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "model.layers": "blk",
-}
-Tensors = dict[str, torch.Tensor]
-Write = Callable[[GGUFWriter], None]
 
 
 @pytest.fixture(scope="module")
@@ -53,70 +34,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
     file = tiny.save(config, tmp_path_factory.mktemp("llama")) / "model.safetensors"
     found: Tensors = load_file(file)
     return found
-
-
-def in_gguf(weights: Tensors) -> Tensors:
-    """By GGUF's names, the numbers that are turned together side by side."""
-    renamed = {}
-    for name, weight in weights.items():
-        for ours, theirs in NAMES.items():
-            name = name.replace(ours, theirs)
-        for part, heads in (("attn_q", HEADS), ("attn_k", KV_HEADS)):
-            if part in name:
-                weight = weight.view(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
-        renamed[name] = weight
-    return renamed
-
-
-def nothing(_: GGUFWriter) -> None:
-    """No more than every file says."""
-
-
-def write(
-    file: Path,
-    tensors: Tensors,
-    more: Write = nothing,
-    kind: str = "llama",
-    theta: float = 10_000.0,
-    turned: int = 16,
-    tokenizer: str = "gpt2",
-    split: str | None = "gpt-2",
-    tokens: Sequence[str] = TOKENS,
-    wide: int = tiny.SHAPE["intermediate_size"],
-    stored: GGMLQuantizationType | None = None,
-) -> Path:
-    """`wide`: the numbers between a product's two halves. `stored`: how matrices are whose rows are whole
-    blocks of 32 numbers."""
-    writer = GGUFWriter(file, kind)
-    writer.add_context_length(tiny.CONTEXT)
-    writer.add_embedding_length(tiny.SHAPE["hidden_size"])
-    writer.add_block_count(tiny.SHAPE["num_hidden_layers"])
-    writer.add_feed_forward_length(wide)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(turned)
-    writer.add_rope_freq_base(theta)
-    writer.add_vocab_size(tiny.VOCABULARY)
-    writer.add_tokenizer_model(tokenizer)
-    if split is not None:
-        writer.add_tokenizer_pre(split)
-    writer.add_token_list(list(tokens))
-    writer.add_token_scores([0.0] * tiny.VOCABULARY)
-    writer.add_token_types([1] * tiny.VOCABULARY)
-    writer.add_token_merges([])
-    more(writer)
-    for name, tensor in tensors.items():
-        numbers = tensor.contiguous().numpy()
-        if stored is None or numbers.ndim < 2 or numbers.shape[-1] % 32:
-            writer.add_tensor(name, numbers)
-        else:
-            writer.add_tensor(name, quantize(numbers, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
 
 
 def test_a_whole_file_is_converted_number_for_number(tmp_path: Path, weights: Tensors) -> None:
@@ -201,9 +118,9 @@ def test_a_file_is_read_once_and_takes_what_is_made_of_it_and_one_tensor_more(
         name: torch.randn([WIDE if each == 80 else each for each in weight.shape], generator=numbers)
         for name, weight in weights.items()
     }
-    stored = GGMLQuantizationType.Q8_0
+    stored, shape = GGMLQuantizationType.Q8_0, tiny.SHAPE | {"intermediate_size": WIDE}
     for name in ("first", "second"):  # what the library imports and keeps is there by the second
-        file = write(tmp_path / f"{name}.gguf", in_gguf(wide), wide=WIDE, stored=stored)
+        file = write(tmp_path / f"{name}.gguf", in_gguf(wide), shape=shape, stored=stored)
         reads.clear()
         tracemalloc.start()
         assert main([str(file), str(tmp_path / name), "tiny"]) == 0

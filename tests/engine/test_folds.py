@@ -1,11 +1,9 @@
 """Does a room wait for its grammar, for as long as it takes and no longer, and for nothing else?"""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from llguidance import LLTokenizer
 
 from services.engine.folds import Folds
 from services.engine.rows import Sequence
@@ -19,21 +17,10 @@ from services.rooms.receiver import Receiver
 from services.rooms.request import Request
 from services.rooms.room import NOT_COMPILED, Room
 from services.rooms.sender import Sender
-from tests.grammars.answers import ids, regex, request, vocabulary
+from tests.grammars.answers import Slow, ids, regex, request
 
 DEADLINES = Deadlines(1_000, 1_000, 1_000, 1_000, 1_000)
 DIGITS = regex("[0-9]{2,3}")
-
-
-class Slow:
-    """A vocabulary that is read when it is let go."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-
-    def __call__(self) -> LLTokenizer:
-        assert self.go.wait(20)
-        return vocabulary()
 
 
 @pytest.fixture

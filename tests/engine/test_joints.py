@@ -9,7 +9,7 @@ from torch import nn
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RMSNorm
 
-from services.engine.joints import Blank, Elsewhere, Later, WideNorm, dispatch, receive_before
+from services.engine.joints import Blank, Elsewhere, Head, Later, WideNorm, dispatch, receive_before
 from services.engine.share import Link
 from services.engine.team import Mute
 from services.pages.topology import Topology
@@ -32,6 +32,13 @@ class Summing(Mute):
 
 def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+def test_a_head_is_as_wide_as_its_weight_whatever_its_definition_says() -> None:
+    """It may be tied to an embedding of fewer tokens."""
+    head = nn.Linear(4, 9, bias=False)
+    head.weight = nn.Parameter(numbers(5, 4))
+    assert Head(head, Link(Mute(ALONE, 0)), 5)(numbers(1, 2, 4)).shape == (1, 2, 5)
 
 
 @pytest.mark.parametrize("copies", [1, 2])

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from services.engine import compiler
-from services.engine.compiler import AVX2, found
+from services.engine.compiler import AVX512, found
 from services.engine.engine import Engine, Row
 from services.engine.proof import gap
 from tests.engine.kernels import (
@@ -34,6 +34,7 @@ from tests.engine.kernels import (
     load_for,
     logits_of,
     needs_kernel,
+    stored_for,
 )
 from tests.pairwise import cover, every
 
@@ -102,9 +103,29 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "tiles of other rows": ("if (set_for == rows) return;", "if (set_for) return;"),
     "a part's rows are the first ones": (
-        "multiply_block(blocks, a + row * depth,",
-        "multiply_block(blocks, a,",
+        "multiply_block(block, from_row(fed, row),",
+        "multiply_block(block, fed,",
     ),
+    "the codes of one half for both": (
+        "two = of_nibbles(words, 8 * each + 4)",
+        "two = of_nibbles(words, 8 * each)",
+    ),
+    "codes of 8 bits without a sign": ("_mm256_cvtepi8_epi32", "_mm256_cvtepu8_epi32"),
+    "one half's scales for both": (
+        "load_scales(scales + half * of_scales / 2, bytes);",
+        "load_scales(scales, bytes);",
+    ),
+    "leasts for scales": (
+        "here += of_scales << has_leasts;",
+        "here += of_scales << has_leasts, scales += of_scales * has_leasts;",
+    ),
+    "nothing is least": ("sum[row][half] += least * sums[row * groups];", "(void)least;"),
+    "the first group's least for all": ("        sums++;\n", ""),
+    "codes in the weight's last group are left out": (
+        "first + weight->group < depth ? first + weight->group : depth",
+        "first + weight->group <= depth ? first + weight->group : first",
+    ),
+    "sums of another row": ("to[row * groups + group] = total(sum);", "to[group] = total(sum);"),
 }
 """What is changed in the source: a text of it, and what stands there instead."""
 OF_TILES: Final = {
@@ -112,10 +133,16 @@ OF_TILES: Final = {
     *("the end of the depth is left out", "the end of the rows' depth is their beginning"),
     *("the lower sums over the upper ones", "tiles of other rows", "a part's rows are the first ones"),
 }
+OF_CODES: Final = {
+    *("the codes of one half for both", "codes of 8 bits without a sign", "one half's scales for both"),
+    *("leasts for scales", "nothing is least", "the first group's least for all", "sums of another row"),
+    "codes in the weight's last group are left out",
+}
 OF_PAIRS: Final = {"tokens the other way round"}
 TILES: Final = "in bfloat16 by AMX, emulated"
 PAIRS: Final = "in bfloat16, emulated"
 ALL: Final = "in bfloat16 by AVX2"
+CODED: Final = "of codes in bfloat16 by AVX2"
 NONE: Final = "none"
 """The source as it is."""
 NEAR: Final = " NEAR = 1 << 20,"
@@ -125,7 +152,8 @@ IN_PARTS: Final = {NONE, "a part's rows are the first ones"}
 
 
 def build_for(fault: str) -> str:
-    return TILES if fault in OF_TILES else PAIRS if fault in OF_PAIRS else ALL
+    special = ((TILES, OF_TILES), (PAIRS, OF_PAIRS), (CODED, OF_CODES))
+    return next((name for name, faults in special if fault in faults), ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +188,10 @@ def sound(directory: Directory) -> Callable[[str], Sound]:
 @needs_kernel
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [*((name, NONE) for name in (ALL, PAIRS, TILES)), *((build_for(fault), fault) for fault in FAULTS)],
+    [
+        *((name, NONE) for name in (ALL, PAIRS, TILES, CODED)),
+        *((build_for(fault), fault) for fault in FAULTS),
+    ],
 )
 def test_a_fault_in_the_source_is_seen(
     sound: Callable[[str], Sound], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
@@ -185,7 +216,7 @@ def test_a_fault_in_the_source_is_seen(
     assert (max(gaps) <= BOUND) is (fault == NONE)
 
 
-WATCHED: Final = (*EMULATED, *(name for name, build in BUILDS.items() if build.needs == AVX2))
+WATCHED: Final = (*EMULATED, *(name for name, build in BUILDS.items() if not set(AVX512) <= set(build.needs)))
 """What a CPU's own tiles and masks read and write is not watched."""
 CASES: Final = cover(every({"name": list(MODELS), "page_tokens": (4, 16, 64), "build": WATCHED}))
 
@@ -202,7 +233,11 @@ def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, p
     if not Path(library).is_absolute():
         pytest.skip("gcc has no AddressSanitizer here")
     told = [
-        (case["build"], str(directory(case["name"], KERNELS[case["build"]].weights)), case["page_tokens"])
+        (
+            case["build"],
+            str(directory(case["name"], stored_for(KERNELS[case["build"]]))),
+            case["page_tokens"],
+        )
         for case in CASES
     ]
     source, end = compiler.SOURCE.read_text(), "count, up_to(count, STRIP))"

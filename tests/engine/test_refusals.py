@@ -591,6 +591,17 @@ def test_a_style_that_is_not_known_or_does_not_fit_is_refused_by_its_name(
         load_model(tiny_dir("qwen3-moe"), "float32", "cpu", alone_of(Topology(2)))
 
 
+def test_an_attention_that_stays_whole_is_refused(
+    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank would keep the pages of all heads as those of some."""
+    monkeypatch.setattr("services.engine.split.COMMON", {})
+    monkeypatch.setattr(transformers.LlamaConfig, "base_model_tp_plan", {"embed_tokens": "replicate"})
+    heads = r"its attention has 6 query heads and 2 KV heads of 16 numbers on a rank, where 3 .* and 1 .*"
+    with pytest.raises(UnsupportedModel, match=f"by several ranks: {heads} were expected"):
+        load_model(tiny_dir("llama-gqa-untied"), "float32", "cpu", alone_of(Topology(2)))
+
+
 def test_a_norm_over_all_heads_that_is_no_rms_norm_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

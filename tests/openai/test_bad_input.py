@@ -55,7 +55,6 @@ def check(reply: httpx.Response, status: int, param: str | None, code: str | Non
 CHAT_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": []}, "messages", None),
     ({"messages": None}, "messages", "missing_required_parameter"),
-    ({"model": None}, "model", "missing_required_parameter"),
     ({"model": 5}, "model", "invalid_type"),
     ({"messages": "hi"}, "messages", "invalid_type"),
     ({"messages": ["hi"]}, "messages[0]", "invalid_type"),

@@ -126,6 +126,8 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         "format_type",
         "unsupported",
         "words",
+        "name",
+        "prompt_length",
     }
     kinds = {"missing", "extra_forbidden", *TYPES, *VALUES, *OWN_TYPES, *own}
     found = set()

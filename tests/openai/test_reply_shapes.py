@@ -39,7 +39,8 @@ async def events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> li
 
 
 def chat_chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, **more.pop("choice", {})}
+    ended = {"finish_reason": finish, **({} if finish is None else {"stop_reason": None})}
+    choice = {"index": 0, "delta": delta, "logprobs": None, **ended, **more.pop("choice", {})}
     return {
         "id": "chatcmpl-r1",
         "object": "chat.completion.chunk",
@@ -175,6 +176,7 @@ async def test_whole_chat(http: httpx.AsyncClient, backend: ScriptedBackend) -> 
                 "message": {"role": "assistant", "content": text, "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "stop_reason": None,
                 "token_ids": [T, tiny.END_ID],
             }
         ],
@@ -197,9 +199,11 @@ async def test_completion_chunks(http: httpx.AsyncClient, backend: ScriptedBacke
         "model": tiny.MODEL,
         "system_fingerprint": None,
     }
+    going_on: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
+    ended = {"finish_reason": "length", "stop_reason": None}
     assert await events(http, COMPLETIONS, completion()) == [
-        {**head, "choices": [{"index": 0, "text": "The", "logprobs": None, "finish_reason": None}]},
-        {**head, "choices": [{"index": 0, "text": " fox", "logprobs": None, "finish_reason": "length"}]},
+        {**head, "choices": [{"index": 0, "text": "The", "logprobs": None, **going_on}]},
+        {**head, "choices": [{"index": 0, "text": " fox", "logprobs": None, **ended}]},
     ]
 
 

@@ -23,8 +23,8 @@ def _renderings(**more: Any) -> list[tuple[Rendering, Choice]]:
     completion = CompletionRequest.model_validate({"model": "m", "prompt": "x", **more})
     choice = Choice(1, Request("r", (1,), 9), chat, tokenizer)
     return [
-        (ChatRendering(chat, tokenizer, "r", 7), choice),
-        (CompletionRendering(completion, tokenizer, "r", 7), choice),
+        (ChatRendering(chat, tiny.model(), "r", 7), choice),
+        (CompletionRendering(completion, tiny.model(), "r", 7), choice),
     ]
 
 

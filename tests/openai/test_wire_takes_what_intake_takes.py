@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.openai.backend import Limits
-from services.openai.edge import REQUEST_ID
+from services.openai.headers import REQUEST_ID
 from services.openai.intake import admit, asked_in_chat, asked_in_completion
 from services.openai.schemas import (
     PROMPTS_MAX,

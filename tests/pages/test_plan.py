@@ -311,6 +311,7 @@ def test_an_empty_plan_carries_nothing() -> None:
     [
         ("model", "other", "model of sender rank 0, other of receiver rank 0"),
         ("dtype", "float32", "bfloat16 of sender rank 0, float32 of receiver rank 0"),
+        ("quantize", "int8", "none of sender rank 0, int8 of receiver rank 0"),
         ("head_dim", 128, "64 of sender rank 0, 128 of receiver rank 0"),
         ("context_length", 4096, "0 of sender rank 0, 4096 of receiver rank 0"),
         ("page_tokens", 24, "16 of the sender, 24 of the receiver: neither is a multiple"),
@@ -329,7 +330,10 @@ def test_schema_agreed_a_mismatch_names_its_field(field: str, value: object, tex
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("model", "other"), ("dtype", "float32"), ("head_dim", 128), ("context_length", 9), ("page_tokens", 32)],
+    [
+        *(("model", "other"), ("dtype", "float32"), ("quantize", "int4"), ("head_dim", 128)),
+        *(("context_length", 9), ("page_tokens", 32)),
+    ],
 )
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_schema_agreed_the_ranks_of_one_side_are_alike(side: str, field: str, value: object) -> None:

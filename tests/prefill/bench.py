@@ -8,7 +8,9 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from services.decode.peers import endpoint_to_wire
+from services.engine.folds import Folds
 from services.engine.stepper import Stepper
+from services.grammars.shelf import Shelf
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -86,8 +88,10 @@ class PrefillBench:
         group: RankGroup | None = None,
         layouts: Sequence[KvLayout] = (toy.LAYOUT,),
         reuse: bool = False,
+        grammars: Shelf | None = None,
     ) -> None:
-        """`group`, `layouts`: of a worker of several ranks. `reuse`: keep prefixes, of rooms of one mark."""
+        """`group`, `layouts`: of a worker of several ranks. `reuse`: keep prefixes, of rooms of one mark.
+        `grammars`: of a rank that draws; the toy holds no answer to them."""
         self._group: RankGroup = group or SoloGroup()
         rank = self._group.rank
         self.clock = ManualClock(now_ms=1_000)
@@ -118,6 +122,7 @@ class PrefillBench:
             window_bytes=window_bytes,
             ways=Ways(self.transfer, layouts, rank, checksum),
             checksum=checksum,
+            folds=Folds(grammars, self.mailbox.wake),
         )
         self._progress = TurnProgress(self.clock)
 

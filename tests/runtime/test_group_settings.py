@@ -25,6 +25,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"tp": "4", "machines": "2"}, r"^--machines 2 needs --machine: which of them this is"),
     ({"tp": "4", "machines": "2", "machine": "1"}, r"^--machines 2 needs --rendezvous: where the ranks meet"),
     ({"tp": "4", "machines": "2", "rank": "1"}, r"^--rank 1 is one rank, --machines starts several"),
+    ({"tp": "2", "quantize": "int4"}, r"^--quantize int4: the 2 ranks of --tp 2 --pp 1 compute over plain"),
     ({"rank": "-1"}, r"^--rank: '-1' is not allowed: use a whole number from 0 to 1023, or nothing"),
     ({"rendezvous": "here"}, r"^--rendezvous: 'here' is not allowed: use host:port"),
     ({"tp": "0"}, r"^--tp: '0' is not allowed: use a whole number from 1 to 1024"),
@@ -35,6 +36,14 @@ REFUSED: list[tuple[dict[str, str], str]] = [
 def test_flags_that_do_not_go_together_are_refused_by_name(flags: dict[str, str], text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         load(PrefillSettings, flags, {})
+
+
+def test_codes_are_multiplied_by_compiled_steps_alone() -> None:
+    """By decode: prefill computes with the numbers that they stand for."""
+    flags = {"quantize": "int8", "compiled_steps": "false"}
+    assert not load(PrefillSettings, flags, {}).multiplies_codes
+    with pytest.raises(SettingsError, match=r"^--quantize int8: .* leave out --compiled-steps false"):
+        load(DecodeSettings, flags, {})
 
 
 def test_a_worker_is_one_process_unless_it_is_said_to_be_several() -> None:

@@ -238,6 +238,12 @@ def test_a_registration_says_what_the_worker_is() -> None:
     longer.layout.CopyFrom(layout)
     assert (facts.context_length, wire.worker_from_wire(longer).context_length) == (0, 4096)
     assert wire.layout_from_wire(layout).context_length == 4096
+    assert wire.layout_from_wire(layout).quantize == "none"
+    layout.quantize = "int8"
+    assert wire.layout_from_wire(layout).quantize == "int8"
+    longer.layout.CopyFrom(layout)
+    told = [dict(each.geometry)["quantize"] for each in (facts, wire.worker_from_wire(longer))]
+    assert told == ["none", "int8"], "what a worker that does not say does"
     assert facts.page_tokens == 16
     assert "page_tokens" not in dict(facts.geometry), "need not be equal"
     assert dict(facts.geometry)["schema"] == "s"

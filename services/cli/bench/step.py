@@ -15,7 +15,7 @@ import typer
 
 from services.cli.bench.report import Runs, seconds_of, tell
 from services.runtime.errors import StartupError
-from services.runtime.model_files import LoadFormat
+from services.runtime.model_files import LoadFormat, Quantize
 
 if TYPE_CHECKING:
     from services.engine.engine import Engine, Row
@@ -43,6 +43,10 @@ def step(
     load_format: Annotated[
         LoadFormat, typer.Option(help="The model's weights, or any numbers in their shapes.")
     ] = LoadFormat.AUTO,
+    quantize: Annotated[
+        Quantize,
+        typer.Option(help="Weights as codes (--quantize); a prompt's, as the numbers they stand for."),
+    ] = Quantize.NONE,
     graphs: Annotated[bool, typer.Option(help="On a GPU, replay decode steps (--cuda-graphs).")] = True,
     compiled: Annotated[bool, typer.Option(help="On a CPU, one call a step (--compiled-steps).")] = True,
     flash: Annotated[bool, typer.Option(help="On a GPU, by its kernels (--flash-attention).")] = True,
@@ -57,13 +61,16 @@ def step(
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
     from services.decode.settings import DecodeSettings
     from services.engine.engine import load_engine
+    from services.engine.start import coding_of
     from services.runtime.model_files import prepare, resolve
 
-    directory = prepare(resolve(model, load_format), lambda _: None)
+    source = resolve(model, load_format)
+    directory = prepare(source, lambda _: None)
     engine = load_engine(
         directory,
         dtype=dtype,
         load_format=load_format,
+        coding=coding_of(quantize, source, multiplied=phase is Phase.DECODE),
         device=device,
         kv_cache_memory=kv_cache_memory,
         threads=threads,
@@ -80,6 +87,7 @@ def step(
         "batch": batch,
         "context": context,
         "dtype": engine.layout.dtype,
+        "quantize": quantize.value,
         "device": engine.cache.device,
         "compiled": engine.compiled is not None,
         "flash_attention": engine.kernel is not None,

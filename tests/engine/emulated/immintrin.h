@@ -11,19 +11,22 @@
 #define EMULATED static inline __attribute__((always_inline))
 
 typedef float __m128 VECTOR(16), __m256 VECTOR(32), __m512 VECTOR(64);
-typedef int64_t __m256i VECTOR(32), __m512i VECTOR(64);
+typedef int64_t __m128i VECTOR(16), __m256i VECTOR(32), __m512i VECTOR(64);
 typedef int16_t __m256bh VECTOR(32), __m512bh VECTOR(64);
 
 /* Other views of the same bits. */
+typedef int8_t bytes_of_128 VECTOR(16);
 typedef uint16_t shorts_of_256 VECTOR(32), shorts_of_512 VECTOR(64);
 typedef int32_t ints_of_128 VECTOR(16), ints_of_256 VECTOR(32), ints_of_512 VECTOR(64);
 typedef uint32_t uints_of_512 VECTOR(64);
 
 typedef __m128 __m128_at __attribute__((aligned(1)));
+typedef __m128i __m128i_at __attribute__((aligned(1)));
 typedef __m256i __m256i_at __attribute__((aligned(1)));
 typedef __m512i __m512i_at __attribute__((aligned(1)));
 
 EMULATED __m512i _mm512_loadu_si512(const void *at) { return *(const __m512i_at *)at; }
+EMULATED __m128i _mm_loadu_si128(const __m128i_at *at) { return *at; }
 EMULATED __m256i _mm256_loadu_si256(const __m256i_at *at) { return *at; }
 EMULATED void _mm512_storeu_si512(void *at, __m512i a) { *(__m512i_at *)at = a; }
 EMULATED void _mm256_storeu_si256(__m256i_at *at, __m256i a) { *at = a; }
@@ -34,6 +37,7 @@ EMULATED __m512 _mm512_set1_ps(float a) { return a - (__m512){0}; }
 EMULATED __m128 _mm_set1_ps(float a) { return a - (__m128){0}; }
 EMULATED __m512i _mm512_set1_epi32(int a) { return (__m512i)(a - (ints_of_512){0}); }
 #define _mm512_setr_epi32(...) ((__m512i)(ints_of_512){__VA_ARGS__})
+#define _mm512_setr_ps(...) ((__m512){__VA_ARGS__})
 
 EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
 EMULATED __m256 _mm256_add_ps(__m256 a, __m256 b) { return a + b; }
@@ -75,6 +79,17 @@ EMULATED __m512 _mm512_maskz_scalef_ps(__mmask16 mask, __m512 a, __m512 b) {
 EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
     return (__m512i)__builtin_convertvector((shorts_of_256)a, uints_of_512);
 }
+EMULATED __m512i _mm512_cvtepi8_epi32(__m128i a) {
+    return (__m512i)__builtin_convertvector((bytes_of_128)a, ints_of_512);
+}
+EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) { return __builtin_convertvector((ints_of_512)a, __m512); }
+
+/* Numbers of float16: as those of float32 with the same digits they are 2^112 times too small. */
+EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
+    const uints_of_512 bits = __builtin_convertvector((shorts_of_256)a, uints_of_512);
+    const __m512 made = (__m512)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (__m512)((uints_of_512)made | (bits & 0x8000) << 16);
+}
 EMULATED __m512i _mm512_slli_epi32(__m512i a, const int bits) { return (__m512i)((uints_of_512)a << bits); }
 
 /* Of each pair the second product is added first. */
@@ -104,6 +119,10 @@ EMULATED __m128 _mm256_castps256_ps128(__m256 a) { return PART(__m128, a, 0); }
 /* Lanes from elsewhere: but for the last, from the same 128 bits, which are four floats or eight shorts. */
 
 #define EACH(type, count, from) ({ type made; for (int at = 0; at < count; at++) made[at] = from; made; })
+EMULATED __m512 _mm512_permutexvar_ps(__m512i which, __m512 a) {
+    const ints_of_512 place = (ints_of_512)which;
+    return EACH(__m512, 16, a[place[at] & 15]);
+}
 #define BY_TURNS(a, b, of, second_half) (at % 2 ? b : a)[at / of * of + at % of / 2 + second_half * of / 2]
 
 EMULATED __m512 _mm512_unpacklo_ps(__m512 a, __m512 b) { return EACH(__m512, 16, BY_TURNS(a, b, 4, 0)); }

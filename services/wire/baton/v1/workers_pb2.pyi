@@ -59,6 +59,7 @@ class KvLayout(_message.Message):
     KV_HEADS_FIELD_NUMBER: _builtins.int
     HEAD_DIM_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
+    QUANTIZE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Fingerprint of the model's configuration and weights."""
     dtype: _builtins.str
@@ -66,6 +67,8 @@ class KvLayout(_message.Message):
     head_dim: _builtins.int
     context_length: _builtins.int
     """Most tokens of a sequence; 0: not said."""
+    quantize: _builtins.str
+    """As which codes weights are kept: none, int8, int4 or keep. Empty: none."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -80,10 +83,11 @@ class KvLayout(_message.Message):
         kv_heads: _abc.Iterable[_builtins.int] | None = ...,
         head_dim: _builtins.int = ...,
         context_length: _builtins.int = ...,
+        quantize: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "dtype", b"dtype", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers", "model", b"model", "page_tokens", b"page_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "dtype", b"dtype", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers", "model", b"model", "page_tokens", b"page_tokens", "quantize", b"quantize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
