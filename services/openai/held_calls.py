@@ -41,6 +41,13 @@ CALLS_MAX: Final = 16
 """Of one answer that is held to calls: a small model may go on for ever."""
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+OPENING: Final = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$ref"}
+    | {"allOf", "anyOf", "oneOf", "not", "if"}
+)
+"""Words beside `properties` that say which others there may be."""
+LITERAL: Final = frozenset({"const", "default", "enum", "examples"})
+"""Words whose values are no schemas."""
 BLANKS: Final = r"BLANKS: /[ \n]{1,4}/"
 
 
@@ -84,7 +91,21 @@ def _schema(body: ChatRequest, tool: Tool) -> Mapping[str, Any]:
     function = tool.function
     if not (is_forced(body) or function.strict):
         return ANY_OBJECT
-    return NO_ARGUMENTS if not function.parameters else {"type": "object", **function.parameters}
+    return NO_ARGUMENTS if not function.parameters else _closed({"type": "object", **function.parameters})
+
+
+def _closed(schema: Any) -> Any:
+    """Without properties that nobody named, where it does not ask for them: a small model may write on."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    told = {name: value if name in LITERAL else _closed(value) for name, value in schema.items()}
+    return (
+        {**told, "additionalProperties": False}
+        if "properties" in told and not OPENING & told.keys()
+        else told
+    )
 
 
 def whole_grammar(
@@ -158,15 +179,16 @@ def _until(mark: str, term: str) -> list[str]:
     """`until`: any text up to the mark, and the mark; `TEXT`: one without it."""
     if term.startswith("<["):
         return [f"until: TEXT? {term}", "TEXT: /(?s:.+)/"]
-    plain = _escaped(mark)
+    plain = literal_regex(mark)
     return [
         f"until[suffix={term}]: /(?s:.*)/",
         f"TEXT: /(?s:.+)/ & ~/(?s:.*){plain}(?s:.*)/",
     ]
 
 
-def _escaped(text: str) -> str:
-    return "".join(each if each.isalnum() or each in "_<> " else f"\\{each}" for each in text)
+def literal_regex(text: str) -> str:
+    """Of that text alone, to stand between slashes."""
+    return "".join(each if each.isalnum() or each in "_<> " else f"\\x{{{ord(each):x}}}" for each in text)
 
 
 def _before(

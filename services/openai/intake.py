@@ -104,6 +104,9 @@ def admit(
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
     check_ids(body.stop_token_ids, "stop_token_ids", model.vocabulary)
+    check_ids(body.allowed_token_ids, "allowed_token_ids", model.vocabulary)
+    stops = tuple(id_ for id_ in dict.fromkeys(body.stop_token_ids) if _may_come(id_, body))
+    endless = body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
     sampling = _sampling(body, asked, model)
     requests = []
     for place, prompt in enumerate(prompts):
@@ -123,14 +126,18 @@ def admit(
                 max_tokens=max_tokens,
                 min_tokens=body.min_tokens,
                 eos_token_ids=model.eos_token_ids,
-                stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids)),
-                ignore_eos=body.ignore_eos,
+                stop_token_ids=stops,
+                ignore_eos=endless,
                 sampling=sampling,
                 trace=trace,
                 grammar=grammar,
             )
         )
     return requests
+
+
+def _may_come(id_: int, body: GenerationRequest) -> bool:
+    return not body.allowed_token_ids or id_ in body.allowed_token_ids
 
 
 def truncated(tokens: list[int], body: GenerationRequest, asked: Asked, limits: Limits) -> list[int]:

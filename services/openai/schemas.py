@@ -33,6 +33,9 @@ MESSAGES_MAX: Final = 8192
 COMPLETION_TOKENS_DEFAULT: Final = 16
 """OpenAI's, of /v1/completions only."""
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+BAD_WORDS_MAX: Final = 64
+BAD_WORD_CHARS_MAX: Final = 128
+ALLOWED_TOKEN_IDS_MAX: Final = 4096
 TOOLS_MAX: Final = 128
 """OpenAI's."""
 TOOL_CHARS_MAX: Final = 64 * 2**10
@@ -417,6 +420,16 @@ class GenerationRequest(Drawing):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    bad_words: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=BAD_WORD_CHARS_MAX)]],
+        FailFast(),
+        Field(max_length=BAD_WORDS_MAX),
+    ] = Field(default_factory=list)
+    """Texts that do not come."""
+    allowed_token_ids: Annotated[
+        list[TokenId], FailFast(), Field(min_length=1, max_length=ALLOWED_TOKEN_IDS_MAX)
+    ] = Field(default_factory=list)
+    """Absent: all."""
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     """In log-probabilities."""

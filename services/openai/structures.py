@@ -23,7 +23,8 @@ from services.openai.dialects import Form
 from services.openai.door import caller_in
 from services.openai.errors import invalid
 from services.openai.hangup import unless_gone
-from services.openai.held_calls import form_held, held_tools, is_forced, is_held, whole_grammar
+from services.openai.held_calls import form_held, held_tools, is_forced, is_held, literal_regex, whole_grammar
+from services.openai.intake import check_ids
 from services.openai.model import ServedModel
 from services.openai.schemas import OPTIONS, ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
 from services.openai.turns import Turns
@@ -47,6 +48,8 @@ class Structure:
     grammar: Grammar
     any_bnf: bool = False
     """Its text may be in GBNF, too, which is what other servers mean by EBNF."""
+    of_all: bool = False
+    """Thoughts and calls are not exempt."""
 
 
 class Structures:
@@ -63,7 +66,7 @@ class Structures:
     async def grammar(self, request: Request, body: GenerationRequest) -> Grammar | None:
         """What the answer to `body` is held to. Raises ApiError that names the field, and in a schema the
         keyword; Overloaded; ClientGone."""
-        form = structure_of(body)
+        form = self._of(body)
         return None if form is None else await self._made(request, form)
 
     async def of_chat(
@@ -71,7 +74,13 @@ class Structures:
     ) -> tuple[Grammar | None, Form | None]:
         """The same of a chat, whose answer may begin with thoughts, and whose calls may be held, too; and the
         form in which those come."""
-        form = structure_of(body)
+        form = self._of(body)
+        if form is not None and form.of_all:
+            if is_held(body, to_a_form=False):
+                raise invalid(
+                    form.param, f"'{form.param}' does not go with calls that are held to their tools."
+                )
+            return await self._made(request, form), self._model.forms.calls
         if form is not None and is_forced(body):
             raise invalid(form.param, f"Give '{form.param}' or force a call: an answer is held to one form.")
         answer = None if form is None else await self._made(request, form)
@@ -88,6 +97,13 @@ class Structures:
         if len(whole.text.encode()) > GRAMMAR_BYTES_MAX:
             raise invalid(param, f"'{param}' makes a grammar of more than {GRAMMAR_BYTES_MAX} bytes.")
         return await self._made(request, Structure(param, whole)), calls
+
+    def _of(self, body: GenerationRequest) -> Structure | None:
+        """Raises ApiError."""
+        asked = [*filter(None, (structure_of(body),)), *_limits(body, self._model)]
+        if len(asked) > 1:
+            raise invalid(asked[1].param, f"Give '{asked[0].param}' or '{asked[1].param}', not both.")
+        return asked[0] if asked else None
 
     async def _made(self, request: Request, form: Structure) -> Grammar:
         """As workers are told of it. Raises as above."""
@@ -128,6 +144,32 @@ def _in_lark(grammar: Grammar) -> Grammar:
     if len(text.encode()) > GRAMMAR_BYTES_MAX:
         raise GrammarRefused(f"it is larger than {GRAMMAR_BYTES_MAX} bytes in Lark's form")
     return Grammar(GrammarKind.LARK, text)
+
+
+def _limits(body: GenerationRequest, model: ServedModel) -> Iterator[Structure]:
+    """What may not come at all."""
+    if ids := body.allowed_token_ids:
+        check_ids(ids, "allowed_token_ids", model.vocabulary)
+        text = f"start: {_tokens(ids)}*"
+        yield Structure("allowed_token_ids", Grammar(GrammarKind.LARK, text), of_all=True)
+    if body.bad_words:
+        bad = "|".join(map(literal_regex, dict.fromkeys(body.bad_words)))
+        beside = sorted(id_ for id_ in model.tokenizer.added.values() if id_ < model.vocabulary)
+        others = f"({_tokens(beside)} TEXT?)*" if beside else ""
+        rule = f"TEXT: /(?s:.+)/ & ~/(?s:.*)({bad})(?s:.*)/"
+        grammar = Grammar(GrammarKind.LARK, f"start: TEXT? {others}\n{rule}")
+        yield Structure("bad_words", grammar, of_all=True)
+
+
+def _tokens(ids: Sequence[int]) -> str:
+    """Any of them, as a grammar names them: in ranges."""
+    ranges: list[list[int]] = []
+    for id_ in sorted(set(ids)):
+        if ranges and ranges[-1][1] == id_ - 1:
+            ranges[-1][1] = id_
+        else:
+            ranges.append([id_, id_])
+    return "<[" + ",".join(f"{first}-{last}" for first, last in ranges) + "]>"
 
 
 def structure_of(body: GenerationRequest) -> Structure | None:

@@ -210,3 +210,70 @@ async def test_a_strict_tool_is_refused_where_its_calls_could_not_be_told() -> N
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         reply = await http.post(CHAT, json=chat(tools=[tool(strict=True)]))
     check(reply, 400, "tools[0].function.strict", "unsupported_value")
+
+
+async def test_only_allowed_tokens_come() -> None:
+    model = served(tiny.CHAT_TEMPLATE)
+    allowed = model.tokenizer.encode("no yes", add_special_tokens=False)
+    held = Held(model, "no, never")
+    choice = await held.ask(allowed_token_ids=allowed, max_tokens=9, return_token_ids=True)
+    assert set(choice["token_ids"]) <= {*allowed}
+    assert choice["finish_reason"] == "length", "the end is not among them"
+    choice = await Held(model, "no").ask(allowed_token_ids=[*allowed, tiny.END_ID])
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("no", "stop")
+
+
+@pytest.mark.parametrize("added", [(), MARKS], ids=["marks in letters", "marks as tokens"])
+async def test_bad_words_do_not_come(added: Sequence[str]) -> None:
+    model = served(THINKING, added=added)
+    for text, words in (
+        ("a cat sat", ["cat"]),
+        ("a/b.c", ["/b."]),
+        ("<think>a cat</think>x", ["cat", "dog"]),
+    ):
+        choice = await Held(model, text).ask(bad_words=words, max_tokens=30, separate_reasoning=False)
+        said = choice["message"]["content"]
+        assert said.startswith(text.partition(words[0])[0])
+        assert not any(word in said for word in words)
+    choice = await Held(model, "a cow sat").ask(bad_words=["cat"])
+    assert choice["message"]["content"] == "a cow sat"
+    choice = await Held(model, "<think>Hm</think>\nYes").ask(bad_words=["cat"])
+    assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("Yes", "Hm")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"bad_words": "cat"}, "bad_words"),
+        ({"bad_words": ["x"] * 65}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [1], "bad_words": ["x"]}, "bad_words"),
+        ({"guided_regex": "a", "bad_words": ["x"]}, "bad_words"),
+        ({"tools": [tool(strict=True)], "bad_words": ["x"]}, "bad_words"),
+    ],
+)
+async def test_what_is_wrong_with_limits_is_told_by_field(fields: dict[str, Any], param: str) -> None:
+    held = Held(served(tiny.CHAT_TEMPLATE), "")
+    app = create_app(held.backend, held.model, CollectorRegistry())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        check(await http.post(CHAT, json=chat(**fields)), 400, param)
+    assert held.backend.asked == []
+
+
+async def test_a_call_has_no_arguments_that_nobody_named() -> None:
+    """A schema may allow them without meaning them: pydantic's do."""
+    schema = {"properties": {"a": {"type": "object", "properties": {"b": {"const": {"properties": 1}}}}}}
+    wanted = '<tool_call>\n{"name": "f", "arguments": {"a": {"b": {"properties": 1}, "c'
+    asked: dict[str, Any] = {"tools": [tool("f", parameters=schema)], "tool_choice": "required"}
+    choice = await Held(served(tiny.CHAT_TEMPLATE), wanted).ask(**asked)
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {
+        "a": {"b": {"properties": 1}}
+    }
+    open_ = {"properties": {}, "additionalProperties": {"type": "integer"}}
+    asked["tools"] = [tool("f", parameters=open_)]
+    text = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
+    choice = await Held(served(tiny.CHAT_TEMPLATE), text).ask(**asked)
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": 3}'
