@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.openai.dialects import AUTO, CALL_FORMS, NONE, THOUGHT_FORMS, names_of
+from services.openai.dialects import AUTO, NONE, THOUGHT_FORMS, names_of
 from services.runtime.api_keys import API_KEYS
 from services.runtime.errors import SettingsError
 from services.runtime.model_files import GenerationConfig
@@ -26,7 +26,6 @@ from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
 
 GENERATION_CONFIG = choices(*(each.value for each in GenerationConfig))
-CALL_PARSER = choices(AUTO, *names_of(CALL_FORMS))
 REASONING_PARSER = choices(AUTO, NONE, *names_of(THOUGHT_FORMS))
 ADMIN_PORT = optional(PORT, None)
 DURATION_MS_OR_NONE = optional(DURATION_MS, None)
@@ -52,9 +51,9 @@ class BootstrapSettings(ServiceSettings):
     )
     tool_call_parser: str = setting(
         AUTO,
-        "How calls of tools are read from answers (auto: as the model's chat template writes them, else by"
-        " its type).",
-        CALL_PARSER,
+        "How calls of tools are read from answers: a name, or a file with a response template (auto: by the"
+        " model's own, else as its chat template writes them, else by its type).",
+        TEXT,
     )
     reasoning_parser: str = setting(
         AUTO,

@@ -166,8 +166,7 @@ def _objects(text: str) -> list[Call]:
     at = _skip(text, 0)
     while at < len(text):
         value, at = _decoded(text, at)
-        for each in value if isinstance(value, list) else [value]:
-            calls.append(_of_object(each))  # noqa: PERF401 - raises in between
+        calls += calls_of(value)
         at = _skip(text, at)
     return calls or _no(text)
 
@@ -176,6 +175,11 @@ def _skip(text: str, at: int) -> int:
     while at < len(text) and (text[at].isspace() or text[at] in ",;"):
         at += 1
     return at
+
+
+def calls_of(value: Any) -> list[Call]:
+    """The calls of a value of JSON, or of a list of them. Raises Unreadable."""
+    return [_of_object(each) for each in (value if isinstance(value, list) else [value])]
 
 
 def _of_object(value: Any) -> Call:

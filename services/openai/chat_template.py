@@ -5,6 +5,8 @@ not every template knows both: one that is given what it does not know writes Py
 prompt, or nothing. So each is asked once, for each role, which of them it shows.
 """
 
+import hashlib
+import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -41,8 +43,8 @@ BESIDE: Final = ("tool_calls", THOUGHT)
 TOOL_USE: Final = "tool_use"
 """Among several templates of a model, the one for when there are tools."""
 KEY: Final = "the-key"
-CALL_ID: Final = "abc123def"
-"""Mistral's templates take ids of nine letters and digits alone."""
+CALL_ID: Final = "call_0123456789abcdef"
+SHORT_ID_CHARS: Final = 9
 COUNTED: Final = "baton_counted"
 """Under which name a template knows what counts its rounds."""
 
@@ -77,6 +79,8 @@ class Calls(NamedTuple):
     """Their arguments as objects, not as JSON in a text."""
     content: str | None
     """Of a message that says nothing beside them."""
+    short_ids: bool
+    """Their ids have nine letters and digits, as Mistral's."""
 
 
 class ChatTemplate:
@@ -179,7 +183,8 @@ class ChatTemplate:
     @cached_property
     def _calls(self) -> Calls | None:
         """By trying; None: it does not show them."""
-        for calls in (Calls(objects, content) for objects in (True, False) for content in (None, "")):
+        ways = itertools.product((True, False), (None, ""), (False, True))
+        for calls in (Calls(*way) for way in ways):
             text = self._tried_with(_called(calls), [_tool(FIRST)])
             nulls = text.count(NOTHING) - self._tried_with([_user(OTHER)], [_tool(FIRST)]).count(NOTHING)
             if FIRST in text and KEY in text and nulls < 1 and not any(wrong in text for wrong in WRONG):
@@ -191,7 +196,7 @@ class ChatTemplate:
         """Whether it shows what a tool answers."""
         if self._calls is None:
             return False
-        result = {"role": "tool", "content": SECOND, "tool_call_id": CALL_ID}
+        result = {"role": "tool", "content": SECOND, "tool_call_id": _id(CALL_ID, self._calls)}
         return SECOND in self._tried_with([*_called(self._calls), result], [_tool(FIRST)])
 
     @cached_property
@@ -264,6 +269,8 @@ class ChatTemplate:
                 # gpt-oss' template refuses a call with a content and a thought.
                 if name in self._template and not (name == "thinking" and calls and content):
                     shaped[name] = thought
+        if "tool_call_id" in message and self._calls is not None:
+            shaped["tool_call_id"] = _id(message["tool_call_id"], self._calls)
         if calls and self._calls is not None:
             shaped["tool_calls"] = [_shaped_call(call, self._calls) for call in calls]
         return shaped
@@ -283,7 +290,7 @@ class ChatTemplate:
         user = {"role": "user", "content": OTHER if isinstance(content, str) else _parts([OTHER])}
         beside = {"user": [message], "assistant": [user, message]}
         if role == "tool" and self._calls is not None:
-            message["tool_call_id"] = CALL_ID
+            message["tool_call_id"] = _id(CALL_ID, self._calls)
             beside["tool"] = [*_called(self._calls), message]
         return self._tried_with(beside.get(role, [message, user]), ())
 
@@ -327,14 +334,25 @@ def _tool(name: str) -> dict[str, Any]:
 def _called(calls: Calls) -> list[dict[str, Any]]:
     """A call in the form that is tried."""
     function = {"name": FIRST, "arguments": {KEY: OTHER} if calls.objects else f'{{"{KEY}": "{OTHER}"}}'}
-    call = {"id": CALL_ID, "type": "function", "function": function}
+    call = {"id": _id(CALL_ID, calls), "type": "function", "function": function}
     return [_user(OTHER), {"role": "assistant", "content": calls.content, "tool_calls": [call]}]
+
+
+def _id(own: str, calls: Calls) -> str:
+    """As the template takes it; the same for a call and for its result, whoever made it."""
+    if not calls.short_ids or (len(own) == SHORT_ID_CHARS and own.isalnum()):
+        return own
+    return hashlib.sha256(own.encode()).hexdigest()[:SHORT_ID_CHARS]
 
 
 def _shaped_call(call: Mapping[str, Any], calls: Calls) -> dict[str, Any]:
     function = call["function"]
     arguments = call["object"] if calls.objects else function["arguments"]
-    return {"id": call["id"], "type": call["type"], "function": {**function, "arguments": arguments}}
+    return {
+        "id": _id(call["id"], calls),
+        "type": call["type"],
+        "function": {**function, "arguments": arguments},
+    }
 
 
 def _chars_in(value: Any) -> int:

@@ -4,10 +4,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Final
 
 from services.openai.choice import Heard
-from services.openai.conversation import offered, schemas_of
+from services.openai.conversation import offered, plain_tools, schemas_of
 from services.openai.dialects import (
     AUTO,
     CALL_FORMS,
@@ -17,11 +18,17 @@ from services.openai.dialects import (
     Form,
     form_of,
     named,
+    names_of,
 )
+from services.openai.response_template import ResponseTemplate, TemplateVoice, read_template, template_file
 from services.openai.schemas import ChatRequest, NamedTool
-from services.openai.speech import Dialect, Kind, Speech
+from services.openai.speech import Dialect, Kind, Speech, Voice
 from services.openai.tokenizer import Tokenizer
+from services.runtime.errors import StartupError
 
+TEMPLATE: Final = "response_template"
+PREFIX_TOKENS: Final = 512
+"""Of a prompt, in which a response template may find where the answer begins."""
 TAIL_TOKENS: Final = 16
 """Of a prompt, in which its template may have opened a thought."""
 ID_BYTES: Final = 12
@@ -36,13 +43,23 @@ class Forms:
     thoughts: Form | None = None
     tells_tools: bool = True
     """Tools are told in the system message where the chat template knows none; else they are refused."""
+    template: ResponseTemplate | None = None
+    """By which both are told apart, where there is one."""
 
     @property
     def names(self) -> dict[str, str]:
         return {
-            "calls": NONE if self.calls is None else self.calls.names[0],
+            "calls": TEMPLATE
+            if self.template is not None
+            else NONE
+            if self.calls is None
+            else self.calls.names[0],
             "thoughts": NONE if self.thoughts is None else self.thoughts.names[0],
         }
+
+
+def _name(form: Form | None) -> str:
+    return NONE if form is None else form.names[0]
 
 
 def forms_of(
@@ -53,14 +70,27 @@ def forms_of(
     *,
     tells_tools: bool = True,
 ) -> Forms:
-    """By the settings, or as the model has them. What is told in Hermes' words is answered so."""
+    """By the settings, or as the model has them. What is told in Hermes' words is answered so. `calls`: a
+    name, or a file with a response template. Raises StartupError."""
     template = tokenizer.chat.text
+    if calls not in (AUTO, *names_of(CALL_FORMS)):
+        if not Path(calls).is_file():
+            known = ", ".join((AUTO, *(form.names[0] for form in CALL_FORMS)))
+            raise StartupError(
+                f"--tool-call-parser {calls}: there is no such file, and no such name: {known}"
+            )
+        parts = template_file(Path(calls))
+    elif calls == AUTO and (told := tokenizer.response_template) is not None:
+        parts = read_template(told, "the tokenizer's response_template")
+    else:
+        parts = None
     hermes = named(HERMES, CALL_FORMS)
     own = form_of(template, model_type, CALL_FORMS) if tokenizer.chat.knows_tools else None
     return Forms(
-        (own or hermes) if calls == AUTO else named(calls, CALL_FORMS),
+        (own or hermes) if calls == AUTO or parts is not None else named(calls, CALL_FORMS),
         form_of(template, model_type, THOUGHT_FORMS) if thoughts == AUTO else named(thoughts, THOUGHT_FORMS),
         tells_tools,
+        parts,
     )
 
 
@@ -84,19 +114,24 @@ def heard(
     callable_ = calls.dialect if tools and calls is not None else None
     where = opening(body, prompt, forms, tokenizer)
     thoughts = forms.thoughts.dialect if forms.thoughts is not None and where is not Opening.NONE else None
-    if callable_ is None and thoughts is None:
+    by_template = forms.template is not None and calls is forms.calls and body.separate_reasoning
+    if callable_ is None and thoughts is None and not by_template:
         return None
     dialect = (callable_ or Dialect()) | (thoughts or Dialect())
-    marks = {} if not body.skip_special_tokens else _among(tokenizer, dialect)
+    voice: Voice = Speech(dialect, schemas_of(tools), thinking=where is Opening.WITHIN)
+    marks = _among(tokenizer, dialect)
+    if by_template and forms.template is not None:
+        end = tokenizer.decode(prompt[-PREFIX_TOKENS:], skip_special_tokens=False)
+        voice, marks = TemplateVoice(forms.template, end, plain_tools(tools)), dict(tokenizer.special)
     by_name = isinstance(body.tool_choice, NamedTool)
     return Heard(
-        Speech(dialect, schemas_of(tools), thinking=where is Opening.WITHIN),
-        marks,
+        voice,
+        marks if body.skip_special_tokens else {},
         _ids_of(calls),
         calls_max=None if body.parallel_tool_calls and not by_name else 1,
         calls_end=not by_name,
         thoughts_shown=body.include_reasoning,
-        thoughts_told=thoughts is not None,
+        thoughts_told=thoughts is not None or by_template,
     )
 
 

@@ -67,6 +67,7 @@ class Tokenizer:
             id_: token.content for id_, token in reference.added_tokens_decoder.items() if token.special
         }
         self._info = _info(reference)
+        self._response_template = getattr(reference, "response_template", None)
         self._byte_of = byte_letters() if _is_byte_level(self._backend) else None
         self._bytes: dict[int, bytes] = {}
         self._by_bytes_alone = _decoders(self._backend) == ["ByteLevel"]
@@ -116,6 +117,11 @@ class Tokenizer:
     def chat(self) -> ChatTemplate:
         """By which a conversation becomes a prompt."""
         return self._chat
+
+    @property
+    def response_template(self) -> Any:
+        """By which answers are told apart, if the model's makers say it."""
+        return self._response_template
 
     @property
     def info(self) -> dict[str, Any]:

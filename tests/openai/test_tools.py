@@ -265,13 +265,25 @@ DEEPSEEK: Final = (
 """It takes them as texts, and tells a call by there being no content."""
 
 
+MISTRAL: Final = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    "[TOOL_CALLS]{{ c.function.name }}{{ c.function.arguments | tojson }}#{{ c.id }}{% endfor %}"
+    "{% if m.role == 'tool' %}{{ '#' + m.tool_call_id }}{% endif %}"
+    "<|start|>{{ m.role }}\n{{ m.content or '' }}<|end|>\n{% endfor %}"
+)
+"""It takes ids of nine characters alone."""
+
+
 @pytest.mark.parametrize(
     ("template", "call"),
     [
+        (MISTRAL, '[TOOL_CALLS]weather{"city": "Paris"}#ca978112c'),
         (QWEN, '<tool_call>weather {"city": "Paris"}</tool_call>'),
         (DEEPSEEK, '<｜tool▁call▁begin｜>weather{"city": "Paris"}'),
     ],
-    ids=["objects", "texts"],
+    ids=["nine characters", "objects", "texts"],
 )
 def test_a_template_that_knows_calls_gets_them_as_it_takes_them(template: str, call: str) -> None:
     reference = copy(tiny.byte_level())
@@ -288,6 +300,7 @@ def test_a_template_that_knows_calls_gets_them_as_it_takes_them(template: str, c
     text = known.render(messages, add_generation_prompt=False, tools=[WEATHER])
     assert call in text
     assert "<|start|>tool\nwarm<|end|>" in text
+    assert text.count("#ca978112c") in (0, 2)
     assert "None" not in text
     assert "# Tools" not in text
 
