@@ -65,6 +65,12 @@ class BootstrapSettings(ServiceSettings):
         "Where a model's chat template knows no tools, tell them in the system message (false: refuse them).",
         SWITCH,
     )
+    trust_request_chat_template: bool = setting(
+        False,
+        "Take chat templates that requests bring, for callers that are trusted: they are programs, in a"
+        " sandbox that bounds their loops and what they write.",
+        SWITCH,
+    )
     clip_max_tokens: bool = setting(
         False,
         "Take max_tokens beyond what fits for as many as fit (false: such a request is refused).",

@@ -119,6 +119,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         ApiSettings(
             body_bytes_max=settings.max_body_bytes,
             log_prompts=settings.log_prompts,
+            trust_request_chat_template=settings.trust_request_chat_template,
             clip_max_tokens=settings.clip_max_tokens,
         ),
         clock,

@@ -12,5 +12,7 @@ class ApiSettings:
     """A request's body has to be there within this time."""
     clip_max_tokens: bool = False
     """More output tokens than fit are as many as fit."""
+    trust_request_chat_template: bool = False
+    """A chat may bring a template, which is a program."""
     log_prompts: bool = False
     """Write the beginnings of prompts and answers to the log."""

@@ -56,7 +56,10 @@ def create_app(
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
-    prompts, bodies = Prompts(model, backend), Bodies(settings, backend)
+    prompts, bodies = (
+        Prompts(model, backend, takes_templates=settings.trust_request_chat_template),
+        Bodies(settings, backend),
+    )
     version = release()
     generating = generate_routes(backend, model, prompts, bodies, metrics, settings, clock)
     direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}

@@ -86,10 +86,12 @@ class Calls(NamedTuple):
 class ChatTemplate:
     """A model's. Immutable to its callers, safe in threads."""
 
-    def __init__(self, reference: Any, named: str | None = None) -> None:
-        """`reference` is a transformers tokenizer; `named`: which of its several templates."""
+    def __init__(self, reference: Any, named: str | None = None, text: str | None = None) -> None:
+        """`reference` is a transformers tokenizer; `named`: which of its several templates; `text`: another
+        one."""
         self._reference = reference
         self._named = named
+        self._own = text
         self._shows: dict[str, Shows] = {}
 
     def render(
@@ -109,8 +111,7 @@ class ChatTemplate:
         Raises ChatTemplateMissing, ChatRefused if the template rejects the messages by its own word
         (`raise_exception`), ChatTemplateFailed if it fails or does too much: it is a program of the model's.
         """
-        template = self._reference.chat_template
-        if template is None or (isinstance(template, dict) and "default" not in template):
+        if not self._is_there:
             raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
         if tools and self._for_tools is not None:
             return self._for_tools.render(
@@ -148,8 +149,7 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raises ChatTemplateFailed where there is a template that does not compile: it renders nothing."""
-        template = self._reference.chat_template
-        if template is None or (isinstance(template, dict) and "default" not in template):
+        if not self._is_there:
             return
         try:
             self._render  # noqa: B018 - compiled when it is first asked for
@@ -158,11 +158,21 @@ class ChatTemplate:
         except TemplateError as error:
             raise ChatTemplateFailed(in_a_line(error)) from error
 
+    def other(self, text: str) -> "ChatTemplate":
+        """Another template of the same model."""
+        return ChatTemplate(self._reference, text=text)
+
+    @property
+    def _is_there(self) -> bool:
+        told = self._reference.chat_template
+        return self._own is not None or not (
+            told is None or (isinstance(told, dict) and "default" not in told)
+        )
+
     @property
     def text(self) -> str:
         """The template; "" for none."""
-        template = self._reference.chat_template
-        if template is None or (isinstance(template, dict) and "default" not in template):
+        if not self._is_there:
             return ""
         return self._template if self._for_tools is None else self._template + self._for_tools.text
 
@@ -176,7 +186,12 @@ class ChatTemplate:
     @cached_property
     def _for_tools(self) -> "ChatTemplate | None":
         several = self._reference.chat_template
-        if self._named is not None or not isinstance(several, dict) or TOOL_USE not in several:
+        if (
+            self._named is not None
+            or self._own is not None
+            or not isinstance(several, dict)
+            or TOOL_USE not in several
+        ):
             return None
         return ChatTemplate(self._reference, TOOL_USE)
 
@@ -218,6 +233,8 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> str:
+        if self._own is not None:
+            return self._own
         template: str = self._reference.get_chat_template(self._named)
         return template
 

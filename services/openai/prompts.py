@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 
 from services.openai.backend import Backend
-from services.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
+from services.openai.chat_template import ChatRefused, ChatTemplate, ChatTemplateFailed, ChatTemplateMissing
 from services.openai.conversation import (
     check_end,
     check_turns,
@@ -42,10 +42,12 @@ T = TypeVar("T")
 class Prompts:
     """Makes prompts of what callers send. One for the application; its threads end with the process."""
 
-    def __init__(self, model: ServedModel, backend: Backend) -> None:
+    def __init__(self, model: ServedModel, backend: Backend, *, takes_templates: bool = False) -> None:
+        """`takes_templates`: callers may send a chat template of their own."""
         self._tokenizer = model.tokenizer
         self._vocabulary = model.vocabulary
         self._forms = model.forms
+        self._takes_templates = takes_templates
         self._backend = backend
         self._turns = Turns()
 
@@ -61,7 +63,8 @@ class Prompts:
         is refused, else what is much more. Raises ApiError, Overloaded, ClientGone."""
         check_turns(body.messages)
         check_end(body)
-        most, messages, chat = self._most(fit=fit), body.messages, self._tokenizer.chat
+        most, messages, own = self._most(fit=fit), body.messages, body.chat_template
+        chat = self._tokenizer.chat if own is None else self._other(own)
         if body.documents and "documents" not in chat.text:
             why = "'documents': the model's chat template knows none."
             raise invalid("documents", why, "unsupported_value")
@@ -89,17 +92,28 @@ class Prompts:
         try:
             chars = sum(_chars(message) for message in messages)
             chars += sum(map(_chars_of_json, (*offered, *body.documents)))
+            if own is not None:  # what nobody has looked at holds up nobody
+                chars += len(own) + INLINE_CHARS_MAX
             made = await self._run(request, min(chars, LONG_BYTES), rendered)
         except ChatTemplateMissing as error:
             raise invalid("messages", f"{error}.", "unsupported_value") from None
         except ChatRefused as error:
             raise invalid("messages", f"{error}.") from None
         except ChatTemplateFailed as error:
+            if own is not None:
+                raise invalid("chat_template", f"'chat_template' cannot be used: {error}.") from None
             raise _operators(str(error)) from None
         if isinstance(made, str):
             text = made
             made = await self._run(request, _size(text), lambda: ids_of(text))
         return made
+
+    def _other(self, text: str) -> ChatTemplate:
+        """A caller's. Raises ApiError."""
+        if not self._takes_templates:
+            why = "'chat_template' is not supported; --trust-request-chat-template takes it."
+            raise invalid("chat_template", why, "unsupported_parameter")
+        return self._tokenizer.chat.other(text)
 
     async def of_texts(
         self,

@@ -36,6 +36,7 @@ FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 BAD_WORDS_MAX: Final = 64
 BAD_WORD_CHARS_MAX: Final = 128
 ALLOWED_TOKEN_IDS_MAX: Final = 4096
+CHAT_TEMPLATE_CHARS_MAX: Final = 256 * 2**10
 TOOLS_MAX: Final = 128
 """OpenAI's."""
 TOOL_CHARS_MAX: Final = 64 * 2**10
@@ -464,6 +465,8 @@ class Conversation(Shape):
     tools: Tools = Field(default_factory=list)
     documents: Annotated[list[dict[str, Any]], Field(max_length=DOCUMENTS_MAX)] = Field(default_factory=list)
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_words)] = Field(default_factory=dict)
+    chat_template: Annotated[str, StringConstraints(max_length=CHAT_TEMPLATE_CHARS_MAX)] | None = None
+    """Absent: the model's."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool | None = None

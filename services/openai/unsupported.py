@@ -66,7 +66,7 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 _OF_A_BODY: Final = """
-    bootstrap_host bootstrap_port bootstrap_room cache_salt chat_template
+    bootstrap_host bootstrap_port bootstrap_room cache_salt
     custom_logit_processor data_parallel_rank decoder_input_details dry_allowed_length dry_base
     dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range
     enable_thinking extra_key format grammar id_slot input input_ids instructions keep_alive lora_path

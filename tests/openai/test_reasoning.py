@@ -9,6 +9,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.dialects import AUTO
 from services.openai.hearing import forms_of
@@ -199,3 +200,29 @@ def test_no_reasoning_parser_leaves_thoughts_in_the_answer() -> None:
     assert served(THINKING).forms.names["thoughts"] == "think"
     assert served(THINKING, "none").forms.names["thoughts"] == "none"
     assert served(tiny.CHAT_TEMPLATE, "qwen3").forms.names["thoughts"] == "think"
+
+
+async def test_a_chat_may_bring_its_template_where_that_is_trusted(backend: ScriptedBackend) -> None:
+    trusting = ApiSettings(trust_request_chat_template=True)
+    own = "{% for m in messages %}[{{ m.content }}]{% endfor %}{{ tone }}"
+    for settings, status in ((trusting, 200), (ApiSettings(), 400)):
+        app = create_app(backend, tiny.model(), CollectorRegistry(), settings)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            body = chat(chat_template=own, chat_template_kwargs={"tone": "!"})
+            reply = await http.post(CHAT, json=body)
+            assert reply.status_code == status, reply.text
+            if status == 400:
+                check(reply, 400, "chat_template", "unsupported_parameter")
+                continue
+            assert prompt(backend) == "[hi]!"
+            backend.asked.clear()
+            for wrong in (
+                "{% for %}",
+                "{{ 1 + 'a' }}",
+                "{{ ''.__class__.__mro__ }}",
+                "{{ raise_exception('no') }}",
+            ):
+                reply = await http.post(CHAT, json=chat(chat_template=wrong))
+                assert reply.json()["error"]["param"] in ("chat_template", "messages"), wrong
+                assert reply.status_code == 400
+            assert backend.asked == []
