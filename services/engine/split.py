@@ -65,6 +65,7 @@ QUERIES: Final = ("q_proj", "qkv_proj", "query_key_value")
 ALL_HEADS: Final = "qkv_proj"
 """Where it is put together again: of queries, behind them of keys, behind them of values."""
 PAIR: Final = "gate_up_proj"
+"""Likewise: of the gate, behind it of what it gates."""
 FED: Final = {"o_proj": QUERIES, "out_proj": QUERIES, "down_proj": (PAIR,)}
 """What comes in is what the others give, which are cut."""
 COMMON: Final[Mapping[str, Mapping[str, str]]] = {
@@ -192,12 +193,13 @@ class Cutter:
 
     def _columns(self, path: str, child: nn.Linear, own: str, style: str) -> None:
         share, weight = self._share, child.weight
+        joined = own if style in GATHERED else ""
         if own in BY_KV_HEAD:
             cut = self._of_heads(weight, (share.whole.kv_heads,))
-        elif own == ALL_HEADS and style in GATHERED:
+        elif joined == ALL_HEADS:
             cut = self._of_heads(weight, (share.whole.query_heads, *2 * (share.whole.kv_heads,)))
         else:
-            cut = self._even(path, weight, 0, packed=2 if own == PAIR else 1)
+            cut = self._even(path, weight, 0, packed=2 if joined == PAIR else 1)
         self._rows_of(path, child, cut)
 
     def _rows_of(self, path: str, child: nn.Linear, cut: Cut) -> None:
