@@ -182,7 +182,7 @@ class Cutter:
             self._refuse(path, style)
         uncut = [each for each, _ in child.named_parameters(path) if each not in self.cuts]
         if uncut:
-            self._refuse(uncut[0], "none")
+            self._lacks(uncut[0])
         if style in SUMMED:
             sum_behind(child, self._share.link)
         elif hasattr(child, "_is_expert_parallel"):
@@ -268,9 +268,14 @@ class Cutter:
                 try:
                     setattr(attention, own, WideNorm(child, self._share.link, copies))
                 except ValueError as norm:
-                    self._refuse(path, f"none over all heads by {norm}")
+                    need = f"a norm over all heads, {_pattern(path)}, that is no RMS norm but {norm}"
+                    _refuse(self._name, self._module, need)
             return
-        self._refuse(path, "none")
+        self._lacks(path)
+
+    def _lacks(self, path: str) -> NoReturn:
+        need = f"a tensor-parallel plan of {_pattern(path)}, which its own leaves whole"
+        _refuse(self._name, self._module, need)
 
     def _refuse(self, path: str, style: str) -> NoReturn:
         _refuse(self._name, self._module, f"the tensor-parallel style {style} (for {_pattern(path)})")

@@ -45,7 +45,8 @@ A name stands for its family.
 BY_TYPE: Final = """
 ## By type
 
-*TP*: over tensor-parallel ranks (`--tp`). *PP*: over pipeline stages (`--prefill-pp`).
+*TP*: over tensor-parallel ranks (`--tp`). *PP*: over pipeline stages (`--prefill-pp`). *Yes* means that the
+tokens of two were equal, too. How a model is cut is in [groups.md](groups.md#which-models).
 
 | `model_type` | computed by | with | TP | PP |
 |---|---|---|---|---|

@@ -6,6 +6,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from services.engine.container import text_of
 from services.engine.supported import refuse_by_configuration
 from services.runtime.errors import in_a_line
 from services.runtime.model_facts import RAW_NEEDS, UnsupportedModel
+from tests.engine.crew import Crew
 from tests.models import recipes
 from tests.models.trial import Outcome, Verdict, try_model, why
 
@@ -48,7 +50,8 @@ def outcome_of(kind: str) -> Outcome:
             )
         except Exception as error:
             return Outcome(Verdict.UNTRIED, in_a_line(error) or type(error).__name__)
-        return try_model(directory)
+        with closing(Crew()) as crew:
+            return try_model(directory, crew)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames[-4:]))

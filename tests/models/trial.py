@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from services.engine.team import Mute, alone
 from services.pages.topology import Topology
 from services.rooms.request import Sampling, Token
 from services.runtime.errors import StartupError
+from tests.engine import scenes
+from tests.engine.crew import Crew
 from tests.engine.tiny import maker_of
 from tests.engine.worker import Tenant, Worker, hand_over
 from tests.models.recipes import VOCABULARY
@@ -31,6 +34,7 @@ LENGTHS: Final = (5, 70, 300)
 OUTPUT_TOKENS: Final = 8
 LONG, SHORT = 512, 40
 """Chunks."""
+SPLITS: Final = (Topology(2), Topology(1, 2))
 LOGPROBS: Final = 1e-2
 """So far a log probability may be from the library's: rounding, many times over."""
 VARIED: Final = 12
@@ -77,17 +81,30 @@ def prompts() -> list[list[int]]:
     return [[numbers.randrange(3, VOCABULARY) for _ in range(length)] for length in LENGTHS]
 
 
-def try_model(directory: Path) -> Outcome:
-    """Load the model in `directory` and hold its answers against the library's."""
+def try_model(directory: Path, crew: Crew | None = None) -> Outcome:
+    """Load the model in `directory` and hold its answers against the library's. `crew`: computes them as
+    several ranks, too, where these can share the model."""
     try:
         engine = loaded(directory)
     except StartupError as refusal:
         return Outcome(Verdict.REFUSED, why(str(refusal), directory))
-    difference = next(differences(engine, prompts(), generated(directory)), "")
+    expected = generated(directory)
+    first, second = (why_not_split(directory, topology) for topology in SPLITS)
+    shared = [topology for topology, words in zip(SPLITS, (first, second), strict=True) if not words]
+    found = [differences(engine, prompts(), expected)]
+    found += [over_ranks(crew, topology, directory, expected) for topology in shared if crew is not None]
+    difference = next(chain(*found), "")
     if difference:
         return Outcome(Verdict.WRONG, difference)
-    ranks = why_not_split(directory, Topology(2)), why_not_split(directory, Topology(1, 2))
-    return Outcome(Verdict.EQUAL, way_of(engine), tuple(sights_of(engine)), ranks)
+    return Outcome(Verdict.EQUAL, way_of(engine), tuple(sights_of(engine)), (first, second))
+
+
+def over_ranks(crew: Crew, topology: Topology, directory: Path, expected: Sequence[Answer]) -> Iterator[str]:
+    """Where so many ranks answer otherwise than `expected`."""
+    told = crew.play(topology, scenes.answers, directory, prompts(), OUTPUT_TOKENS, (SHORT,), 2**24)
+    tokens = [[token for token, _ in answer] for answer in expected]
+    if any(each["outputs"] != [tokens] for each in told):
+        yield f"over {topology.tensor} ranks of {topology.pipeline} stages: other tokens"
 
 
 def loaded(directory: Path) -> Engine:

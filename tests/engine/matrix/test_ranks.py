@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.engine import scenes, tiny
 from tests.engine.crew import Crew
 from tests.engine.matrix.table import TYPES
 from tests.engine.test_equals_reference import random_prompts
+from tests.models import recipes
 from tests.oracle import reference_greedy
 
 OUTPUT_TOKENS = 8
@@ -30,6 +32,13 @@ CUT = {
     "text of llama 4": Topology(1, 2),  # no pipeline plan of its own
     "text of gemma3": Topology(1, 2),
 }
+OF_TYPES: dict[str, tuple[dict[str, Any], Topology]] = {
+    "minimax_m2": ({}, Topology(4)),  # norms over all heads, of which two ranks have the same
+    "gpt_neox": ({}, Topology(2, 2)),  # queries, keys and values of a head in one weight, its own names
+    "cohere": ({"use_qk_norm": True}, Topology(2)),  # a norm for each head
+    "sarvam_moe": ({}, Topology(2)),  # one weight of the files for three
+    "afmoe": ({}, Topology(2)),  # a gate of heads, an attention that its plan leaves whole
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +51,17 @@ def crew() -> Iterator[Crew]:
 @pytest.mark.parametrize("name", CUT)
 def test_tokens_of_several_ranks_are_those_of_generate(crew: Crew, tmp_path: Path, name: str) -> None:
     directory, topology = tiny.save(TYPES[name].make(), tmp_path / "mine"), CUT[name]
+    expected = reference_greedy(directory, PROMPTS, OUTPUT_TOKENS)
+    told = crew.play(topology, scenes.answers, directory, PROMPTS, OUTPUT_TOKENS, (40,), 2**23)
+    assert [each["outputs"] for each in told] == [[expected]] * topology.ranks
+
+
+@pytest.mark.parametrize("kind", OF_TYPES)
+def test_tokens_of_a_types_ranks_are_those_of_generate(crew: Crew, tmp_path: Path, kind: str) -> None:
+    fields, topology = OF_TYPES[kind]
+    config = recipes.recipe(kind)
+    config.update(fields)
+    directory = recipes.save(config, tmp_path / kind)
     expected = reference_greedy(directory, PROMPTS, OUTPUT_TOKENS)
     told = crew.play(topology, scenes.answers, directory, PROMPTS, OUTPUT_TOKENS, (40,), 2**23)
     assert [each["outputs"] for each in told] == [[expected]] * topology.ranks
