@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.grammars.judge import Ask, Judge
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend, BackendError
 from services.openai.bodies import Bodies
@@ -50,9 +51,11 @@ def create_app(
     routers: Sequence[APIRouter] = (),
     door: Door | None = None,
     tracer: Tracer = OFF,
+    ask: Ask | None = None,
 ) -> Edge:
     """The application. `registry` gets its metrics; `routers` are served beside the API's own routes.
-    Everybody comes in where there is no `door`."""
+    Everybody comes in where there is no `door`. `ask`: whether answers can be held to a grammar; where it is
+    not given, a process of its own, which is started when it is asked first."""
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
@@ -61,7 +64,8 @@ def create_app(
         Bodies(settings, backend),
     )
     version = release()
-    generating = generate_routes(backend, model, prompts, bodies, metrics, settings, clock)
+    ask = ask or Judge(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).ask
+    generating = generate_routes(backend, model, prompts, bodies, metrics, settings, clock, ask)
     direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}
     own = [
         generating,

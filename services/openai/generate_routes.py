@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.grammars.judge import Ask
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
 from services.openai.bodies import Bodies
@@ -48,9 +49,10 @@ def generate_routes(
     metrics: HttpMetrics,
     settings: ApiSettings,
     clock: Clock,
+    ask: Ask,
 ) -> APIRouter:
     """`/v1/chat/completions` and `/v1/completions`."""
-    router, structures = APIRouter(), Structures(model)
+    router, structures = APIRouter(), Structures(model, ask)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:

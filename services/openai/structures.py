@@ -1,24 +1,20 @@
 """To which form does a request hold its answer, and can an answer be held to it?
 
 OpenAI's, vLLM's and SGLang's fields say the same in several ways, and a request says it once. What it says is
-compiled here as the workers will compile it, so that what cannot be held to is refused as it comes in: in a
-thread, since a large one takes a while.
+compiled as the workers will compile it, so that what cannot be held to is refused as it comes in: by a
+process of its own (`judge.py`), so that no request takes this one down.
 """
 
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Final
 
-from llguidance import LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
 from pydantic_core import to_json
 from starlette.requests import Request
 
-from services.grammars.compiling import GrammarRefused, compiled
-from services.grammars.vocabulary import vocabulary_of
+from services.grammars.judge import Ask
 from services.openai.dialects import Form
 from services.openai.door import caller_in
 from services.openai.errors import invalid
@@ -29,7 +25,6 @@ from services.openai.model import ServedModel
 from services.openai.schemas import OPTIONS, ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
 from services.openai.turns import Turns
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
-from services.runtime.errors import StartupError, in_a_line
 
 KEPT_MAX: Final = 256
 """Structures of which it is remembered whether answers can be held to them."""
@@ -55,13 +50,13 @@ class Structure:
 class Structures:
     """Of one application. Used from one event loop."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, ask: Ask) -> None:
+        """`ask`: of the process that judges."""
         self._model = model
+        self._ask = ask
         self._turns = Turns("grammar", "compiled")
         self._judged: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
         """What workers are told, or why it is refused."""
-        self._reading = Lock()
-        self._vocabulary: LLTokenizer | None = None
 
     async def grammar(self, request: Request, body: GenerationRequest) -> Grammar | None:
         """What the answer to `body` is held to. Raises ApiError that names the field, and in a schema the
@@ -111,7 +106,7 @@ class Structures:
         found = self._judged.get(source)
         if found is None:
             size = len(form.grammar.text)
-            turn = self._turns.run(caller_in(request.scope), size, lambda: self._judge(*source))
+            turn = self._turns.run(caller_in(request.scope), size, lambda: self._ask(*source))
             found = self._judged[source] = await unless_gone(request.scope, request.receive, turn)
             if len(self._judged) > KEPT_MAX:
                 self._judged.popitem(last=False)
@@ -119,31 +114,6 @@ class Structures:
             why = f"no answer can be held to it: {found}."
             raise invalid(form.param, f"Invalid value for '{form.param}': {why}")
         return found
-
-    def _judge(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
-        """In a thread."""
-        try:
-            with self._reading:
-                if self._vocabulary is None:
-                    model = self._model
-                    codec = model.tokenizer.codec
-                    self._vocabulary = vocabulary_of(codec, model.vocabulary, model.eos_token_ids)
-            made = _in_lark(grammar) if any_bnf else grammar
-            compiled(made, self._vocabulary)
-        except (GrammarRefused, StartupError) as error:
-            return str(error)
-        return made
-
-
-def _in_lark(grammar: Grammar) -> Grammar:
-    """Raises GrammarRefused for a text that is to be GBNF, and is none."""
-    try:
-        text = any_to_lark(grammar.text)
-    except Exception as error:  # whatever the library's converter makes of it
-        raise GrammarRefused(in_a_line(error)) from error
-    if len(text.encode()) > GRAMMAR_BYTES_MAX:
-        raise GrammarRefused(f"it is larger than {GRAMMAR_BYTES_MAX} bytes in Lark's form")
-    return Grammar(GrammarKind.LARK, text)
 
 
 def _limits(body: GenerationRequest, model: ServedModel) -> Iterator[Structure]:

@@ -27,6 +27,7 @@ class Codec(Protocol):
     """What is used of `tokenizers.Tokenizer`. Safe to call from several threads at once."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def to_str(self) -> str: ...
 
 
 class TooManyTokens(Exception):

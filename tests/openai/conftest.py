@@ -1,6 +1,6 @@
 """What the HTTP API's tests share."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.grammars.judge import Spelled, judged
+from services.grammars.vocabulary import vocabulary_of
 from services.openai.app import create_app
 from services.openai.edge import Edge
+from services.rooms.request import Grammar
 from services.runtime.clock import ManualClock
+from services.runtime.errors import StartupError
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 from tests.openai import tiny
@@ -25,6 +29,25 @@ def demo_tokenizer(demo_model_dir: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(demo_model_dir), local_files_only=True)
+
+
+class JudgeHere:
+    """As the process judges, in this one."""
+
+    def __init__(self, tokenizer: Spelled, tokens: int, ends: Sequence[int]) -> None:
+        self._told = tokenizer, tokens, ends
+
+    def ask(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
+        try:
+            return judged(grammar, any_bnf, vocabulary_of(*self._told))
+        except StartupError as error:
+            return str(error)
+
+
+@pytest.fixture(autouse=True)
+def judges_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No application starts a process that compiles its grammars (`tests/grammars/test_judge.py` does)."""
+    monkeypatch.setattr("services.openai.app.Judge", JudgeHere)
 
 
 @pytest.fixture

@@ -8,14 +8,11 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from llguidance import LLTokenizer
 
-from services.grammars.compiling import compiled
-from services.grammars.fold import Fold
-from services.openai import structures
 from services.openai.structures import WHITESPACE
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 from tests.grammars.answers import drawn, fold_of, request, text_of
+from tests.openai.conftest import JudgeHere
 from tests.openai.scripted import ScriptedBackend
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, check, completion
 
@@ -212,17 +209,18 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is compiled until it is set."""
     go = threading.Event()
 
-    def wait(grammar: Grammar, vocabulary: LLTokenizer) -> Fold:
+    def wait(judge: JudgeHere, grammar: Grammar, any_bnf: bool) -> Grammar | str:
         assert go.wait(20)
-        return compiled(grammar, vocabulary)
+        return judge_at_once(judge, grammar, any_bnf)
 
-    monkeypatch.setattr(structures, "compiled", wait)
+    judge_at_once = JudgeHere.ask
+    monkeypatch.setattr(JudgeHere, "ask", wait)
     yield go
     go.set()
 
 
 async def test_other_requests_go_on_while_one_is_compiled(
-    http: httpx.AsyncClient, backend: ScriptedBackend, held_up: threading.Event
+    held_up: threading.Event, http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
     slow = asyncio.create_task(http.post(CHAT, json=chat(regex="slow")))
     await asyncio.sleep(0.01)
@@ -234,7 +232,7 @@ async def test_other_requests_go_on_while_one_is_compiled(
 
 
 async def test_what_waits_to_be_compiled_is_bounded(
-    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, held_up: threading.Event
+    held_up: threading.Event, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.openai.turns.WAITING_BYTES_OF_ONE_MAX", 3 * 4096)
     asked = [asyncio.create_task(http.post(CHAT, json=chat(regex=f"a{place}"))) for place in range(8)]

@@ -9,6 +9,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from services.grammars.judge import TOO_COMPLEX
+from tests.grammars.test_judge import CHAIN
 from tests.http import web
 from tests.process.stack import Stack
 
@@ -120,8 +122,10 @@ def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI, model: str) ->
 
 
 def test_what_cannot_be_held_to_touches_no_worker(idle_stack: Stack, model: str) -> None:
+    """Nor the router, where it would have ended a process that compiles it."""
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    body = {"model": model, "messages": ASK, "guided_json": schema}
-    reply = web().post(f"{idle_stack.url}/v1/chat/completions", json=body, timeout=60)
-    assert reply.status_code == 400
-    assert "uniqueItems" in json.dumps(reply.json())
+    for held, why in (({"guided_json": schema}, "uniqueItems"), ({"guided_grammar": CHAIN}, TOO_COMPLEX)):
+        body = {"model": model, "messages": ASK, **held}
+        reply = web().post(f"{idle_stack.url}/v1/chat/completions", json=body, timeout=60)
+        assert reply.status_code == 400
+        assert why in json.dumps(reply.json())

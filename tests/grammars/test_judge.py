@@ -1,0 +1,66 @@
+"""Does whoever serves outlive what the judge does not survive, and is the next one judged as before?"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from services.grammars.judge import TOO_COMPLEX, TOO_LONG, Judge
+from services.rooms.request import Grammar
+from tests.grammars.answers import END, lark, regex, schema
+from tests.openai import tiny
+
+CHAIN = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} | r{i + 1} "x"' for i in range(3000)) + '\nr3000: "y"'
+"""Overflows the library's stack."""
+PATTERNS = [{"type": "string", "pattern": f".*[a-{chr(98 + i)}]{{{i}}}.*"} for i in range(20)]
+"""Multiply with each other."""
+DIGITS = regex("[0-9]{2}")
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    backend = tiny.byte_level().backend_tokenizer
+    made = Judge(backend, backend.get_vocab_size(), (END,), limit_s=0.5)
+    yield made
+    made.close()
+
+
+def test_what_can_be_held_to_is_passed_on_and_what_cannot_is_refused_by_name(judge: Judge) -> None:
+    assert judge.ask(DIGITS, False) == DIGITS
+    assert judge.ask(regex("(a"), False) == "unclosed group"
+    assert (
+        judge.ask(schema({"type": "array", "uniqueItems": True}), False)
+        == 'Unimplemented keys: ["uniqueItems"]'
+    )
+    converted = judge.ask(lark('root ::= "yes" | "nö"'), True)
+    assert isinstance(converted, Grammar)
+    assert judge.ask(converted, False) == converted
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [(lark(CHAIN), TOO_COMPLEX), (schema({"allOf": PATTERNS}), TOO_LONG)],
+    ids=["it overflows the stack", "it takes for ever"],
+)
+def test_what_it_does_not_survive_is_refused_and_the_next_is_judged(
+    judge: Judge, grammar: Grammar, why: str
+) -> None:
+    assert judge.ask(grammar, False) == why
+    assert judge.ask(DIGITS, False) == DIGITS
+
+
+def test_one_that_died_for_no_grammar_of_its_own_is_followed_by_another(judge: Judge) -> None:
+    assert judge.ask(DIGITS, False) == DIGITS
+    process = judge._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert judge.ask(DIGITS, False) == DIGITS
+
+
+def test_a_model_that_holds_nothing_says_so() -> None:
+    backend = tiny.byte_level().backend_tokenizer
+    made = Judge(backend, backend.get_vocab_size(), ())
+    try:
+        assert "no token that ends a text" in str(made.ask(DIGITS, False))
+    finally:
+        made.close()
