@@ -9,7 +9,15 @@ from typing import Any
 
 from services.openai.chat_template import THOUGHT
 from services.openai.errors import ApiError, invalid, shown
-from services.openai.schemas import ChatRequest, Conversation, Message, NamedTool, Tool, ToolCall
+from services.openai.schemas import (
+    AllowedTools,
+    ChatRequest,
+    Conversation,
+    Message,
+    NamedTool,
+    Tool,
+    ToolCall,
+)
 from services.openai.speech import Schemas
 
 
@@ -44,7 +52,7 @@ def _check_result(message: Message, here: str, called: set[str]) -> None:
         )
 
 
-def check_tools(tools: Sequence[Tool], choice: str | NamedTool = "auto") -> None:
+def check_tools(tools: Sequence[Tool], choice: str | NamedTool | AllowedTools = "auto") -> None:
     """Raise ApiError for a tool named twice, and one that is forced and not there."""
     names: set[str] = set()
     for place, tool in enumerate(tools):
@@ -55,6 +63,12 @@ def check_tools(tools: Sequence[Tool], choice: str | NamedTool = "auto") -> None
         names.add(name)
     if isinstance(choice, NamedTool) and choice.name not in names:
         raise invalid("tool_choice", f"'tool_choice': 'tools' has none named '{shown(choice.name)}'.")
+    if isinstance(choice, AllowedTools):
+        for name in choice.names:
+            if name not in names:
+                raise invalid("tool_choice", f"'tool_choice': 'tools' has none named '{shown(name)}'.")
+        if not choice.names:
+            raise invalid("tool_choice", "'tool_choice' allows no tools; say \"none\" for that.")
     if choice == "required" and not tools:
         raise invalid("tool_choice", "'tool_choice' is required, and there are no 'tools'.")
 
@@ -91,7 +105,10 @@ def thought_of(message: Message) -> str | None:
 
 def offered(body: ChatRequest) -> Sequence[Tool]:
     """The tools that may be called."""
-    return () if body.tool_choice == "none" else body.tools
+    choice = body.tool_choice
+    if isinstance(choice, AllowedTools):
+        return [tool for tool in body.tools if tool.function.name in choice.names]
+    return () if choice == "none" else body.tools
 
 
 def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from services.openai.conversation import offered
 from services.openai.dialects import CALL_FORMS, HERMES, Form, named
 from services.openai.errors import invalid
 from services.openai.hearing import Forms, Opening, opening
-from services.openai.schemas import OPTIONS, ChatRequest, NamedTool, Tool
+from services.openai.schemas import OPTIONS, AllowedTools, ChatRequest, NamedTool, Tool
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import Grammar, GrammarKind
 
@@ -69,7 +69,9 @@ def form_held(forms: Forms) -> Form:
 
 
 def is_forced(body: ChatRequest) -> bool:
-    return isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required"
+    choice = body.tool_choice
+    mode = choice.mode if isinstance(choice, AllowedTools) else choice
+    return isinstance(choice, NamedTool) or mode == "required"
 
 
 def is_held(body: ChatRequest, *, to_a_form: bool) -> bool:
@@ -80,8 +82,11 @@ def is_held(body: ChatRequest, *, to_a_form: bool) -> bool:
 
 def held_tools(body: ChatRequest, options: Mapping[str, Any]) -> Iterator[HeldTool]:
     """The tools that may be called. `options`: of each schema."""
+    allowed = offered(body)
     for place, tool in enumerate(body.tools):
         if isinstance(body.tool_choice, NamedTool) and tool.function.name != body.tool_choice.name:
+            continue
+        if tool not in allowed:
             continue
         text = to_json({**_schema(body, tool), OPTIONS: options}).decode()
         yield HeldTool(f"tools[{place}].function.parameters", tool.function.name, text)

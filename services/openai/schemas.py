@@ -187,12 +187,22 @@ def _tool_choice(value: Any) -> Any:
         raise PydanticCustomError("tool_choice", "it has to be none, auto, required, or name a function")
     if not isinstance(value, dict):
         raise PydanticCustomError("choice_type", "it has to be a text or an object")
-    function = value.get("function")
-    if value.get("type") != "function" or not isinstance(function, dict):
-        raise PydanticCustomError("tool_choice", "an object has to be of type 'function' and name one")
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise PydanticCustomError("tool_choice", "its function has no name")
-    return NamedTool(function["name"])
+    match value:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return NamedTool(name)
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": list(tools)},
+        } if len(tools) <= TOOLS_MAX:
+            return AllowedTools(mode, tuple(map(_function_named, tools)))
+    raise PydanticCustomError("tool_choice", "an object has to name a function, or be OpenAI's allowed_tools")
+
+
+def _function_named(tool: Any) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return name
+    raise PydanticCustomError("tool_choice", "one of its tools is no function with a name")
 
 
 def _nothing(value: Any) -> Any:
@@ -284,6 +294,15 @@ class NamedTool:
     """The tool that has to be called."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTools:
+    """Some of the tools, which may be called, or of which one has to be."""
+
+    mode: str
+    """auto or required"""
+    names: tuple[str, ...]
 
 
 class CalledFunction(Shape):
@@ -482,7 +501,7 @@ class ChatRequest(GenerationRequest, Conversation):
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    tool_choice: Annotated[str | NamedTool, BeforeValidator(_tool_choice)] = "auto"
+    tool_choice: Annotated[str | NamedTool | AllowedTools, BeforeValidator(_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
 
 

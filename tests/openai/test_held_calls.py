@@ -118,6 +118,19 @@ async def test_a_call_is_forced_in_every_form(calls: str, added: Sequence[str]) 
     assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "stop")
 
 
+async def test_of_allowed_tools_one_is_called() -> None:
+    tools = [tool(), tool("later"), tool("other")]
+    for mode in ("required", "auto"):
+        names = [{"type": "function", "function": {"name": name}} for name in ("later", "other")]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
+        held = Held(served(tiny.CHAT_TEMPLATE), '<tool_call>\n{"name": "', seed=2)
+        strict = [{**each, "function": {**each["function"], "strict": True}} for each in tools]
+        told = await held.ask(tools=strict, tool_choice=choice, parallel_tool_calls=False)
+        check_calls(told, {"later", "other"})
+        text = held.model.tokenizer.decode(held.backend.asked[0].prompt, skip_special_tokens=False)
+        assert ("weather" in text, "later" in text) == (False, True)
+
+
 @pytest.mark.parametrize("added", [(), MARKS], ids=["marks in letters", "marks as tokens"])
 @pytest.mark.parametrize(
     ("calls", "begun"),

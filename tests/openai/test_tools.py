@@ -199,6 +199,11 @@ def tool(**said: Any) -> dict[str, Any]:
     return {"type": "function", "function": said}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def called(arguments: Any) -> dict[str, Any]:
     return {
         "role": "assistant",
@@ -220,6 +225,10 @@ TOOL_FAULTS: Final[list[tuple[dict[str, Any], str]]] = [
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": 5}, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"tools": [NOW], "tool_choice": allowed("auto", "then")}, "tool_choice"),
+    ({"tools": [NOW], "tool_choice": allowed("auto")}, "tool_choice"),
+    ({"tools": [NOW], "tool_choice": allowed("none", "now")}, "tool_choice"),
     ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "then"}}}, "tool_choice"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
