@@ -123,8 +123,8 @@ def cut_weights(name: str, module: Any, share: Share) -> dict[str, Cut]:
     meta device still, this rank has."""
     if share.tensor_ranks == 1:
         return {}
-    cutter = Cutter(name, module, share)
     plan = _tensor_plan(name, module, share.whole.head_dim)
+    cutter = Cutter(name, module, share, plan)
     for path, child in [*module.named_parameters(), *module.named_modules()]:
         style = plan.get(_pattern(path))
         if style is None or style in WHOLE or isinstance(child, Blank | Later | nn.Identity):
@@ -141,8 +141,9 @@ def cut_weights(name: str, module: Any, share: Share) -> dict[str, Cut]:
 class Cutter:
     """Cuts the parts of one definition, as their styles say."""
 
-    def __init__(self, name: str, module: Any, share: Share) -> None:
+    def __init__(self, name: str, module: Any, share: Share, plan: Mapping[str, str]) -> None:
         self.cuts: dict[str, Cut] = {}
+        self._plan = plan
         self._name = name
         self._module = module
         self._share = share
@@ -180,16 +181,21 @@ class Cutter:
     def other(self, path: str, child: nn.Module, style: str) -> None:
         if style not in (*SUMMED, DISPATCHED):
             self._refuse(path, style)
-        uncut = [each for each, _ in child.named_parameters(path) if each not in self.cuts]
-        if uncut:
-            self._lacks(uncut[0])
+        held = [each for each, _ in child.named_parameters(path)]
+        cut = [self.cuts[each] for each in held if each in self.cuts]
+        for each in held:
+            # Behind a whole expert what is alike for all may be whole; within a part of one it may not.
+            if each not in self.cuts and not (style == DISPATCHED and self._is_whole(each)):
+                self._lacks(each)
         if style in SUMMED:
             sum_behind(child, self._share.link)
-        elif hasattr(child, "_is_expert_parallel"):
-            own = next(iter(child.named_parameters(path)))[0]
-            dispatch(child, self.cuts[own].ranges[0], self._share.link)
+        elif cut and hasattr(child, "_is_expert_parallel"):
+            dispatch(child, cut[0].ranges[0], self._share.link)
         else:
             self._refuse(path, style)
+
+    def _is_whole(self, path: str) -> bool:
+        return self._plan.get(_pattern(path.rpartition(".")[0])) in WHOLE
 
     def _columns(self, path: str, child: nn.Linear, own: str, style: str) -> None:
         share, weight = self._share, child.weight

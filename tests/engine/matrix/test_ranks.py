@@ -37,6 +37,7 @@ OF_TYPES: dict[str, tuple[dict[str, Any], Topology]] = {
     "gpt_neox": ({}, Topology(2, 2)),  # queries, keys and values of a head in one weight, its own names
     "cohere": ({"use_qk_norm": True}, Topology(2)),  # a norm for each head
     "sarvam_moe": ({}, Topology(2)),  # one weight of the files for three
+    "muse_spark": ({}, Topology(2)),  # a norm behind each expert
     "afmoe": ({}, Topology(2)),  # a gate of heads, an attention that its plan leaves whole
 }
 
