@@ -205,7 +205,7 @@ PIECES: Final = st.lists(
 NAMES: Final = [form.names[0] for form in CALL_FORMS]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     name=st.sampled_from(NAMES),
     thoughts=st.sampled_from([None, *(form.names[0] for form in THOUGHT_FORMS)]),
