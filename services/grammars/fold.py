@@ -1,15 +1,21 @@
 """Which tokens may come next, after an output that is held to a grammar?
 
 It follows from the grammar and the output alone (`mask-is-fold`): whoever knows both knows it, on another
-worker, in a later room, from the beginning. A fold takes each token of an output once, as it grows.
+worker, in a later room, from the beginning. A fold takes each token of an output once, as it grows. What it
+may cost is bounded: others wait for it.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from services.rooms.request import Request
 
 BITS: Final = 8
+MASK_S: Final = 0.003
+"""Of the processor's time, that a mask may take, over all of an output. Most take a hundredth of that."""
+BURST_S: Final = 0.1
+"""That all masks of an output may take beyond that."""
 
 
 class GrammarLost(Exception):
@@ -36,6 +42,7 @@ class Fold:
         self._matcher = matcher
         self._taken = 0
         """Tokens of the output."""
+        self._may_take_s = BURST_S
 
     def anew(self) -> "Fold":
         """The same grammar over another output, from its beginning. Only while nothing was taken here."""
@@ -60,10 +67,14 @@ class Fold:
         any other token that the grammar allows, as stop strings do: they cut the answer off. `min_tokens` and
         `ignore_eos` put an end off, but where nothing else is allowed the answer ends.
         """
+        before_s = time.thread_time()
         self.follow(output)
         mask = bytearray(self._matcher.compute_bitmask())
         if self._matcher.is_error():
             raise GrammarLost(self._why())
+        self._may_take_s += MASK_S - (time.thread_time() - before_s)
+        if self._may_take_s < 0:
+            raise GrammarLost("it takes too long at each token")
         whole = self._matcher.is_accepting()
         late = len(output) >= request.min_tokens
         for end in request.eos_token_ids:

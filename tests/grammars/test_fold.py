@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.grammars.fold import Fold, GrammarLost
-from services.rooms.request import FinishReason, Grammar
+from services.rooms.request import FinishReason, Grammar, Request
 from tests.grammars.answers import (
     END,
     KINDS,
@@ -77,6 +77,23 @@ def test_an_output_that_no_mask_allowed_is_lost_and_says_nothing_of_what_it_was(
     with pytest.raises(GrammarLost) as lost:
         fold.allowed(request(), ids("fox"))
     assert "fox" not in str(lost.value)
+
+
+def test_a_grammar_whose_masks_cost_ever_more_is_lost_before_it_holds_everyone_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the library's own bounds it goes on: with each token there are more ways to read what there is."""
+    monkeypatch.setattr("services.grammars.fold.BURST_S", 0.02)
+    monkeypatch.setattr("services.grammars.fold.MASK_S", 0.001)
+    fold, asked = fold_of(lark('start: e\ne: e e | e e e | "a"')), request(ignore_eos=True)
+    with pytest.raises(GrammarLost, match="too long at each token"):
+        repeated(fold, asked, *ids("a"))
+
+
+def repeated(fold: Fold, asked: Request, token: int) -> None:
+    """One token, again and again."""
+    for count in range(500):
+        fold.allowed(asked, [token] * count)
 
 
 def test_a_fold_that_has_taken_something_is_nobodys_beginning() -> None:
