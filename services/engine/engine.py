@@ -155,6 +155,22 @@ class Engine:
         step = PagedStep(plan, self.cache, self.model.reaches)
         return self.model.compute(plan.tokens, plan.positions, plan.keep, step)
 
+    def logits_everywhere(self, row: Row) -> torch.Tensor:
+        """[positions, vocabulary], in float32, of each position of the row, whose keys and values go to its
+        pages: to judge a model by. Where one rank has all of it."""
+        check(row, self.layout.page_tokens, self.cache.pages, self.model.facts.context_length)
+        self._clear_tail(row)
+        with torch.inference_mode():
+            if self.compiled is not None:
+                return self.compiled.logits([row], everywhere=True)
+            plan = make_plan([row], self.cache, self.model.device)
+            keep = torch.arange(row.stop - row.start, device=self.model.device)
+            step = PagedStep(plan, self.cache, self.model.reaches)
+            logits = self.model.compute(plan.tokens, plan.positions, keep, step)
+        if logits is None:
+            raise ValueError("a rank of several has no logits")
+        return logits.float()
+
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
         """Carry each sum on over what its pages hold now, on this rank."""
         if self._flush is not None:

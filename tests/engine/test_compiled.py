@@ -26,6 +26,7 @@ from services.engine.engine import Engine, Row
 from services.engine.proof import gap
 from services.engine.sampler import NotANumber
 from services.prefill.settings import PrefillSettings
+from services.runtime.model_files import Quantize
 from tests.engine import tiny
 from tests.engine.kernels import (
     BOUND,
@@ -242,6 +243,20 @@ def test_the_logits_of_all_positions_are_those_of_prompts_that_end_there(
     for stop in range(2, 34):
         cut = Row(row.sequence, 0, stop, row.pages, sample=True)
         assert torch.equal(logits_of(engine, [cut])[0], everywhere[stop - 1])
+
+
+@needs_kernel
+def test_the_logits_of_all_positions_are_the_same_by_calls(directory: Directory) -> None:
+    for how in (None, Coding(Quantize.INT4, multiplied=False)):
+        found = []
+        for compiled in (True, False):
+            engine = load(
+                directory("one query a head, biased"), dtype=torch.float32, compiled=compiled, coding=how
+            )
+            [row] = filled(engine, ((11, 40),))
+            found.append(engine.logits_everywhere(row))
+        assert found[0].shape[0] == 29
+        assert gap(*found) < EXACT
 
 
 @needs_kernel

@@ -4,6 +4,7 @@
     baton bench handover    one request's time by stage, and what its hand-over costs beside the transfer
     baton bench rooms       rooms opened to retired with a toy engine, beside bare gRPC calls
     baton bench step        a decode step beside reading weights and KV once, a prefill beside its products
+    baton bench perplexity  a text's perplexity with the model's weights as codes, beside plain ones
     baton bench agree       a turn's agreement of 1, 2 and 3 ranks, beside gloo's all-reduce of the same bytes
     baton bench router      the bootstrap on one core before workers that answer at once
     baton bench burst       many requests at once, and a steady flow: what was answered, what failed
@@ -20,6 +21,7 @@ from services.cli.bench.agree import agree
 from services.cli.bench.burst import burst
 from services.cli.bench.compare import compare
 from services.cli.bench.handover import handover
+from services.cli.bench.perplexity import perplexity
 from services.cli.bench.rooms import rooms
 from services.cli.bench.router import router
 from services.cli.bench.serve import serve
@@ -28,5 +30,5 @@ from services.cli.bench.transfer import transfer
 from services.cli.bench.turn import turn
 
 bench = typer.Typer(name="bench", help="Measure a part beside its limit; prints JSON.", no_args_is_help=True)
-for command in (transfer, handover, rooms, turn, step, agree, burst, serve, compare, router):
+for command in (transfer, handover, rooms, turn, step, perplexity, agree, burst, serve, compare, router):
     bench.command()(command)

@@ -1,0 +1,93 @@
+"""What does it cost to keep weights as codes? The perplexity of a fixed text, beside that of plain weights.
+
+Perplexity is e to the mean of what the model did not expect: the negative logarithm of the likelihood of each
+token after those before it. All ways compute the same tokens in one run.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from services.runtime.errors import StartupError
+from services.runtime.model_files import Quantize
+
+if TYPE_CHECKING:
+    from services.engine.engine import Engine
+
+PASSAGE: Final = Path(__file__).with_name("passage.txt")
+CHUNK: Final = 128
+"""Tokens whose logits are held at once."""
+
+
+def perplexity(
+    model: Annotated[str, typer.Option(help="A model directory, a GGUF file, or the word demo.")] = "demo",
+    quantize: Annotated[
+        list[Quantize] | None, typer.Option(help="Ways to keep weights, beside none. May be repeated.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    text: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A file of UTF-8; else a story."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+) -> None:
+    """The perplexity of a text by weights as they are, and as codes (int8 and int4, if nothing is said)."""
+    from services.engine.engine import load_engine
+    from services.engine.start import coding_of
+    from services.openai.tokenizer import load_tokenizer
+    from services.runtime.model_files import prepare, read_model, resolve
+
+    source = resolve(model)
+    directory = prepare(source, lambda _: None)
+    words = (text or PASSAGE).read_text("utf-8")
+    tokens = load_tokenizer(directory).encode(words, add_special_tokens=False)
+    tokens = tokens[: read_model(directory).context_length - 1]
+    if len(tokens) < 2:
+        raise StartupError(
+            f"--text {text or PASSAGE}: {len(tokens)} tokens to this model, of which none follows one"
+        )
+    told: dict[str, float] = {}
+    for how in dict.fromkeys((Quantize.NONE, *(quantize or (Quantize.INT8, Quantize.INT4)))):
+        engine = load_engine(
+            directory,
+            dtype=dtype,
+            device="cpu",
+            coding=coding_of(how, source, multiplied=True),
+            kv_cache_memory=2**30,
+            tokens_min=len(tokens),
+            threads=threads,
+            compiled=True,
+        )
+        told[how.value] = _perplexity(engine, tokens)
+    plain = told[Quantize.NONE.value]
+    body = {
+        "benchmark": "perplexity",
+        "model": engine.model.facts.name,
+        "dtype": engine.layout.dtype,
+        "tokens": len(tokens),
+        "perplexity": {how: round(value, 4) for how, value in told.items()},
+        "ratio": {how: round(value / plain, 4) for how, value in told.items()},
+        "ratio_of": ["perplexity", Quantize.NONE.value],
+    }
+    print(json.dumps(body))
+
+
+def _perplexity(engine: "Engine", tokens: list[int]) -> float:
+    """Of each token but the first."""
+    import torch
+
+    from services.engine.engine import Row, Sequence
+    from services.rooms.request import Request
+
+    sequence = Sequence(Request("perplexity", tuple(tokens), max_tokens=1), [])
+    pages = range(engine.layout.pages_for(len(tokens)))
+    unexpected = 0.0
+    for start in range(0, len(tokens) - 1, CHUNK):
+        stop = min(start + CHUNK, len(tokens) - 1)
+        logits = engine.logits_everywhere(Row(sequence, start, stop, pages, sample=False))
+        right = torch.tensor(tokens[start + 1 : stop + 1])
+        unexpected += float(torch.nn.functional.cross_entropy(logits, right, reduction="sum"))
+    return math.exp(unexpected / (len(tokens) - 1))
