@@ -5,7 +5,7 @@ which this rank holds.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import prod
@@ -247,12 +247,12 @@ class StoredTensor:
         values: torch.Tensor = self._slice[:, start:stop]
         return values
 
-    def part(self, box: Box) -> torch.Tensor:
+    def part(self, box: Sequence[range]) -> torch.Tensor:
         values: torch.Tensor = self._slice[_slices(box)] if box else self._file.get_tensor(self._name)
         return values
 
 
-def _slices(box: Box) -> tuple[slice, ...]:
+def _slices(box: Sequence[range]) -> tuple[slice, ...]:
     return tuple(slice(each.start, each.stop) for each in box)
 
 

@@ -6,7 +6,7 @@ scales in float16 or bfloat16 are exact there; with scales in float32 each is ro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Protocol
 
@@ -36,6 +36,7 @@ class Stored(Protocol):
     def rows(self, start: int, stop: int) -> torch.Tensor: ...
     def columns(self, start: int, stop: int) -> torch.Tensor: ...
     def whole(self) -> torch.Tensor: ...
+    def part(self, box: Sequence[range]) -> torch.Tensor: ...
 
 
 class Packed(Protocol):
@@ -52,11 +53,40 @@ class Packed(Protocol):
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Those from `start`, a multiple of `step`, in float32. Raises DoesNotFit."""
 
+    def within(self, columns: range) -> "tuple[Packed, int]":
+        """Of a weight of two dimensions, less of it that has those `columns`, and where in it they begin.
+        Raises DoesNotFit."""
+
+
+class Span:
+    """Some columns of a tensor of a file."""
+
+    def __init__(self, stored: Stored, columns: range) -> None:
+        self._stored = stored
+        self._columns = columns
+        self.shape = (stored.shape[0], len(columns))
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        return self._stored.part((range(start, stop), self._columns))
+
+    def columns(self, start: int, stop: int) -> torch.Tensor:
+        return self._stored.columns(self._columns.start + start, self._columns.start + stop)
+
+    def whole(self) -> torch.Tensor:
+        return self.columns(0, len(self._columns))
+
+    def part(self, box: Sequence[range]) -> torch.Tensor:
+        rows, columns = box
+        return self._stored.part((rows, self._columns[columns.start : columns.stop]))
+
 
 def numbers_of(weight: Packed, dtype: torch.dtype, box: Sequence[range] | None = None) -> torch.Tensor:
     """The numbers of `weight`, or of some places along each of its dimensions, rounded to `dtype`. Raises
     DoesNotFit."""
     rows, *tail = map(range, weight.shape) if box is None else box
+    if len(tail) == 1 and len(tail[0]) < weight.shape[1]:
+        weight, begin = weight.within(tail[0])
+        tail = [range(begin, begin + len(tail[0]))]
     out = torch.empty(*map(len, (rows, *tail)), dtype=dtype)
     each = max(1, STRIP // max(1, prod(weight.shape[1:]) * weight.step)) * weight.step
     for begin in range(rows.start // weight.step * weight.step, rows.stop, each):
@@ -94,6 +124,20 @@ class Scaled:
             numbers -= self._spread(self.zero, start, stop)
         return numbers.mul_(self._spread(self.scale, start, stop))
 
+    def within(self, columns: range) -> tuple[Packed, int]:
+        wide = self._blocks()[1]
+        if self.scale.shape[-1:] == (1,) or len(self.scale.shape) < 2:
+            return replace(self, numbers=Span(self.numbers, columns)), 0
+        blocks = _covering(columns, wide)
+        numbers = range(self.shape[1])[blocks.start * wide : blocks.stop * wide]
+        some = replace(
+            self,
+            numbers=Span(self.numbers, numbers),
+            scale=Span(self.scale, blocks),
+            zero=None if self.zero is None else Span(self.zero, blocks),
+        )
+        return some, columns.start - numbers.start
+
     def _spread(self, scale: Stored, start: int, stop: int) -> torch.Tensor:
         """One for each number of the rows, or what becomes that by broadcasting."""
         if prod(scale.shape) == 1:
@@ -123,6 +167,11 @@ class Scaled:
             if all(sides):
                 return sides[0], sides[1]
         raise DoesNotFit(f"scales of the shape {list(self.scale.shape)} for {list(shape)} numbers")
+
+
+def _covering(columns: range, wide: int) -> range:
+    """The blocks, each so `wide`, in which those are."""
+    return range(columns.start // wide, -(-columns.stop // wide))
 
 
 def _side(size: int, scales: int, block: int) -> int:
@@ -168,6 +217,22 @@ class Words:
             numbers -= (zeros - middle).float()[:, groups]
         return numbers.mul_(self.scale.rows(start, stop).float()[:, groups])
 
+    def within(self, columns: range) -> tuple[Packed, int]:
+        told = self.scale.shape[1]
+        wide = self.columns // told if told and self.columns % told == 0 else 0
+        if self.group_of is not None or not wide or wide % self.step:
+            return self, columns.start
+        groups = _covering(columns, wide)
+        words = range(groups.start * wide // self.step, groups.stop * wide // self.step)
+        some = replace(
+            self,
+            words=Span(self.words, words),
+            scale=Span(self.scale, groups),
+            columns=len(groups) * wide,
+            zero=None if self.zero is None else Span(self.zero, groups),
+        )
+        return some, columns.start - groups.start * wide
+
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
@@ -199,6 +264,9 @@ class Gptq:
         numbers = numbers - (zeros + self.added).T[:, groups]
         return numbers.float().mul_(self.scales.columns(start, stop).float().T[:, groups])
 
+    def within(self, columns: range) -> tuple[Packed, int]:
+        return self, columns.start
+
 
 @dataclass(frozen=True, slots=True)
 class Awq:
@@ -223,6 +291,9 @@ class Awq:
         groups = _groups(self.scales.shape[0], self.shape[1], None)
         numbers = numbers - zeros[groups]
         return numbers.float().mul_(self.scales.columns(start, stop).float()[groups]).T
+
+    def within(self, columns: range) -> tuple[Packed, int]:
+        return self, columns.start
 
     def _ordered(self, words: torch.Tensor) -> torch.Tensor:
         codes = _integers(words, WORD // self.step)
@@ -256,6 +327,16 @@ class Fp4:
         groups = _groups(scale.shape[1], self.shape[1], None)
         return _fp4(self.codes.rows(start, stop)).mul_(scale[:, groups])
 
+    def within(self, columns: range) -> tuple[Packed, int]:
+        told = self.scale.shape[1]
+        wide = self.shape[1] // told if told and self.shape[1] % told == 0 else 0
+        if not wide or wide % 2:
+            return self, columns.start
+        groups = _covering(columns, wide)
+        codes = range(groups.start * wide // 2, groups.stop * wide // 2)
+        some = replace(self, codes=Span(self.codes, codes), scale=Span(self.scale, groups))
+        return some, columns.start - groups.start * wide
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -277,6 +358,9 @@ class Experts:
     def rows(self, start: int, stop: int) -> torch.Tensor:
         numbers = _fp4(self.blocks.rows(start, stop)).mul_(_plain(self.scales.rows(start, stop))[..., None])
         return numbers.flatten(-2).transpose(1, 2)
+
+    def within(self, columns: range) -> tuple[Packed, int]:
+        return self, columns.start
 
 
 def _fp4(codes: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ from services.engine import unpacking
 from services.engine.engine import load_engine
 from services.engine.model import load_model
 from services.engine.quantised import quantisation_of
-from services.engine.shards import weights_in
+from services.engine.shards import StoredTensor, weights_in
 from services.engine.sources import Box
 from services.engine.team import Mute
 from services.engine.unpacking import Experts, Scaled, numbers_of
@@ -126,6 +126,39 @@ def test_experts_are_put_together_of_what_each_stands_for(tmp_path: Path, form: 
         assert_same(weights_of(quantised, ranks=ranks), weights_of(meant, ranks=ranks))
 
 
+ALONG_ROWS: Final = [
+    form
+    for form in FORMATS
+    if FORMATS[form].config["quant_method"] not in ("gptq", "awq") and "order of activations" not in form
+]
+"""Others have words along the inputs, or groups of columns from anywhere: all columns of these are read."""
+
+
+@pytest.mark.parametrize("form", ALONG_ROWS)
+def test_of_some_columns_their_blocks_and_groups_are_read(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    quantised, meant = write(llama, tmp_path, FORMATS[form])
+    name = "model.layers.0.mlp.down_proj.weight"
+    weight, read = load_file(meant / "model.safetensors")[name], [0]
+    for way in ("rows", "part"):
+        there = getattr(StoredTensor, way)
+
+        def counting(tensor: StoredTensor, *where: Any, there: Any = there) -> torch.Tensor:
+            part: torch.Tensor = there(tensor, *where)
+            read[0] += part.nbytes
+            return part
+
+        monkeypatch.setattr(StoredTensor, way, counting)
+    with weights_in(quantised, quantisation_of(quantised), torch.float32) as weights:
+        took = []
+        for columns in (range(weight.shape[1]), range(48)):
+            read[0] = 0
+            weights.read(name, (range(weight.shape[0]), columns))
+            took.append(read[0])
+    assert took[1] <= 0.6 * took[0]
+
+
 @pytest.mark.parametrize("strip", [1, 500])
 @pytest.mark.parametrize("form", FORMATS)
 def test_in_whichever_strips_a_weight_is_computed(
@@ -168,6 +201,9 @@ class Held:
 
     def whole(self) -> torch.Tensor:
         return self._values
+
+    def part(self, box: Sequence[range]) -> torch.Tensor:
+        return self._values[tuple(slice(each.start, each.stop) for each in box)]
 
 
 def test_mxfp4_is_what_the_library_makes_of_it() -> None:
