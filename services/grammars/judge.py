@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from llguidance import LLTokenizer
@@ -31,7 +32,7 @@ STARVED: Final = 10
 """Times that, by the clock, on a machine whose processors others have."""
 STACK_BYTES: Final = 2**20
 """Of the thread that compiles; a worker's has 8 MiB, or 2 where there is no limit."""
-MEMORY_BYTES: Final = 2 * 2**30
+MEMORY_BYTES: Final = 2**29
 """Of addresses, beyond what it has when it is ready."""
 TOO_LONG: Final = "it takes too long to compile"
 TOO_COMPLEX: Final = "it is too complex to compile"
@@ -162,6 +163,8 @@ def _bound_memory() -> None:
         pages = int(file.read().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write("1000")  # where memory is short all the same, this process goes first
 
 
 def _apart(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
