@@ -5,8 +5,8 @@ gets those of all tokens so far. The cache keeps them in our pages. So whatever 
 as biases by distance (ALiBi) or positions that it counts by its cache, is done as it says; but no two rows
 are computed together, and every page is fetched in every step.
 
-What is judged is that pages are enough: chunks of two sequences in turns give what the definition gives of
-each as a whole, without a cache.
+What is judged is that pages are enough (`probe-can-fail`): chunks of two sequences in turns give what the
+definition gives of each as a whole, without a cache.
 """
 
 import inspect

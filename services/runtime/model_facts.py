@@ -120,8 +120,7 @@ def reading(place: Path) -> Iterator[None]:
 def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int) -> ModelFacts:
     config = json_object(directory / CONFIG_FILE, required=True)
     architectures = config.get("architectures")
-    text = config.get("text_config")
-    words: Json = text if isinstance(text, dict) else config
+    words = _words_of_text(config)
     # Bytes that are no UTF-8, of a file's name, say, fit no answer: a client could not ask for it.
     name = (name or own_name(directory)).encode(errors="replace").decode()
     kind = words.get("model_type")
@@ -137,6 +136,23 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
         eos_token_ids=_eos_token_ids(directory, (config, words), vocab_size),
         fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
     )
+
+
+def _words_of_text(config: Json) -> Json:
+    """What `config` says of the language model in it. Where it is silent about its size, as Gemma 3's files
+    are, the model library's own values for the type, which is imported for that alone."""
+    text = config.get("text_config")
+    words: Json = text if isinstance(text, dict) else config
+    if "vocab_size" in words and not words.keys().isdisjoint(CONTEXT_KEYS):
+        return words
+    from transformers import CONFIG_MAPPING
+
+    try:
+        whole = CONFIG_MAPPING[config["model_type"]].from_dict(config)
+        known: Json = whole.get_text_config().to_dict()
+    except Exception:  # the library's own, which knows no such model: what is missing is said below
+        return words
+    return {**known, **words}
 
 
 def own_name(directory: Path) -> str:
@@ -263,17 +279,23 @@ def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _positive(directory: Path, config: Json, keys: tuple[str, ...]) -> int:
+def _positive(directory: Path, config: Json, keys: tuple[str, ...], remedy: str = "") -> int:
     for key in keys:
         value = config.get(key)
-        if isinstance(value, int) and value > 0:
+        if _is_length(value):
             return value
-    raise ModelUnreadable(f"{directory / 'config.json'}: no positive {', '.join(keys)} in it")
+    raise ModelUnreadable(f"{directory / 'config.json'}: no positive {', '.join(keys)} in it{remedy}")
+
+
+def _is_length(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and value > 0
 
 
 def _context_length(directory: Path, name: str, config: Json, asked: int) -> int:
     """What is `asked` for, if anything is. Else what the model can hold, but of longrope's kind only the
     positions that its short factors are for: long ones would serve short sequences worse. (As in vLLM.)"""
+    if asked and not any(_is_length(config.get(key)) for key in CONTEXT_KEYS):
+        return asked  # what the definition does not hold of it is seen when it is loaded
     most = _most_positions(directory, config)
     if asked > most:
         raise ContextTooLong(
@@ -288,7 +310,7 @@ def _most_positions(directory: Path, config: Json) -> int:
     """The positions that the configuration tells, or what a scaling of the rotations makes of them: linear
     scaling makes more of those that are told, YaRN of the original ones. Every other scaling, and Gemma 3's,
     is counted in what is told. (As vLLM derives it.)"""
-    told = _positive(directory, config, CONTEXT_KEYS)
+    told = _positive(directory, config, CONTEXT_KEYS, "; --context-length sets one")
     scaled = []
     if "gemma3" not in str(config.get("model_type")):
         for kind, word in _scalings(config):

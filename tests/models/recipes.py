@@ -105,6 +105,9 @@ QWEN_WINDOWS: Final[Fields] = {
     "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
 }
 BESIDE: Final[Mapping[str, Fields]] = {
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}
+    },
     "bloom": {"seq_length": CONTEXT},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 500_000.0, "clip_qkv": 8.0},

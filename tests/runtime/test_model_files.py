@@ -409,6 +409,33 @@ def test_the_contexts_length_by_other_words(model: Path, told: dict[str, Any], c
     assert read_model(model).context_length == context
 
 
+SILENT: Final[dict[str, tuple[dict[str, Any], tuple[int, int]]]] = {
+    "Gemma 3": (
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 62,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+        },
+        (262_208, 131_072),
+    ),
+    "Falcon": ({"model_type": "falcon", "vocab_size": 65_024, "multi_query": True}, (65_024, 2048)),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_a_published_file_leaves_out_is_what_the_library_takes_for_its_type(
+    model: Path, name: str
+) -> None:
+    words, sizes = SILENT[name]
+    (model / "config.json").write_text(json.dumps(words))
+    facts = read_model(model)
+    assert (facts.vocab_size, facts.context_length) == sizes
+
+
 @pytest.mark.parametrize(
     "told",
     [
@@ -426,20 +453,11 @@ def test_a_model_that_keeps_a_state_is_refused_for_that_and_not_as_damaged(
         read_model(model)
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"model_type": "bloom"},
-        {"model_type": "mpt", "max_seq_len": 2048, "attn_config": {"alibi": True}},
-        {"model_type": "falcon", "alibi": True},
-    ],
-    ids=["BLOOM", "MPT", "Falcon"],
-)
-def test_attention_that_is_biased_by_distance_has_no_length_to_be_missed(
-    model: Path, told: dict[str, Any]
-) -> None:
-    (model / "config.json").write_text(json.dumps({"vocab_size": 100, **told}))
-    with pytest.raises(UnsupportedModel, match=r"the model My-Model \(\w+\) cannot be served: .* \(ALiBi\)"):
+def test_a_length_that_no_file_tells_is_the_one_that_is_set(model: Path) -> None:
+    """As of BLOOM, whose biases by distance know none."""
+    (model / "config.json").write_text(json.dumps({"vocab_size": 100, "model_type": "bloom"}))
+    assert read_model(model, context_length=4096).context_length == 4096
+    with pytest.raises(ModelUnreadable, match=r"seq_length in it; --context-length sets one$"):
         read_model(model)
 
 

@@ -7,20 +7,14 @@ from pathlib import Path
 import pytest
 
 from services.engine.engine import Engine, load_engine
-from services.engine.kv_cache import PagedKvCache
 from services.engine.sight import Reach
-from services.engine.team import alone
 from tests.engine import tiny
 from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
 from tests.engine.paged_twin import twin
-from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import Tenant, Worker, hand_over
+from tests.engine.worker import Worker
+from tests.models.trial import OUTPUT_TOKENS, SHORT, beside, differences, generated, prompts
 from tests.oracle import reference_greedy
 
-LENGTHS = (5, 70, 300)
-OUTPUT_TOKENS = 8
-LONG, SHORT = 512, 40
-"""Chunks."""
 Loaded = Callable[[str], tuple[Path, Engine]]
 
 
@@ -37,16 +31,6 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
         return directory, engine
 
     return load
-
-
-def beside(engine: Engine, *, by_kernel: bool = False) -> Engine:
-    """The same model over other pages, of which nothing is kept for the next step."""
-    cache_ = PagedKvCache(engine.layout, engine.cache.pages, engine.model.device)
-    return Engine(engine.model, engine.whole, cache_, alone(), 0, None, kernel=twin if by_kernel else None)
-
-
-def admitted(worker: Worker, prompts: list[list[int]]) -> list[Tenant]:
-    return [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
 
 
 def told(reach: Reach | None) -> str:
@@ -67,26 +51,7 @@ def test_each_layer_is_seen_to_look_as_it_is_released(loaded: Loaded, name: str)
 def test_tokens_are_those_of_generate(loaded: Loaded, name: str) -> None:
     """Alone and together, in long and short chunks, after a hand-over, and behind another's prefix."""
     directory, engine = loaded(name)
-    prompts = random_prompts(LENGTHS)
-    expected = reference_greedy(directory, prompts, OUTPUT_TOKENS)
-
-    for chunk in (LONG, SHORT):
-        worker = Worker(engine, seed=chunk)
-        assert worker.run(admitted(worker, prompts), chunk) == expected
-
-    prefill, decode = Worker(engine, seed=1), Worker(beside(engine), seed=2)
-    arrived = []
-    for prompt in prompts:
-        (tenant,) = admitted(prefill, [prompt])
-        while not tenant.sequence.output:
-            prefill.step([tenant], SHORT)
-        arrived.append(hand_over(tenant, prefill, decode))
-        assert prefill.run([tenant], 1) == [expected[len(arrived) - 1]]
-        (again,) = admitted(prefill, [prompt])
-        again.computed = len(prompt) // 2 // 16 * 16
-        again.pages = tenant.pages[: again.computed // 16]
-        assert prefill.run([again], SHORT) == [expected[len(arrived) - 1]]
-    assert decode.run(arrived, 1) == expected
+    assert not list(differences(engine, prompts(), generated(directory)))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +60,7 @@ def test_tokens_are_those_of_generate(loaded: Loaded, name: str) -> None:
 def test_tokens_are_the_same_where_a_kernel_looks_at_pages_as_they_lie(loaded: Loaded, name: str) -> None:
     """None looks at chunks, or bounds scores."""
     directory, engine = loaded(name)
-    prompts = random_prompts(LENGTHS)
-    worker = Worker(beside(engine, by_kernel=True))
-    assert worker.run(admitted(worker, prompts), SHORT) == reference_greedy(directory, prompts, OUTPUT_TOKENS)
+    asked = prompts()
+    worker = Worker(beside(engine, twin))
+    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in asked]
+    assert worker.run(tenants, SHORT) == reference_greedy(directory, asked, OUTPUT_TOKENS)
