@@ -59,25 +59,29 @@ class Packed(Protocol):
 
 
 class Span:
-    """Some columns of a tensor of a file."""
+    """A part of a tensor of a file, which has two dimensions, along one of them."""
 
-    def __init__(self, stored: Stored, columns: range) -> None:
+    def __init__(self, stored: Stored, dim: int, places: range) -> None:
         self._stored = stored
-        self._columns = columns
-        self.shape = (stored.shape[0], len(columns))
+        self._dim = dim
+        self._places = places
+        sides = list(stored.shape)
+        sides[dim] = len(places)
+        self.shape = tuple(sides)
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        return self._stored.part((range(start, stop), self._columns))
+        return self.part((range(start, stop), range(self.shape[1])))
 
     def columns(self, start: int, stop: int) -> torch.Tensor:
-        return self._stored.columns(self._columns.start + start, self._columns.start + stop)
+        return self.part((range(self.shape[0]), range(start, stop)))
 
     def whole(self) -> torch.Tensor:
-        return self.columns(0, len(self._columns))
+        return self.part(tuple(map(range, self.shape)))
 
     def part(self, box: Sequence[range]) -> torch.Tensor:
-        rows, columns = box
-        return self._stored.part((rows, self._columns[columns.start : columns.stop]))
+        inside = list(box)
+        inside[self._dim] = self._places[box[self._dim].start : box[self._dim].stop]
+        return self._stored.part(inside)
 
 
 def numbers_of(weight: Packed, dtype: torch.dtype, box: Sequence[range] | None = None) -> torch.Tensor:
@@ -127,14 +131,14 @@ class Scaled:
     def within(self, columns: range) -> tuple[Packed, int]:
         wide = self._blocks()[1]
         if self.scale.shape[-1:] == (1,) or len(self.scale.shape) < 2:
-            return replace(self, numbers=Span(self.numbers, columns)), 0
+            return replace(self, numbers=Span(self.numbers, 1, columns)), 0
         blocks = _covering(columns, wide)
         numbers = range(self.shape[1])[blocks.start * wide : blocks.stop * wide]
         some = replace(
             self,
-            numbers=Span(self.numbers, numbers),
-            scale=Span(self.scale, blocks),
-            zero=None if self.zero is None else Span(self.zero, blocks),
+            numbers=Span(self.numbers, 1, numbers),
+            scale=Span(self.scale, 1, blocks),
+            zero=None if self.zero is None else Span(self.zero, 1, blocks),
         )
         return some, columns.start - numbers.start
 
@@ -226,10 +230,10 @@ class Words:
         words = range(groups.start * wide // self.step, groups.stop * wide // self.step)
         some = replace(
             self,
-            words=Span(self.words, words),
-            scale=Span(self.scale, groups),
+            words=Span(self.words, 1, words),
+            scale=Span(self.scale, 1, groups),
             columns=len(groups) * wide,
-            zero=None if self.zero is None else Span(self.zero, groups),
+            zero=None if self.zero is None else Span(self.zero, 1, groups),
         )
         return some, columns.start - groups.start * wide
 
@@ -265,7 +269,22 @@ class Gptq:
         return numbers.float().mul_(self.scales.columns(start, stop).float().T[:, groups])
 
     def within(self, columns: range) -> tuple[Packed, int]:
-        return self, columns.start
+        groups, inputs = self.scales.shape[0], self.shape[1]
+        wide = inputs // groups if groups and inputs % groups == 0 else 0
+        if not wide or wide % self.step:
+            return self, columns.start
+        if not torch.equal(_groups(groups, inputs, self.group_of), torch.arange(inputs) // wide):
+            return self, columns.start
+        some = _covering(columns, wide)
+        words = range(some.start * wide // self.step, some.stop * wide // self.step)
+        part = replace(
+            self,
+            words=Span(self.words, 0, words),
+            zeros=Span(self.zeros, 0, some),
+            scales=Span(self.scales, 0, some),
+            group_of=None,
+        )
+        return part, columns.start - some.start * wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +312,17 @@ class Awq:
         return numbers.float().mul_(self.scales.columns(start, stop).float()[groups]).T
 
     def within(self, columns: range) -> tuple[Packed, int]:
-        return self, columns.start
+        groups, inputs = self.scales.shape[0], self.shape[1]
+        wide = inputs // groups if groups and inputs % groups == 0 else 0
+        if not wide:
+            return self, columns.start
+        some = _covering(columns, wide)
+        part = Awq(
+            Span(self.words, 0, range(some.start * wide, some.stop * wide)),
+            Span(self.zeros, 0, some),
+            Span(self.scales, 0, some),
+        )
+        return part, columns.start - some.start * wide
 
     def _ordered(self, words: torch.Tensor) -> torch.Tensor:
         codes = _integers(words, WORD // self.step)
@@ -334,7 +363,7 @@ class Fp4:
             return self, columns.start
         groups = _covering(columns, wide)
         codes = range(groups.start * wide // 2, groups.stop * wide // 2)
-        some = replace(self, codes=Span(self.codes, codes), scale=Span(self.scale, groups))
+        some = replace(self, codes=Span(self.codes, 1, codes), scale=Span(self.scale, 1, groups))
         return some, columns.start - groups.start * wide
 
 

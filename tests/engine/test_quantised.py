@@ -126,22 +126,18 @@ def test_experts_are_put_together_of_what_each_stands_for(tmp_path: Path, form: 
         assert_same(weights_of(quantised, ranks=ranks), weights_of(meant, ranks=ranks))
 
 
-ALONG_ROWS: Final = [
-    form
-    for form in FORMATS
-    if FORMATS[form].config["quant_method"] not in ("gptq", "awq") and "order of activations" not in form
-]
-"""Others have words along the inputs, or groups of columns from anywhere: all columns of these are read."""
+IN_ORDER: Final = [form for form in FORMATS if "order of activations" not in form]
+"""The others have groups of columns from anywhere: all columns of these are read."""
 
 
-@pytest.mark.parametrize("form", ALONG_ROWS)
+@pytest.mark.parametrize("form", IN_ORDER)
 def test_of_some_columns_their_blocks_and_groups_are_read(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     quantised, meant = write(llama, tmp_path, FORMATS[form])
     name = "model.layers.0.mlp.down_proj.weight"
     weight, read = load_file(meant / "model.safetensors")[name], [0]
-    for way in ("rows", "part"):
+    for way in ("rows", "columns", "part"):
         there = getattr(StoredTensor, way)
 
         def counting(tensor: StoredTensor, *where: Any, there: Any = there) -> torch.Tensor:
