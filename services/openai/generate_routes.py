@@ -52,7 +52,7 @@ def generate_routes(
     ask: Ask,
 ) -> APIRouter:
     """`/v1/chat/completions` and `/v1/completions`."""
-    router, structures = APIRouter(), Structures(model, ask)
+    router, structures = APIRouter(), Structures(model, ask, metrics)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:

@@ -3,6 +3,7 @@
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from functools import cache
 from itertools import accumulate
 from typing import Final
@@ -42,6 +43,14 @@ READ: Final = "read"
 UNREAD: Final = "unread"
 
 
+class Judged(Enum):
+    """What became of a grammar."""
+
+    COMPILED = "compiled"
+    REFUSED = "refused"
+    NOT_SURVIVED = "not_survived"
+
+
 class HttpMetrics:
     """The API's metrics, on an injected registry."""
 
@@ -53,6 +62,15 @@ class HttpMetrics:
             ["route", "status"],
             registry=registry,
         )
+        self._grammars = Counter(
+            "baton_grammars",
+            "Grammars of requests, as they were judged: compiled; refused, by what is wrong with them; or not"
+            " survived, where the process that judges ended by one.",
+            ["outcome"],
+            registry=registry,
+        )
+        for judged in Judged:
+            self._grammars.labels(judged.value)
         self._calls = Counter(
             "baton_tool_calls",
             "Calls of tools in answers: read; or unread, because what stands between their marks is none, and"
@@ -86,6 +104,10 @@ class HttpMetrics:
         """`route` is a path template of the application (a closed set), None if none matched."""
         label = str(status) if status in STATUSES else OTHER
         self._answered(NO_ROUTE if route is None else route, label).inc()
+
+    def count_grammar(self, outcome: Judged) -> None:
+        """A grammar was judged; those that are remembered are not counted again."""
+        self._grammars.labels(outcome.value).inc()
 
     def count_calls(self, read: int, unread: int) -> None:
         """Of one request's answers."""

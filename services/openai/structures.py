@@ -14,13 +14,14 @@ from typing import Any, Final
 from pydantic_core import to_json
 from starlette.requests import Request
 
-from services.grammars.judge import Ask
+from services.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
 from services.openai.dialects import Form
 from services.openai.door import caller_in
 from services.openai.errors import invalid
 from services.openai.hangup import unless_gone
 from services.openai.held_calls import form_held, held_tools, is_forced, is_held, literal_regex, whole_grammar
 from services.openai.intake import check_ids
+from services.openai.metrics import HttpMetrics, Judged
 from services.openai.model import ServedModel
 from services.openai.schemas import OPTIONS, ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
 from services.openai.turns import Turns
@@ -50,9 +51,10 @@ class Structure:
 class Structures:
     """Of one application. Used from one event loop."""
 
-    def __init__(self, model: ServedModel, ask: Ask) -> None:
+    def __init__(self, model: ServedModel, ask: Ask, metrics: HttpMetrics) -> None:
         """`ask`: of the process that judges."""
         self._model = model
+        self._metrics = metrics
         self._ask = ask
         self._turns = Turns("grammar", "compiled")
         self._judged: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
@@ -108,12 +110,19 @@ class Structures:
             size = len(form.grammar.text)
             turn = self._turns.run(caller_in(request.scope), size, lambda: self._ask(*source))
             found = self._judged[source] = await unless_gone(request.scope, request.receive, turn)
+            self._metrics.count_grammar(_outcome(found))
             if len(self._judged) > KEPT_MAX:
                 self._judged.popitem(last=False)
         if isinstance(found, str):
             why = f"no answer can be held to it: {found}."
             raise invalid(form.param, f"Invalid value for '{form.param}': {why}")
         return found
+
+
+def _outcome(found: Grammar | str) -> Judged:
+    if isinstance(found, Grammar):
+        return Judged.COMPILED
+    return Judged.NOT_SURVIVED if found in (TOO_LONG, TOO_COMPLEX) else Judged.REFUSED
 
 
 def _limits(body: GenerationRequest, model: ServedModel) -> Iterator[Structure]:

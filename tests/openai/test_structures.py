@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.openai.structures import WHITESPACE
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
@@ -202,6 +203,19 @@ async def test_a_schema_that_cannot_be_held_to_is_refused_by_its_keyword(
 ) -> None:
     reply = await http.post(CHAT, json=chat(response_format=named(value, strict=True)))
     assert keyword in check(reply, 400, "response_format.json_schema.schema")
+
+
+async def test_what_is_judged_is_counted_once_by_what_came_of_it(
+    http: httpx.AsyncClient, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.openai.structures.TOO_LONG", "unclosed group")
+    for text in ("a", "a", "b", "(?=a)b", "(a", "(a"):
+        await http.post(CHAT, json=chat(regex=text))
+    counts = [
+        registry.get_sample_value("baton_grammars_total", {"outcome": outcome})
+        for outcome in ("compiled", "refused", "not_survived")
+    ]
+    assert counts == [2, 1, 1]
 
 
 @pytest.fixture
