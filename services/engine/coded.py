@@ -73,8 +73,8 @@ def code(name: str, module: Any, coding: Coding) -> Mapping[nn.Linear, Codes]:
 
 @contextmanager
 def exactly(module: Any, codes: Mapping[nn.Linear, Codes]) -> Iterator[None]:
-    """Within it the definition `module` computes in float32, with the numbers that `codes` stand for, each
-    weight at its time: in bfloat16 what is rounded on the way is as much as a small fault."""
+    """Within it the definition `module` computes in float32, with the numbers that `codes` stand for, some
+    rows of a weight at a time: in bfloat16 what is rounded on the way is as much as a small fault."""
     table = module.get_input_embeddings()
     try:
         for linear, its in codes.items():
@@ -88,7 +88,9 @@ def exactly(module: Any, codes: Mapping[nn.Linear, Codes]) -> Iterator[None]:
 
 
 def _product(codes: Codes, bias: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(rows, codes.numbers(), None if bias is None else bias.float())
+    parts = [nn.functional.linear(rows, numbers) for _, numbers in codes.in_parts()]
+    outs = torch.cat(parts, dim=-1)
+    return outs if bias is None else outs + bias.float()
 
 
 def _maker(module: Any, coding: Coding) -> Callable[[str, nn.Linear], tuple[str, Codes]]:

@@ -20,6 +20,7 @@ def test_a_text_is_as_likely_by_a_files_own_blocks_as_by_what_they_stand_for(tmp
     told = bench(
         *("perplexity", "--model", str(file), "--text", str(text), "--dtype", "float32"),
         *("--quantize", "keep", "--quantize", "int4"),
+        environ={"XDG_CACHE_HOME": str(tmp_path)},
     )
     assert told["benchmark"] == "perplexity"
     assert told["tokens"] == 320

@@ -54,10 +54,11 @@ def _run(words: tuple[str, ...], err: Path) -> None:
     main()
 
 
-def bench(*words: str) -> dict[str, Any]:
+def bench(*words: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The object that a benchmark prints."""
     starts("bench")
-    result = forked_baton("bench", *words, environ={"OMP_NUM_THREADS": "1"}, timeout_s=BENCH_S)
+    environ = {"OMP_NUM_THREADS": "1", **(environ or {})}
+    result = forked_baton("bench", *words, environ=environ, timeout_s=BENCH_S)
     assert result.returncode == 0, result.stderr
     body: dict[str, Any] = json.loads(result.stdout)
     return body

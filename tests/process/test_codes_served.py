@@ -1,0 +1,54 @@
+"""Are weights that are kept as codes served right by the whole stack, with hand-overs between workers?
+
+Float32, several requests at a time of which some hang up, token for token what the library's own `generate`
+says of the numbers that the codes stand for, by either decode worker, whose pages either prefill worker
+filled.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from services.engine.coded import Coding, code
+from services.runtime.model_files import Quantize
+from tests.engine import tiny
+from tests.engine.kernels import MODELS, needs_kernel
+from tests.engine.tiny import VOCABULARY
+from tests.models.eight_heads import TOKENIZER
+from tests.process.load import Load, any_prompts, asked
+from tests.process.stack import running_stack
+from tests.process.test_groups import PATIENT, STEADY
+
+OUTPUT_TOKENS = 12
+PROMPTS = any_prompts((5, 31, 32, 40, 100, 129), VOCABULARY)
+PAIRS = {(f"prefill-{prefill}", f"decode-{decode}") for prefill in range(2) for decode in range(2)}
+
+
+@needs_kernel
+async def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
+    tmp_path: Path, demo_model_dir: Path
+) -> None:
+    served = tiny.save(MODELS["three queries a head"], tmp_path / "served")
+    meant = tmp_path / "meant"
+    module = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float32)
+    with torch.no_grad():
+        code("tiny", module, Coding(Quantize.INT4))
+    module.save_pretrained(meant)
+    for name in TOKENIZER:
+        shutil.copyfile(demo_model_dir / name, served / name)
+    known = asked(meant, PROMPTS, OUTPUT_TOKENS)
+    with running_stack(
+        str(served),
+        prefill=[{"chunk_tokens": "48"}, {}],
+        decode=[PATIENT, PATIENT],
+        bootstrap=STEADY,
+        dtype="float32",
+        quantize="int4",
+        kv_cache_memory="4MiB",
+    ) as stack:
+        start = stack.idle_gauges()
+        load = Load(stack, known, at_a_time=4)
+        await load.rounds_until(PAIRS, rounds_min=1)
+        stack.wait_idle(start)
