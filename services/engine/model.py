@@ -53,6 +53,7 @@ from services.engine.supported import (
     refuse_by_configuration,
 )
 from services.engine.team import Team, TeamBroken
+from services.engine.unjoined import joined_by_the_library
 from services.runtime.errors import StartupError, in_a_line
 from services.runtime.logging import Log
 from services.runtime.model_facts import (
@@ -506,18 +507,19 @@ def _load(
     """`maker`: makes a definition of `config`: with `pending` the definition's own class. `pending`: the
     weights, where they are not what lies in the files of `directory`. `ours`: with our attention."""
     try:
-        module, told = maker.from_pretrained(
-            directory if pending is None else None,
-            state_dict=pending,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention_of(config, ours=ours),
-            trust_remote_code=False,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told, and refused below
-        )
+        with joined_by_the_library():
+            module, told = maker.from_pretrained(
+                directory if pending is None else None,
+                state_dict=pending,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention_of(config, ours=ours),
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told, and refused below
+            )
     except StartupError:  # what reads pending weights has said it
         raise
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:

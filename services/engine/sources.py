@@ -13,6 +13,8 @@ import torch
 from transformers import core_model_loading as library
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from services.engine.unjoined import joined_by_the_library
+
 Box = tuple[range, ...]
 """Of a weight: which places along each of its dimensions."""
 
@@ -248,7 +250,8 @@ def sources_of(module: Any, weights: Weights) -> dict[str, Source]:
     name. What they do not make is left out, and what they have beside is passed over. Raises Unwalked or
     Unlike."""
     shapes = {name: tuple(each.shape) for name, each in module.state_dict().items()}
-    transforms = get_model_conversion_mapping(module)
+    with joined_by_the_library():
+        transforms = get_model_conversion_mapping(module)
     renamings = [each for each in transforms if isinstance(each, library.WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, library.WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}

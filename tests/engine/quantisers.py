@@ -258,6 +258,28 @@ def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return codes[..., ::2] | codes[..., 1::2] << 4, (exponents + 127).to(torch.uint8), meant
 
 
+def by_expert(quantise: Quantise) -> Quantise:
+    """The same for linear layers, and for experts of one tensor, [expert, in, out], one by one and turned."""
+
+    def each(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        if weight.ndim == 2:
+            return quantise(stem, weight)
+        place, _, name = stem.rpartition(".")
+        parts = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
+        tensors: Tensors = {}
+        experts = []
+        for number, expert in enumerate(weight):
+            made = [
+                quantise(f"{place}.{number}.{part}", half.contiguous())
+                for part, half in zip(parts, expert.T.chunk(len(parts)), strict=True)
+            ]
+            tensors |= {key: value for its, _ in made for key, value in its.items()}
+            experts.append(torch.cat([numbers for _, numbers in made]).T)
+        return tensors, torch.stack(experts)
+
+    return each
+
+
 def compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "input_activations": None, "weights": weights}
     return {
@@ -374,3 +396,9 @@ MXFP4: Final = Format(
     {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, mxfp4_experts, of=EXPERTS
 )
 """gpt-oss."""
+LLAMA_4: Final = Format(
+    compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    by_expert(in_blocks(1, 0, "weight_scale", torch.bfloat16)),
+    of=re.compile(f"{LINEAR.pattern}|{EXPERTS.pattern}"),
+)
+"""FP8, whose experts lie one by one."""

@@ -26,9 +26,10 @@ from services.pages.topology import Topology
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel
 from tests.engine import tiny
 from tests.engine.counted import Counted
-from tests.engine.quantisers import BLOCK, FORMATS, MIXED, MXFP4, PT, Format, in_blocks, mxfp4, write
+from tests.engine.quantisers import BLOCK, FORMATS, LLAMA_4, MIXED, MXFP4, PT, Format, in_blocks, mxfp4, write
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import Worker
+from tests.models.recipes import recipe, save
 from tests.oracle import reference_greedy
 
 SHAPE: Final[dict[str, Any]] = {
@@ -167,6 +168,17 @@ def test_in_whichever_strips_a_weight_is_computed(
     with weights_in(quantised, quantisation_of(quantised), torch.float32) as weights:
         for part in parts_of(weight):
             assert torch.equal(weights.read(name, part), part_of(weight, part))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_of_llama_4_are_joined_as_they_lie_in_releases(tmp_path: Path, ranks: int) -> None:
+    """One by one and turned, behind the name of the container's part."""
+    plain = save(recipe("llama4"), tmp_path / "plain")
+    quantised, meant = write(plain, tmp_path, LLAMA_4)
+    file = quantised / "model.safetensors"
+    assert any(".experts.3.up_proj." in name for name in load_file(file))
+    save_file({f"language_model.{name}": each for name, each in load_file(file).items()}, file, PT)
+    assert_same(weights_of(quantised, ranks=ranks), weights_of(meant, ranks=ranks))
 
 
 def test_gpt_oss_is_computed_as_the_library_computes_what_it_stands_for(tmp_path: Path) -> None:
