@@ -44,6 +44,7 @@ def test_answers_are_those_of_generate(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(SWEEP_S + 60)
 def test_what_the_page_says_of_each_type_is_what_comes_of_it() -> None:
     command = [sys.executable, "-m", "tests.models", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SWEEP_S, check=True)
