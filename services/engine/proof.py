@@ -7,8 +7,9 @@ computes, and a line of the log says why.
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -17,7 +18,7 @@ from services.engine.attention import PagedStep
 from services.engine.compiled import KernelFor, OtherShapes
 from services.engine.compiler import NotCompiled
 from services.engine.kept import Kept
-from services.engine.kv_cache import PagedKvCache
+from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.model import Model
 from services.engine.plan import make_plan
 from services.engine.rows import Row, Sequence
@@ -32,7 +33,7 @@ log = Log(__name__)
 TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.1}
 """Of the difference's length, as a share of the length of what is right."""
 OF_CODES: Final = {"float32": 1e-4, "bfloat16": 0.03}
-"""The same where weights are codes: what is right is computed in float32."""
+"""The same where weights are codes: what is right is computed in float32, but for what pages hold."""
 PAGE_TOKENS_MAX: Final = 16
 LONG: Final = 28
 STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (5, 6)))
@@ -120,12 +121,15 @@ def _expected(model: Model, layout: KvLayout) -> list[torch.Tensor]:
     if not model.coded:
         return _answers(model, layout)
     with model.exactly():
-        return _answers(model, replace(layout, dtype="float32"))
+        return _answers(model, replace(layout, dtype="float32"), kept_in=DTYPES[layout.dtype])
 
 
-def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torch.Tensor]:
+def _answers(
+    model: Model, layout: KvLayout, *, ours: bool = False, kept_in: torch.dtype | None = None
+) -> list[torch.Tensor]:
     """The logits of all positions, step by step, and what is in the pages after the last. `ours`: what a step
-    fetched is kept for the next. A compiled step computes the last positions by themselves, too."""
+    fetched is kept for the next. A compiled step computes the last positions by themselves, too.
+    `kept_in`: what keys and values are rounded to on their way to the pages."""
     numbers = torch.Generator().manual_seed(7)
     more = MORE if model.reaches else 0
     prompts = torch.randint(model.vocab_size, (2, LONG + more), generator=numbers).tolist()
@@ -158,12 +162,30 @@ def _answers(model: Model, layout: KvLayout, *, ours: bool = False) -> list[torc
                 plan = make_plan(rows, cache, model.device, kept)
                 keep = torch.arange(plan.tokens.shape[1], device=model.device)
                 positions = plan.positions + later
-                logits = model.compute(plan.tokens, positions, keep, PagedStep(plan, cache, reaches))
+                step = PagedStep(plan, cache, reaches)
+                if kept_in is None:
+                    logits = model.compute(plan.tokens, positions, keep, step)
+                else:
+                    attend = partial(_rounded, step, kept_in)
+                    logits = model.logits(plan.tokens, positions, keep, attend)
         if kept is not None:
             kept.ended(well=True)
         if logits is not None:
             told.append(logits.float())
     return [*told, cache.tensor.float()]
+
+
+def _rounded(
+    step: PagedStep,
+    kept_in: torch.dtype,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    key, value = (each.to(kept_in).to(each.dtype) for each in (key, value))
+    return step(module, query, key, value, options)
 
 
 def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
