@@ -258,8 +258,9 @@ def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return codes[..., ::2] | codes[..., 1::2] << 4, (exponents + 127).to(torch.uint8), meant
 
 
-def by_expert(quantise: Quantise) -> Quantise:
-    """The same for linear layers, and for experts of one tensor, [expert, in, out], one by one and turned."""
+def by_expert(quantise: Quantise, *, turned: bool) -> Quantise:
+    """The same for linear layers, and for experts of one tensor, one by one. `turned`: that is
+    [expert, in, out]."""
 
     def each(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         if weight.ndim == 2:
@@ -268,14 +269,15 @@ def by_expert(quantise: Quantise) -> Quantise:
         parts = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
         tensors: Tensors = {}
         experts = []
-        for number, expert in enumerate(weight):
+        for number, expert in enumerate(weight.transpose(1, 2) if turned else weight):
             made = [
                 quantise(f"{place}.{number}.{part}", half.contiguous())
-                for part, half in zip(parts, expert.T.chunk(len(parts)), strict=True)
+                for part, half in zip(parts, expert.chunk(len(parts)), strict=True)
             ]
             tensors |= {key: value for its, _ in made for key, value in its.items()}
-            experts.append(torch.cat([numbers for _, numbers in made]).T)
-        return tensors, torch.stack(experts)
+            experts.append(torch.cat([numbers for _, numbers in made]))
+        meant = torch.stack(experts)
+        return tensors, meant.transpose(1, 2) if turned else meant
 
     return each
 
@@ -396,9 +398,12 @@ MXFP4: Final = Format(
     {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, mxfp4_experts, of=EXPERTS
 )
 """gpt-oss."""
-LLAMA_4: Final = Format(
-    compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
-    by_expert(in_blocks(1, 0, "weight_scale", torch.bfloat16)),
-    of=re.compile(f"{LINEAR.pattern}|{EXPERTS.pattern}"),
-)
-"""FP8, whose experts lie one by one."""
+
+
+def expert_by_expert(*, turned: bool) -> Format:
+    """FP8, as Llama 4 and Qwen3-VL have it, whose plain releases have their experts in one tensor."""
+    return Format(
+        compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+        by_expert(in_blocks(1, 0, "weight_scale", torch.bfloat16), turned=turned),
+        of=re.compile(f"{LINEAR.pattern}|{EXPERTS.pattern}"),
+    )

@@ -26,7 +26,18 @@ from services.pages.topology import Topology
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel
 from tests.engine import tiny
 from tests.engine.counted import Counted
-from tests.engine.quantisers import BLOCK, FORMATS, LLAMA_4, MIXED, MXFP4, PT, Format, in_blocks, mxfp4, write
+from tests.engine.quantisers import (
+    BLOCK,
+    FORMATS,
+    MIXED,
+    MXFP4,
+    PT,
+    Format,
+    expert_by_expert,
+    in_blocks,
+    mxfp4,
+    write,
+)
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import Worker
 from tests.models.recipes import recipe, save
@@ -171,13 +182,16 @@ def test_in_whichever_strips_a_weight_is_computed(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_experts_of_llama_4_are_joined_as_they_lie_in_releases(tmp_path: Path, ranks: int) -> None:
-    """One by one and turned, behind the name of the container's part."""
-    plain = save(recipe("llama4"), tmp_path / "plain")
-    quantised, meant = write(plain, tmp_path, LLAMA_4)
+@pytest.mark.parametrize(("kind", "prefix"), [("llama4", "language_model."), ("qwen3_vl_moe", "")])
+def test_experts_are_joined_that_lie_one_by_one_in_quantised_releases_alone(
+    tmp_path: Path, kind: str, prefix: str, ranks: int
+) -> None:
+    """With Llama 4 turned, and behind the name of the container's part."""
+    plain = save(recipe(kind), tmp_path / "plain")
+    quantised, meant = write(plain, tmp_path, expert_by_expert(turned=kind == "llama4"))
     file = quantised / "model.safetensors"
     assert any(".experts.3.up_proj." in name for name in load_file(file))
-    save_file({f"language_model.{name}": each for name, each in load_file(file).items()}, file, PT)
+    save_file({f"{prefix}{name}": each for name, each in load_file(file).items()}, file, PT)
     assert_same(weights_of(quantised, ranks=ranks), weights_of(meant, ranks=ranks))
 
 

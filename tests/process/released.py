@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.engine.quantisers import FORMATS, LLAMA_4, MXFP4, Format, write
+from tests.engine.quantisers import FORMATS, MXFP4, Format, expert_by_expert, write
 from tests.models.eight_heads import TOKENIZER
 from tests.models.recipes import recipe, save
 
@@ -44,7 +44,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "mistral small, fp8": Shape("mistral3", FP8_BY_TENSOR),
     "olmo 3": Shape("olmo3"),
     "command a": Shape("cohere2"),
-    "llama 4, fp8": Shape("llama4", LLAMA_4),
+    "llama 4, fp8": Shape("llama4", expert_by_expert(turned=True)),
     "gpt-oss, mxfp4": Shape("gpt_oss", MXFP4),
     "minimax m2, fp8": Shape("minimax_m2", FP8_IN_BLOCKS),
     "glm 4.5, fp8": Shape("glm4_moe", FP8_BY_ROW),
