@@ -23,9 +23,15 @@ from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.request import FinishReason, Request, Sampling, Token
 from services.rooms.retry import RetryBounds
 from services.runtime.clock import ManualClock
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
+from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels
-from services.wire.conversions import finish_to_wire, outcome_to_wire, request_from_wire, token_to_wire
+from services.wire.conversions import (
+    finish_to_wire,
+    outcome_to_wire,
+    request_from_wire,
+    token_to_wire,
+    worker_from_wire,
+)
 from services.wire.errors import refusal_to_wire
 from services.wire.shared_stream import run_rooms_reply, stream_rooms_reply
 from tests.patience import PATIENCE_S
@@ -35,10 +41,18 @@ LEASE_MS = 3_000
 P, D = Side.PREFILL, Side.DECODE
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
-GEOMETRY = (
-    *(("schema", ""), ("kv_checksum", "record"), ("dtype", "float32")),
-    *(("layers", "1"), ("kv_heads", "1"), ("head_dim", "8")),
+LAYOUT = workers_pb2.KvLayout(
+    model="model", dtype="float32", page_tokens=16, layers=[0], kv_heads=[0], head_dim=8
 )
+GEOMETRY = worker_from_wire(
+    workers_pb2.RegisterRequest(
+        worker=rooms_pb2.Peer(name="any", incarnation=1, address="127.0.0.1:1"),
+        side=rooms_pb2.SIDE_PREFILL,
+        layout=LAYOUT,
+        tokens_max=1,
+        rooms_max=1,
+    )
+).geometry
 """What registrations of the tests say."""
 
 Step = Any

@@ -22,7 +22,7 @@ from services.wire.conversions import side_to_wire
 from services.wire.credential import of_ranks
 from services.wire.errors import NotProven, RemoteError, remote_error
 from services.wire.identity import Identity
-from tests.bootstrap.scripted import House, Worker, house
+from tests.bootstrap.scripted import LAYOUT, House, Worker, house
 from tests.safety.certificates import of
 
 CALL_S: Final = 20.0
@@ -107,9 +107,7 @@ def registration(
     return workers_pb2.RegisterRequest(
         worker=rooms_pb2.Peer(name=name, incarnation=incarnation, address="127.0.0.1:1"),
         side=side_to_wire(Side(party.value)),
-        layout=workers_pb2.KvLayout(
-            model="model", dtype="float32", page_tokens=16, layers=[0], kv_heads=[0], head_dim=8
-        ),
+        layout=LAYOUT,
         tokens_max=100,
         rooms_max=1,
         credential=credential,
