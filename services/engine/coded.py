@@ -5,14 +5,11 @@ what steps over codes have to agree with (`proof.py`), and what a worker compute
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from services.engine.codes import Codes, NotCoded, coded
@@ -69,28 +66,6 @@ def code(name: str, module: Any, coding: Coding) -> Mapping[nn.Linear, Codes]:
         bytes=sum(each.nbytes for each in found.values()),
     )
     return found
-
-
-@contextmanager
-def exactly(module: Any, codes: Mapping[nn.Linear, Codes]) -> Iterator[None]:
-    """Within it the definition `module` computes in float32, with the numbers that `codes` stand for, some
-    rows of a weight at a time: in bfloat16 what is rounded on the way is as much as a small fault."""
-    table = module.get_input_embeddings()
-    try:
-        for linear, its in codes.items():
-            linear.forward = partial(_product, its, linear.bias)  # type: ignore[method-assign]
-        found = table.forward
-        table.forward = lambda tokens: found(tokens).float()
-        yield
-    finally:
-        for each in (table, *codes):
-            vars(each).pop("forward", None)
-
-
-def _product(codes: Codes, bias: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
-    parts = [nn.functional.linear(rows, numbers) for _, numbers in codes.in_parts()]
-    outs = torch.cat(parts, dim=-1)
-    return outs if bias is None else outs + bias.float()
 
 
 def _maker(module: Any, coding: Coding) -> Callable[[str, nn.Linear], tuple[str, Codes]]:

@@ -17,16 +17,17 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 from transformers.utils import logging as library_logging
 
-from services.engine.anatomy import TURNED, TURNS, OtherAnatomy, anatomy_of
+from services.engine.anatomy import TURNED, TURNS, Anatomy, OtherAnatomy, anatomy_of
 from services.engine.attention import NAME, Attend, PagedStep, attending
 from services.engine.by_row import Definition, RowSteps, judge
-from services.engine.coded import Coding, code, exactly
+from services.engine.coded import Coding, code
 from services.engine.codes import Codes
 from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
 from services.engine.compiler import CODES, builds
 from services.engine.container import attention_of, let_go, maker_of
 from services.engine.decoder import Decoder
 from services.engine.device import find_device
+from services.engine.exact import exactly
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.memory import shortage
 from services.engine.quantised import Quantisation, quantisation_of, refuse_codes
@@ -203,9 +204,7 @@ class Model:
         are not held twice. With `kernel_for` they are laid out for a kernel, and `compiled_steps` compute,
         over pages of `page_tokens`. Raises OtherAnatomy, OtherShapes, which no kernel knows, or NotCompiled:
         nothing has changed."""
-        anatomy = anatomy_of(self._module, self.geometry.head_dim, self.sights.values())
-        if not self._only_turns():
-            raise OtherAnatomy("queries or keys that their position does more to than turn them")
+        anatomy = self.anatomy()
         if kernel_for is not None:
             numbers = check(anatomy, self.geometry.head_dim, page_tokens, self.reaches.values())
             builds(numbers)  # before all weights are looked at
@@ -228,11 +227,16 @@ class Model:
             return None
         return CompiledSteps(self._compiled, cache, self.reaches if reaches is None else reaches)
 
+    def anatomy(self) -> Anatomy:
+        """The parts of the library's definition. Raises OtherAnatomy."""
+        anatomy = anatomy_of(self._module, self.geometry.head_dim, self.sights.values())
+        if not self._only_turns():
+            raise OtherAnatomy("queries or keys that their position does more to than turn them")
+        return anatomy
+
     def exactly(self) -> AbstractContextManager[None]:
-        """Within it the library's definition computes in float32, with what its weights' codes stand for."""
-        if self._codes is None:
-            raise AssertionError("a model without codes")
-        return exactly(self._module, self._codes)
+        """Within it the library's definition, of the common anatomy, computes in float32."""
+        return exactly(self._module, self._codes or {})
 
     def row_steps(self, cache: PagedKvCache) -> RowSteps | None:
         """Over this cache, where every row is computed by itself: this model has no other way then."""

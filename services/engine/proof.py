@@ -3,10 +3,11 @@
 Both compute the same small steps as the model is loaded: a prompt, a chunk of it beside another prompt, and,
 as far behind them as the context reaches, a token of each. Not only the logits have to agree, but also the
 keys and values left in the pages, which another worker may go on with. Where they do not, the library
-computes, and a line of the log says why.
+computes, and a line of the log says why. The definition computes in float32 for that, whatever the model is
+in, and as the model is, which tells how far rounding takes it.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final
@@ -32,8 +33,13 @@ log = Log(__name__)
 
 TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.1}
 """Of the difference's length, as a share of the length of what is right."""
-OF_CODES: Final = {"float32": 1e-4, "bfloat16": 0.03}
-"""The same where weights are codes: what is right is computed in float32, but for what pages hold."""
+OF_CODES: Final = {**TOLERANCES, "bfloat16": 0.03}
+"""The same where weights are codes, which are multiplied in float32."""
+ROUNDINGS: Final = 2
+"""Our own way may be so many times as far away as rounding takes the definition, where that is more."""
+EXACT: Final = "float32"
+FAILURES: Final = (RuntimeError, ValueError, TypeError, LookupError)
+"""What a way raises that does not compute here."""
 PAGE_TOKENS_MAX: Final = 16
 LONG: Final = 28
 STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (5, 6)))
@@ -48,6 +54,15 @@ EARLY: Final = 2
 end, but looks at no more tokens than there are."""
 
 
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What our own way has to give."""
+
+    answers: list[torch.Tensor]
+    tolerance: float
+    """Of each difference's length, as a share of the answer's."""
+
+
 def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) -> None:
     """Let `model` compute in our own way if it can, and if that is seen to give the same: by a compiled
     kernel, where `kernel_for` has one for it, else by calls. Raises UnsupportedModel where the library's
@@ -57,27 +72,12 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
         if model.coded:
             raise _uncoded(layout, f"a context of fewer than {least} tokens")
         return
+    defined = [] if model.coded else _defined(model, layout)
     try:
-        expected = _expected(model, layout)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, TypeError, LookupError) as error:
-        raise UnsupportedModel(
-            f"the model {model.facts.name} cannot be served: its definition computes no step here "
-            f"({in_a_line(error)})"
-        ) from error
-    try:
-        if kernel_for is not None:
-            try:
-                why = _tried(model, layout, expected, kernel_for)
-                if not why:
-                    return
-                log.warning("steps are not compiled", why=why)
-            except (OtherShapes, NotCompiled) as other:
-                if model.coded:
-                    raise _uncoded(layout, str(other)) from other
-                log.info("steps are not compiled", why=str(other))
-        why = _tried(model, layout, expected)
+        right = _right(model, layout, defined)
+        if kernel_for is not None and _compiles(model, layout, right, kernel_for):
+            return
+        why = _tried(model, layout, right)
     except OtherAnatomy as other:
         if model.coded:
             raise _uncoded(layout, str(other)) from other
@@ -87,20 +87,63 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
         log.warning("the model library computes the steps: ours are not the same", why=why)
 
 
-def _tried(
-    model: Model, layout: KvLayout, expected: list[torch.Tensor], kernel_for: KernelFor | None = None
-) -> str:
+def _defined(model: Model, layout: KvLayout) -> list[torch.Tensor]:
+    """What the library's definition gives over our pages. Raises UnsupportedModel where it gives nothing."""
+    try:
+        return _answers(model, layout)
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES as error:
+        raise UnsupportedModel(
+            f"the model {model.facts.name} cannot be served: its definition computes no step here "
+            f"({in_a_line(error)})"
+        ) from error
+
+
+def _right(model: Model, layout: KvLayout, defined: list[torch.Tensor]) -> Right:
+    """In float32, but for what pages hold. `defined`: what the definition gives as the model is, which is
+    told by how far rounding takes it. Raises OtherAnatomy."""
+    if model.dtype == EXACT and not model.coded:
+        return Right(defined, TOLERANCES[EXACT])
+    model.anatomy()
+    try:
+        with model.exactly():
+            answers = _answers(model, replace(layout, dtype=EXACT), kept_in=DTYPES[layout.dtype])
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES as error:
+        raise OtherAnatomy(f"parts that compute nothing in float32 ({in_a_line(error)})") from error
+    if model.coded:
+        return Right(answers, OF_CODES[model.dtype])
+    rounding = max(map(gap, defined, answers))
+    return Right(answers, max(TOLERANCES[model.dtype], ROUNDINGS * rounding))
+
+
+def _compiles(model: Model, layout: KvLayout, right: Right, kernel_for: KernelFor) -> bool:
+    """Whether a kernel's way is taken. Raises OtherAnatomy."""
+    try:
+        why = _tried(model, layout, right, kernel_for)
+    except (OtherShapes, NotCompiled) as other:
+        if model.coded:
+            raise _uncoded(layout, str(other)) from other
+        log.info("steps are not compiled", why=str(other))
+        return False
+    if why:
+        log.warning("steps are not compiled", why=why)
+    return not why
+
+
+def _tried(model: Model, layout: KvLayout, right: Right, kernel_for: KernelFor | None = None) -> str:
     """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy,
     OtherShapes and NotCompiled."""
     try:
         model.take_apart(kernel_for, layout.page_tokens)
-        gaps = [*map(gap, _answers(model, layout, ours=True), expected)]
-        tolerances = OF_CODES if model.coded else TOLERANCES
-        close = all(gap <= tolerances[model.dtype] for gap in gaps)
+        gaps = [*map(gap, _answers(model, layout, ours=True), right.answers)]
+        close = all(gap <= right.tolerance for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+    except FAILURES as error:
         why = f"{type(error).__name__}: {error}"
     if why and model.coded:
         raise _uncoded(layout, why)
@@ -115,13 +158,6 @@ def _uncoded(layout: KvLayout, why: str) -> StartupError:
         f"--quantize {layout.quantize}: codes are multiplied by compiled steps alone, which are not there: "
         f"{why}; leave out --quantize"
     )
-
-
-def _expected(model: Model, layout: KvLayout) -> list[torch.Tensor]:
-    if not model.coded:
-        return _answers(model, layout)
-    with model.exactly():
-        return _answers(model, replace(layout, dtype="float32"), kept_in=DTYPES[layout.dtype])
 
 
 def _answers(

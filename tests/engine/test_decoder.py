@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import LlamaConfig, Ministral3Config
+from transformers import GraniteConfig, LlamaConfig, Ministral3Config
 
 from services.engine import decoder, proof
 from services.engine import engine as engine_module
@@ -97,24 +97,32 @@ def test_in_bfloat16_ours_is_nearer_to_float32_than_the_librarys(
 ) -> None:
     deep = LlamaConfig(**{**tiny.SHAPE, "num_hidden_layers": 24, "initializer_range": 0.1})
     directory = tiny.save(deep, tmp_path / "deep")
-    told: list[tuple[torch.Tensor, torch.Tensor]] = []
+    gaps: list[float] = []
 
     def listening(seen: torch.Tensor, right: torch.Tensor) -> float:
-        told.append((seen, right))
-        return gap(seen, right)
+        gaps.append(gap(seen, right))
+        return gaps[-1]
 
     monkeypatch.setattr(proof, "gap", listening)
-    load(directory, "float32")
-    right = [right for _, right in told]
-    told.clear()
     assert load(directory, "bfloat16").model.taken_apart
-    assert len(told) == len(right) > 1
-    gaps = [
-        (gap(ours, exactly), gap(librarys, exactly))
-        for (ours, librarys), exactly in zip(told, right, strict=True)
-    ]
-    assert all(ours < librarys for ours, librarys in gaps)
-    assert sum(ours for ours, _ in gaps) < 0.9 * sum(librarys for _, librarys in gaps)
+    librarys, ours = gaps[: len(gaps) // 2], gaps[len(gaps) // 2 :]
+    assert len(librarys) == len(ours) > 1
+    assert all(one < other for one, other in zip(ours, librarys, strict=True))
+    assert sum(ours) < 0.9 * sum(librarys)
+
+
+def test_what_rounding_takes_from_the_library_is_no_fault_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores that are wide apart make much of what is rounded. The same weights in float32 are far nearer."""
+    sharp = GraniteConfig(**tiny.SHAPE, attention_multiplier=1.5)
+    directory = tiny.save(sharp, tmp_path / "sharp")
+    farthest: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    for dtype, gaps in farthest.items():
+        monkeypatch.setattr(proof, "gap", lambda *pair, gaps=gaps: gaps.append(gap(*pair)) or gaps[-1])
+        assert load(directory, dtype).model.taken_apart
+    assert max(farthest["float32"]) < proof.TOLERANCES["float32"]
+    assert max(farthest["bfloat16"]) > proof.TOLERANCES["bfloat16"]
 
 
 def unrotated(
