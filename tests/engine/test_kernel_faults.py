@@ -65,8 +65,8 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "one layer's pages for all": ("* m->layers + index) * 2", "* m->layers) * 2"),
     "what was is not added to": (
-        "s->gated, m->width, hidden, rows, s->x, 1)",
-        "s->gated, m->width, hidden, rows, s->x, 0)",
+        "s->gated, m->width, hidden, rows, s->x, 1, s->sums)",
+        "s->gated, m->width, hidden, rows, s->x, 0, s->sums)",
     ),
     "gates and what they let through": ("exponential(-one)", "exponential(-other)"),
     "one norm for both": ("layer->before_gate, layer->before_gate_epsilon", "layer->before_attention, 1"),
