@@ -44,10 +44,11 @@ ANSWER = (7, 8, 9, 10, 11)
 
 
 def prefills() -> list[Step]:
-    """An honest worker: its first token is the one that comes next."""
+    """An honest worker: its first token is the one that comes next, and says so where it is the last."""
 
     def next_one(request: Request) -> Step:
-        return first(ANSWER[len(request.output)])
+        start = len(request.output)
+        return first(ANSWER[start], LENGTH if start + 1 == request.max_tokens else None)
 
     return [accepted(P), next_one, ended(P)]
 
@@ -289,8 +290,10 @@ async def test_the_first_tokens_room_says_what_was_cached(at: Pairs) -> None:
 # ---- one pair
 
 
-async def test_rooms_that_bring_a_request_further_do_not_count_against_it() -> None:
-    """However often its workers are killed, a stream that goes on in between ends with its answer."""
+@pytest.mark.parametrize("last", [decodes(), [accepted(D)]], ids=["by both sides", "by prefill"])
+async def test_rooms_that_bring_a_request_further_do_not_count_against_it(last: list[Step]) -> None:
+    """However often its workers are killed, a stream that goes on in between ends with its answer, whichever
+    side has its last token first."""
 
     def one_more(request: Request) -> Step:
         start = len(request.output)
@@ -303,7 +306,7 @@ async def test_rooms_that_bring_a_request_further_do_not_count_against_it() -> N
         drawn: list[int] = []
         while len(drawn) < len(ANSWER) - 1:
             drawn += [token.id for token in (await stream.next()).tokens]
-        at.decode.script = decodes()
+        at.decode.script = last
         assert drawn + (await read(stream))[0] == list(ANSWER)
         assert len(at.registry.find("request-1")) == 3
 
