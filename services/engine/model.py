@@ -8,6 +8,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,9 +91,8 @@ class Model:
         by_row: bool = False,
     ) -> None:
         """`load`: gives `module` once more. `codes`: of its weights, to compute with. `by_row`: its attention
-        is not ours. Looks at small forward
-        passes, without other ranks: the last is at the context's end, where a table of positions may be too
-        short. Raises UnsupportedModel."""
+        is not ours. Looks at small forward passes, without other ranks: the last is at the context's end,
+        where a table of positions may be too short. Raises UnsupportedModel."""
         self.facts = facts
         self.dtype = dtype
         self.device = device
@@ -230,7 +230,7 @@ class Model:
     def anatomy(self) -> Anatomy:
         """The parts of the library's definition. Raises OtherAnatomy."""
         anatomy = anatomy_of(self._module, self.geometry.head_dim, self.sights.values())
-        if not self._only_turns():
+        if not self._only_turns:
             raise OtherAnatomy("queries or keys that their position does more to than turn them")
         return anatomy
 
@@ -310,6 +310,7 @@ class Model:
             return None
         return probe
 
+    @cached_property
     def _only_turns(self) -> bool:
         """Queries and keys of some tokens are as long at the context's end as at its beginning: what the
         position does to them there may be a rotation."""
@@ -416,23 +417,40 @@ def _load_model(
             module = _load_quantised(directory, facts.name, config, dtype, place, how, ours=ours)
         return module.eval().requires_grad_(False)
 
+    try:
+        return _over_pages(load, facts, dtype, place, coding)
+    except UnsupportedModel as refused:
+        if coding is None:
+            _let_frames_go(refused)
+            with suppress(UnsupportedModel):
+                return _by_row(load, facts, dtype, place)
+        raise
+
+
+def _over_pages(
+    load: Callable[..., Any], facts: ModelFacts, dtype: str, device: torch.device, coding: Coding | None
+) -> Model:
+    """Of a definition that computes with our attention. Raises UnsupportedModel."""
+
     def recoded() -> Any:
         module = load()
         if coding is not None:
             code(facts.name, module, coding)
-        return module.to(place)
+        return module.to(device)
 
-    try:
-        module = load()
-        _check_logits(facts.name, module)
-        codes = None if coding is None else code(facts.name, module, coding)
-        kept = codes if coding is not None and coding.multiplied else None
-        return Model(module.to(place), facts, dtype, place, load=recoded, codes=kept)
-    except UnsupportedModel:
-        if coding is None:
-            with suppress(UnsupportedModel):
-                return _by_row(load, facts, dtype, place)
-        raise
+    module = load()
+    _check_logits(facts.name, module)
+    codes = None if coding is None else code(facts.name, module, coding)
+    kept = codes if coding is not None and coding.multiplied else None
+    return Model(module.to(device), facts, dtype, device, load=recoded, codes=kept)
+
+
+def _let_frames_go(error: BaseException) -> None:
+    """What was loaded is held by frames that raised `error`: weights are not held twice."""
+    raised: BaseException | None = error
+    while raised is not None:
+        traceback.clear_frames(raised.__traceback__)
+        raised = raised.__cause__ or raised.__context__
 
 
 def _by_row(load: Callable[..., Any], facts: ModelFacts, dtype: str, device: torch.device) -> Model:

@@ -1,5 +1,7 @@
 """Is a definition computed row by row only where its cache is all that it needs of the tokens before?"""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import transformers
 from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
 from transformers.models.bloom.modeling_bloom import BloomMLP
 
+from services.engine import model
 from services.engine.model import load_model
 from services.engine.supported import COUNTING
 from services.runtime.model_facts import UnsupportedModel
@@ -27,6 +30,29 @@ def test_biases_by_distance_are_the_definitions_own(tmp_path: Path) -> None:
     model = load_model(bloom(tmp_path / "bloom"), "float32", "cpu")
     assert model.by_row
     assert model.geometry.kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    "make", [transformers.BloomConfig(**BLOOM), transformers.BartConfig(**BART)], ids=type
+)
+def test_what_was_loaded_with_our_attention_is_gone_before_it_is_loaded_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: transformers.PreTrainedConfig
+) -> None:
+    loaded: list[weakref.ref[torch.nn.Module]] = []
+    there: list[int] = []
+
+    def watched(*given: Any, **named: Any) -> Any:
+        gc.collect()
+        there.append(sum(each() is not None for each in loaded))
+        module = load(*given, **named)
+        loaded.append(weakref.ref(module))
+        return module
+
+    load = model._load
+    monkeypatch.setattr(model, "_load", watched)
+    assert load_model(tiny.save(make, tmp_path / "model"), "float32", "cpu").by_row
+    assert len(there) == 2
+    assert not any(there)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
