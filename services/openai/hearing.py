@@ -49,12 +49,8 @@ class Forms:
     @property
     def names(self) -> dict[str, str]:
         return {
-            "calls": TEMPLATE
-            if self.template is not None
-            else NONE
-            if self.calls is None
-            else self.calls.names[0],
-            "thoughts": NONE if self.thoughts is None else self.thoughts.names[0],
+            "calls": _name(self.calls) if self.template is None else TEMPLATE,
+            "thoughts": _name(self.thoughts),
         }
 
 

@@ -38,7 +38,11 @@ TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 def eight_heads(directory: Path, demo: Path) -> Path:
     """A Llama of 4 layers, 8 heads and 2 KV heads in `directory`, always the same: 1, 2 and 4 ranks can hold
     it, the last with copies of KV heads. `demo`: whose tokenizer it gets."""
-    save(EIGHT_HEADS, directory)
+    return with_tokenizer(save(EIGHT_HEADS, directory), demo)
+
+
+def with_tokenizer(directory: Path, demo: Path) -> Path:
+    """Give the model in `directory` the tokenizer of `demo`, as far as that has one."""
     for name in TOKENIZER:
         if (demo / name).is_file():
             shutil.copyfile(demo / name, directory / name)

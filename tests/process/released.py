@@ -3,13 +3,12 @@
 What a type is released with is on (`tests/models/recipes.py`), and its weights are random.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.engine.quantisers import FORMATS, MXFP4, Format, expert_by_expert, write
-from tests.models.eight_heads import TOKENIZER
+from tests.models.eight_heads import with_tokenizer
 from tests.models.recipes import recipe, save
 
 FP8_IN_BLOCKS: Final = FORMATS["FP8 in blocks (Qwen3-FP8, DeepSeek V3, MiniMax M2)"]
@@ -30,9 +29,7 @@ class Shape:
     def save(self, directory: Path, demo: Path) -> tuple[Path, Path]:
         """Two models in `directory`: what is served, with the tokenizer of `demo`, and the plain numbers that
         it stands for."""
-        plain = save(recipe(self.kind), directory / "plain")
-        for name in TOKENIZER:
-            shutil.copyfile(demo / name, plain / name)
+        plain = with_tokenizer(save(recipe(self.kind), directory / "plain"), demo)
         return (plain, plain) if self.form is None else write(plain, directory, self.form)
 
 

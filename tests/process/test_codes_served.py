@@ -5,7 +5,6 @@ says of the numbers that the codes stand for, by either decode worker, whose pag
 filled.
 """
 
-import shutil
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from services.runtime.model_files import Quantize
 from tests.engine import tiny
 from tests.engine.kernels import MODELS, needs_kernel
 from tests.engine.tiny import VOCABULARY
-from tests.models.eight_heads import TOKENIZER
+from tests.models.eight_heads import with_tokenizer
 from tests.process.load import Load, any_prompts, asked
 from tests.process.stack import running_stack
 from tests.process.test_groups import PATIENT, STEADY
@@ -30,14 +29,12 @@ PAIRS = {(f"prefill-{prefill}", f"decode-{decode}") for prefill in range(2) for 
 async def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
     tmp_path: Path, demo_model_dir: Path
 ) -> None:
-    served = tiny.save(MODELS["three queries a head"], tmp_path / "served")
+    served = with_tokenizer(tiny.save(MODELS["three queries a head"], tmp_path / "served"), demo_model_dir)
     meant = tmp_path / "meant"
     module = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float32)
     with torch.no_grad():
         code("tiny", module, Coding(Quantize.INT4))
     module.save_pretrained(meant)
-    for name in TOKENIZER:
-        shutil.copyfile(demo_model_dir / name, served / name)
     known = asked(meant, PROMPTS, OUTPUT_TOKENS)
     with running_stack(
         str(served),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.process.stack import Stack, running_stack
@@ -34,3 +35,13 @@ def idle_stack(stack: Stack) -> Iterator[Stack]:
     start = stack.idle_gauges()
     yield stack
     stack.wait_idle(start)
+
+
+@pytest.fixture
+def client(idle_stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{idle_stack.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+@pytest.fixture
+def model(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id

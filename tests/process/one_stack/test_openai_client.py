@@ -11,16 +11,6 @@ from tests.process.stack import IDLE_S, POLL_S, Stack
 QUESTION = "What is the capital of France?"
 
 
-@pytest.fixture
-def client(idle_stack: Stack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{idle_stack.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-@pytest.fixture
-def model(client: openai.OpenAI) -> str:
-    return client.models.list().data[0].id
-
-
 def test_chat_answers_paris(client: openai.OpenAI, model: str) -> None:
     reply = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=32

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 import openai
-import pytest
 from pydantic import BaseModel, Field
 
 from services.grammars.judge import TOO_COMPLEX
@@ -30,16 +29,6 @@ class Person(BaseModel):
 
 
 ASK: Final[list[Any]] = [{"role": "user", "content": "Describe a person with a pet, as JSON."}]
-
-
-@pytest.fixture
-def client(idle_stack: Stack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{idle_stack.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-@pytest.fixture
-def model(client: openai.OpenAI) -> str:
-    return client.models.list().data[0].id
 
 
 def test_the_clients_own_parse_gives_an_object(client: openai.OpenAI, model: str) -> None:

@@ -25,15 +25,10 @@ TOOL: Final[dict[str, Any]] = {
 FORCED: Final[list[Any]] = ["required", {"type": "function", "function": {"name": "Weather"}}]
 
 
-@pytest.fixture
-def client(idle_stack: Stack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{idle_stack.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
 @pytest.mark.parametrize("choice", FORCED, ids=["required", "named"])
-def test_a_forced_call_is_one_whole_and_streamed(client: openai.OpenAI, choice: Any) -> None:
+def test_a_forced_call_is_one_whole_and_streamed(client: openai.OpenAI, model: str, choice: Any) -> None:
     asked: dict[str, Any] = {
-        "model": client.models.list().data[0].id,
+        "model": model,
         "messages": ASK,
         "tools": [TOOL],
         "tool_choice": choice,
@@ -55,10 +50,10 @@ def test_a_forced_call_is_one_whole_and_streamed(client: openai.OpenAI, choice: 
 
 
 def test_a_conversation_goes_on_behind_a_call_of_a_strict_tool(
-    client: openai.OpenAI, idle_stack: Stack
+    client: openai.OpenAI, model: str, idle_stack: Stack
 ) -> None:
     """The model may call it, or not, or has to; the client's own `parse` takes strict tools alone."""
-    asked: dict[str, Any] = {"model": client.models.list().data[0].id, "tools": [STRICT], "temperature": 0}
+    asked: dict[str, Any] = {"model": model, "tools": [STRICT], "temperature": 0}
     message = client.chat.completions.create(messages=ASK, **asked, max_tokens=40).choices[0].message
     assert message.content or message.tool_calls
     asked |= {"max_tokens": 120, "parallel_tool_calls": False}
