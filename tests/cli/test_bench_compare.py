@@ -20,7 +20,7 @@ from services.cli.bench.verdicts import judged
 from services.runtime.errors import SettingsError
 from tests.cli.stand_ins import PATIENCE_S, gone
 from tests.cli.typed import baton
-from tests.process.stack import free_port
+from tests.ports import free_port
 from tests.suite.tiers import starts
 
 PAIR = 'systems = [{name = "a", url = "u"}, {name = "b", url = "u"}]'

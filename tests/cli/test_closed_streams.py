@@ -13,7 +13,7 @@ import pytest
 from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 from tests.cli.test_serve_stack import SERVES, children
 from tests.http import web
-from tests.process.stack import free_port
+from tests.ports import free_port
 from tests.suite.tiers import ends_by_itself
 
 CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}

@@ -12,7 +12,7 @@ from services.cli.serve_settings import FIRST_DAY
 from services.decode.settings import DecodeSettings
 from services.runtime.settings import settings_of
 from tests.cli.typed import baton
-from tests.process.stack import free_port
+from tests.ports import free_port
 
 
 def one_line_error(result: subprocess.CompletedProcess[str]) -> str:

@@ -16,7 +16,7 @@ from tests.deploy.chart import pods
 from tests.deploy.packages import bootstrap_packages
 from tests.deploy.running import Running, run
 from tests.models.eight_heads import eight_heads
-from tests.process.stack import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.stack
 

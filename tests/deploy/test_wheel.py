@@ -24,7 +24,8 @@ from services.runtime.model_files import DEMO_PACKAGE
 from tests.deploy.chart import ROOT
 from tests.deploy.packages import link_packages
 from tests.http import web
-from tests.process.stack import READY_S, STOP_S, free_port
+from tests.ports import free_port
+from tests.process.stack import READY_S, STOP_S
 
 PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 POLL_S: Final = 0.1

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
@@ -28,25 +27,22 @@ from tests.gpu.findings import CannotRun, Finding
 from tests.gpu.kit import MARGIN_S, Kit
 from tests.gpu.models import served
 from tests.http import greedy
+from tests.idle import Gauges, at_rest, not_back
 from tests.models.eight_heads import EIGHT_HEADS
 from tests.oracle import reference_greedy
+from tests.ports import HOST, free_neighbours
 from tests.process.stack import gauges_of
 
-HOST: Final = "127.0.0.1"
 REQUESTS: Final = 64
 AT_A_TIME: Final = 16
 OUTPUT_TOKENS: Final = 12
 STREAMED_TOKENS: Final = 300
 KILL_AT: Final = 20
-IDLE_S: Final = 30.0
 ANSWER_S: Final = 60.0
-POLL_S: Final = 0.1
 WORKERS: Final = ("prefill-0", "decode-0", "decode-1")
 STARTS_S: Final = 45.0
 SMALLER: Final = 4
 """A CPU, where only the kit is tried, is asked for so many times less."""
-
-Gauges = dict[str, dict[Any, float]]
 
 
 @dataclass(frozen=True)
@@ -72,34 +68,18 @@ class Served:
         raise AssertionError(f"{worker} does not run")
 
     def gauges(self) -> Gauges:
-        told = {name: gauges_of(url) for name, url in {**self.metrics, "bootstrap": self.url}.items()}
-        return {
-            name: {
-                sample: value
-                for sample, value in samples.items()
-                if not sample[0].startswith(("process_", "python_"))
-            }
-            for name, samples in told.items()
-        }
+        return {name: gauges_of(url) for name, url in {**self.metrics, "bootstrap": self.url}.items()}
+
+    def idle_gauges(self) -> Gauges:
+        """Raises AssertionError where rooms are held all the time."""
+        now = at_rest(self.gauges)
+        assert now is not None, "rooms are held"
+        return now
 
     def wait_idle(self, start: Gauges) -> None:
         """Raises AssertionError, which says what is not where it was at `start`."""
-        give_up = time.monotonic() + IDLE_S
-        while True:
-            try:
-                now = self.gauges()
-                different = [
-                    f"{name} {sample}: {now[name].get(sample)} (was {value})"
-                    for name, samples in start.items()
-                    for sample, value in samples.items()
-                    if now[name].get(sample) != value
-                ]
-            except httpx.TransportError as error:  # a worker that was killed is started again
-                different = [str(error)]
-            if not different:
-                return
-            assert time.monotonic() < give_up, "; ".join(different[:5])
-            time.sleep(POLL_S)
+        different = not_back(self.gauges, start)
+        assert not different, "; ".join(different[:5])
 
 
 def run(kit: Kit) -> None:
@@ -115,7 +95,7 @@ def run(kit: Kit) -> None:
             found.figures = {"ready_s": round(time.monotonic() - started, 1)}
 
         note(f"baton serve --device {kit.device.partition(':')[0]} gets ready", start, STARTS_S)
-        idle = stacks[0].gauges() if stacks else {}
+        idle = stacks[0].idle_gauges() if stacks else {}
         note(
             f"{many} requests, {AT_A_TIME} at a time: each output is the reference's",
             lambda found: _many(_only(stacks), model, many, kit, found),
@@ -135,7 +115,7 @@ def _only(stacks: Sequence[Served]) -> Served:
 def _serving(kit: Kit, model: Path) -> Iterator[Served]:
     with reserve_port(HOST) as reserved:
         address = f"http://{HOST}:{port_of(reserved)}"
-        first = _free_neighbours(len(WORKERS))
+        first = free_neighbours(len(WORKERS))
         flags = {
             "port": port_of(reserved),
             "grpc-port": 0,
@@ -166,20 +146,6 @@ def _serving(kit: Kit, model: Path) -> Iterator[Served]:
             yield Served(address, metrics, log)
         finally:
             system.end()
-
-
-def _free_neighbours(count: int) -> int:
-    """The first of so many ports that nobody listens at now."""
-    while True:
-        with socket.create_server((HOST, 0)) as one:
-            first: int = one.getsockname()[1]
-        try:
-            for port in range(first, first + count):
-                with socket.create_server((HOST, port)):
-                    pass
-        except OSError:
-            continue
-        return first
 
 
 def _many(stack: Served, model: Path, many: int, kit: Kit, found: Finding) -> None:

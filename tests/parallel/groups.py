@@ -1,7 +1,6 @@
 """How does one test drive a whole group, whichever backend it has?"""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -9,6 +8,7 @@ from services.parallel.gloo import GlooGroup
 from services.parallel.interface import RankGroup
 from services.parallel.loopback import Loopback
 from services.parallel.solo import SoloGroup
+from tests.ports import free_port
 
 GROUP_TIMEOUT_S = 20.0
 
@@ -40,12 +40,6 @@ async def gloo_groups(size: int) -> list[RankGroup]:
 async def play(groups: list[RankGroup], script: Script) -> list[object]:
     """Every rank's outcome, by rank; an exception is an outcome too."""
     return await asyncio.gather(*(script(group) for group in groups), return_exceptions=True)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 BACKENDS: dict[str, tuple[MakeGroups, int]] = {

@@ -19,8 +19,9 @@ from services.parallel.interface import GroupBroken, RankGroup
 from services.parallel.loopback import Loopback
 from services.runtime.errors import GroupLost, StartupError
 from services.runtime.settings import load, settings_of
-from tests.parallel.groups import free_port, gloo_groups
+from tests.parallel.groups import gloo_groups
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 
 def settings(rank: int, port: int, **flags: str) -> DecodeSettings:

@@ -12,7 +12,8 @@ from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken, RankGroup
 from tests.forks import Forked, fork_call
 from tests.parallel import rank_process
-from tests.parallel.groups import free_port, gloo_groups, play
+from tests.parallel.groups import gloo_groups, play
+from tests.ports import free_port
 
 PATIENCE_S = 60
 TURNS = ["turn 0 0 0 -1", "turn 1 1 0 -1", "turn 2 2 0 -1"]

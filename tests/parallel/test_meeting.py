@@ -9,7 +9,8 @@ from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken
 from services.parallel.meeting import Rendezvous, open_store
 from services.parallel.watch import ANSWER_S
-from tests.parallel.groups import GROUP_TIMEOUT_S, free_port, gloo_groups
+from tests.parallel.groups import GROUP_TIMEOUT_S, gloo_groups
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 

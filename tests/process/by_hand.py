@@ -14,11 +14,13 @@ import httpx
 
 from tests.forks import fork_call
 from tests.http import greedy, web
+from tests.idle import POLL_S
+from tests.ports import free_port
 from tests.process import hooked_rank
 from tests.process.cancelling import cancel_room
 from tests.process.hooks import Folder
 from tests.process.load import Answer
-from tests.process.stack import POLL_S, STOP_S, Service, Stack, free_port
+from tests.process.stack import STOP_S, Service, Stack
 
 ANSWER_S: Final = 120.0
 OUTPUT_TOKENS: Final = 8

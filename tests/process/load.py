@@ -12,8 +12,9 @@ from typing import Any, Final
 import httpx
 
 from tests.http import web
+from tests.idle import POLL_S
 from tests.oracle import reference_greedy
-from tests.process.stack import POLL_S, Stack
+from tests.process.stack import Stack
 
 ANSWER_S: Final = 300.0
 ROOMS_LISTED: Final = 1000

@@ -4,7 +4,6 @@ its own, forked from what has everything imported (`tests/forks.py`)."""
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,29 +17,17 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.runtime.listen import port_of, reserve_port
 from tests.forks import Process, clean_environ, fork_baton
 from tests.http import web
+from tests.idle import POLL_S, Gauges, Sample, at_rest, not_back
+from tests.ports import free_port
 from tests.process.hosts import Hosts
 from tests.suite.tiers import starts
 
 READY_S = 180.0
-IDLE_S = 30.0
 STOP_S = 40.0
-POLL_S = 0.05
 
-Sample = tuple[str, tuple[tuple[str, str], ...]]
 LISTENING = re.compile(r" listening (?:rank=(\d+) )?worker=\S+ .*?metrics_port=(\d+) pid=(\d+)")
-
-
-_RESERVED: list[socket.socket] = []
-
-
-def free_port() -> int:
-    """Nobody is given it who is not told of it, as long as the tests run: many processes are started at once,
-    and a port that is merely free may be another's before its own process listens there."""
-    _RESERVED.append(reserve_port("127.0.0.1"))
-    return port_of(_RESERVED[-1])
 
 
 @dataclass(frozen=True)
@@ -196,33 +183,17 @@ class Stack:
             time.sleep(POLL_S)
         raise AssertionError(f"not ready: {answer}\n" + self.tails())
 
-    def idle_gauges(self) -> dict[str, dict[Sample, float]]:
+    def idle_gauges(self) -> Gauges:
         """Every gauge, once no service holds a room."""
-        deadline = time.monotonic() + IDLE_S
-        while time.monotonic() < deadline:
-            now = self._gauges()
-            samples = [item for gauges in now.values() for item in gauges.items()]
-            if not any(value for (name, _), value in samples if name == "baton_rooms"):
-                return now
-            time.sleep(POLL_S)
-        raise AssertionError("rooms are held\n" + self.tails())
+        now = at_rest(self._gauges)
+        if now is None:
+            raise AssertionError("rooms are held\n" + self.tails())
+        return now
 
-    def wait_idle(self, start: Mapping[str, Mapping[Sample, float]]) -> None:
+    def wait_idle(self, start: Gauges) -> None:
         """Until every gauge is back where it was at `start` (`zero-at-idle`); says which are not."""
-        deadline = time.monotonic() + IDLE_S
-        different: list[str] = []
-        while time.monotonic() < deadline:
-            now = self._gauges()
-            different = [
-                f"{name} {sample}: {now[name].get(sample)} (was {value})"
-                for name, samples in start.items()
-                for sample, value in samples.items()
-                if now[name].get(sample) != value and not sample[0].startswith(("process_", "python_"))
-            ]
-            if not different:
-                return
-            time.sleep(POLL_S)
-        raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
+        if different := not_back(self._gauges, start):
+            raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
 
     def _workers(self) -> list[dict[str, Any]]:
         """What the bootstrap lists."""

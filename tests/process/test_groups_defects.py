@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from services.runtime.errors import EXIT_GROUP
+from tests.idle import POLL_S
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.by_hand import Group, Hand, by_hand
 from tests.process.hooks import TOLD
 from tests.process.load import Answer, any_prompts
-from tests.process.stack import POLL_S
 from tests.suite.shared import Shared
 
 SOON_S = 30.0

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,8 @@ import psutil
 import pytest
 
 from tests.http import web
-from tests.process.stack import READY_S, STOP_S, free_port
+from tests.ports import free_neighbours, free_port
+from tests.process.stack import READY_S, STOP_S
 
 
 def _said(log: Path, words: str, process: subprocess.Popen[bytes]) -> None:
@@ -33,17 +33,6 @@ def _ask(url: str, tokens: int = 4) -> str:
     assert reply.status_code == 200, reply.text
     text: str = reply.json()["choices"][0]["text"]
     return text
-
-
-def _two_free_ports() -> int:
-    """The first of two neighbours."""
-    while True:
-        first = free_port()
-        try:
-            with socket.create_server(("127.0.0.1", first + 1)):
-                return first
-        except OSError:
-            continue
 
 
 def _open_to_others(processes: Sequence[psutil.Process]) -> set[int]:
@@ -80,7 +69,7 @@ def _forked(process: psutil.Process, among: Sequence[psutil.Process]) -> bool:
 
 
 def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) -> None:
-    log, port, metrics = tmp_path / "serve.log", free_port(), _two_free_ports()
+    log, port, metrics = tmp_path / "serve.log", free_port(), free_neighbours(2)
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "services.cli.main", "serve", "--port", str(port)]
     command += ["--model", str(demo_model_dir), "--kv-cache-memory", "128MiB"]

@@ -16,8 +16,9 @@ from services.prefill.settings import PrefillSettings
 from services.runtime import logging
 from services.runtime.settings import load
 from tests.forks import Process, clean_environ, fork_baton, fork_call
+from tests.ports import free_port
 from tests.preloaded import BOOTSTRAP, WORKERS
-from tests.process.stack import READY_S, free_port
+from tests.process.stack import READY_S
 
 SOON_S = 10.0
 """Loading takes far longer here, and so does the drain time."""

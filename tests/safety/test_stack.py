@@ -31,7 +31,8 @@ from services.wire.errors import RemoteError, remote_error
 from services.wire.identity import Identity
 from services.wire.lease import LeaseKeeper
 from tests.models.eight_heads import eight_heads
-from tests.process.stack import Stack, free_port
+from tests.ports import free_port
+from tests.process.stack import Stack
 from tests.safety.certificates import flags, of
 from tests.safety.waiting import until
 from tests.suite.shared import Shared

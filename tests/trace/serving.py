@@ -16,7 +16,8 @@ import httpx
 import psutil
 
 from tests.http import web
-from tests.process.stack import READY_S, STOP_S, free_port
+from tests.ports import free_port
+from tests.process.stack import READY_S, STOP_S
 
 RUN_TOKEN: Final = "a-token-of-the-tests-0123"
 

@@ -10,7 +10,8 @@ from playwright.sync_api import Browser, expect
 
 from tests.cli.typed import forked_baton
 from tests.http import web
-from tests.process.stack import POLL_S, READY_S, Stack
+from tests.idle import POLL_S
+from tests.process.stack import READY_S, Stack
 
 KEY = "a-key-of-an-operator"
 

@@ -15,7 +15,8 @@ import httpx
 import yaml
 
 from tests.http import web
-from tests.process.stack import POLL_S, free_port
+from tests.idle import POLL_S
+from tests.ports import free_port
 from tests.suite.tiers import starts
 
 RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus"

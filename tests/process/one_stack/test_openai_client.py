@@ -6,7 +6,8 @@ import openai
 import pytest
 
 from tests.http import web
-from tests.process.stack import IDLE_S, POLL_S, Stack
+from tests.idle import IDLE_S, POLL_S
+from tests.process.stack import Stack
 
 QUESTION = "What is the capital of France?"
 

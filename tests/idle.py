@@ -1,0 +1,54 @@
+"""Is everything back where it was before (`zero-at-idle`)? Asked of the gauges of a stack's processes."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import httpx
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+"""A series: its name and its labels."""
+Gauges = Mapping[str, Mapping[Sample, float]]
+"""By process."""
+
+IDLE_S: Final = 30.0
+POLL_S: Final = 0.05
+OF_A_PROCESS: Final = ("process_", "python_")
+"""What no request gives back."""
+
+
+def at_rest(read: Callable[[], Gauges]) -> Gauges | None:
+    """What `read` tells once no process holds a room, among them those by which a stack tries itself; None
+    where that does not come."""
+    give_up = time.monotonic() + IDLE_S
+    while time.monotonic() < give_up:
+        now = read()
+        samples = [item for gauges in now.values() for item in gauges.items()]
+        if not any(value for (name, _), value in samples if name == "baton_rooms"):
+            return now
+        time.sleep(POLL_S)
+    return None
+
+
+def not_back(read: Callable[[], Gauges], start: Gauges) -> list[str]:
+    """Nothing, as soon as every gauge is where it was at `start`; else which is not."""
+    give_up = time.monotonic() + IDLE_S
+    different: list[str] = []
+    while time.monotonic() < give_up:
+        try:
+            different = [*_different(read(), start)]
+        except httpx.TransportError as error:  # a worker that was killed is started again
+            different = [str(error)]
+        if not different:
+            break
+        time.sleep(POLL_S)
+    return different
+
+
+def _different(now: Gauges, start: Gauges) -> list[str]:
+    return [
+        f"{name} {sample}: {now[name].get(sample)} (was {value})"
+        for name, samples in start.items()
+        for sample, value in samples.items()
+        if now[name].get(sample) != value and not sample[0].startswith(OF_A_PROCESS)
+    ]

@@ -1,0 +1,18 @@
+"""Is a port that a test is given nobody else's?"""
+
+import pytest
+
+from services.runtime.listen import port_of, reserve_port
+from tests import ports
+from tests.ports import HOST, free_neighbours
+
+
+def test_a_port_that_is_held_is_nobodys_neighbour_though_one_could_listen_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free_port = ports.free_port
+    with reserve_port(HOST) as held:
+        beside = iter((port_of(held) - 1,))
+        monkeypatch.setattr(ports, "free_port", lambda: next(beside, None) or free_port())
+        first = free_neighbours(2)
+        assert port_of(held) not in (first, first + 1)
