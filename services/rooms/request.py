@@ -5,7 +5,7 @@ ids) at intake, so that any worker, and any later attempt on another pair, compu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ EOS_TOKEN_IDS_MAX = 1024
 """Of a model's: some name every reserved token. It is sent with each request, and all of a vocabulary would
 leave nothing to draw."""
 LOGIT_BIAS_MAX = 1024
+CHOICES_MAX = 128
+"""Of one request: as many as OpenAI takes."""
 GRAMMAR_BYTES_MAX = 128 * 2**10
 """Of a grammar's text: it is sent with each room."""
 
@@ -75,7 +77,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to continue. Immutable; every field is resolved."""
+    """One sequence to continue, or several that begin alike. Immutable; every field is resolved."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -95,12 +97,26 @@ class Request:
     grammar: Grammar | None = None
     """All of the output is held to it, but for the token that ends it. It wins: `min_tokens` and `ignore_eos`
     put the end off only as long as it allows anything else."""
+    further_seeds: tuple[int, ...] = ()
+    """Of the choices beside the first, each 64 bits: all go on behind the same prompt and output, and each
+    ends by itself. Fewer than CHOICES_MAX."""
 
     @property
     def names(self) -> dict[str, str]:
         """What it is known by, for people."""
         names = {"request_id": self.request_id}
         return names if self.trace is None else names | {"trace_id": self.trace.trace_id}
+
+    @property
+    def choices(self) -> int:
+        """How many sequences go on behind prompt and output."""
+        return 1 + len(self.further_seeds)
+
+    def choice(self, place: int) -> "Request":
+        """Choice `place`, from 0 on, as a request of its own: what it draws is what that would
+        (`own-draws`)."""
+        seed = (self.sampling.seed, *self.further_seeds)[place]
+        return replace(self, sampling=replace(self.sampling, seed=seed), further_seeds=())
 
     @property
     def prefill_tokens(self) -> int:
@@ -116,7 +132,7 @@ class Request:
 
     @property
     def tokens_max(self) -> int:
-        """Most KV positions this request can ever occupy (the last token's KV is never needed)."""
+        """Most KV positions one choice can ever occupy (the last token's KV is never needed)."""
         return len(self.prompt) + self.max_tokens - 1
 
     def finish_reason(self, output: Sequence[int]) -> FinishReason | None:

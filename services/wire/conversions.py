@@ -20,6 +20,7 @@ from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Event, RoomEntry, WorkerFacts
 from services.rooms.request import (
+    CHOICES_MAX,
     EOS_TOKEN_IDS_MAX,
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
@@ -93,6 +94,7 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
             top_logprobs=sampling.top_logprobs,
         ),
         grammar=None if request.grammar is None else _grammar_to_wire(request.grammar),
+        further_seeds=request.further_seeds,
     )
 
 
@@ -107,6 +109,8 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
     for name, most in (("eos_token_ids", EOS_TOKEN_IDS_MAX), ("stop_token_ids", STOP_TOKEN_IDS_MAX)):
         if len(getattr(wire, name)) > most:
             raise Malformed(f"request.{name} has more than {most} ids")
+    if len(wire.further_seeds) >= CHOICES_MAX:
+        raise Malformed(f"request.further_seeds are of more than {CHOICES_MAX} choices")
     sampling = wire.sampling
     _check_sampling(sampling)
     request = Request(
@@ -132,6 +136,7 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         output=tuple(wire.output),
         trace=read_trace(wire.traceparent, wire.tracestate),
         grammar=_grammar_from_wire(wire.grammar) if wire.HasField("grammar") else None,
+        further_seeds=tuple(wire.further_seeds),
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")

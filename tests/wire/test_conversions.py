@@ -1,6 +1,7 @@
 """Do our values survive the wire, and is what makes no sense refused by its field?"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import Event
 from services.rooms.request import (
+    CHOICES_MAX,
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
     TOP_LOGPROBS_MAX,
@@ -34,6 +36,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 penalties = st.floats(-wire.PENALTY_MAX, wire.PENALTY_MAX)
 biases = st.floats(-wire.BIAS_MAX, wire.BIAS_MAX)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=64)
+seeds = st.integers(0, 2**64 - 1)
 samplings = st.builds(
     Sampling,
     temperature=st.just(0.0) | st.floats(wire.TEMPERATURE_MIN, 2),
@@ -43,7 +46,7 @@ samplings = st.builds(
     repetition_penalty=st.floats(0.01, 100),
     presence_penalty=penalties,
     frequency_penalty=penalties,
-    seed=st.integers(0, 2**64 - 1),
+    seed=seeds,
     logit_bias=st.dictionaries(ids, biases, max_size=5).map(lambda each: tuple(sorted(each.items()))),
     top_logprobs=st.none() | st.integers(0, TOP_LOGPROBS_MAX),
 )
@@ -59,6 +62,7 @@ requests = st.builds(
     sampling=samplings,
     output=id_tuples,
     grammar=st.none() | st.builds(Grammar, kind=st.sampled_from(GrammarKind), text=texts),
+    further_seeds=st.lists(seeds, max_size=3).map(tuple),
 ).filter(lambda request: request.finish_reason(request.output) is None)
 
 
@@ -191,6 +195,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("logit_bias", change(logit_bias={3: 1e300})),
         ("logit_bias", change(logit_bias=dict.fromkeys(range(LOGIT_BIAS_MAX + 1), 1.0))),
         ("top_logprobs", change(top_logprobs=TOP_LOGPROBS_MAX + 1)),
+        ("further_seeds", change(further_seeds=[7] * CHOICES_MAX)),
         ("grammar has more", held("lark", "é" * GRAMMAR_BYTES_MAX)),
         ("grammar.kind", held("xml", "<a/>")),
         ("finish", lambda: wire.finish_from_wire(17)),
@@ -208,6 +213,18 @@ def test_what_makes_no_sense_is_refused_by_its_field(field: str, read: Callable[
 
 def test_a_sensible_request_is_taken() -> None:
     change()()
+    change(further_seeds=[7] * (CHOICES_MAX - 1))()
+
+
+@given(requests)
+def test_each_choice_is_a_request_of_its_own_with_its_own_seed(request: Request) -> None:
+    """`own-draws`"""
+    choices = [request.choice(place) for place in range(request.choices)]
+    assert [each.sampling.seed for each in choices] == [request.sampling.seed, *request.further_seeds]
+    for each in choices:
+        assert each.choices == 1
+        sampling = replace(each.sampling, seed=request.sampling.seed)
+        assert replace(each, sampling=sampling, further_seeds=request.further_seeds) == request
 
 
 def registration(**fields: Any) -> workers_pb2.RegisterRequest:

@@ -34,6 +34,7 @@ class Command(_message.Message):
     CONNECT_FIELD_NUMBER: _builtins.int
     REVOKE_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    END_CHOICE_FIELD_NUMBER: _builtins.int
     departed: _builtins.int
     """An incarnation whose process is known to be gone."""
     connected: _builtins.int
@@ -60,6 +61,10 @@ class Command(_message.Message):
     def connect(self) -> _inference_pb2.ConnectRequest:
         """Of a prefill worker: a decode worker makes its memory known."""
 
+    @_builtins.property
+    def end_choice(self) -> _inference_pb2.EndChoiceRequest:
+        """Of a decode worker: nothing more is drawn for one of a room's choices."""
+
     def __init__(
         self,
         *,
@@ -74,12 +79,13 @@ class Command(_message.Message):
         connect: _inference_pb2.ConnectRequest | None = ...,
         revoke: _builtins.bool = ...,
         drain: _builtins.bool = ...,
+        end_choice: _inference_pb2.EndChoiceRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 

@@ -156,6 +156,7 @@ class InferenceRequest(_message.Message):
     TRACESTATE_FIELD_NUMBER: _builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    FURTHER_SEEDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_tokens: _builtins.int
     min_tokens: _builtins.int
@@ -187,6 +188,12 @@ class InferenceRequest(_message.Message):
     def grammar(self) -> Global___Grammar:
         """Absent: any output."""
 
+    @_builtins.property
+    def further_seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Further choices behind the same prompt and output: choice 0 is drawn with sampling.seed, choice i with
+        further_seeds[i - 1]. Decode draws them; prefill's first token is choice 0's.
+        """
+
     def __init__(
         self,
         *,
@@ -203,10 +210,11 @@ class InferenceRequest(_message.Message):
         tracestate: _builtins.str = ...,
         time_left_ms: _builtins.int | None = ...,
         grammar: Global___Grammar | None = ...,
+        further_seeds: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "grammar", b"grammar", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "eos_token_ids", b"eos_token_ids", "further_seeds", b"further_seeds", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
     _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
@@ -403,9 +411,9 @@ Global___StreamRoomRequest: _TypeAlias = StreamRoomRequest  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):
-    """Output tokens [first, first + tokens), counted from the request's first. The first message of a stream
-    starts with the first token behind InferenceRequest.output, which the reader may have had from the prefill
-    worker already.
+    """Output tokens [first, first + tokens) of one choice, counted from the request's first. The first message of a
+    choice starts with the first token behind InferenceRequest.output, which for choice 0 the reader may have had
+    from the prefill worker already.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -414,10 +422,13 @@ class Tokens(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     finish: Global___FinishReason.ValueType
-    """Set on the last ones."""
+    """Set on the choice's last ones. The room's outcome follows when every choice has ended."""
     cached_tokens: _builtins.int
+    choice: _builtins.int
+    """Of the request's choices, from 0 on."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]: ...
     def __init__(
@@ -427,10 +438,11 @@ class Tokens(_message.Message):
         tokens: _abc.Iterable[Global___Token] | None = ...,
         finish: Global___FinishReason.ValueType = ...,
         cached_tokens: _builtins.int = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "finish", b"finish", "first", b"first", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "choice", b"choice", "finish", b"finish", "first", b"first", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,23 +565,59 @@ class StreamRoomsRequest(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    END_CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamRoomRequest]: ...
     @_builtins.property
     def cancel(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelRequest]: ...
+    @_builtins.property
+    def end_choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndChoiceRequest]:
+        """Of rooms that were opened on this stream before."""
+
     def __init__(
         self,
         *,
         open: _abc.Iterable[Global___StreamRoomRequest] | None = ...,
         cancel: _abc.Iterable[Global___CancelRequest] | None = ...,
+        end_choices: _abc.Iterable[Global___EndChoiceRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "end_choices", b"end_choices", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamRoomsRequest: _TypeAlias = StreamRoomsRequest  # noqa: Y015
+
+@_typing.final
+class EndChoiceRequest(_message.Message):
+    """One of a room's choices is complete for its reader, and the others go on: nothing more is drawn for it, and
+    nothing more is said of it, but what is on its way. A room whose choices have all ended is answered. Idempotent;
+    of a room that is not here, or is over, nothing happens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    incarnation: _builtins.int
+    choice: _builtins.int
+    def __init__(
+        self,
+        *,
+        room: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        choice: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "incarnation", b"incarnation", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndChoiceRequest: _TypeAlias = EndChoiceRequest  # noqa: Y015
 
 @_typing.final
 class StreamRoomsReply(_message.Message):
