@@ -28,10 +28,11 @@ from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend, BackendError
 from services.openai.bodies import Bodies
 from services.openai.door import Door
-from services.openai.edge import Edge, api_error, backend_error, bug, routing_error
+from services.openai.edge import Edge, api_error, backend_error, bug, exchange_of, routing_error
 from services.openai.errors import ApiError
 from services.openai.field_faults import first_fault
 from services.openai.generate_routes import generate_routes
+from services.openai.generating import Generating
 from services.openai.metrics import HttpMetrics
 from services.openai.model import ServedModel
 from services.openai.model_routes import model_routes
@@ -65,10 +66,16 @@ def create_app(
     )
     version = release()
     ask = ask or Judge(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).ask
-    generating = generate_routes(backend, model, prompts, bodies, metrics, settings, clock, ask)
-    direct = {("POST", route.path): route for route in generating.routes if isinstance(route, APIRoute)}
+    generating = Generating(backend, model, prompts, metrics, settings, ask)
+    answered = [generate_routes(generating, model, bodies, clock)]
+    direct = {
+        ("POST", route.path): route
+        for router in answered
+        for route in router.routes
+        if isinstance(route, APIRoute)
+    }
     own = [
-        generating,
+        *answered,
         model_routes(backend, model, version, created_s=clock.wall_ms() // 1000),
         token_routes(backend, model, prompts, bodies),
     ]
@@ -117,4 +124,4 @@ async def _validation_error(request: Request, error: Exception) -> Response:
         raise error
     given = {**request.query_params, **request.path_params}
     faults = [cast(ErrorDetails, {**each, "loc": tuple(each["loc"][1:])}) for each in error.errors()]
-    return first_fault(faults, given, {}).response()
+    return exchange_of(request).answer(first_fault(faults, given, {}))

@@ -14,7 +14,6 @@ from services.openai.field_faults import first_fault
 from services.openai.hangup import ClientGone
 from services.openai.headers import header
 from services.openai.schemas import FIELDS_MAX, Shape, fields_of
-from services.openai.unsupported import without_ignored
 from services.runtime.http_refusal import refusal_in
 
 LENGTH_DIGITS_MAX: Final = 18
@@ -93,12 +92,12 @@ def parse(raw: bytes, shape: type[M], commas_max: int = COMMAS_MAX) -> M:
         raise invalid(None, "The body has to be a JSON object.", "invalid_type")
     if len(value) > FIELDS_MAX:
         raise invalid(None, f"The body has {len(value)} fields, more than any request may have.")
-    given = without_ignored(value)
+    given = shape.unserved.without_ignored(value)
     try:
         return shape.model_validate(given)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
-        raise first_fault(faults, given, fields_of(shape)) from None
+        raise first_fault(faults, given, fields_of(shape), shape.unserved) from None
 
 
 async def _read(request: Request, held: Held, limit: int) -> bytes:

@@ -6,15 +6,19 @@ from typing import Any
 
 from services.openai.answering import Usage
 from services.openai.choice import Called, Choice, Delta
+from services.openai.errors import ApiError
 from services.openai.logprobs import chat_logprobs, token_text
 from services.openai.model import ServedModel
 from services.openai.rendering import Collected, UsageShown
 from services.openai.schemas import ChatRequest
 from services.openai.speech import Said, Thought
+from services.openai.sse import PLAIN
 
 
 class ChatRendering:
     """`chat.completion` and `chat.completion.chunk` objects."""
+
+    framing = PLAIN
 
     def __init__(self, body: ChatRequest, model: ServedModel, request_id: str, created_s: int) -> None:
         self._token_text = partial(
@@ -56,9 +60,12 @@ class ChatRendering:
             chunks.append(self._chunk(choice, {"delta": {}, **ended}))
         return chunks
 
-    def usage(self, usage: Usage) -> list[dict[str, Any]]:
+    def closing(self, usage: Usage) -> list[dict[str, Any]]:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
         return [{**chunk, "usage": usage.rendered()}] if self._usage.at_end else []
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        return [error.body]
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
         reply: dict[str, Any] = {

@@ -6,15 +6,19 @@ from typing import Any
 
 from services.openai.answering import Usage
 from services.openai.choice import Choice, Delta
+from services.openai.errors import ApiError
 from services.openai.logprobs import completion_logprobs, token_text
 from services.openai.model import ServedModel
 from services.openai.rendering import Collected, UsageShown
 from services.openai.schemas import CompletionRequest
+from services.openai.sse import PLAIN
 from services.rooms.request import FinishReason, Token
 
 
 class CompletionRendering:
     """`text_completion` objects, whole and as chunks. One choice per prompt, in the prompts' order."""
+
+    framing = PLAIN
 
     def __init__(self, body: CompletionRequest, model: ServedModel, request_id: str, created_s: int) -> None:
         self._token_text = partial(
@@ -48,8 +52,11 @@ class CompletionRendering:
         piece = self._piece(choice, delta.text, delta.tokens, self.logprobs(delta), delta.finish)
         return [self._chunk(choice, piece)]
 
-    def usage(self, usage: Usage) -> list[dict[str, Any]]:
+    def closing(self, usage: Usage) -> list[dict[str, Any]]:
         return [{**self._head, "choices": [], "usage": usage.rendered()}] if self._usage.at_end else []
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        return [error.body]
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
         return {

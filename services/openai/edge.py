@@ -1,8 +1,8 @@
 """What holds for every HTTP exchange, whichever route serves it?
 
 It has a request id (the caller's `X-Request-Id`, or a fresh one) that goes back in the response, it is let in
-or not, it is counted and has one line in the log, and nothing but an error in OpenAI's shape comes out of a
-bug.
+or not, it is counted and has one line in the log, and nothing but an error in the shape of its API
+comes out of a bug.
 """
 
 import secrets
@@ -21,6 +21,7 @@ from services.openai.errors import ApiError, as_api_error, from_backend, interna
 from services.openai.exchange import Exchange, exchange_in
 from services.openai.hangup import ClientGone
 from services.openai.headers import REQUEST_ID, header
+from services.openai.manners import MannersOf, openai_alone
 from services.openai.metrics import HttpMetrics
 from services.runtime.http_refusal import Refusal, refusal_in
 from services.runtime.logging import Log
@@ -45,6 +46,7 @@ class Edge:
         direct: Mapping[tuple[str, str], APIRoute],
         door: Door,
         tracer: Tracer = OFF,
+        manners_of: MannersOf = openai_alone,
     ) -> None:
         """`direct`: routes, by method and path, that are called from here: their endpoints take the request
         alone, and the application's own way to them costs as much as a short answer. They alone are
@@ -54,6 +56,7 @@ class Edge:
         self._direct = direct
         self._door = door
         self._tracer = tracer
+        self._manners_of = manners_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -67,14 +70,13 @@ class Edge:
         given = header(scope, SENT)
         acceptable = given is None or REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and acceptable else secrets.token_hex(16)
-        exchange = exchange_in(scope, request_id, named=given is not None)
+        exchange = exchange_in(scope, request_id, self._manners_of(scope), named=given is not None)
         scope.setdefault("state", {})["exchange"] = exchange
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                marked = (SENT, exchange.request_id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), marked]}
+                message = {**message, "headers": [*message.get("headers", ()), *_marks(exchange)]}
             await send(message)
 
         try:
@@ -99,9 +101,9 @@ class Edge:
                 self._door.check(scope)
             if refusal is not None:
                 exchange.failure = answer = as_api_error(refusal)
-                await answer.response()(scope, receive, send)
+                await exchange.answer(answer)(scope, receive, send)
             elif not acceptable:
-                await _refused_id().response()(scope, receive, send)
+                await exchange.answer(_refused_id())(scope, receive, send)
             elif (route := self._direct.get((scope["method"], scope["path"]))) is not None:
                 exchange.begin_span(self._tracer, scope)
                 await _serve(route, scope, receive, send)
@@ -111,7 +113,7 @@ class Edge:
             if exchange.status:
                 raise
             exchange.failure = answer = as_api_error(error)
-            await answer.response()(scope, receive, send)
+            await exchange.answer(answer)(scope, receive, send)
         except ClientGone:
             exchange.status = exchange.status or CLIENT_GONE
         except Exception as error:
@@ -121,7 +123,7 @@ class Edge:
             exchange.failure = internal_error()
             if exchange.status:
                 raise  # the server closes the connection, so that the reply does not look complete
-            await internal_error().response()(scope, receive, send)
+            await exchange.answer(internal_error())(scope, receive, send)
 
 
 async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,18 +137,18 @@ def exchange_of(request: Request) -> Exchange:
     return exchange
 
 
-async def api_error(_: Request, error: Exception) -> Response:
+async def api_error(request: Request, error: Exception) -> Response:
     """Handler: ApiError as a response."""
     if not isinstance(error, ApiError):
         raise error
-    return error.response()
+    return exchange_of(request).answer(error)
 
 
-async def backend_error(_: Request, error: Exception) -> Response:
+async def backend_error(request: Request, error: Exception) -> Response:
     """Handler: a failure of the pipeline before the first byte."""
     if not isinstance(error, BackendError):
         raise error
-    return from_backend(error).response()
+    return exchange_of(request).answer(from_backend(error))
 
 
 async def bug(_: Request, error: Exception) -> Response:
@@ -166,7 +168,14 @@ async def routing_error(request: Request, error: Exception) -> Response:
             message, code = f"{request.method[:16]} is not allowed at {shown}.", "method_not_allowed"
         case _:
             message, code = str(error.detail), "invalid_request"
-    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+    refused = ApiError(error.status_code, message, code=code, headers=error.headers)
+    return exchange_of(request).answer(refused)
+
+
+def _marks(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """The headers of its id."""
+    names = dict.fromkeys((SENT, exchange.manners.id_header.encode()))
+    return [(name, exchange.request_id.encode()) for name in names]
 
 
 def _route(scope: Scope) -> str | None:

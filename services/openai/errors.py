@@ -1,15 +1,13 @@
-"""How is the caller told what went wrong? In OpenAI's shape, whatever it was.
+"""How is the caller told what went wrong? In OpenAI's shape, whatever it was, and where an API has another
+(`manners.py`), by the same facts.
 
     {"error": {"message": …, "type": …, "param": …, "code": …}}
 
 `param` is the path of the field at fault (`messages[0].role`), `code` a closed set of words.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
-
-from starlette.responses import JSONResponse
 
 from services.openai.backend import BackendError, NoWorker, Overloaded, RoomFailed
 from services.runtime.http_refusal import Refusal
@@ -46,13 +44,6 @@ class ApiError(Exception):
         return {
             "error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code},
         }
-
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
-
-    def event(self) -> bytes:
-        """The same as the last server-sent event of a reply that has begun."""
-        return b"data: " + json.dumps(self.body).encode() + b"\n\n"
 
 
 def _sentence(message: str) -> str:

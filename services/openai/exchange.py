@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from services.openai.errors import ApiError
 from services.openai.headers import header
+from services.openai.manners import OPENAI, Manners
 from services.rooms.trace import TraceContext, read_trace
 from services.runtime.http_refusal import NO_METHOD
 from services.runtime.logging import Log
@@ -30,6 +32,8 @@ class Exchange:
     """What the caller sent; once there is a span, of that."""
     named: bool = False
     """Whether the id is its caller's."""
+    manners: Manners = OPENAI
+    """By which its caller is spoken to."""
     received_s: float = field(default_factory=time.perf_counter)
     """When it came in."""
     status: int = 0
@@ -52,6 +56,10 @@ class Exchange:
     def names(self) -> dict[str, str]:
         names = {"request_id": self.request_id}
         return names if self.trace is None else names | {"trace_id": self.trace.trace_id}
+
+    def answer(self, error: ApiError) -> JSONResponse:
+        """What went wrong, as its caller reads it."""
+        return self.manners.answer(error, self.request_id)
 
     def begin_span(self, tracer: Tracer, scope: Scope) -> None:
         """From here on the request is part of a trace, if there is a tracer."""
@@ -124,10 +132,10 @@ class Exchange:
         return {name: value for name, value in known.items() if value is not None}
 
 
-def exchange_in(scope: Scope, request_id: str, *, named: bool = False) -> Exchange:
+def exchange_in(scope: Scope, request_id: str, manners: Manners = OPENAI, *, named: bool = False) -> Exchange:
     """Of a request that has just come in. `named`: the id is its caller's."""
     trace = read_trace(header(scope, b"traceparent"), header(scope, b"tracestate"))
-    return Exchange(request_id, trace, named)
+    return Exchange(request_id, trace, named, manners)
 
 
 def _of(scope: Scope) -> dict[str, Attribute]:

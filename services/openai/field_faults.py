@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic_core import ErrorDetails
 
 from services.openai.errors import ApiError, invalid, shown
-from services.openai.unsupported import NOT_SERVED, not_supported
+from services.openai.unsupported import OF_OPENAI, Unserved
 
 Words = Callable[[Mapping[str, Any]], str]
 
@@ -46,7 +46,12 @@ OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "
 NEIGHBOUR_CUTOFF: Final = 0.75
 
 
-def first_fault(details: Sequence[ErrorDetails], body: Any, known: Mapping[str, Sequence[str]]) -> ApiError:
+def first_fault(
+    details: Sequence[ErrorDetails],
+    body: Any,
+    known: Mapping[str, Sequence[str]],
+    unserved: Unserved = OF_OPENAI,
+) -> ApiError:
     """The error to tell of all that is wrong with `body`: what is not served first, what nobody knows last.
 
     `known` names the fields of each shape, by the path of the object ("" is the body; an index reads `[]`).
@@ -59,9 +64,9 @@ def first_fault(details: Sequence[ErrorDetails], body: Any, known: Mapping[str, 
         case "missing":
             return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
         case "unsupported":
-            return not_supported(param)
+            return unserved.not_supported(param)
         case "extra_forbidden":
-            return _unknown(param, error["loc"], known)
+            return _unknown(param, error["loc"], known, unserved)
         case _ if kind in TYPES:
             return _wrong_type(param, f"it has to be {TYPES[kind]}")
         case _ if kind in OWN_TYPES:
@@ -80,11 +85,13 @@ def _wrong_type(param: str, why: str) -> ApiError:
     return invalid(param, f"Invalid type for '{param}': {why}.", "invalid_type")
 
 
-def _unknown(param: str, loc: tuple[Any, ...], known: Mapping[str, Sequence[str]]) -> ApiError:
+def _unknown(
+    param: str, loc: tuple[Any, ...], known: Mapping[str, Sequence[str]], unserved: Unserved
+) -> ApiError:
     name = str(loc[-1])
     shape = ".".join("[]" if isinstance(step, int) else str(step) for step in loc[:-1])
-    if name in NOT_SERVED.get(shape, ()):
-        return not_supported(param)
+    if name in unserved.known.get(shape, ()):
+        return unserved.not_supported(param)
     # A long name is nobody's misspelling, and comparing it takes long.
     near = difflib.get_close_matches(name[:64], known.get(shape, ()), n=1, cutoff=NEIGHBOUR_CUTOFF)
     meant = f"; did you mean '{near[0]}'?" if near else "."

@@ -6,8 +6,10 @@ from typing import Any, Protocol
 
 from services.openai.answering import Usage, counted
 from services.openai.choice import Called, Choice, Delta
+from services.openai.errors import ApiError
 from services.openai.schemas import StreamOptions
 from services.openai.speech import Said, Thought
+from services.openai.sse import Framing
 from services.rooms.request import FinishReason, Token
 
 
@@ -80,10 +82,15 @@ class UsageShown:
 
 
 class Rendering(Protocol):
-    """One reply in one API's shape. Every method returns JSON-ready data; nothing is kept."""
+    """One reply in one API's shape. Every method returns JSON-ready data. What is kept is what a stream has
+    shown so far."""
 
-    text_alone: bool
-    """The chunks of a delta that does not finish show its text and nothing else of it; none without text."""
+    framing: Framing
+
+    @property
+    def text_alone(self) -> bool:
+        """The chunks of a delta that does not finish show its text and nothing else of it; none without
+        text. True stays true for a choice until a delta of it has something else."""
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
         """The chunks that come before a choice's first delta."""
@@ -94,8 +101,11 @@ class Rendering(Protocol):
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         """A delta's chunks; none if it has nothing to show yet."""
 
-    def usage(self, usage: Usage) -> list[dict[str, Any]]:
+    def closing(self, usage: Usage) -> list[dict[str, Any]]:
         """The chunks after the last choice has finished."""
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        """The chunks that end a stream which breaks off."""
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
         """The reply that is not streamed."""

@@ -1,7 +1,7 @@
 """How does an answer reach the client: at once as it grows, or whole, or as an error?
 
 Before the first byte every failure is an exception and becomes an error status. After it, the status is
-spent: the failure is one last event, and the stream ends without `[DONE]`.
+spent: the failure is the last event, and the stream does not end as whole ones do.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from services.openai.exchange import Exchange
 from services.openai.hangup import ClientGone, unless_gone
 from services.openai.metrics import HttpMetrics
 from services.openai.rendering import Collected, Rendering
-from services.openai.sse import DONE, EventStream, TextEvent, events
+from services.openai.sse import EventStream, TextEvent
 from services.openai.transcript import Transcript
 from services.runtime.logging import Log
 
@@ -95,23 +95,26 @@ class StreamedReply(Response):
 
     async def _write(self, stream: EventStream) -> None:
         asked = self._answering
+        rendering, events = asked.rendering, asked.rendering.framing.events
         opened: set[int] = set()
         texts: dict[int, TextEvent] = {}
 
         async def emit(choice: Choice, delta: Delta) -> None:
-            plain = delta.finish is None and asked.rendering.text_alone and choice.index in opened
+            plain = delta.finish is None and rendering.text_alone and choice.index in opened
             if plain and (text := delta.said_alone) is not None:
                 if text:
                     if (event := texts.get(choice.index)) is None:
                         event = texts[choice.index] = TextEvent(
-                            lambda text: asked.rendering.chunks(choice, Delta(text=text))
+                            rendering.framing, lambda text: rendering.chunks(choice, Delta(text=text))
                         )
                     await stream.write(event.of(text))
                 return
-            chunks = asked.rendering.chunks(choice, delta)
+            texts.pop(choice.index, None)
+            chunks = []
             if choice.index not in opened:
                 opened.add(choice.index)
-                chunks = [*asked.rendering.opening(choice), *chunks]
+                chunks += rendering.opening(choice)
+            chunks += rendering.chunks(choice, delta)
             if chunks:
                 await stream.write(events(chunks))
 
@@ -123,9 +126,9 @@ class StreamedReply(Response):
             if not stream.started:
                 raise
             asked.exchange.failure = failure = self._failure(error)
-            await stream.write(failure.event(), last=True)
+            await stream.write(events(rendering.failure(failure)), last=True)
         else:
-            await stream.write(events(asked.rendering.usage(usage)) + DONE, last=True)
+            await stream.write(events(rendering.closing(usage)) + rendering.framing.end, last=True)
 
     def _failure(self, error: Exception) -> ApiError:
         if isinstance(error, BackendError):

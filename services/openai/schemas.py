@@ -6,8 +6,10 @@ a misspelt parameter must not be served as if it had been understood.
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +25,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from services.openai.chat_template import Content
 from services.openai.headers import REQUEST_ID
+from services.openai.unsupported import OF_OPENAI, Unserved
 from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
 
 STOP_STRINGS_MAX: Final = 16
@@ -277,6 +280,8 @@ class Shape(BaseModel):
     """Strict: no unknown fields, no conversions between types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    unserved: ClassVar[Unserved] = OF_OPENAI
+    """Of the API whose body it is."""
 
     @model_validator(mode="before")
     @classmethod
@@ -532,20 +537,29 @@ class DetokenizeRequest(Shape):
     tokens: Annotated[list[TokenId], FailFast()]
 
 
+@cache
 def fields_of(shape: type[Shape]) -> dict[str, tuple[str, ...]]:
     """The names of the fields of each object in a body of that shape, as `field_faults` takes them."""
-    inner: dict[str, type[Shape]] = {
-        "messages.[]": Message,
-        "messages.[].tool_calls.[]": ToolCall,
-        "messages.[].tool_calls.[].function": CalledFunction,
-        "stream_options": StreamOptions,
-        "tools.[]": Tool,
-        "tools.[].function": Function,
-        "response_format": ResponseFormat,
-        "response_format.json_schema": NamedSchema,
-        "structured_outputs": StructuredOutputs,
-    }
-    return {name: names_of(each) for name, each in ({"": shape} | inner).items()}
+    known: dict[str, tuple[str, ...]] = {}
+    for path, each in _within(shape, ""):
+        known[path] = (*known.get(path, ()), *names_of(each))
+    return known
+
+
+def _within(shape: type[Shape], path: str) -> Iterator[tuple[str, type[Shape]]]:
+    """It and all shapes of its fields, by the path of each."""
+    yield path, shape
+    for name, field in shape.model_fields.items():
+        here = f"{path}.{field.alias or name}".lstrip(".")
+        for steps, each in _shapes_of(field.annotation, here):
+            yield from _within(each, steps)
+
+
+def _shapes_of(annotation: Any, path: str) -> Iterator[tuple[str, type[Shape]]]:
+    if isinstance(annotation, type) and issubclass(annotation, Shape):
+        yield path, annotation
+    for each in get_args(annotation):
+        yield from _shapes_of(each, f"{path}.[]" if get_origin(annotation) is list else path)
 
 
 def names_of(shape: type[Shape]) -> tuple[str, ...]:

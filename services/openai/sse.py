@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.types import Send
 
-DONE: Final = b"data: [DONE]\n\n"
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -15,6 +15,28 @@ HEADERS: Final = (
 MARK: Final = "\x00 the text \x00"
 
 encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How chunks are events, and how a stream ends that is whole."""
+
+    named: bool
+    """An event has a name, which is its chunk's `type`."""
+    end: bytes
+
+    def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        """ASCII only, because some clients split lines at U+2028 and its like."""
+        if self.named:
+            return b"".join(
+                b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), encode(chunk).encode())
+                for chunk in chunks
+            )
+        return b"".join(b"data: %b\n\n" % encode(chunk).encode() for chunk in chunks)
+
+
+PLAIN: Final = Framing(named=False, end=b"data: [DONE]\n\n")
+NAMED: Final = Framing(named=True, end=b"")
 
 
 class EventStream:
@@ -38,14 +60,9 @@ class TextEvent:
 
     __slots__ = ("_after", "_before")
 
-    def __init__(self, render: Callable[[str], Iterable[dict[str, Any]]]) -> None:
+    def __init__(self, framing: Framing, render: Callable[[str], Iterable[dict[str, Any]]]) -> None:
         """`render`: the chunks of a text, in which it stands once."""
-        self._before, self._after = events(render(MARK)).split(encode(MARK).encode())
+        self._before, self._after = framing.events(render(MARK)).split(encode(MARK).encode())
 
     def of(self, text: str) -> bytes:
         return b"%b%b%b" % (self._before, encode(text).encode(), self._after)
-
-
-def events(chunks: Iterable[dict[str, Any]]) -> bytes:
-    """Chunks as events. ASCII only, because some clients split lines at U+2028 and its like."""
-    return b"".join(b"data: %b\n\n" % encode(chunk).encode() for chunk in chunks)

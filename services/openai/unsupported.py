@@ -6,6 +6,7 @@ served yet is refused by name, unless its value asks for what happens anyway.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.openai.errors import ApiError, invalid
@@ -103,28 +104,38 @@ INSTEAD: Final[Mapping[str, str]] = {
 """The field that means the same here."""
 
 
-def without_ignored(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`body` without nulls and without what changes nothing. Raises ApiError for what is not served."""
-    kept: dict[str, Any] = {}
-    for name, value in body.items():
-        if value is None or name in IGNORED:
-            continue
-        if name not in HARMLESS:
-            kept[name] = value
-        elif not any(type(value) is type(each) and value == each for each in HARMLESS[name]):
-            raise _refused(name)
-    return kept
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """Of the bodies of one API: what the four above say of OpenAI's."""
+
+    ignored: frozenset[str] = frozenset()
+    harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    def without_ignored(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """`body` without nulls and without what changes nothing. Raises ApiError for what is not served."""
+        kept: dict[str, Any] = {}
+        for name, value in body.items():
+            if value is None or name in self.ignored:
+                continue
+            if name not in self.harmless:
+                kept[name] = value
+            elif not any(type(value) is type(each) and value == each for each in self.harmless[name]):
+                raise self._refused(name)
+        return kept
+
+    def not_supported(self, param: str) -> ApiError:
+        """The field is known, and not served."""
+        instead = f"; use '{self.instead[param]}'" if param in self.instead else ""
+        return invalid(param, f"'{param}' is not supported{instead}.", "unsupported_parameter")
+
+    def _refused(self, name: str) -> ApiError:
+        choices = self.harmless[name]
+        if not choices:
+            return self.not_supported(name)
+        allowed = " or ".join(json.dumps(each) for each in choices)
+        return invalid(name, f"'{name}' is not supported, except as {allowed}.", "unsupported_value")
 
 
-def not_supported(param: str) -> ApiError:
-    """The field is known, and not served."""
-    instead = f"; use '{INSTEAD[param]}'" if param in INSTEAD else ""
-    return invalid(param, f"'{param}' is not supported{instead}.", "unsupported_parameter")
-
-
-def _refused(name: str) -> ApiError:
-    choices = HARMLESS[name]
-    if not choices:
-        return not_supported(name)
-    allowed = " or ".join(json.dumps(each) for each in choices)
-    return invalid(name, f"'{name}' is not supported, except as {allowed}.", "unsupported_value")
+OF_OPENAI: Final = Unserved(IGNORED, HARMLESS, NOT_SERVED, INSTEAD)

@@ -9,7 +9,7 @@ from services.openai.choice import Choice, Delta
 from services.openai.completion_rendering import CompletionRendering
 from services.openai.rendering import Rendering
 from services.openai.schemas import ChatRequest, CompletionRequest
-from services.openai.sse import TextEvent, events
+from services.openai.sse import NAMED, TextEvent
 from services.rooms.request import Request
 from tests.openai import tiny
 
@@ -34,9 +34,20 @@ def test_an_event_from_its_template_is_the_one_that_is_rendered(text: str, usage
     more = {"stream": True, "stream_options": {"include_usage": usage}}
     for rendering, choice in _renderings(**more):
         assert rendering.text_alone
-        event = TextEvent(lambda each, made=rendering, of=choice: made.chunks(of, Delta(text=each)))  # type: ignore[misc]
-        assert event.of(text) == events(rendering.chunks(choice, Delta(text=text)))
+        event = TextEvent(
+            rendering.framing,
+            lambda each, made=rendering, of=choice: made.chunks(of, Delta(text=each)),  # type: ignore[misc]
+        )
+        assert event.of(text) == rendering.framing.events(rendering.chunks(choice, Delta(text=text)))
 
 
 def test_what_shows_more_than_text_has_no_template() -> None:
     assert not any(rendering.text_alone for rendering, _ in _renderings(return_token_ids=True))
+
+
+def test_a_named_event_has_the_name_of_its_kind_and_fits_its_lines() -> None:
+    chunks = [{"type": "ping"}, {"type": "delta", "text": "a\u2028\nb"}]
+    assert NAMED.events(chunks) == (
+        b'event: ping\ndata: {"type":"ping"}\n\n'
+        b'event: delta\ndata: {"type":"delta","text":"a\\u2028\\nb"}\n\n'
+    )

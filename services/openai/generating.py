@@ -1,0 +1,162 @@
+"""How does a request that was understood come to its reply?
+
+Every API ends here: what it was sent is a `ChatRequest` by now, or a `CompletionRequest`, and how its answers
+look is a rendering's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.grammars.judge import Ask
+from services.openai.api_settings import ApiSettings
+from services.openai.backend import Backend
+from services.openai.choice import Choice, Heard
+from services.openai.conversation import check_tools, offered
+from services.openai.edge import exchange_of
+from services.openai.hearing import heard
+from services.openai.intake import (
+    Asked,
+    admit,
+    asked_in_chat,
+    asked_in_completion,
+    check_model,
+    request_id_of,
+    truncated,
+)
+from services.openai.metrics import HttpMetrics
+from services.openai.model import ServedModel
+from services.openai.prompts import Prompts
+from services.openai.rendering import Rendering
+from services.openai.reply import Answering, StreamedReply, WholeReply
+from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from services.openai.structures import Structures
+from services.openai.transcript import Transcript
+from services.rooms.request import Grammar, GrammarKind
+from services.rooms.request import Request as Admitted
+from services.runtime.tracing import Attribute
+
+Render = Callable[[], Rendering]
+"""Of one reply. Called once it is known that there is going to be one."""
+
+
+class Generating:
+    """Of one application."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: ServedModel,
+        prompts: Prompts,
+        metrics: HttpMetrics,
+        settings: ApiSettings,
+        ask: Ask,
+    ) -> None:
+        self._backend = backend
+        self._model = model
+        self._prompts = prompts
+        self._metrics = metrics
+        self._settings = settings
+        self._structures = Structures(model, ask, metrics)
+
+    async def chat(self, request: Request, body: ChatRequest, render: Render) -> Response:
+        """The reply to `body`, which begins when it is sent. Raises ApiError, Overloaded, ClientGone."""
+        model = self._model
+        check_model(body.model, model)
+        exchange_of(request).name(request_id_of(body))
+        asked = asked_in_chat(body)
+        check_tools(body.tools, body.tool_choice)
+        tools = offered(body)
+        fit = body.truncate_prompt_tokens is None
+        prompt = await self._prompts.of_messages(request, body, tools, fit=fit)
+        prompt = truncated(prompt, body, asked, self._backend.limits())
+        await self._prompts.check_messages(request, body, tools, prompt)
+        grammar, calls = await self._structures.of_chat(request, body, prompt)
+        told_apart = partial(heard, body, prompt, model.forms, model.tokenizer, calls)
+        return self._reply(request, body, asked, [prompt], render, grammar, told_apart)
+
+    async def count(self, request: Request, body: ChatRequest) -> int:
+        """The tokens of the prompt that `chat` would compute; it may be longer than any that fits. Raises as
+        above."""
+        check_model(body.model, self._model)
+        check_tools(body.tools, body.tool_choice)
+        return len(await self._prompts.of_messages(request, body, offered(body), fit=False))
+
+    async def completion(self, request: Request, body: CompletionRequest, render: Render) -> Response:
+        """As `chat`."""
+        check_model(body.model, self._model)
+        exchange_of(request).name(request_id_of(body))
+        asked = asked_in_completion(body)
+        grammar = await self._structures.grammar(request, body)
+        tokens = await self._prompts.of_texts(
+            request,
+            body.prompt,
+            asked.prompt_param,
+            add_special_tokens=body.add_special_tokens,
+            fit=body.truncate_prompt_tokens is None,
+        )
+        tokens = [truncated(each, body, asked, self._backend.limits()) for each in tokens]
+        self._prompts.check_texts(body.prompt, tokens, asked.prompt_param)
+        return self._reply(request, body, asked, tokens, render, grammar)
+
+    def _reply(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        asked: Asked,
+        tokens: list[list[int]],
+        render: Render,
+        grammar: Grammar | None,
+        told_apart: Callable[[], Heard | None] = lambda: None,
+    ) -> Response:
+        model, exchange, limits = self._model, exchange_of(request), self._backend.limits()
+        asked = replace(asked, clips=self._settings.clip_max_tokens)
+        admitted = admit(body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar)
+        exchange.describe(lambda: _described(body, model, admitted))
+        choices = [
+            Choice(index, each, body, model.tokenizer, told_apart()) for index, each in enumerate(admitted)
+        ]
+        logs = self._settings.log_prompts
+        answering = Answering(
+            backend=self._backend,
+            choices=choices,
+            rendering=render(),
+            metrics=self._metrics,
+            exchange=exchange,
+            transcript=Transcript(choices, model.tokenizer, exchange.names) if logs else None,
+        )
+        return StreamedReply(answering) if body.stream else WholeReply(answering)
+
+
+def _described(
+    body: GenerationRequest, model: ServedModel, admitted: Sequence[Admitted]
+) -> dict[str, Attribute]:
+    """What is asked for, in the words of OpenTelemetry's conventions for generative AI."""
+    first = admitted[0]
+    sampling = first.sampling
+    attributes: dict[str, Attribute] = {
+        "gen_ai.operation.name": "chat" if isinstance(body, ChatRequest) else "text_completion",
+        "gen_ai.provider.name": "baton",
+        "gen_ai.request.model": model.name,
+        "gen_ai.response.model": model.name,
+        "gen_ai.request.max_tokens": first.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.output.type": "json" if _wants_json(first.grammar) else "text",
+    }
+    if sampling.top_k:
+        attributes["gen_ai.request.top_k"] = float(sampling.top_k)
+    if body.seed is not None:
+        attributes["gen_ai.request.seed"] = body.seed
+    if len(admitted) > 1:
+        attributes["gen_ai.request.choice.count"] = len(admitted)
+    return attributes
+
+
+def _wants_json(grammar: Grammar | None) -> bool:
+    return grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA

@@ -1,0 +1,50 @@
+"""By what path did a caller write what the chat request that was made of its body calls otherwise?
+
+Other APIs are served by translating their bodies into chat requests. Whatever is found wrong with such a
+request later is told in the terms of the body that it came from.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.openai.errors import ApiError
+
+QUOTED: Final = re.compile(r"'([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)'")
+"""A path as messages name it."""
+
+
+@dataclass(slots=True)
+class Terms:
+    """Of one request. Filled as it is translated."""
+
+    paths: dict[str, str] = field(default_factory=dict)
+    """The caller's, by the chat request's. What stands under a path keeps its own steps, unless they have an
+    entry, too."""
+
+    def own(self, path: str) -> str:
+        """The caller's path."""
+        known = path
+        while known not in self.paths:
+            cut = max(known.rfind("."), known.rfind("["))
+            if cut <= 0:
+                return path
+            known = known[:cut]
+        return self.paths[known] + path[len(known) :]
+
+    @contextmanager
+    def spoken(self) -> Iterator[None]:
+        """What is raised within is told in the caller's terms."""
+        try:
+            yield
+        except ApiError as error:
+            raise self.told(error) from None
+
+    def told(self, error: ApiError) -> ApiError:
+        message = QUOTED.sub(lambda found: f"'{self.own(found[1])}'", str(error))
+        param = None if error.param is None else self.own(error.param)
+        return ApiError(
+            error.status, message, kind=error.kind, param=param, code=error.code, headers=error.headers
+        )
