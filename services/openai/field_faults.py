@@ -41,7 +41,9 @@ VALUES: Final[Mapping[str, Words]] = {
     "too_long": lambda told: f"it holds more than {told['max_length']} elements",
     "too_short": lambda _: "it is empty",
 }
-OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type", "schema_type"})
+OWN_TYPES: Final = frozenset(
+    {"arguments_type", "choice_type", "content_type", "item_type", "prompt_type", "schema_type"}
+)
 """Of the faults that our own schemas find: those of a value of another type."""
 NEIGHBOUR_CUTOFF: Final = 0.75
 
@@ -66,7 +68,7 @@ def first_fault(
         case "unsupported":
             return unserved.not_supported(param)
         case "extra_forbidden":
-            return _unknown(param, error["loc"], known, unserved)
+            return _unknown(param, own_steps(error["loc"], body), known, unserved)
         case _ if kind in TYPES:
             return _wrong_type(param, f"it has to be {TYPES[kind]}")
         case _ if kind in OWN_TYPES:
@@ -86,10 +88,10 @@ def _wrong_type(param: str, why: str) -> ApiError:
 
 
 def _unknown(
-    param: str, loc: tuple[Any, ...], known: Mapping[str, Sequence[str]], unserved: Unserved
+    param: str, steps: Sequence[Any], known: Mapping[str, Sequence[str]], unserved: Unserved
 ) -> ApiError:
-    name = str(loc[-1])
-    shape = ".".join("[]" if isinstance(step, int) else str(step) for step in loc[:-1])
+    name = str(steps[-1])
+    shape = ".".join("[]" if isinstance(step, int) else str(step) for step in steps[:-1])
     if name in unserved.known.get(shape, ()):
         return unserved.not_supported(param)
     # A long name is nobody's misspelling, and comparing it takes long.
@@ -99,14 +101,22 @@ def _unknown(
 
 
 def path(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> str:
-    """`("messages", 0, "role")` → `messages[0].role`. Steps that the body does not have are the library's own
-    and left out, except for the last of what is `missing`."""
-    text, value, last = "", body, len(loc) - 1
+    """`("messages", 0, "role")` → `messages[0].role`."""
+    text = ""
+    for step in own_steps(loc, body, missing=missing):
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
+def own_steps(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> list[Any]:
+    """Of a path those that the body has: the others are the library's own, except for the last of what is
+    `missing`."""
+    steps, value, last = [], body, len(loc) - 1
     for place, step in enumerate(loc):
         named = isinstance(value, dict) and step in value
         if named or (isinstance(value, list) and isinstance(step, int) and step < len(value)):
             value = value[step]
         elif not (missing and place == last):
             continue
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
-    return text
+        steps.append(step)
+    return steps

@@ -125,7 +125,7 @@ def _role(value: str) -> str:
     return value
 
 
-def _arguments(value: Any) -> Any:
+def call_arguments(value: Any) -> Any:
     """Of a call: JSON in a text, as OpenAI has it, or an object → the text."""
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
@@ -184,7 +184,7 @@ def _words(value: dict[str, Any]) -> dict[str, Any]:
 
 def _tool_choice(value: Any) -> Any:
     """A word, or `{"type": "function", "function": {"name": …}}` → the word or the function's name."""
-    if value in ("none", "auto", "required"):
+    if value in ("none", "auto", "required") or isinstance(value, NamedTool | AllowedTools):
         return value
     if isinstance(value, str):
         raise PydanticCustomError("tool_choice", "it has to be none, auto, required, or name a function")
@@ -274,6 +274,8 @@ RequestId = Annotated[str, AfterValidator(_request_id)]
 TokenId = Annotated[Whole, Field(ge=0)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
 Nothing = Annotated[Any, AfterValidator(_nothing)]
+Words = Annotated[dict[str, Any], AfterValidator(_words)]
+"""Of a chat template's own."""
 
 
 class Shape(BaseModel):
@@ -312,7 +314,7 @@ class AllowedTools:
 
 class CalledFunction(Shape):
     name: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
-    arguments: Annotated[str, BeforeValidator(_arguments)] = "{}"
+    arguments: Annotated[str, BeforeValidator(call_arguments)] = "{}"
 
 
 class ToolCall(Shape):
@@ -419,14 +421,10 @@ class Drawing(Shape):
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
 
 
-class GenerationRequest(Drawing):
-    """What the two generating endpoints share: OpenAI's sampling fields, and vLLM's and SGLang's."""
+class Sampled(Drawing):
+    """How an answer is drawn and what it is held to, in the words that all APIs share: OpenAI's sampling
+    fields, and vLLM's and SGLang's."""
 
-    model: str | None = None
-    """Absent: the one that is served."""
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
@@ -455,23 +453,15 @@ class GenerationRequest(Drawing):
         list[TokenId], FailFast(), Field(min_length=1, max_length=ALLOWED_TOKEN_IDS_MAX)
     ] = Field(default_factory=list)
     """Absent: all."""
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    """In log-probabilities."""
-    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1), AfterValidator(_prompt_length)] | None = None
-    """So many at most, of a longer prompt; -1: as many as fit."""
-    truncation_side: Literal["left", "right"] = "left"
-    """Where a longer prompt loses tokens."""
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] = 0
     """Taken; what waits is served in the order in which it came."""
     request_id: RequestId | None = None
     rid: RequestId | None = None
     """The same, SGLang's."""
 
-    response_format: ResponseFormat | None = None
-    """This and the next: what the answer is held to (`structures.py`). OpenAI's; vLLM's, now and before; and
-    SGLang's."""
     structured_outputs: StructuredOutputs | None = None
+    """This and the next: what the answer is held to (`structures.py`). vLLM's, now and before; and
+    SGLang's."""
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None
     guided_choice: Choices = Field(default_factory=list)
@@ -482,13 +472,32 @@ class GenerationRequest(Drawing):
     ebnf: str | None = None
 
 
+class GenerationRequest(Sampled):
+    """What the two generating endpoints of OpenAI share beside that."""
+
+    model: str | None = None
+    """Absent: the one that is served."""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """In log-probabilities."""
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1), AfterValidator(_prompt_length)] | None = None
+    """So many at most, of a longer prompt; -1: as many as fit."""
+    truncation_side: Literal["left", "right"] = "left"
+    """Where a longer prompt loses tokens."""
+    response_format: ResponseFormat | None = None
+    """What the answer is held to, in OpenAI's words."""
+
+
 class Conversation(Shape):
     """What becomes a prompt by the model's chat template."""
 
     messages: Messages
     tools: Tools = Field(default_factory=list)
     documents: Annotated[list[dict[str, Any]], Field(max_length=DOCUMENTS_MAX)] = Field(default_factory=list)
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_words)] = Field(default_factory=dict)
+    chat_template_kwargs: Words = Field(default_factory=dict)
     chat_template: Annotated[str, StringConstraints(max_length=CHAT_TEMPLATE_CHARS_MAX)] | None = None
     """Absent: the model's."""
     add_generation_prompt: bool = True
