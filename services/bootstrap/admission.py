@@ -60,6 +60,7 @@ class _Asked:
     retry: Retry | None
     prompt: Sequence[int]
     """Until it is hashed, which is done once."""
+    salt: int
     trace: TraceContext | None
 
 
@@ -111,12 +112,14 @@ class Admission:
         tokens: int,
         retry: Retry | None = None,
         prompt: Sequence[int] = (),
+        salt: int = 0,
         trace: TraceContext | None = None,
         time_ms: int | None = None,
     ) -> RoomEntry:
         """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
-        (`bounded-admission`). `prompt`: for the choice of workers, if it is known. `trace`: what the room's
-        span is a part of. `time_ms`: how long the request may take once it has its room, if that is known.
+        (`bounded-admission`). `prompt` and its `salt`: for the choice of workers, if they are known. `trace`:
+        what the room's span is a part of. `time_ms`: how long the request may take once it has its room, if
+        that is known.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
         the queue either: as many again may wait. It waits until its caller gives it up; where a side has no
@@ -126,7 +129,7 @@ class Admission:
         QueueFull, at once, where that is to be expected, or where its room would wait for pages for longer
         than the request may take.
         """
-        asked = _Asked(request_id, Need(prompt_tokens, tokens), retry, prompt, trace)
+        asked = _Asked(request_id, Need(prompt_tokens, tokens), retry, prompt, salt, trace)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
@@ -321,7 +324,7 @@ class Admission:
             raise NoSuchWorker(self._ending.text)
         retry = asked.retry
         if asked.prompt and self._registry.has_choice:
-            asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt)), ()
+            asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt, asked.salt)), ()
         now_ms = self._clock.now_ms()
         try:
             pair = self._registry.place(asked.need, frozenset() if retry is None else retry.avoid)

@@ -117,6 +117,7 @@ class RequestStream:
                     request.tokens_max,
                     retry,
                     request.prompt,
+                    request.salt,
                     request.trace,
                 )
         except asyncio.CancelledError:
@@ -170,6 +171,7 @@ class RoomBackend:
                 request.prefill_tokens,
                 request.tokens_max,
                 prompt=request.prompt,
+                salt=request.salt,
                 trace=request.trace,
                 time_ms=int(self._timeout_s * 1000),
             )

@@ -143,7 +143,7 @@ def canary_request(model: Defaults, context_tokens: int) -> Request:
     )
     try:
         (request,) = admit(
-            body, asked_in_completion(body), [prompt], model, Limits(context_tokens, 0, 0), REQUEST_ID
+            body, asked_in_completion(body), [prompt], model, Limits(context_tokens, 0, 0), REQUEST_ID, salt=0
         )
         ModelBounds(model.vocabulary, context_tokens).check(request_from_wire(request_to_wire(request)))
     except (ApiError, Malformed, ValueError) as error:  # ValueError: what no field of a message holds

@@ -119,6 +119,12 @@ class BootstrapSettings(ServiceSettings):
         FILE,
     )
     api_keys: tuple[str, ...] = setting((), "API keys.", API_KEYS, secret=True)
+    isolate_keys: bool = setting(
+        False,
+        "Share nothing of the prefix caches between API keys, so that no caller learns by a sooner answer how"
+        " another's prompt begins.",
+        SWITCH,
+    )
     http_tls_cert: str = setting(
         "", "Certificate (PEM) of the HTTP ports; with --http-tls-key (not given: plain HTTP).", TEXT
     )
@@ -157,5 +163,7 @@ class BootstrapSettings(ServiceSettings):
         tls_files(self.http_tls_cert, self.http_tls_key, flags="--http-tls")
         if len(set(self.served_names)) < len(self.served_names):
             raise SettingsError(f"--served-model-name {self.served_model_name}: a name is there twice")
+        if self.isolate_keys and not (self.api_keys or self.api_key_file):
+            raise SettingsError("--isolate-keys without API keys: there is nobody to be told apart")
         if self.admin_host != LOOPBACK and self.admin_port is None:
             raise SettingsError(f"--admin-host {self.admin_host} without --admin-port: there is no such port")

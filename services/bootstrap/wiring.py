@@ -121,6 +121,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
             log_prompts=settings.log_prompts,
             trust_request_chat_template=settings.trust_request_chat_template,
             clip_max_tokens=settings.clip_max_tokens,
+            isolate_keys=settings.isolate_keys,
         ),
         clock,
         [probes] if doors.apart else [probes, *admin],

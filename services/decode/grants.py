@@ -64,7 +64,7 @@ class Grants:
         rank (`exposure-on-page`). A slot that a late rank blanked after it was written would never be seen
         sealed."""
         receiver = job.receiver
-        holding = self._holdings.take(receiver.id, receiver.pages_needed, job.given)
+        holding = self._holdings.take(receiver.id, receiver.pages_needed, job.given, job.request.salt)
         receiver.expose(Generation(holding.slot.generation), holding.shared)
         self._holdings.expose(receiver.id, receiver.pages_expected)
         job.pages = holding.pages

@@ -14,5 +14,7 @@ class ApiSettings:
     """More output tokens than fit are as many as fit."""
     trust_request_chat_template: bool = False
     """A chat may bring a template, which is a program."""
+    isolate_keys: bool = False
+    """Prompts of two API keys share nothing that is computed of them."""
     log_prompts: bool = False
     """Write the beginnings of prompts and answers to the log."""

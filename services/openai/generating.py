@@ -16,6 +16,7 @@ from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
 from services.openai.choice import Choice, Heard
 from services.openai.conversation import check_tools, offered
+from services.openai.door import caller_in
 from services.openai.edge import exchange_of
 from services.openai.hearing import heard
 from services.openai.intake import (
@@ -32,6 +33,7 @@ from services.openai.model import ServedModel
 from services.openai.prompts import Prompts
 from services.openai.rendering import Rendering
 from services.openai.reply import Answering, StreamedReply, WholeReply
+from services.openai.salts import salt_of
 from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from services.openai.structures import Structures
 from services.openai.transcript import Transcript
@@ -114,7 +116,10 @@ class Generating:
     ) -> Response:
         model, exchange, limits = self._model, exchange_of(request), self._backend.limits()
         asked = replace(asked, clips=self._settings.clip_max_tokens)
-        admitted = admit(body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar)
+        salt = salt_of(body.cache_salt, caller_in(request.scope) if self._settings.isolate_keys else b"")
+        admitted = admit(
+            body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar, salt=salt
+        )
         exchange.describe(lambda: _described(body, model, admitted))
         choices = [
             Choice(index, each, body, model.tokenizer, told_apart()) for index, each in enumerate(admitted)

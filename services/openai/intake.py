@@ -95,6 +95,8 @@ def admit(
     request_id: str,
     trace: TraceContext | None = None,
     grammar: Grammar | None = None,
+    *,
+    salt: int,
 ) -> list[Request]:
     """One request per prompt, in order, with ids of their own, and with seeds of their own where the caller
     gave none: a draw depends on seed and position alone, and equal prompts may have other answers.
@@ -131,6 +133,7 @@ def admit(
                 sampling=sampling,
                 trace=trace,
                 grammar=grammar,
+                salt=salt,
             )
         )
     return requests

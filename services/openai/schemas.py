@@ -50,6 +50,7 @@ CALL_ID_CHARS_MAX: Final = 256
 DOCUMENTS_MAX: Final = 1024
 WORDS_MAX: Final = 32
 WORDS_CHARS_MAX: Final = 64 * 2**10
+CACHE_SALT_CHARS_MAX: Final = 256
 RESERVED: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
     | {"tokenize", "loop", "self", "baton_counted", "raise_exception", "strftime_now"}
@@ -459,6 +460,8 @@ class Sampled(Drawing):
     rid: RequestId | None = None
     """The same, SGLang's."""
 
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=CACHE_SALT_CHARS_MAX)] | None = None
+    """Prompts of two salts share nothing that is computed of them."""
     structured_outputs: StructuredOutputs | None = None
     """This and the next: what the answer is held to (`structures.py`). vLLM's, now and before; and
     SGLang's."""

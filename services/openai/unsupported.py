@@ -67,7 +67,7 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 _OF_A_BODY: Final = """
-    bootstrap_host bootstrap_port bootstrap_room cache_salt
+    bootstrap_host bootstrap_port bootstrap_room
     custom_logit_processor data_parallel_rank decoder_input_details dry_allowed_length dry_base
     dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range
     enable_thinking extra_key format grammar id_slot input input_ids instructions keep_alive lora_path
@@ -92,6 +92,7 @@ NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
 """What OpenAI's other routes and other servers take and nobody misspelt (vLLM, SGLang, llama.cpp,
 Ollama, TGI and hosted ones), by the object that it stands in (as in `field_faults`)."""
 INSTEAD: Final[Mapping[str, str]] = {
+    "extra_key": "cache_salt",
     "max_new_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",

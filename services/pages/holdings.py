@@ -5,7 +5,8 @@ One record per room, one way out. A receiver's holding goes through `take`, `exp
 
 Where prefixes are kept, a room begins with the pages that hold its first tokens already, which it shares, and
 `keep` makes its own known for those that come. Shared pages are not exposed and not quarantined: their user
-unpins them, and they stay until their space is needed.
+unpins them, and they stay until their space is needed. A room shares with rooms of its own salt alone
+(`same-root-only`), which its record says.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from enum import Enum
 
 from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
 from services.pages.pool import PagePool
-from services.pages.prefixes import PrefixTree
+from services.pages.prefixes import UNSALTED, PrefixTree
 from services.pages.slots import Slot, SlotPool
 
 
@@ -30,6 +31,8 @@ class Holding:
     pages: tuple[int, ...]
     """In token order: page i holds tokens [i * page_tokens, (i + 1) * page_tokens)."""
     slot: Slot
+    salt: int = UNSALTED
+    """Under which its tokens are looked for and made known."""
     shared: int = 0
     """Leading pages that others may read, too: they held their tokens when they were taken, or were kept."""
     exposed: tuple[int, ...] = ()
@@ -64,12 +67,12 @@ class Holdings:
     def can_take(self, pages: int) -> bool:
         return pages <= self.available and self.slots.free > 0
 
-    def take(self, room: int, pages: int, tokens: Sequence[int] = ()) -> Holding:
+    def take(self, room: int, pages: int, tokens: Sequence[int] = (), salt: int = UNSALTED) -> Holding:
         """Reserve a blank slot and so many pages, of which the leading ones may be shared: those that hold
-        `tokens`, the first of the room's, already. Raises OutOfPages and takes nothing."""
+        `tokens`, the first of the room's, under its `salt` already. Raises OutOfPages and takes nothing."""
         if room in self._held:
             raise IllegalPageMove(f"room {room} already holds pages")
-        shared = self.prefixes.match(tokens)[:pages]
+        shared = self.prefixes.match(tokens, salt)[:pages]
         fresh = pages - len(shared)
         if fresh > self.available - self.prefixes.idle(shared):
             raise OutOfPages(f"{pages} pages asked for, {self.available} available of {len(self.pages)}")
@@ -77,7 +80,7 @@ class Holdings:
         self.pages.commit(self.prefixes.pin(shared))
         self.pages.release(self.prefixes.evict(max(fresh - self.pages.free, 0)))
         taken = self.pages.reserve(fresh)
-        self._held[room] = Holding(shared + taken, slot, len(shared))
+        self._held[room] = Holding(shared + taken, slot, salt, len(shared))
         return self._held[room]
 
     def expose(self, room: int, pages: int) -> Holding:
@@ -108,7 +111,7 @@ class Holdings:
         holding = self._held[room]
         if holding.standing in (Standing.EXPOSED, Standing.QUARANTINED):
             raise IllegalPageMove(f"room {room}: {holding.standing.value} pages are not to be shared")
-        entered = self.prefixes.enter(tokens, holding.pages, holding.shared)
+        entered = self.prefixes.enter(tokens, holding.pages, holding.shared, holding.salt)
         self.pages.commit(entered.woken)
         if holding.standing is Standing.HELD:
             self.pages.commit(entered.fresh)

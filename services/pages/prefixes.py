@@ -4,6 +4,8 @@ A radix tree whose edges are whole pages of token ids: a page is found by the to
 page before it, so that what it was computed from is known with it. A page enters when nothing will be written
 to it any more and stays until its space is needed (`shared-is-read-only`).
 
+Each salt has a root of its own: no way leads from one to what hangs on another (`same-root-only`).
+
 A room pins every page from the root to the last one it uses. So a page is used as often, at least, as what
 lies below it, and it becomes idle no earlier: in the order in which pages became idle, leaves come first, and
 the oldest can always be given up without losing the way to another.
@@ -20,10 +22,10 @@ from typing import Final, NamedTuple
 from services.pages.checksum import mix
 from services.pages.errors import IllegalPageMove, OutOfPages
 
-ROOT: Final = -1
+UNSALTED: Final = 0
 
 Way = tuple[int, tuple[int, ...]]
-"""(the page before, or ROOT, the tokens in the page)"""
+"""(the page before, or a root, the tokens in the page)"""
 
 
 class Entered(NamedTuple):
@@ -70,10 +72,11 @@ class PrefixTree:
         """How many rooms use a page of the tree."""
         return self._pages[page].users
 
-    def match(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """The pages that hold the longest known beginning of `tokens`, from position 0 on."""
+    def match(self, tokens: Sequence[int], salt: int = UNSALTED) -> tuple[int, ...]:
+        """The pages that hold the longest beginning of `tokens`, from position 0 on, that is known under
+        `salt`."""
         found: list[int] = []
-        before = ROOT
+        before = _root(salt)
         for key in self._keys(tokens):
             page = self._below.get((before, key))
             if page is None:
@@ -107,18 +110,20 @@ class PrefixTree:
                 ended.append(page)
         return tuple(ended)
 
-    def enter(self, tokens: Sequence[int], pages: Sequence[int], pinned: int) -> Entered:
+    def enter(
+        self, tokens: Sequence[int], pages: Sequence[int], pinned: int, salt: int = UNSALTED
+    ) -> Entered:
         """A room's `pages` hold `tokens`, and are not written to any more: know them by it, the whole ones.
 
-        `pinned`: how many of them, the leading ones, it has pinned. Of what another room entered meanwhile
-        that one's page stays, and is pinned: the room need not keep its own.
+        `pinned`: how many of them, the leading ones, it has pinned, by what is known under `salt`. Of what
+        another room entered meanwhile that one's page stays, and is pinned: the room need not keep its own.
         """
         way = list(pages[:pinned])
         entered: list[int] = []
         for place, key in enumerate(self._keys(tokens)):
             if place < len(way):
                 continue
-            before = way[-1] if way else ROOT
+            before = way[-1] if way else _root(salt)
             page = self._below.get((before, key))
             if page is None:
                 page = pages[place]
@@ -158,6 +163,11 @@ class PrefixTree:
             return
         for start in range(0, len(tokens) - size + 1, size):
             yield tuple(tokens[start : start + size])
+
+
+def _root(salt: int) -> int:
+    """No page's number: those are 0 and more."""
+    return -1 - salt
 
 
 def _sign(page: int, way: Way) -> int:

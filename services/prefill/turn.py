@@ -259,7 +259,7 @@ class PrefillWork:
     def _begin(self, job: Job) -> None:
         sender = job.sender
         # The last token is computed in any case: what follows it is drawn from that.
-        holding = self._holdings.take(sender.id, sender.pages_needed, job.tokens[:-1])
+        holding = self._holdings.take(sender.id, sender.pages_needed, job.tokens[:-1], job.request.salt)
         job.pages = holding.pages
         job.cached = job.computed = holding.shared * self._page_tokens
         self._metrics.worker.reused(job.cached, job.request.prefill_tokens)

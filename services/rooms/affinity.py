@@ -2,7 +2,8 @@
 
 A guess that costs little: the bootstrap sees prompts, not caches. A prompt is cut into blocks; each is known
 by a hash of itself and of all before it, so that two prompts share the hashes of what they share from the
-start. A worker is remembered with as many blocks as its cache could hold, the oldest forgotten first.
+start, and two of different salts none (`same-root-only`). A worker is remembered with as many blocks as its
+cache could hold, the oldest forgotten first.
 """
 
 from array import array
@@ -11,16 +12,18 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
+from services.rooms.request import SALT_BYTES
+
 BLOCK_TOKENS: Final = 64
 HASH_BYTES: Final = 16
 
 Block = bytes
 
 
-def blocks(prompt: Sequence[int]) -> tuple[Block, ...]:
+def blocks(prompt: Sequence[int], salt: int = 0) -> tuple[Block, ...]:
     """Of each whole block of a prompt, from its start on."""
     found: list[Block] = []
-    before = b""
+    before = salt.to_bytes(SALT_BYTES, "big")
     for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         tokens = array("q", prompt[start : start + BLOCK_TOKENS]).tobytes()
         before = blake2b(before + tokens, digest_size=HASH_BYTES).digest()

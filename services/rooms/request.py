@@ -7,7 +7,7 @@ ids) at intake, so that any worker, and any later attempt on another pair, compu
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from services.rooms.trace import TraceContext
 
@@ -24,6 +24,10 @@ CHOICES_MAX = 128
 """Of one request: as many as OpenAI takes."""
 GRAMMAR_BYTES_MAX = 128 * 2**10
 """Of a grammar's text: it is sent with each room."""
+
+
+SALT_BYTES: Final = 16
+"""Of a salt: enough that nobody finds another text with the same one."""
 
 
 class FinishReason(Enum):
@@ -100,6 +104,9 @@ class Request:
     further_seeds: tuple[int, ...] = ()
     """Of the choices beside the first, each 64 bits: all go on behind the same prompt and output, and each
     ends by itself. Fewer than CHOICES_MAX."""
+    salt: int = 0
+    """A number of SALT_BYTES: its tokens' KV is shared with requests of the same salt alone
+    (`same-root-only`). What it stands for is not to be read from it. 0: none."""
 
     @property
     def names(self) -> dict[str, str]:

@@ -24,6 +24,7 @@ from services.rooms.request import (
     EOS_TOKEN_IDS_MAX,
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
+    SALT_BYTES,
     STOP_TOKEN_IDS_MAX,
     TOP_LOGPROBS_MAX,
     FinishReason,
@@ -95,6 +96,7 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
         ),
         grammar=None if request.grammar is None else _grammar_to_wire(request.grammar),
         further_seeds=request.further_seeds,
+        cache_salt=request.salt.to_bytes(SALT_BYTES, "big") if request.salt else b"",
     )
 
 
@@ -111,6 +113,8 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
             raise Malformed(f"request.{name} has more than {most} ids")
     if len(wire.further_seeds) >= CHOICES_MAX:
         raise Malformed(f"request.further_seeds are of more than {CHOICES_MAX} choices")
+    if len(wire.cache_salt) not in (0, SALT_BYTES):
+        raise Malformed(f"request.cache_salt must have {SALT_BYTES} bytes, or none")
     sampling = wire.sampling
     _check_sampling(sampling)
     request = Request(
@@ -137,6 +141,7 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         trace=read_trace(wire.traceparent, wire.tracestate),
         grammar=_grammar_from_wire(wire.grammar) if wire.HasField("grammar") else None,
         further_seeds=tuple(wire.further_seeds),
+        salt=int.from_bytes(wire.cache_salt, "big"),
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from services.bootstrap.admission import NotInTime, QueueFull, Retry
+from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -117,7 +118,7 @@ async def test_a_prompt_is_hashed_once_however_often_it_is_looked_at(
 ) -> None:
     hashed: list[int] = []
 
-    def blocks(prompt: tuple[int, ...]) -> tuple[bytes, ...]:
+    def blocks(prompt: tuple[int, ...], salt: int) -> tuple[bytes, ...]:
         hashed.append(len(prompt))
         return ()
 
@@ -133,6 +134,16 @@ async def test_a_prompt_is_hashed_once_however_often_it_is_looked_at(
         at.rooms.renew(at.decode.incarnation)
     assert hashed == [3]
     await_place.cancel()
+
+
+async def test_same_root_only_a_prompt_is_hashed_with_its_salt(at: House) -> None:
+    more = PrefillWorker("prefill-1", at.prefill.side, Incarnation(12), address=at.prefill.address)
+    at.join(more)
+    prompt = tuple(range(BLOCK_TOKENS))
+    entry = await at.admission.admit("a", 100, 200, prompt=prompt, salt=7)
+    held = next(each for each in at.registry.workers() if each.facts.name == entry.prefill.name).sent
+    assert held.tokens(blocks(prompt, 7)) == BLOCK_TOKENS
+    assert held.tokens(blocks(prompt)) == held.tokens(blocks(prompt, 8)) == 0
 
 
 async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:

@@ -11,6 +11,7 @@ import pytest
 from services.bootstrap.admission import QueueFull, Retry
 from services.bootstrap.canary import Canary
 from services.openai.backend import Hangup, RoomFailed
+from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, Reason, RosterFull
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
@@ -167,6 +168,21 @@ async def test_a_room_that_somebody_cancelled_is_not_retried(at: Pairs) -> None:
     at.rooms.fail(RoomId(2), Cause(Reason.CANCELLED, "by the operator"))
     assert await read(stream) == ([], "cancelled")
     await at.all_at_rest(2)
+
+
+async def test_same_root_only_each_room_of_a_request_is_placed_and_asked_for_under_its_salt(
+    at: Pairs,
+) -> None:
+    request = replace(asked(), prompt=tuple(range(BLOCK_TOKENS)), salt=9)
+    at.prefill.scripts = [[accepted(P)], prefills()]
+    at.decode.script, at.decode_1.script = broken(D, Reason.ENGINE_FAILED), decodes()
+    assert await read(await at.backend.generate(request)) == ([7, 8, 9], "length")
+    for name in ("prefill-0", "decode-0", "decode-1"):
+        sent = next(each for each in at.registry.workers() if each.facts.name == name).sent
+        told = [sent.tokens(blocks(request.prompt, salt)) for salt in (0, 9)]
+        assert told == [0, BLOCK_TOKENS], name
+    await at.all_at_rest(2, 3)
+    assert {each.salt for worker in at.workers for each in worker.asked} == {9}
 
 
 async def test_the_next_room_goes_on_behind_the_tokens_that_were_passed_on(at: Pairs) -> None:

@@ -1,6 +1,7 @@
 """Does a decode worker ask for what it does not hold yet, and expose nothing else?"""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -21,9 +22,11 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[DecodeBench]:
         yield made
 
 
-async def serve(bench: DecodeBench, room: int, prompt: tuple[int, ...], max_tokens: int = 3) -> int:
+async def serve(
+    bench: DecodeBench, room: int, prompt: tuple[int, ...], max_tokens: int = 3, salt: int = 0
+) -> int:
     """How many tokens the sender was told are held."""
-    asked = toy.request(str(room), prompt, max_tokens=max_tokens)
+    asked = replace(toy.request(str(room), prompt, max_tokens=max_tokens), salt=salt)
     caller = await bench.stream(asked)
     grant = await bench.granted(room)
     assert bench.pages(PageState.EXPOSED) == len(grant.pages)
@@ -55,6 +58,16 @@ async def test_what_was_answered_is_held_for_the_next_question(bench: DecodeBenc
     said = tuple(toy.answer(toy.request("1", PROMPT, max_tokens=7)))
     assert await serve(bench, 1001, PROMPT + said) == 16
     assert await serve(bench, 2001, PROMPT + said[:2] + said[:2]) == 12
+
+
+async def test_same_root_only_prompts_and_answers_of_another_salt_are_asked_for_anew(
+    bench: DecodeBench,
+) -> None:
+    await serve(bench, 1, PROMPT, max_tokens=7)
+    assert await serve(bench, 1001, PROMPT, max_tokens=7, salt=1) == 0
+    said = tuple(toy.answer(toy.request("1", PROMPT, max_tokens=7)))
+    held = [await serve(bench, 2001 + 1000 * salt, PROMPT + said, salt=salt) for salt in (2, 1, 0)]
+    assert held == [0, 16, 16]
 
 
 async def test_what_a_stopped_room_was_answered_is_not_kept(bench: DecodeBench) -> None:

@@ -9,7 +9,7 @@ incarnation
 slot-owner slot-zero one-writer gate-before-agree seal-last schema-agreed record-fits
 
 no-free-under-write source-pinned written-before-sent proof-not-time ack-is-proof exposure-on-page
-promise-kept shared-is-read-only exits-release-all one-retire stale-never-served no-truncation
+promise-kept shared-is-read-only same-root-only exits-release-all one-retire stale-never-served no-truncation
 layers-by-id
 
 same-turns keyed-votes apply-verdict failure-is-agreed divergence-detected admission-agreed

@@ -30,10 +30,10 @@ def drawn(recommendation: Drawing, chat: bool = False, **fields: Any) -> dict[st
     limits = Limits(512, 0, 0)
     if chat:
         body = ChatRequest(model=model.name, messages=[{"role": "user", "content": "x"}], **fields)  # type: ignore[list-item]
-        (request,) = admit(body, asked_in_chat(body), [[1]], model, limits, "r")
+        (request,) = admit(body, asked_in_chat(body), [[1]], model, limits, "r", salt=0)
     else:
         whole = CompletionRequest(model=model.name, prompt=["x"], **fields)
-        (request,) = admit(whole, asked_in_completion(whole), [[1]], model, limits, "r")
+        (request,) = admit(whole, asked_in_completion(whole), [[1]], model, limits, "r", salt=0)
     return {name: getattr(request.sampling, name) for name in NAMES}
 
 

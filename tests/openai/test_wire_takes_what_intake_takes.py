@@ -82,13 +82,23 @@ TRACES: Final = at_borders(None, TraceContext(f"00-{1:032x}-{1:016x}-01", "k=" +
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.fixed_dictionaries({}, optional=FIELDS), ENDS, IDS, TRACES, GRAMMARS, st.booleans(), st.data())
+@given(
+    st.fixed_dictionaries({}, optional=FIELDS),
+    ENDS,
+    IDS,
+    TRACES,
+    GRAMMARS,
+    at_borders(0, 1, 2**128 - 1),
+    st.booleans(),
+    st.data(),
+)
 def test_what_intake_admits_comes_back_from_the_wire_as_it_was(
     fields: dict[str, Any],
     ends: tuple[int, ...],
     request_id: str,
     trace: TraceContext | None,
     grammar: Grammar | None,
+    salt: int,
     chat: bool,
     data: st.DataObject,
 ) -> None:
@@ -105,7 +115,7 @@ def test_what_intake_admits_comes_back_from_the_wire_as_it_was(
         plain = CompletionRequest(model="m", prompt=[*prompts], logprobs=logprobs, **fields)
         body, asked = plain, asked_in_completion(plain)
     limits = Limits(CONTEXT, CONTEXT, CONTEXT)
-    admitted = admit(body, asked, prompts, Defaults("m", ends), limits, request_id, trace, grammar)
+    admitted = admit(body, asked, prompts, Defaults("m", ends), limits, request_id, trace, grammar, salt=salt)
     for request in admitted:
         sent = request_to_wire(request).SerializeToString()
         heard = request_from_wire(inference_pb2.InferenceRequest.FromString(sent))

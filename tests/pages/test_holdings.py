@@ -228,6 +228,17 @@ def test_the_pages_of_two_rooms_that_hold_the_same_are_given_back() -> None:
     assert len(holdings.prefixes) == 2
 
 
+def test_same_root_only_a_room_shares_with_those_of_its_salt() -> None:
+    holdings = holdings_of(pages=12)
+    for room, salt in enumerate((0, 1, 2)):
+        assert holdings.take(room, 3, TOKENS, salt).shared == 0
+        holdings.keep(room, TOKENS)
+        holdings.give_back(room)
+    again = [holdings.take(room, 3, TOKENS, salt) for room, salt in enumerate((0, 1, 2))]
+    assert [each.shared for each in again] == [2, 2, 2]
+    assert len({page for each in again for page in each.pages}) == 9
+
+
 class Rooms(RuleBasedStateMachine):
     """Rooms come and go in every way, and a writer writes wherever it was ever told and not fenced off."""
 
@@ -236,10 +247,11 @@ class Rooms(RuleBasedStateMachine):
         self.holdings = holdings_of()
         self.writable: dict[int, frozenset[int]] = {}
         """By room: pages that its sender may still write to."""
+        self.salts: dict[int, int] = {}
         self.tokens: dict[int, tuple[int, ...]] = {}
         """Of the rooms that hold pages."""
         self.contents: dict[int, tuple[int, ...]] = {}
-        """By page: what lies there, and all that it was computed from."""
+        """By page: under which salt, what lies there, and all that it was computed from."""
         self.distrusted: set[int] = set()
         """Pages that are known, and that nobody is to begin with."""
 
@@ -248,26 +260,27 @@ class Rooms(RuleBasedStateMachine):
         holding = self.holdings.get(room)
         for place in range(holding.shared, len(holding.pages)):
             page = holding.pages[place]
-            self.contents[page] = self.tokens[room][: (place + 1) * PAGE_TOKENS]
+            self.contents[page] = (self.salts[room], *self.tokens[room][: (place + 1) * PAGE_TOKENS])
 
     @rule(
         room=st.integers(1, ROOMS),
         pages=st.integers(0, PAGES),
         tokens=st.lists(st.integers(1, 2), max_size=2 * PAGES).map(tuple),
+        salt=st.integers(0, 1),
     )
-    def take(self, room: int, pages: int, tokens: tuple[int, ...]) -> None:
+    def take(self, room: int, pages: int, tokens: tuple[int, ...], salt: int) -> None:
         tokens = tokens[: pages * PAGE_TOKENS]
         if room in self.holdings or not self.holdings.can_take(pages):
             with pytest.raises((IllegalPageMove, OutOfPages)):
-                self.holdings.take(room, pages, tokens)
+                self.holdings.take(room, pages, tokens, salt)
             return
-        holding = self.holdings.take(room, pages, tokens)
+        holding = self.holdings.take(room, pages, tokens, salt)
         assert self.distrusted.isdisjoint(holding.pages[: holding.shared])
         self.distrusted = {page for page in self.distrusted if page in self.holdings.prefixes}
-        self.tokens[room] = tokens
+        self.tokens[room], self.salts[room] = tokens, salt
         assert len(holding.pages) == pages
         for place, page in enumerate(holding.pages[: holding.shared]):
-            assert self.contents[page] == tokens[: (place + 1) * PAGE_TOKENS]
+            assert self.contents[page] == (salt, *tokens[: (place + 1) * PAGE_TOKENS])
         assert bytes(self.holdings.slots.view(holding.slot)) == bytes(SLOT_BYTES)
 
     @rule(room=st.integers(1, ROOMS))
@@ -279,11 +292,11 @@ class Rooms(RuleBasedStateMachine):
                 self.holdings.keep(room, self.tokens[room])
             return
         self.fill(room)
-        available, tokens = self.holdings.available, self.tokens[room]
+        available, tokens, salt = self.holdings.available, self.tokens[room], self.salts[room]
         holding = self.holdings.keep(room, tokens)
         assert self.holdings.available >= available, "who was promised pages gets them"
         for place, page in enumerate(holding.pages[: holding.shared]):
-            assert self.contents[page] == tokens[: (place + 1) * PAGE_TOKENS]
+            assert self.contents[page] == (salt, *tokens[: (place + 1) * PAGE_TOKENS])
 
     @rule(room=st.integers(1, ROOMS), share=st.integers(0, PAGES))
     def expose(self, room: int, share: int) -> None:

@@ -11,6 +11,7 @@ from services.pages.errors import IllegalPageMove, OutOfPages
 from services.pages.prefixes import PrefixTree
 
 SIZE = 2
+SALT = 2**127 + 5
 
 
 def tree_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> PrefixTree:
@@ -39,6 +40,23 @@ def test_only_whole_pages_are_known() -> None:
 def test_the_same_tokens_behind_others_are_another_page() -> None:
     tree = tree_of(((1, 1, 5, 5), (10, 11)))
     assert tree.match((5, 5)) == ()
+
+
+def test_same_root_only_the_same_tokens_under_another_salt_are_another_page() -> None:
+    tree = PrefixTree(SIZE)
+    tree.enter((1, 2, 3, 4), (10, 11), 0)
+    assert tree.match((1, 2, 3, 4), SALT) == ()
+    assert tree.enter((1, 2, 3, 4), (20, 21), 0, SALT).way == (20, 21)
+    assert tree.match((1, 2, 3, 4)) == (10, 11)
+    assert tree.match((1, 2, 3, 4), SALT) == (20, 21)
+    assert tree.match((1, 2, 3, 4), SALT + 1) == ()
+
+
+def test_divergence_detected_a_salt_is_in_the_digest() -> None:
+    one, other = PrefixTree(SIZE), PrefixTree(SIZE)
+    one.enter((1, 2), (10,), 0, SALT)
+    other.enter((1, 2), (10,), 0, SALT + 1)
+    assert one.digest != other.digest
 
 
 def test_the_page_entered_first_stays_and_its_other_is_the_rooms_own() -> None:
@@ -133,12 +151,12 @@ def test_a_tree_of_no_page_size_knows_nothing() -> None:
 
 
 class Trees(RuleBasedStateMachine):
-    """Two ranks beside the plainest model: every known beginning, by its tokens."""
+    """Two ranks beside the plainest model: every known beginning, by its salt and its tokens."""
 
     @initialize()
     def start(self) -> None:
         self.ranks = [PrefixTree(SIZE), PrefixTree(SIZE)]
-        self.known: dict[tuple[int, ...], int] = {}
+        self.known: dict[tuple[int, tuple[int, ...]], int] = {}
         self.distrusted: set[int] = set()
         """Pages that are not found any more, and are there."""
         self.rooms: dict[int, tuple[int, ...]] = {}
@@ -148,25 +166,25 @@ class Trees(RuleBasedStateMachine):
     def used(self) -> Counter[int]:
         return Counter(page for way in self.rooms.values() for page in way)
 
-    @rule(tokens=st.lists(st.integers(1, 2), max_size=9).map(tuple))
-    def begin(self, tokens: tuple[int, ...]) -> None:
-        found = self.ranks[0].match(tokens)
+    @rule(tokens=st.lists(st.integers(1, 2), max_size=9).map(tuple), salt=st.sampled_from((0, SALT)))
+    def begin(self, tokens: tuple[int, ...], salt: int) -> None:
+        found = self.ranks[0].match(tokens, salt)
         expected = []
         for stop in range(SIZE, len(tokens) + 1, SIZE):
-            if tokens[:stop] not in self.known:
+            if (salt, tokens[:stop]) not in self.known:
                 break
-            expected.append(self.known[tokens[:stop]])
+            expected.append(self.known[salt, tokens[:stop]])
         assert found == tuple(expected)
         woken = [rank.pin(found) for rank in self.ranks]
         assert woken[0] == woken[1] == tuple(page for page in found if not self.used()[page])
         pages = (*expected, *range(self.fresh, self.fresh + len(tokens)))
         self.fresh += len(tokens)
-        entered, other = (rank.enter(tokens, pages, len(found)) for rank in self.ranks)
+        entered, other = (rank.enter(tokens, pages, len(found), salt) for rank in self.ranks)
         assert entered == other
         assert len(entered.way) == len(tokens) // SIZE
         assert entered.fresh == entered.way[len(found) :]
         for place, page in enumerate(entered.way):
-            self.known.setdefault(tokens[: (place + 1) * SIZE], page)
+            self.known.setdefault((salt, tokens[: (place + 1) * SIZE]), page)
         self.rooms[self.next_room] = entered.way
         self.next_room += 1
 
@@ -193,17 +211,17 @@ class Trees(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 9))
     def distrust(self, pick: int) -> None:
         if self.known:
-            tokens = sorted(self.known)[pick % len(self.known)]
+            salt, tokens = sorted(self.known)[pick % len(self.known)]
             for rank in self.ranks:
-                rank.distrust(self.known[tokens])
-            lost = [key for key in self.known if key[: len(tokens)] == tokens]
+                rank.distrust(self.known[salt, tokens])
+            lost = [key for key in self.known if key[0] == salt and key[1][: len(tokens)] == tokens]
             self.distrusted |= {self.known.pop(key) for key in lost}
 
     @invariant()
     def every_known_beginning_can_be_reached(self) -> None:
-        for tokens in self.known:
-            assert tokens[:-SIZE] == () or tokens[:-SIZE] in self.known
-            assert self.ranks[0].match(tokens)[-1] == self.known[tokens]
+        for salt, tokens in self.known:
+            assert tokens[:-SIZE] == () or (salt, tokens[:-SIZE]) in self.known
+            assert self.ranks[0].match(tokens, salt)[-1] == self.known[salt, tokens]
 
     @invariant()
     def users_are_counted(self) -> None:

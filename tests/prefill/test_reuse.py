@@ -1,6 +1,7 @@
 """Does a prefill worker compute and send only what is not there yet, and keep what it computed?"""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -37,10 +38,10 @@ async def slow() -> AsyncIterator[Pair]:
 
 
 async def hand_over(
-    pair: Pair, room: int, prompt: tuple[int, ...], pages: tuple[int, ...], prefix: int = 0
+    pair: Pair, room: int, prompt: tuple[int, ...], pages: tuple[int, ...], prefix: int = 0, salt: int = 0
 ) -> int:
     """How many tokens the prefill worker says were cached."""
-    asked = toy.request(str(room), prompt)
+    asked = replace(toy.request(str(room), prompt), salt=salt)
     caller = await pair.bench.run(asked)
     await pair.bench.grant(room, pages, prefix=prefix)
     await settle(pair.bench)
@@ -74,6 +75,13 @@ async def test_the_last_token_is_computed_in_any_case(pair: Pair) -> None:
     assert await hand_over(pair, 1, PROMPT[:8], (1, 2)) == 0
     assert await hand_over(pair, 1001, PROMPT[:8], (3, 4)) == 4
     assert computed(pair) == 12
+
+
+async def test_same_root_only_a_prompt_of_another_salt_is_computed_whole(pair: Pair) -> None:
+    await hand_over(pair, 1, PROMPT, (9, 2, 3))
+    assert await hand_over(pair, 1001, PROMPT, (4, 5, 6), salt=1) == 0
+    assert computed(pair) == 20
+    assert await hand_over(pair, 2001, PROMPT, (7, 8, 9), salt=1) == 8
 
 
 async def test_the_receiver_is_told_before_the_pages_are_made_known_here(

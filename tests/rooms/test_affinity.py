@@ -53,8 +53,14 @@ def test_a_block_that_is_not_whole_is_none(length: int, count: int) -> None:
     assert len(blocks(PROMPT[:length])) == count
 
 
+def test_same_root_only_prompts_of_two_salts_share_no_block() -> None:
+    plain, one, other = (blocks(PROMPT, salt) for salt in (0, 1, 2**128 - 1))
+    assert len({*plain, *one, *other}) == 15
+    assert blocks(PROMPT, 1) == one
+
+
 def test_blocks_are_the_same_in_every_process() -> None:
-    assert blocks(range(64))[0].hex() == "317f2db2683b26f5364d09e2f38dc32f"
+    assert blocks(range(64))[0].hex() == "03366a5a5b3d9e06b3387c35802c119d"
 
 
 def test_the_longest_known_beginning_counts() -> None:

@@ -145,6 +145,12 @@ def test_a_file_of_keys_without_a_name_ends_the_start_too(
         load(BootstrapSettings, flags, environ)
 
 
+def test_keys_are_not_isolated_where_there_are_none() -> None:
+    with pytest.raises(SettingsError, match="--isolate-keys without API keys"):
+        load(BootstrapSettings, {"isolate_keys": "true"}, {})
+    assert load(BootstrapSettings, {"isolate_keys": "true"}, {"BATON_API_KEYS": ONE}).isolate_keys
+
+
 def test_whoever_starts_the_server_finds_a_key_to_ask_it_with(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", f"# two\n{TWO}\n{THREE}")
     assert first_key((), "") == ""

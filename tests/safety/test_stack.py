@@ -91,6 +91,7 @@ def safe_stack(model: Path, ours: Path, key_file: Path, folder: Path) -> Iterato
     try:
         stack.start_bootstrap(
             api_key_file=str(key_file),
+            isolate_keys="true",
             http_tls_cert=str(ours / "http.crt"),
             http_tls_key=str(ours / "http.key"),
             admin_port=str(stack.admin_port),
@@ -166,6 +167,27 @@ def opens(safe: SafeStack, key: str) -> bool:
 def status(safe: SafeStack, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"}
     return httpx.get(f"{safe.api}/v1/models", headers=headers, timeout=CALL_S).status_code
+
+
+def test_same_root_only_a_key_is_not_told_how_anothers_prompt_begins(safe: SafeStack) -> None:
+    prompt = [*range(100, 200)]
+    read = [cached(safe, key, prompt) for key in (FILE_KEY, FILE_KEY, VARIABLE_KEY, VARIABLE_KEY)]
+    assert read[0] == read[2] == 0
+    assert read[1] == read[3] > 0
+    salted = [cached(safe, FILE_KEY, prompt, "one's"), cached(safe, VARIABLE_KEY, prompt, "one's")]
+    assert salted == [0, 0]
+    assert cached(safe, FILE_KEY, prompt, "one's") == read[1]
+
+
+def cached(safe: SafeStack, key: str, prompt: list[int], salt: str | None = None) -> int:
+    """Tokens that were not computed for it."""
+    extra = {} if salt is None else {"cache_salt": salt}
+    with client(safe, key) as asked:
+        model = asked.models.list().data[0].id
+        reply = asked.completions.create(model=model, prompt=prompt, max_tokens=1, extra_body=extra)
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens_details is not None
+    return reply.usage.prompt_tokens_details.cached_tokens or 0
 
 
 def test_the_pages_are_on_their_own_port_alone(safe: SafeStack) -> None:

@@ -157,6 +157,7 @@ class InferenceRequest(_message.Message):
     TIME_LEFT_MS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     FURTHER_SEEDS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_tokens: _builtins.int
     min_tokens: _builtins.int
@@ -170,6 +171,8 @@ class InferenceRequest(_message.Message):
     """How long the request may take from now on. While its room waits for capacity this alone ends it; absent:
     the worker's own bounds of waiting do.
     """
+    cache_salt: _builtins.bytes
+    """16 bytes: its KV is shared with requests of the same salt alone. Absent: with all others that have none."""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -211,10 +214,11 @@ class InferenceRequest(_message.Message):
         time_left_ms: _builtins.int | None = ...,
         grammar: Global___Grammar | None = ...,
         further_seeds: _abc.Iterable[_builtins.int] | None = ...,
+        cache_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "grammar", b"grammar", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "eos_token_ids", b"eos_token_ids", "further_seeds", b"further_seeds", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "cache_salt", b"cache_salt", "eos_token_ids", b"eos_token_ids", "further_seeds", b"further_seeds", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
     _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
