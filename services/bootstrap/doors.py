@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from starlette.types import ASGIApp
+
 from services.bootstrap.settings import BootstrapSettings
+from services.openai.cross_origin import open_to
 from services.openai.door import Door
 from services.openai.edge import Edge
 from services.openai.rate_limit import RateLimit
@@ -63,6 +66,8 @@ class Doors:
     _hosts: tuple[HostNames | None, ...]
     """By which names each is called; None: as its address has it."""
     _tls: TlsFiles | None
+    _origins: tuple[str, ...]
+    """Whose pages may ask at the API's port."""
 
     def close(self) -> None:
         """If they are not to be used after all."""
@@ -73,12 +78,12 @@ class Doors:
         self, api: Edge, pages: Callable[[], Edge], graceful_s: int, connections: Connections
     ) -> Serving:
         """`pages`: made if they are served apart. `graceful_s`: what running requests get at the end."""
-        first = await self._serve(0, api, graceful_s, connections)
+        first = await self._serve(0, open_to(api, self._origins), graceful_s, connections)
         if not self.apart:
             return Serving(first, None)
         return Serving(first, await self._serve(1, pages(), PAGES_S, connections))
 
-    async def _serve(self, which: int, app: Edge, graceful_s: int, connections: Connections) -> HttpServer:
+    async def _serve(self, which: int, app: ASGIApp, graceful_s: int, connections: Connections) -> HttpServer:
         return await serve_http(
             app,
             self._sockets[which],
@@ -107,11 +112,13 @@ def open_doors(settings: BootstrapSettings) -> Doors:
     named = HostNames(settings.allowed_host, any_name=False) if settings.allowed_host else None
     # A web page has no key; where none is asked for, the address decides.
     hosts = (named or (None if keys is None else ANY_NAME), named)
-    return Doors(Door(keys, rate), len(sockets) > 1, tuple(sockets), hosts, tls)
+    return Doors(Door(keys, rate), len(sockets) > 1, tuple(sockets), hosts, tls, settings.cors_origins)
 
 
 def _warn(settings: BootstrapSettings, *, keyless: bool) -> None:
-    """Of what others than this machine can reach."""
+    """Of what others than this machine, or than its users mean to, can reach."""
+    if keyless and "*" in settings.cors_origins:
+        log.warning("any web page that somebody here opens may ask the API: no API keys are set")
     host, grpc_host, admin_host = settings.host, settings.grpc_host, settings.admin_host
     if beyond_this_machine(host):
         if keyless:

@@ -13,6 +13,7 @@ from services.runtime.setting_kinds import (
     FILE,
     HOST,
     HOST_NAMES,
+    ORIGINS,
     PORT,
     POSITIVE,
     SIZE,
@@ -141,6 +142,12 @@ class BootstrapSettings(ServiceSettings):
         "Names that requests may call the HTTP ports by, beside addresses and localhost (not given: any, but"
         " on a loopback without API keys, where a web page of another name could ask).",
         HOST_NAMES,
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "Origins of web pages that may ask the API from a browser and read its answers; *: of any (not given:"
+        " none but the server's own).",
+        ORIGINS,
     )
     log_prompts: bool = setting(
         False, "Write the beginning of each prompt and answer to the log, as users wrote them.", SWITCH

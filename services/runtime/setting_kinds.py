@@ -20,6 +20,9 @@ SIZE_UNITS: Final = {
 DURATION_UNITS_MS: Final = {"": 1, "MS": 1, "S": 1_000, "M": 60_000, "MIN": 60_000, "H": 3_600_000}
 QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 CPU_MAX: Final = 8191
+ORIGIN: Final = re.compile(
+    r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]+", re.ASCII
+)
 HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
 
 
@@ -141,6 +144,13 @@ def _host_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _origins(text: str) -> tuple[str, ...]:
+    origins = tuple(each.strip() for each in text.split(",") if each.strip())
+    if not all(each == "*" or ORIGIN.fullmatch(each) for each in origins):
+        raise BadValue
+    return origins
+
+
 def choices(*allowed: str) -> Kind[str]:
     """One of a few words."""
 
@@ -200,6 +210,13 @@ FILE: Final = matching(r"[^\0\n]+", "FILE", "the path of a file")
 HOST: Final = matching(r"[A-Za-z0-9._:%-]+", "HOST", "an address or host name without a port")
 HOST_NAMES: Final = Kind(
     "NAMES", "host names without ports, separated by commas, such as llm.example,llm", _host_names, ",".join
+)
+ORIGINS: Final = Kind(
+    "ORIGINS",
+    "origins as browsers send them (in lower case, without a path, with a port where it is not the scheme's"
+    " own), separated by commas, such as https://app.example,http://localhost:3000, or *",
+    _origins,
+    ",".join,
 )
 SHARE: Final = Kind("SHARE", "a number from 0 to 1, such as 0.05", _share, _show_share)
 SWITCH: Final = Kind("true|false", "true or false", _switch, lambda value: str(value).lower())
