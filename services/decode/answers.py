@@ -1,11 +1,12 @@
 """What does a room's caller hear, and the room's timeline with it?
 
-Accepted, then tokens, then one outcome. Only the leader has callers; the other ranks say the same to nobody.
+Accepted, then tokens of each choice, then one outcome, when the last choice has ended. Only the leader has
+callers; the other ranks say the same to nobody.
 """
 
 from collections.abc import Iterable
 
-from services.decode.job import Job
+from services.decode.job import Choice, Job
 from services.rooms.counts import counted
 from services.rooms.errors import Cause
 from services.rooms.evidence import Finished
@@ -27,24 +28,45 @@ class Answers:
         job.reply(inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted()))
         self._reporter.note(receiver.id, "accepted", f"{counted(receiver.pages_needed, 'page')} needed")
 
-    def emit(self, job: Job, token: Token) -> None:
-        """Send the token that was just appended to the output; end the room with its last one."""
-        output = job.sequence.output
+    def emit(self, job: Job, choice: Choice, token: Token) -> None:
+        """Send the token that was just appended to the choice's output; end the choice with its last one."""
+        output = choice.sequence.output
         finish = job.request.finish_reason(output)
         tokens = inference_pb2.Tokens(
-            first=len(output) - 1, tokens=[token_to_wire(token)], finish=finish_to_wire(finish)
+            first=len(output) - 1,
+            tokens=[token_to_wire(token)],
+            finish=finish_to_wire(finish),
+            choice=choice.place,
         )
         job.reply(inference_pb2.StreamRoomReply(tokens=tokens))
         if finish is not None:
-            job.finished = True
-            job.receiver.note(Finished())
-            job.tell_outcome(None)
-            self._reporter.note(
-                job.receiver.id, "finished", f"{counted(len(output), 'token')}, {finish.value}"
-            )
+            self._end(job, choice, finish.value)
+
+    def cut(self, job: Job, choice: Choice) -> None:
+        """The choice's reader has all it wants of it, and is told nothing more of it."""
+        choice.cut = True
+        if not choice.over and not job.outcome_told:
+            self._end(job, choice, "cut off")
+
+    def _end(self, job: Job, choice: Choice, how: str) -> None:
+        """End the room with its last choice (`choices-end-alone`)."""
+        choice.over = True
+        told = f"{counted(len(choice.sequence.output), 'token')}, {how}"
+        several = len(job.choices) > 1
+        if several:
+            self._reporter.note(job.receiver.id, "choice ended", f"choice {choice.place}: {told}")
+        if not all(each.over for each in job.choices):
+            return
+        if several:
+            drawn = sum(len(each.sequence.output) for each in job.choices)
+            told = f"{counted(len(job.choices), 'choice')}, {counted(drawn, 'token')}"
+        job.finished = True
+        job.receiver.note(Finished())
+        job.tell_outcome(None)
+        self._reporter.note(job.receiver.id, "finished", told)
 
     def end_early(self, job: Job) -> None:
-        """The room ends before its sequence did: say why, at once."""
+        """The room ends before its sequences did: say why, at once."""
         cause = job.receiver.cause
         if cause is None:
             raise AssertionError(f"room {job.receiver.id} ended early without a cause")

@@ -8,6 +8,7 @@ from services.decode.peers import Peers
 from services.decode.revocation import Revocation
 from services.decode.seals import Seals
 from services.engine.folds import Folds
+from services.pages.choices import ChoicePages
 from services.pages.layout import KvLayout
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
@@ -21,6 +22,7 @@ from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.callers import Callers
 from services.wire.conversions import (
+    Malformed,
     cause_from_wire,
     check_peer,
     ends_from_wire,
@@ -95,6 +97,8 @@ class Commands:
                 self._quiet(command.quiet)
             case "departed":
                 self._depart(Incarnation(command.departed))
+            case "end_choice":
+                self._end_choice(command.end_choice)
             case "revoke":
                 self._revocation.agree(self._roster)
             case "drain":
@@ -106,10 +110,14 @@ class Commands:
         room, request = room_from_wire(wire.room), request_from_wire(wire.request)
         check_peer(wire.prefill, "prefill")
         self._bounds.check(request)
-        needed = self._layout.pages_for(request.tokens_max)
-        if needed > self._cache_pages:
+        division = ChoicePages(
+            request.prefill_tokens, request.tokens_max, request.choices, self._layout.page_tokens
+        )
+        if division.needed > self._cache_pages:
+            each = "" if request.choices == 1 else f" in each of {request.choices} choices"
             raise Refusal(
-                f"request may grow to {request.tokens_max} tokens: the cache of this worker never holds it"
+                f"request may grow to {request.tokens_max} tokens{each}: the cache of this worker never holds"
+                " it"
             )
         now_ms = self._clock.now_ms()
         expected = self._layout.pages_for(request.prefill_tokens)
@@ -121,7 +129,7 @@ class Commands:
                 request.request_id,
                 peer,
                 place,
-                needed,
+                division.needed,
                 self._deadlines,
                 now_ms,
                 ends_from_wire(wire.request, now_ms),
@@ -132,9 +140,9 @@ class Commands:
         receiver = self._roster.open(room, make, now_ms)
         peer = rooms_pb2.Peer()
         peer.CopyFrom(wire.prefill)
-        job = Job(receiver, request, peer, self._callers.take(room))
+        job = Job(receiver, request, peer, division, self._callers.take(room))
         self._jobs[room] = job
-        self._folds.begin(receiver, job.sequence)
+        self._folds.begin(receiver, *(choice.sequence for choice in job.choices))
         self._answers.accept(job)
         if self._peers.connect(peer, room):
             receiver.note(Connected())
@@ -143,6 +151,15 @@ class Commands:
         for receiver in self._roster:
             if receiver.peer == peer:
                 receiver.note(Connected())
+
+    def _end_choice(self, wire: inference_pb2.EndChoiceRequest) -> None:
+        """Of a room that is over nothing is to be ended, and nothing is made of that."""
+        job = self._jobs.get(RoomId(wire.room))
+        if job is None:
+            return
+        if wire.choice >= len(job.choices):
+            raise Malformed(f"choice {wire.choice} of a room that has {len(job.choices)}")
+        self._answers.cut(job, job.choices[wire.choice])
 
     def _quiet(self, wire: inference_pb2.CloseRequest) -> None:
         """The sender acknowledged the close of this room and generation, and of no other."""

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 
 from services.decode.answers import Answers
-from services.decode.batch import next_batch
+from services.decode.batch import Part, next_batch
 from services.decode.job import Job
 from services.decode.metrics import DecodeMetrics
-from services.engine.engine import Row
 from services.engine.sampler import NotHeld, Undrawn
 from services.engine.stepper import StepFailed, Stepper
 from services.rooms.errors import Cause, Reason
@@ -28,12 +27,12 @@ class Computing:
         self._answers = answers
         self._metrics = metrics
         self._clock = clock
-        self._step: list[Job] = []
+        self._step: list[Part] = []
         self._step_us = 0
         """When it was started."""
 
     def __len__(self) -> int:
-        """Rooms that the running step continues."""
+        """Sequences that the running step continues."""
         return len(self._step)
 
     @property
@@ -46,12 +45,10 @@ class Computing:
         batch = next_batch(jobs, self._max_running)
         if not batch:
             return False
-        for job in batch:
+        for job, _ in batch:
             job.receiver.busy = True
         self._step, self._step_us = batch, self._clock.host_us()
-        self._stepper.start(
-            [Row(job.sequence, job.position, job.position + 1, job.pages, sample=True) for job in batch]
-        )
+        self._stepper.start([choice.row for _, choice in batch])
         return True
 
     def see(self) -> None:
@@ -59,20 +56,21 @@ class Computing:
         try:
             tokens = self._stepper.take()
         except StepFailed as error:
-            for job in self._step:
+            for job, _ in self._step:
                 self._fail(job, error)
             self._step = []
             return
         if tokens is None:
             return
-        for job, token in zip(self._step, tokens, strict=True):
+        for (job, choice), token in zip(self._step, tokens, strict=True):
             if isinstance(token, Undrawn):
                 self._fail(job, token)
                 continue
             job.receiver.busy = False
-            if token is not None and not job.receiver.stopping:
-                job.sequence.output.append(token.id)
-                self._answers.emit(job, token)
+            if token is not None and not choice.over and not job.receiver.stopping:
+                choice.computed = choice.sequence.length
+                choice.sequence.output.append(token.id)
+                self._answers.emit(job, choice, token)
         self._metrics.decoded(len(tokens))
         self.tokens += len(tokens)
         self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)

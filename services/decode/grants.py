@@ -67,7 +67,7 @@ class Grants:
         holding = self._holdings.take(receiver.id, receiver.pages_needed, job.given, job.request.salt)
         receiver.expose(Generation(holding.slot.generation), holding.shared)
         self._holdings.expose(receiver.id, receiver.pages_expected)
-        job.pages = holding.pages
+        job.lay(holding.pages)
         prefix_tokens = holding.shared * self._layout.page_tokens
         self._metrics.reused(prefix_tokens, job.request.prefill_tokens)
         grant = inference_pb2.GrantRequest(

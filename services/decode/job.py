@@ -1,8 +1,10 @@
 """What does the decode worker keep for a room, beside the room's own record?"""
 
+from collections import abc
 from dataclasses import dataclass, field
 
-from services.engine.engine import PageSum, Sequence
+from services.engine.engine import PageSum, Row, Sequence
+from services.pages.choices import ChoicePages
 from services.pages.record import MetadataRecord
 from services.rooms.errors import Cause
 from services.rooms.phases import Phase, Vote
@@ -14,8 +16,34 @@ from services.wire.conversions import outcome_to_wire
 
 
 def replies_max(request: inference_pb2.InferenceRequest) -> int:
-    """Most messages that a room's stream can ever carry: one a token, accepted, outcome."""
-    return max(request.max_tokens - len(request.output), 0) + 2
+    """Most messages that a room's stream can ever carry: one a token of each choice, accepted, outcome."""
+    return max(request.max_tokens - len(request.output), 0) * (1 + len(request.further_seeds)) + 2
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One of the sequences that go on behind what the room begins with."""
+
+    place: int
+    """Among the room's choices, from 0 on."""
+    sequence: Sequence
+    pages: tuple[int, ...] = ()
+    computed: int = 0
+    """Leading tokens whose KV is in its pages, once the room is admitted."""
+    over: bool = False
+    """Nothing more is drawn for it."""
+    cut: bool = False
+    """Its reader had all it wanted of it: the ranks need not have seen the same steps of it end."""
+
+    @property
+    def forks(self) -> bool:
+        """Nothing was drawn for it here: its next step computes what its own pages do not hold yet."""
+        return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
+
+    @property
+    def row(self) -> Row:
+        """What its next step computes."""
+        return Row(self.sequence, self.computed, self.sequence.length, self.pages, sample=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -23,10 +51,11 @@ class Job:
     receiver: Receiver
     request: Request
     prefill: rooms_pb2.Peer
+    division: ChoicePages
+    """Of its pages, among the choices."""
     replies: Replies[inference_pb2.StreamRoomReply] | None = None
     """Where its caller hears of it, on the leader."""
-    sequence: Sequence = field(init=False)
-    pages: tuple[int, ...] = ()
+    choices: tuple[Choice, ...] = field(init=False)
     record: MetadataRecord | None = None
     """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
     near_until_s: float | None = None
@@ -36,11 +65,19 @@ class Job:
     voted: tuple[Phase, Vote] | None = None
     """This rank's last vote that was told, of those that the other ranks did not share at once."""
     finished: bool = False
-    """The sequence has ended by itself."""
+    """Every choice has ended, and the room with them."""
     outcome_told: bool = False
 
     def __post_init__(self) -> None:
-        self.sequence = Sequence(self.request, list(self.request.output))
+        asked = [self.request.choice(place) for place in range(self.request.choices)]
+        self.choices = tuple(
+            Choice(place, Sequence(each, list(each.output))) for place, each in enumerate(asked)
+        )
+
+    def lay(self, pages: abc.Sequence[int]) -> None:
+        """The room's pages are these: give each choice its own."""
+        for choice in self.choices:
+            choice.pages = self.division.table(pages, choice.place)
 
     def reply(self, reply: inference_pb2.StreamRoomReply) -> None:
         if self.replies is not None:
@@ -58,10 +95,5 @@ class Job:
 
     @property
     def computed(self) -> tuple[int, ...]:
-        """All tokens whose KV is in the pages: the last one drawn was not computed."""
-        return (*self.request.prompt, *self.sequence.output[:-1])
-
-    @property
-    def position(self) -> int:
-        """Of the last token drawn: its KV is what the next step computes."""
-        return len(self.request.prompt) + len(self.sequence.output) - 1
+        """All tokens of choice 0 whose KV is in the pages: the last one drawn was not computed."""
+        return (*self.request.prompt, *self.choices[0].sequence.output[:-1])

@@ -43,7 +43,7 @@ class LandingCheck:
                 continue
             stop = min(job.landed.stop + left, job.record.prompt_tokens)
             left -= stop - job.landed.stop
-            parts.append(SumPart(job.landed, job.pages, stop))
+            parts.append(SumPart(job.landed, job.choices[0].pages, stop))
             self._summing.append(job)
             job.receiver.busy = True
         if parts:

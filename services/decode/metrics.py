@@ -20,7 +20,9 @@ class DecodeMetrics:
             registry=registry,
         )
         waiting = Gauge(
-            "baton_decode_waiting_requests", "Admitted rooms that do not fit the batch.", registry=registry
+            "baton_decode_waiting_requests",
+            "Sequences of admitted rooms that do not fit the batch.",
+            registry=registry,
         )
         running = Gauge("baton_decode_running_requests", "Sequences being continued.", registry=registry)
         batch = Gauge(

@@ -1,5 +1,6 @@
 """What may be asked of a decode worker? Each method parses, asks the turn loop, renders. No policy here."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -37,10 +38,17 @@ class DecodeService(inference_pb2_grpc.DecodeServiceServicer):
     async def StreamRooms(
         self, requests: AsyncIterator[inference_pb2.StreamRoomsRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.StreamRoomsReply]:
-        shared = SharedStream(self._work.callers, self._judge, self._incarnation)
+        shared = SharedStream(self._work.callers, self._judge, self._incarnation, self._end_choices)
         async with errors_as_status(context), shared.reading(requests), aclosing(shared.lines()) as messages:
             async for lines in messages:
                 yield stream_rooms_reply(lines)
+
+    async def _end_choices(self, request: inference_pb2.StreamRoomsRequest) -> None:
+        """Raises Malformed for a choice that its room does not have, and what `Mailbox.ask` does."""
+        for each in request.end_choices:
+            check_incarnation(self._incarnation, each.incarnation)
+        commands = [group_pb2.Command(end_choice=each) for each in request.end_choices]
+        await asyncio.gather(*(self._mailbox.ask(command) for command in commands))
 
     def _judge(self, request: inference_pb2.StreamRoomRequest) -> tuple[group_pb2.Command, int]:
         """The command that opens the room, and how many replies it can have. Raises a Refusal. Whether the

@@ -83,7 +83,7 @@ class Seals:
             receiver.note(Failed(Cause(Reason.RECORD_CORRUPT, f"decode: {error}")))
             return True
         job.record = record
-        job.sequence.output[:] = [*job.request.output, record.first_token]
+        job.choices[0].sequence.output[:] = [*job.request.output, record.first_token]
         if self._checksum is KvChecksum.PAGES:
             held = self._layout.pages_for(record.prompt_tokens) - receiver.pages_expected
             job.landed = PageSum(held * self._layout.page_tokens)

@@ -26,6 +26,7 @@ from services.engine.stepper import Stepper
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
+from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Fenced, Proof
@@ -266,15 +267,23 @@ class DecodeWork:
     # ---- effects
 
     def _admit(self, job: Job) -> None:
-        """The pages are ours for good. The first token came in the record."""
+        """The pages are ours for good. Choice 0's first token came in the record; the others draw theirs."""
         record = job.record
         if record is None:
             raise AssertionError(f"room {job.receiver.id} was admitted without its record")
         self._holdings.commit(job.receiver.id)
-        job.pages = self._holdings.keep(job.receiver.id, job.given).pages
+        job.lay(self._holdings.keep(job.receiver.id, job.given).pages)
+        first, *further = job.choices
+        first.computed = job.request.prefill_tokens
+        for choice in further:
+            choice.computed = job.division.shared_tokens
         self._metrics.admitted(sum(job.receiver.phase_ms.values()) / 1000)
         self._reporter.note(job.receiver.id, "admitted")
-        self._answers.emit(job, Token(record.first_token, record.first_logprob, record.alternatives))
+        if further:
+            self._reporter.note(job.receiver.id, "forked", counted(len(further), "further choice"))
+        if not first.over:
+            token = Token(record.first_token, record.first_logprob, record.alternatives)
+            self._answers.emit(job, first, token)
 
     def _distrust(self, room: Room) -> None:
         """A page that it shared may be why its step failed: nobody else is to begin with that, least of all
@@ -299,8 +308,8 @@ class DecodeWork:
         """The one way out of every table that knows the room (`one-retire`)."""
         receiver = job.receiver
         self._peers.over(receiver.id)
-        if job.finished and not receiver.stopping:
-            # Of one that was stopped, the ranks need not have seen the same steps end.
+        if job.finished and not receiver.stopping and not job.choices[0].cut:
+            # Of one that was stopped or cut, the ranks need not have seen the same steps end.
             self._holdings.keep(receiver.id, job.computed)
         self._holdings.give_back(receiver.id)
         self.roster.retire(receiver.id, self._clock.now_ms())

@@ -2,10 +2,11 @@
 
 A grammar is compiled beside the turns (`no-blocking`), from when its room is opened. A room whose grammar is
 not compiled waits as it waits for its peer: within a deadline, and in its vote. Nothing is handed over: each
-room folds its output anew (`mask-is-fold`).
+room folds its output anew, and each choice of it its own (`mask-is-fold`).
 """
 
 import asyncio
+from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -33,8 +34,8 @@ NOT_HERE: Final = (
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     room: Room
-    sequence: Sequence
-    fold: "asyncio.Future[Fold]"
+    sequences: abc.Sequence[Sequence]
+    folds: "asyncio.Future[list[Fold]]"
 
 
 class Folds:
@@ -54,25 +55,30 @@ class Folds:
         """Whether a room of `request` has to wait here for its grammar."""
         return self._shelf is not None and request.grammar is not None
 
-    def begin(self, room: Room, sequence: Sequence) -> None:
-        """Compile what `sequence` is held to, if it is to be compiled here, and go through its output."""
-        grammar = sequence.request.grammar
+    def begin(self, room: Room, *sequences: Sequence) -> None:
+        """Compile what the room's `sequences` are held to, if it is to be compiled here, and go through the
+        output of each."""
+        grammar = sequences[0].request.grammar
         if self._shelf is None or grammar is None:
             return
-        fold = asyncio.wrap_future(self._shelf.fold(grammar, tuple(sequence.output)))
-        fold.add_done_callback(lambda _: self._wake())
-        self._waiting[room.id] = _Waiting(room, sequence, fold)
+        shelf = self._shelf
+        folds = asyncio.gather(
+            *(asyncio.wrap_future(shelf.fold(grammar, tuple(each.output))) for each in sequences)
+        )
+        folds.add_done_callback(lambda _: self._wake())
+        self._waiting[room.id] = _Waiting(room, sequences, folds)
 
     def see(self) -> bool:
         """Whether one that was waited for is compiled, or cannot be."""
         if not self._waiting:
             return False
-        done = [each for each in self._waiting.values() if each.fold.done()]
+        done = [each for each in self._waiting.values() if each.folds.done()]
         for each in done:
             del self._waiting[each.room.id]
-            error = each.fold.exception()
+            error = each.folds.exception()
             if error is None:
-                each.sequence.fold = each.fold.result()
+                for sequence, fold in zip(each.sequences, each.folds.result(), strict=True):
+                    sequence.fold = fold
                 each.room.note(Compiled())
                 continue
             if not isinstance(error, GrammarRefused | GrammarLost):
@@ -85,4 +91,4 @@ class Folds:
         """The room is over."""
         waiting = self._waiting.pop(room, None)
         if waiting is not None:
-            waiting.fold.cancel()
+            waiting.folds.cancel()

@@ -33,11 +33,19 @@ Judge: TypeAlias = Callable[[Any], tuple[group_pb2.Command, int]]
 Refusal."""
 
 
+Rest: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
+"""Raises what a mailbox does."""
+
+
 class SharedStream(Generic[Reply]):
     """One caller's stream. When it is left, the rooms on it that have not ended are cancelled."""
 
-    def __init__(self, callers: Callers[Reply], judge: Judge, incarnation: Incarnation) -> None:
-        """`incarnation`: of this process."""
+    def __init__(
+        self, callers: Callers[Reply], judge: Judge, incarnation: Incarnation, rest: Rest | None = None
+    ) -> None:
+        """`incarnation`: of this process. `rest`: takes what else a message asks for than to open and to
+        cancel rooms."""
+        self._rest = rest
         self._callers: Callers[Reply] = callers
         self._judge = judge
         self._incarnation = incarnation
@@ -83,6 +91,8 @@ class SharedStream(Generic[Reply]):
                 self._open(each)
             for each in request.cancel:
                 self._start(self._cancel(each))  # behind the opening of its room, which was started before
+            if self._rest is not None:
+                self._start(self._take_rest(self._rest, request))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -116,6 +126,12 @@ class SharedStream(Generic[Reply]):
         else:
             if not is_here:
                 self._tell(room, None)
+
+    async def _take_rest(self, rest: Rest, request: Any) -> None:
+        try:
+            await rest(request)
+        except (Refusal, PeerFault) as error:
+            log.debug("what was asked of a room was not taken", cause=str(error))
 
     async def _enter(self, voice: "_Voice[Reply]", command: group_pb2.Command) -> None:
         try:

@@ -394,12 +394,19 @@ class Caller:
 
     @property
     def tokens(self) -> list[int]:
-        """What was streamed, in order; positions are checked."""
-        drawn: list[int] = []
+        """What was streamed of the only choice, in order; positions are checked."""
+        [drawn] = self.choices.values() or [[]]
+        return drawn
+
+    @property
+    def choices(self) -> dict[int, list[int]]:
+        """What was streamed of each choice that anything was."""
+        drawn: dict[int, list[int]] = {}
         for reply in self.replies:
             if reply.HasField("tokens"):
-                assert reply.tokens.first == len(drawn)
-                drawn += [token_from_wire(each).id for each in reply.tokens.tokens]
+                choice = drawn.setdefault(reply.tokens.choice, [])
+                assert reply.tokens.first == len(choice)
+                choice += [token_from_wire(each).id for each in reply.tokens.tokens]
         return drawn
 
     async def outcome(self) -> str:

@@ -20,7 +20,7 @@ from services.parallel.solo import SoloGroup
 from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.rpc import HandoverService, PrefillService
 from services.rooms.ids import Incarnation
-from services.rooms.request import Request
+from services.rooms.request import Request, Sampling
 from services.runtime.party import Party
 from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.faults import NO_FAULTS, FaultPlan
@@ -129,6 +129,47 @@ class Pair:
         assert first == whole[:1]
         return whole
 
+    async def ask_choices(self, request: Request, cut: int = -1) -> dict[int, list[int]]:
+        """The answer of each choice, by decode's stream of many rooms. The reader of choice `cut` ends it by
+        its first token."""
+        room, wire = int(request.request_id), request_to_wire(request)
+        asked: asyncio.Queue[inference_pb2.StreamRoomsRequest | None] = asyncio.Queue()
+        peer = rooms_pb2.Peer(name="prefill-0", incarnation=PREFILL, address=self.prefill_address)
+        opening = inference_pb2.StreamRoomRequest(room=room, incarnation=DECODE, prefill=peer, request=wire)
+        asked.put_nowait(inference_pb2.StreamRoomsRequest(open=[opening]))
+
+        async def prefill() -> None:
+            stub = inference_pb2_grpc.PrefillServiceStub(
+                self.channels.to(self.prefill_address, Party.PREFILL)
+            )
+            decode = decode_peer("decode-0", DECODE, self.decode_address)
+            run = inference_pb2.RunRoomRequest(room=room, incarnation=PREFILL, decode=decode, request=wire)
+            async for reply in stub.RunRoom(run, timeout=PATIENCE_S):
+                assert not reply.outcome.HasField("cause")
+
+        async def requests() -> AsyncIterator[inference_pb2.StreamRoomsRequest]:
+            while (each := await asked.get()) is not None:
+                yield each
+
+        drawn: dict[int, list[int]] = {}
+        sending = asyncio.ensure_future(prefill())
+        stub = inference_pb2_grpc.DecodeServiceStub(self.channels.to(self.decode_address, Party.DECODE))
+        async for message in stub.StreamRooms(requests(), timeout=PATIENCE_S):
+            for line in message.lines:
+                tokens = line.reply.tokens
+                assert not line.HasField("refused")
+                assert not line.reply.outcome.HasField("cause")
+                if line.reply.HasField("outcome"):
+                    asked.put_nowait(None)
+                elif tokens.tokens:
+                    choice = drawn.setdefault(tokens.choice, [])
+                    choice += [each.token for each in tokens.tokens]
+                    if len(choice) == 1 and tokens.choice == cut:
+                        end = inference_pb2.EndChoiceRequest(room=room, incarnation=DECODE, choice=cut)
+                        asked.put_nowait(inference_pb2.StreamRoomsRequest(end_choices=[end]))
+        await sending
+        return drawn
+
     async def at_rest(self) -> None:
         """Both workers hold nothing, and nothing can land any more that would change it."""
         await until(lambda: len(self.prefill.work.roster) == len(self.decode.work.roster) == 0)
@@ -185,6 +226,30 @@ async def test_rooms_share_both_workers_and_each_gets_its_own_answer() -> None:
         sent = at.prefill.gauge("baton_kv_transfer_bytes_total")
         pages = sum(toy.LAYOUT.pages_for(len(each.prompt)) for each in requests)
         assert sent == pages * toy.LAYOUT.page_bytes
+        await at.at_rest()
+
+
+async def test_a_prompt_of_many_choices_is_sent_once() -> None:
+    request = replace(
+        toy.request("1", range(10), max_tokens=9, further_seeds=(2, 3)),
+        sampling=Sampling(temperature=1.0, seed=1),
+    )
+    async with pair() as at:
+        drawn = await at.ask_choices(request)
+        assert drawn == {place: toy.answer(request.choice(place)) for place in range(3)}
+        sent = at.prefill.gauge("baton_kv_transfer_bytes_total")
+        assert sent == toy.LAYOUT.pages_for(10) * toy.LAYOUT.page_bytes
+        await at.at_rest()
+
+
+async def test_a_choice_that_its_reader_ends_is_drawn_no_further() -> None:
+    request = toy.request("1", range(10), max_tokens=12, further_seeds=(2, 3))
+    request = replace(request, sampling=Sampling(temperature=1.0, seed=1))
+    async with pair() as at:
+        whole = toy.answer(request.choice(1))
+        drawn = await at.ask_choices(request, cut=1)
+        assert drawn[1] == whole[: len(drawn[1])]
+        assert {place: len(tokens) for place, tokens in drawn.items() if place != 1} == {0: 12, 2: 12}
         await at.at_rest()
 
 

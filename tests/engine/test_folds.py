@@ -97,6 +97,17 @@ async def test_a_room_without_a_grammar_and_one_of_a_rank_that_does_not_draw_wai
         assert room.vote(1, has_capacity=True) is Vote.ADVANCE
 
 
+async def test_each_choice_has_a_fold_of_its_own(folds: Folds, slow: Slow) -> None:
+    slow.go.set()
+    asked = request(grammar=DIGITS)
+    room, choices = receiver(folds, asked), [Sequence(asked, []) for _ in range(3)]
+    folds.begin(room, *choices)
+    await compiled(folds)
+    assert len({id(each.fold) for each in choices}) == 3
+    assert None not in [each.fold for each in choices]
+    assert room.vote(1, has_capacity=True) is Vote.ADVANCE
+
+
 async def test_a_compiled_grammar_wakes_the_turns(slow: Slow) -> None:
     woken = asyncio.Event()
     folds = Folds(Shelf(slow), woken.set)

@@ -10,12 +10,13 @@ slot-owner slot-zero one-writer gate-before-agree seal-last schema-agreed record
 
 no-free-under-write source-pinned written-before-sent proof-not-time ack-is-proof exposure-on-page
 promise-kept shared-is-read-only same-root-only exits-release-all one-retire stale-never-served no-truncation
-layers-by-id
+layers-by-id choices-apart
 
 same-turns keyed-votes apply-verdict failure-is-agreed divergence-detected admission-agreed
 commands-ordered no-starvation
 
 terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt mask-is-fold
+own-draws choices-end-alone
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
 canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load

@@ -35,9 +35,14 @@ def mark(asked: Request) -> int:
     return int(asked.request_id) % 1000
 
 
-def next_token(tokens: Sequenced[int]) -> int:
+def luck(asked: Request) -> int:
+    """What its draws depend on beside its tokens."""
+    return asked.sampling.seed if asked.sampling.temperature else 0
+
+
+def next_token(tokens: Sequenced[int], seed: int = 0) -> int:
     """What the toy model says comes after `tokens`."""
-    value = 7
+    value = 7 + seed
     for token in tokens:
         value = (value * 31 + token + 1) % VOCABULARY
     return value
@@ -47,7 +52,7 @@ def answer(asked: Request) -> list[int]:
     """What `asked` draws behind the output that it comes with, computed without any pages."""
     tokens = [*asked.prompt, *asked.output]
     for _ in range(asked.max_tokens - len(asked.output)):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, luck(asked)))
     return tokens[asked.prefill_tokens :]
 
 
@@ -121,6 +126,7 @@ class ToyEngine:
                 part.sum.add(self.summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
 
     def _row(self, row: Row) -> Drawn | None:
+        assert row.start < row.stop
         whose = mark(row.sequence.request)
         known = list(row.sequence.tokens(0, row.stop))
         for position in range(row.start):
@@ -133,7 +139,7 @@ class ToyEngine:
             return NotANumber()
         if not row.sample:
             return None
-        token = next_token(known)
+        token = next_token(known, luck(row.sequence.request))
         asked = row.sequence.request.sampling.top_logprobs
         return Token(token) if asked is None else Token(token, -0.5, ((token, -0.5),)[:asked])
 

@@ -174,7 +174,9 @@ class WatchedDecode(DecodeWork):
         job = self._jobs[room.id]
         if effect is Effect.ADMIT and job.record is not None:
             stop = job.request.prefill_tokens
-            self.landed.check(job.request, job.pages, job.sequence.tokens(0, stop), stop, "it is admitted")
+            first = job.choices[0]
+            known = first.sequence.tokens(0, stop)
+            self.landed.check(job.request, first.pages, known, stop, "it is admitted")
         super().perform(room, effect)
 
 

@@ -37,6 +37,7 @@ LIKELY = {
     "incarnation": PROCESSES,
     "receiver": PROCESSES,
     "generation": st.integers(0, 4) | unsigned(64),
+    "choice": st.integers(0, 5),
     "departed": PROCESSES,
     "connected": PROCESSES,
     "reason": st.sampled_from([each.value for each in Reason]),
@@ -48,6 +49,7 @@ KINDS = {
     "stream": inference_pb2.StreamRoomRequest,
     "cancel": inference_pb2.CancelRequest,
     "quiet": inference_pb2.CloseRequest,
+    "end_choice": inference_pb2.EndChoiceRequest,
 }
 
 
@@ -70,6 +72,8 @@ def disown(command: group_pb2.Command, address: str) -> None:
             command.stream.request.request_id = str(command.stream.room)  # the toy model's mark
         case "cancel" if command.cancel.room == GOOD:
             command.cancel.room = GOOD + 1
+        case "end_choice" if command.end_choice.room == GOOD:
+            command.end_choice.room = GOOD + 1
         case "quiet" if command.quiet.room == GOOD:
             command.quiet.generation |= 1 << 40
         case "departed" if command.departed == PREFILL:
