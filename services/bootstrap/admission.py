@@ -5,7 +5,7 @@ The registry knows which pair of workers is best. Who fits none now waits in a b
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -98,8 +98,8 @@ class Admission:
         """Those that had a room before come first: their clients have waited longest."""
         self._hoping = 0
         """Requests that had a room, and wait for a side to have a ready worker again."""
-        self.retrying: set[RoomId] = set()
-        """Rooms that failed, and for whose requests another is looked for."""
+        self.retrying: Counter[RoomId] = Counter()
+        """Rooms that failed, and for whose requests others are looked for: how many."""
         self._news = asyncio.Event()
         """Set for a moment when a worker may have become ready, or have got space."""
         self._ending: Cause | None = None
@@ -115,11 +115,12 @@ class Admission:
         salt: int = 0,
         trace: TraceContext | None = None,
         time_ms: int | None = None,
+        choices: int = 1,
     ) -> RoomEntry:
         """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
         (`bounded-admission`). `prompt` and its `salt`: for the choice of workers, if they are known. `trace`:
         what the room's span is a part of. `time_ms`: how long the request may take once it has its room, if
-        that is known.
+        that is known. `tokens`: KV positions that each of the `choices` may come to take on decode.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
         the queue either: as many again may wait. It waits until its caller gives it up; where a side has no
@@ -129,7 +130,8 @@ class Admission:
         QueueFull, at once, where that is to be expected, or where its room would wait for pages for longer
         than the request may take.
         """
-        asked = _Asked(request_id, Need(prompt_tokens, tokens), retry, prompt, salt, trace)
+        need = Need(prompt_tokens, tokens, choices=choices)
+        asked = _Asked(request_id, need, retry, prompt, salt, trace)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
@@ -213,7 +215,7 @@ class Admission:
         if not over:
             return
         self._look()
-        wait_ms = self._given_back.wait_ms(over + need.tokens)
+        wait_ms = self._given_back.wait_ms(over + need.on_decode(self._registry.decode_page_tokens))
         if wait_ms is not None and wait_ms > time_ms:
             raise NotInTime(
                 f"its room would wait {wait_ms // 1000} s for pages, {time_ms // 1000} s are left"
@@ -221,7 +223,7 @@ class Admission:
 
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
-        self.retrying.add(retry.room)
+        self.retrying[retry.room] += 1
         try:
             await asyncio.sleep(retry.pause_s)
             until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
@@ -233,7 +235,9 @@ class Admission:
                     if hopeless or self._ending or not await self._worker_news(until_s):
                         raise
         finally:
-            self.retrying.discard(retry.room)
+            self.retrying[retry.room] -= 1
+            if not self.retrying[retry.room]:
+                del self.retrying[retry.room]
 
     def _serve_queue(self) -> None:
         """Open rooms for those who wait and fit, oldest first: who waits for some workers holds up nobody who
@@ -342,6 +346,8 @@ class Admission:
         )
         self._timelines.begin(entry, asked.trace)
         where = f"on {entry.prefill.name} and {entry.decode.name}"
+        if entry.choices > 1:
+            where += f", {counted(entry.choices, 'choice')}"
         if retry is None:
             self._timelines.tell(entry.id, "opened", where)
         else:

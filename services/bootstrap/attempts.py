@@ -2,21 +2,22 @@
 
 A room that failed for a reason that is not the client's is followed by a new one (`fresh-attempt`), on
 another pair if there is one, with the tokens that were passed on as its `output`: a draw depends on the
-request and its position alone, so the stream goes on as if nothing had happened. What the old room still
-sends is not read.
+request, its seed and its position alone, so the stream goes on as if nothing had happened. What the old room
+still sends is not read. Choices that have ended are not drawn again.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from services.bootstrap.admission import QUEUED_GONE, QueueFull, Retry
 from services.bootstrap.follower import SIBLING_FAILED, RoomStream
 from services.bootstrap.notebook import NO_STATUS
+from services.bootstrap.outbox import Outbox
 from services.bootstrap.rooms import Rooms
 from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
-from services.rooms.errors import NoSuchWorker
+from services.rooms.errors import Cause, NoSuchWorker
 from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.placement import Need
@@ -41,11 +42,29 @@ Follow = Callable[[RoomEntry, Request, float], RoomStream]
 """Drive an opened room, for so many seconds at most."""
 
 
-class RequestStream:
-    """One request being served: a `services.openai.backend.TokenStream` over its rooms, one at a time.
+@dataclass(slots=True, eq=False)
+class _Strand:
+    """Choices that had one output when their room was opened, and share it."""
 
-    The next room is opened when the reader has read all of the last one, and in the reader's own task: a
-    client that hangs up meanwhile leaves nothing behind.
+    choices: tuple[int, ...]
+    """Of the request's, in the order of the room's."""
+    room: RoomStream
+    avoid: frozenset[Incarnation] = frozenset()
+    opened: int = 1
+    """Rooms in a row, this one included, before which none brought the choices further."""
+    began: int = 0
+    """Output tokens of each when the room was opened."""
+    carrier: asyncio.Task[None] | None = None
+    """Where the request has several strands, each has one."""
+
+
+class RequestStream:
+    """One request being served: a `services.openai.backend.TokenStream` over its rooms, one after another.
+
+    All choices begin in one room. When a room fails, those of its choices that have the same output go on in
+    one room, and others in others: a room has one beginning. As long as there is one room at a time, the next
+    is opened when the reader has read all of the last one, and in the reader's own task: a client that hangs
+    up meanwhile leaves nothing behind. Several rooms at a time are followed by tasks, which `hang_up` ends.
     """
 
     def __init__(
@@ -63,52 +82,142 @@ class RequestStream:
         self._request = request
         self._bounds = bounds
         self._ends_s = asyncio.get_running_loop().time() + timeout_s
-        self._output: list[int] = []
-        self._avoid: set[Incarnation] = set()
-        self._opened = 1
-        """Rooms in a row, this one included, before which none brought the request further."""
-        self._began = 0
-        """Output tokens when this one was opened."""
+        self._outputs: list[list[int]] = [[] for _ in range(request.choices)]
+        self._going = set(range(request.choices))
+        """Choices that are not whole, and of which the reader wants more."""
+        self._enough: set[int] = set()
+        """Choices of which it wants no more."""
         self._hung_up = False
-        self._room = self._first = follow(entry, request, timeout_s)
+        self._began = False
+        """A token was passed on."""
+        self._first = follow(entry, request, timeout_s)
+        self._strand = _Strand(tuple(range(request.choices)), self._first)
+        """The only one, until there are several."""
+        self._strands = [self._strand]
+        self._merged: Outbox[TokenBatch | Exception] | None = None
+        """Of several strands."""
 
     async def next(self) -> TokenBatch:
-        while True:
+        strand = self._strand
+        while self._merged is None:
             try:
-                batch = await self._room.next()
+                batch = await strand.room.next()
             except RoomFailed as failure:
-                self._room = await self._next_room(failure)
+                await self._go_on(strand, failure)
                 continue
-            if not self._output:
-                self._first = self._room
-            self._output += [token.id for token in batch.tokens]
-            self.cached_tokens = self._first.cached_tokens
-            return batch
+            if (passed := self._passed(strand, batch)) is not None:
+                return passed
+        return await self._next_of_several(self._merged)
+
+    def end_choice(self, choice: int) -> None:
+        self._enough.add(choice)
+        self._going.discard(choice)
+        for strand in self._strands:
+            if choice in strand.choices:
+                strand.room.end_choice(strand.choices.index(choice))
+                if strand.carrier is not None and self._going.isdisjoint(strand.choices):
+                    strand.carrier.cancel()
 
     async def hang_up(self, why: Hangup) -> None:
         self._hung_up = True
-        await self._room.hang_up(why)
+        for strand in self._strands:
+            await strand.room.hang_up(why)
+        carriers = [strand.carrier for strand in self._strands if strand.carrier is not None]
+        for carrier in carriers:
+            carrier.cancel()
+        await asyncio.gather(*carriers, return_exceptions=True)
 
-    async def _next_room(self, failure: RoomFailed) -> RoomStream:
-        """Where the request goes on. Raises the cause of the last room's failure where it does not."""
-        failed, cause = self._room.entry, self._room.cause
-        left_s = self._left_s()
+    # ---- what comes
+
+    def _passed(self, strand: _Strand, batch: TokenBatch) -> TokenBatch | None:
+        """What the reader gets of a batch of the strand's room; None: it wants no more of the choice."""
+        if not self._began:
+            self._began, self._first = True, strand.room
+        self.cached_tokens = self._first.cached_tokens
+        choice = strand.choices[batch.choice]
+        if choice not in self._going:
+            return None
+        self._outputs[choice] += [token.id for token in batch.tokens]
+        if batch.finish is not None:
+            self._going.discard(choice)
+        return batch if choice == batch.choice else batch._replace(choice=choice)
+
+    async def _next_of_several(self, merged: Outbox[TokenBatch | Exception]) -> TokenBatch:
+        while True:
+            told = await merged.get()
+            if isinstance(told, Exception):
+                await self.hang_up(Hangup.REQUEST_FAILED)
+                raise told
+            if told.choice not in self._enough:
+                return told
+
+    async def _carry(self, strand: _Strand, cause: Cause, merged: Outbox[TokenBatch | Exception]) -> None:
+        """Bring one of several strands to its end, and pass on what comes of it."""
+        try:
+            await self._open(strand, cause)
+            while not self._going.isdisjoint(strand.choices):
+                try:
+                    batch = await strand.room.next()
+                except RoomFailed as failure:
+                    if not await self._go_on(strand, failure):
+                        return
+                    continue
+                if (passed := self._passed(strand, batch)) is not None:
+                    merged.put(passed)
+        except Exception as error:
+            merged.put(error)
+
+    # ---- from room to room
+
+    async def _go_on(self, strand: _Strand, failure: RoomFailed) -> bool:
+        """In the next room, or in several: then the strand is no more, and this is False. Raises the cause of
+        the last room's failure where its choices do not go on."""
+        cause = self._judged(strand, failure)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for choice in strand.choices:
+            if choice in self._going:
+                alike.setdefault(tuple(self._outputs[choice]), []).append(choice)
+        if len(alike) == 1:
+            [choices] = alike.values()
+            strand.choices = tuple(choices)
+            await self._open(strand, cause)
+            return True
+        if self._merged is None:
+            # At most a batch a token, and one error of each strand.
+            self._merged = Outbox(self._request.choices * (self._request.max_tokens + 1))
+        self._strands.remove(strand)
+        for choices in alike.values():
+            part = replace(strand, choices=tuple(choices), carrier=None)
+            self._strands.append(part)
+            part.carrier = asyncio.create_task(self._carry(part, cause, self._merged))
+        return False
+
+    def _judged(self, strand: _Strand, failure: RoomFailed) -> Cause:
+        """Why the strand's room failed. Raises `failure` where no other follows it."""
+        failed, cause, left_s = strand.room.entry, strand.room.cause, self._left_s()
         if cause is None or self._hung_up:
             raise failure
-        if went_on(len(self._output) - self._began):
-            self._opened = 1
-        pause = pause_s(cause.reason, self._opened, self._request.sampling.seed, self._request.request_id)
-        if not may_retry(cause.reason, self._opened, left_s - pause, self._bounds):
+        if went_on(sum(len(self._outputs[choice]) - strand.began for choice in strand.choices)):
+            strand.opened = 1
+        pause = self._pause_s(strand, cause)
+        if not may_retry(cause.reason, strand.opened, left_s - pause, self._bounds):
             if cause.reason in RETRIED:
-                rooms = f"{self._opened} of {self._bounds.rooms_max} rooms in a row tried"
+                rooms = f"{strand.opened} of {self._bounds.rooms_max} rooms in a row tried"
                 had = f"{rooms}, {max(left_s, 0.0):.1f} s left"
                 self._rooms.timelines.tell(failed.id, "not retried", had)
             raise failure
-        self._avoid |= {failed.worker(side).incarnation for side in guilty(cause.reason, self._room.teller)}
-        request = replace(self._request, output=tuple(self._output))
-        need = Need(request.prefill_tokens, request.tokens_max)
-        fits = all(need.on(side) <= failed.worker(side).tokens_max for side in Side)
-        retry = Retry(failed.id, cause.reason, frozenset(self._avoid), self._bounds.wait_s, pause, fits)
+        guilt = guilty(cause.reason, strand.room.teller)
+        strand.avoid |= {failed.worker(side).incarnation for side in guilt}
+        return cause
+
+    async def _open(self, strand: _Strand, cause: Cause) -> None:
+        """The strand's next room, behind the one that failed for this cause."""
+        failed, left_s = strand.room.entry, self._left_s()
+        request = self._request_of(strand)
+        need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
+        fits = all(need.on(failed.worker(side)) <= failed.worker(side).tokens_max for side in Side)
+        pause = self._pause_s(strand, cause)
+        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits)
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admission.admit(
@@ -119,6 +228,7 @@ class RequestStream:
                     request.prompt,
                     request.salt,
                     request.trace,
+                    choices=request.choices,
                 )
         except asyncio.CancelledError:
             self._rooms.timelines.tell(failed.id, "not retried", GIVEN_UP_BETWEEN)
@@ -130,10 +240,25 @@ class RequestStream:
         if self._hung_up:
             self._rooms.admission.discard(entry, QUEUED_GONE)
             self._rooms.timelines.tell(failed.id, "not retried", GIVEN_UP_BETWEEN)
-            raise failure
-        self._opened += 1
-        self._began = len(self._output)
-        return self._follow(entry, request, max(self._left_s(), 0.0))
+            raise RoomFailed(cause.text, cause.reason.value)
+        strand.opened += 1
+        strand.began = len(request.output)
+        strand.room = self._follow(entry, request, max(self._left_s(), 0.0))
+        for place, choice in enumerate(strand.choices):
+            if choice not in self._going:
+                strand.room.end_choice(place)
+
+    def _request_of(self, strand: _Strand) -> Request:
+        """What is left of the request to its choices, which have one output."""
+        seeds = (self._request.sampling.seed, *self._request.further_seeds)
+        seed, *further = [seeds[choice] for choice in strand.choices]
+        output = tuple(self._outputs[strand.choices[0]])
+        sampling = replace(self._request.sampling, seed=seed)
+        return replace(self._request, output=output, sampling=sampling, further_seeds=tuple(further))
+
+    def _pause_s(self, strand: _Strand, cause: Cause) -> float:
+        seed = (self._request.sampling.seed, *self._request.further_seeds)[strand.choices[0]]
+        return pause_s(cause.reason, strand.opened, seed, self._request.request_id)
 
     def _left_s(self) -> float:
         return self._ends_s - asyncio.get_running_loop().time()
@@ -161,6 +286,7 @@ class RoomBackend:
             registry.tokens_max(Side.PREFILL),
             registry.tokens_max(Side.DECODE),
             registry.tokens_least_now(Side.DECODE),
+            registry.decode_page_tokens,
         )
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
@@ -174,6 +300,7 @@ class RoomBackend:
                 salt=request.salt,
                 trace=request.trace,
                 time_ms=int(self._timeout_s * 1000),
+                choices=request.choices,
             )
         except asyncio.CancelledError:
             told, status = GIVEN_UP[why()]

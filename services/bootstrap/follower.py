@@ -4,6 +4,9 @@ Both workers are called at once; where the decode worker's destination comes bef
 again. What both say is merged by token position: the first token is passed on from whichever side has it
 first, which is the prefill side, so it does not wait for the hand-over. The first cause of a failure is the
 room's, and the other side hears of it at once. That decode gave the room up is none: decode says why.
+
+A room of several choices has a position for each; it is answered when each of them is, or its reader has all
+that it wants of it.
 """
 
 import asyncio
@@ -32,7 +35,7 @@ from services.wire.conversions import (
 )
 from services.wire.errors import Draining, RemoteError, WrongIncarnation
 
-SIBLING_FAILED: Final = "a prompt of the same request failed"
+SIBLING_FAILED: Final = "another part of the request failed"
 LINGER_S: Final = 10.0
 """How long both sides of an ended room are heard on for their outcomes before they are left."""
 ROOT_S: Final = 1.0
@@ -59,10 +62,13 @@ class RoomStream:
         self._timeout_s = timeout_s
         self._given = len(request.output)
         # At most a batch a token, and one error.
-        self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.max_tokens + 1)
-        self._next = self._given
-        """Position, in the request's output, of the token that is passed on next."""
-        self._over = False
+        self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
+        self._next = [self._given] * request.choices
+        """Of each choice: the position, in its output, of the token that is passed on next."""
+        self._going = set(range(request.choices))
+        """Choices of which tokens are to come."""
+        self._streaming = False
+        """A token was passed on."""
         self._accepted = False
         """By prefill."""
         self._heard: set[Side] = set()
@@ -89,6 +95,18 @@ class RoomStream:
             raise batch
         return batch
 
+    def end_choice(self, choice: int) -> None:
+        """Nothing more of one choice is passed on, and decode draws no more of it; the last one ends the
+        room."""
+        if choice not in self._going:
+            return
+        self._going.discard(choice)
+        if self._over:
+            self._end()
+            self._rooms.stop(self.entry.id)
+        else:
+            self._rooms.links.to(self.entry.decode).end_choice(self.entry.id, choice)
+
     async def hang_up(self, why: Hangup) -> None:
         if self._over:
             return
@@ -102,6 +120,11 @@ class RoomStream:
             case Hangup.REQUEST_FAILED:
                 self._rooms.timelines.tell(self.entry.id, "broken off", self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CANCELLED, SIBLING_FAILED))
+
+    @property
+    def _over(self) -> bool:
+        """Nothing more of it is passed on."""
+        return not self._going
 
     # ---- the two sides
 
@@ -145,13 +168,14 @@ class RoomStream:
         match reply.WhichOneof("what"):
             case "tokens":
                 tokens = tuple(token_from_wire(each) for each in reply.tokens.tokens)
-                self._offer(reply.tokens.first, tokens, finish_from_wire(reply.tokens.finish))
+                told = reply.tokens
+                self._offer(told.choice, told.first, tokens, finish_from_wire(told.finish))
             case "accepted" if side is Side.PREFILL:
                 self._accepted = True
             case "first_token":
                 first = reply.first_token
                 self.cached_tokens = first.cached_tokens
-                self._offer(self._given, (token_from_wire(first.token),), finish_from_wire(first.finish))
+                self._offer(0, self._given, (token_from_wire(first.token),), finish_from_wire(first.finish))
             case "outcome":
                 self._note_outcome(side, outcome_from_wire(reply.outcome))
                 if side is Side.PREFILL and not self._accepted:
@@ -214,30 +238,37 @@ class RoomStream:
 
     # ---- merging
 
-    def _offer(self, first: int, tokens: tuple[Token, ...], finish: FinishReason | None) -> None:
-        """Pass on output tokens [first, first + n) that were not passed on yet, all of them or none."""
-        if self._over:
+    def _offer(self, choice: int, first: int, tokens: tuple[Token, ...], finish: FinishReason | None) -> None:
+        """Pass on output tokens [first, first + n) of a choice that were not passed on yet, all of them or
+        none. Raises Malformed for a choice that was not asked for."""
+        if choice not in self._going:
+            if choice >= self._request.choices:
+                raise Malformed(f"tokens of choice {choice} of {self._request.choices}")
             return
-        fresh = tokens[self._next - first :] if first <= self._next else None
+        at = self._next[choice]
+        fresh = tokens[at - first :] if first <= at else None
         if fresh is None:
-            text = f"tokens {self._next} to {first} are missing"
+            text = f"tokens {at} to {first} are missing"
             self.fail(Cause(Reason.DECODE_LOST, text), Side.DECODE)
             return
         if not fresh:
             return
-        left = self._request.max_tokens - self._next - len(fresh)
+        left = self._request.max_tokens - at - len(fresh)
         if left < 0 or (left == 0 and finish is None):
             text = f"decode worker {self.entry.decode.name} drew on behind the last token"
             self.fail(Cause(LOST[Side.DECODE], text), Side.DECODE)
             return
-        if self._next == self._given:
+        if not self._streaming:
+            self._streaming = True
             self._rooms.registry.streaming(self.entry.id)
             self._rooms.timelines.tell(self.entry.id, "first token passed on")
-        self._next += len(fresh)
+        self._next[choice] = at + len(fresh)
         if finish is not None:
-            self._end()
-            self._rooms.answered(self.entry.id, self._passed_on())
-        self._out.put(TokenBatch(fresh, finish))
+            self._going.discard(choice)
+            if self._over:
+                self._end()
+                self._rooms.answered(self.entry.id, self._passed_on())
+        self._out.put(TokenBatch(fresh, finish, choice))
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
         """One of the streams broke or told of a failure."""
@@ -257,11 +288,15 @@ class RoomStream:
 
     def _passed_on(self) -> str:
         before = f", {self._given} of them by earlier rooms" if self._given else ""
-        return f"{counted(self._next, 'token')} passed on{before}"
+        if self._request.choices == 1:
+            return f"{counted(self._next[0], 'token')} passed on{before}"
+        before = f", behind {counted(self._given, 'token')} by earlier rooms" if self._given else ""
+        drawn = sum(self._next) - self._given * self._request.choices
+        return f"{counted(drawn, 'token')} of {self._request.choices} choices passed on{before}"
 
     def _end(self) -> None:
         """The reader has got, or given up, all it will ever get. Outcomes are heard on for a while."""
-        self._over = True
+        self._going.clear()
         for timer in (self._timer, self._echo):
             if timer is not None:
                 timer.cancel()

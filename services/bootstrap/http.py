@@ -124,6 +124,7 @@ def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
         "prefill": entry.prefill.name,
         "decode": entry.decode.name,
         "canary": entry.canary,
+        "choices": entry.choices,
         "retry_of": None if entry.retry_of is None else str(entry.retry_of),
         "cause": None
         if entry.cause is None

@@ -112,6 +112,8 @@ class Link:
         self._absent = absent
         self._hearers: dict[RoomId, Hearer] = {}
         self._opening: deque[Open] = deque()
+        self._ending: deque[tuple[RoomId, int]] = deque()
+        """Choices of rooms on this stream that are complete for their readers."""
         self._over: dict[RoomId, Cause] = {}
         """Rooms that are over, and that the worker may hold."""
         self._untold: deque[RoomId] = deque()
@@ -139,6 +141,12 @@ class Link:
         self._hearers[room] = hearer
         self._opening.append(request)
         self._start()
+
+    def end_choice(self, room: RoomId, choice: int) -> None:
+        """One choice of a room that was opened on this stream is complete; the others go on."""
+        if room in self._hearers:
+            self._ending.append((room, choice))
+            self._start()
 
     def cancel(self, room: RoomId, cause: Cause) -> None:
         """The room is over, whoever opened it: the worker is told why, once, until it is to be forgotten."""
@@ -200,6 +208,7 @@ class Link:
     def _break(self, error: RemoteError) -> None:
         hearers, self._hearers = self._hearers, {}
         self._opening.clear()
+        self._ending.clear()
         self._untold = deque(self._over)
         self._news.clear()
         for room, hearer in hearers.items():
@@ -227,10 +236,11 @@ class Link:
 
     def _next(self) -> Any:
         """What is sent next, if anything."""
-        return self._message() if self._opening or self._untold else None
+        return self._message() if self._opening or self._untold or self._ending else None
 
     def _message(self) -> Any:
-        """What is sent next. That a room is over is told in the message that opens it or in a later one."""
+        """What is sent next. That a room, or a choice of it, is over is told in the message that opens it or
+        in a later one."""
         prefill = self._facts.side is Side.PREFILL
         message: Any = inference_pb2.RunRoomsRequest() if prefill else inference_pb2.StreamRoomsRequest()
         length = 0
@@ -238,6 +248,11 @@ class Link:
             message.open.append(self._opening.popleft())
         if self._opening and not message.open:
             message.open.append(self._opening.popleft())
+        while not self._opening and self._ending and length <= MESSAGE_BYTES:
+            room, choice = self._ending.popleft()
+            if room in self._hearers:
+                told = message.end_choices.add(room=room, incarnation=self._facts.incarnation, choice=choice)
+                length += told.ByteSize()
         while not self._opening and self._untold and length <= MESSAGE_BYTES:
             room = self._untold.popleft()
             if room in self._over:  # else it was retired meanwhile

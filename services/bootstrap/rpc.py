@@ -15,6 +15,7 @@ from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, Unknow
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry, RoomPhase
+from services.rooms.request import CHOICES_MAX
 from services.wire.admittance import BOOTSTRAP, check_speaks_for, shows_certificate
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.census import census_from_wire
@@ -123,9 +124,13 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         async with errors_as_status(context):
             if not 1 <= request.prompt_tokens <= request.tokens:
                 raise Malformed("tokens must be at least prompt_tokens, which must be at least 1")
+            if request.choices > CHOICES_MAX:
+                raise Malformed(f"choices must be at most {CHOICES_MAX}")
             try:
                 request_id = request_id_from_wire(request.request_id)
-                entry = await self._rooms.admission.admit(request_id, request.prompt_tokens, request.tokens)
+                entry = await self._rooms.admission.admit(
+                    request_id, request.prompt_tokens, request.tokens, choices=max(request.choices, 1)
+                )
             except (QueueFull, TimeoutError) as error:
                 raise NoCapacity(str(error) or "no pair of workers had space in time") from error
         return rooms_pb2.OpenRoomReply(

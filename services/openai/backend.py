@@ -52,24 +52,32 @@ class RoomFailed(BackendError):
 
 
 class TokenBatch(NamedTuple):
-    """Tokens in order, in one message per engine step at most; `finish` comes with the last batch."""
+    """Tokens of one choice in order, in one message per engine step at most; `finish` comes with the choice's
+    last batch."""
 
     tokens: tuple[Token, ...]
     finish: FinishReason | None = None
+    choice: int = 0
+    """Of the request's."""
 
 
 class TokenStream(Protocol):
-    """One request being served. The reader must end it: by reading to `finish`, or by `hang_up`."""
+    """One request being served. The reader must end it: by reading to `finish`, of each of its choices, or by
+    `hang_up`."""
 
     cached_tokens: int
     """Prompt tokens whose KV was reused; known once the first batch was read."""
 
     async def next(self) -> TokenBatch:
-        """The next batch; none follows the one with `finish`. Raises RoomFailed when the room fails.
+        """The next batch; none of a choice follows the one with `finish`. Raises RoomFailed when the room
+        fails, and with it all choices.
 
         Not an asynchronous generator, which its reader leaves unfinished: the loop ends each in a task of
         its own.
         """
+
+    def end_choice(self, choice: int) -> None:
+        """The reader has all that it wants of one choice, and no batch of it comes any more; others go on."""
 
     async def hang_up(self, why: Hangup) -> None:
         """Stop both workers within a turn. Idempotent, also after the end. Never raises."""
@@ -87,6 +95,8 @@ class Limits:
     """Longest prompt plus output that a decode cache can ever hold (0: no worker is known yet)."""
     sequence_tokens_least: int = 0
     """The same of the smallest of the workers that get requests now (0: none is known yet)."""
+    page_tokens: int = 1
+    """Of one page of a decode cache: several choices share whole pages of their prompt."""
 
 
 class Backend(Protocol):

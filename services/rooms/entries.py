@@ -151,6 +151,8 @@ class RoomEntry:
     lines: list[Line] = field(default_factory=list)
     """Its timeline."""
     events_dropped: int = 0
+    choices: int = 1
+    """Sequences that are drawn in it."""
 
     @property
     def waits_for_opener(self) -> set[Side]:

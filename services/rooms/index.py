@@ -5,7 +5,7 @@ however many are kept.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from typing import Final
 
@@ -36,7 +36,7 @@ class RoomIndex:
         self._named: dict[str, Table] = {}
         self._prompts: dict[str, Table] = {}
         """By the id of the HTTP request that they are numbered prompts of."""
-        self._after: dict[RoomId, RoomEntry] = {}
+        self._after: dict[RoomId, list[RoomEntry]] = {}
 
     def opened(self, entry: RoomEntry) -> None:
         if not entry.canary:
@@ -44,7 +44,7 @@ class RoomIndex:
         for table, name in self._tables(entry):
             table.setdefault(name, {})[entry.id] = entry
         if entry.retry_of is not None:
-            self._after[entry.retry_of] = entry
+            self._after.setdefault(entry.retry_of, []).append(entry)
             self._failed.pop(entry.retry_of, None)
 
     def failed(self, entry: RoomEntry) -> None:
@@ -58,8 +58,10 @@ class RoomIndex:
             del table[name][entry.id]
             if not table[name]:
                 del table[name]
-        if entry.retry_of is not None and self._after.get(entry.retry_of) is entry:
-            del self._after[entry.retry_of]
+        if entry.retry_of is not None:
+            self._after[entry.retry_of].remove(entry)
+            if not self._after[entry.retry_of]:
+                del self._after[entry.retry_of]
 
     def clients(self) -> Iterator[RoomEntry]:
         return reversed(self._clients.values())
@@ -77,9 +79,9 @@ class RoomIndex:
         prompts = reversed(self._prompts.get(request_id, {}).values())
         return merge(self.named(request_id), prompts, key=lambda entry: entry.id, reverse=True)
 
-    def after(self, room: RoomId) -> RoomEntry | None:
-        """The room that goes on for this one."""
-        return self._after.get(room)
+    def after(self, room: RoomId) -> Sequence[RoomEntry]:
+        """The rooms that go on for this one, oldest first: several, where choices of it do that differ."""
+        return self._after.get(room, ())
 
     def _tables(self, entry: RoomEntry) -> Iterator[tuple[dict[str, Table], str]]:
         yield self._named, entry.request_id

@@ -11,11 +11,12 @@ from itertools import product
 from typing import TypeAlias
 
 from services.rooms.affinity import Block
-from services.rooms.entries import Worker, WorkerState
+from services.rooms.entries import Worker, WorkerFacts, WorkerState
 from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from services.rooms.ids import Incarnation
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
+from services.rooms.shared_pages import pages_taken
 
 Pair: TypeAlias = tuple[Worker, Worker]
 
@@ -27,12 +28,26 @@ class Need:
     prompt_tokens: int
     """KV positions that prefill computes."""
     tokens: int
-    """KV positions that decode may come to hold."""
+    """KV positions that decode may come to hold of one choice."""
     blocks: tuple[Block, ...] = ()
     """Of its prompt, where there is a choice to be made by them."""
+    choices: int = 1
+    """Sequences that decode draws behind what prefill computes."""
 
-    def on(self, side: Side) -> int:
-        return self.prompt_tokens if side is Side.PREFILL else self.tokens
+    def on(self, worker: WorkerFacts) -> int:
+        """KV positions that it may come to take of this worker."""
+        return self.prompt_tokens if worker.side is Side.PREFILL else self.on_decode(worker.page_tokens)
+
+    def on_decode(self, page_tokens: int) -> int:
+        """KV positions that it may come to take in pages of so many."""
+        if self.choices == 1:
+            return self.tokens
+        return pages_taken(self.prompt_tokens, self.tokens, self.choices, page_tokens) * page_tokens
+
+    def told(self, side: Side) -> str:
+        if side is Side.PREFILL:
+            return f"{self.prompt_tokens} tokens"
+        return f"{self.tokens} tokens" if self.choices == 1 else f"{self.choices} times {self.tokens} tokens"
 
 
 def place(
@@ -48,8 +63,8 @@ def place(
     worker that fails everything at once always has a free place. `broken`: pairs that get it only if there is
     no other that could hold it.
     """
-    prefill = _able(workers[Side.PREFILL], Side.PREFILL, need.prompt_tokens)
-    decode = _able(workers[Side.DECODE], Side.DECODE, need.tokens)
+    prefill = _able(workers[Side.PREFILL], Side.PREFILL, need)
+    decode = _able(workers[Side.DECODE], Side.DECODE, need)
     wanted = _without(prefill, avoid), _without(decode, avoid)
     if broken:
         whole = _whole(*wanted, broken) or _whole(prefill, decode, broken)
@@ -61,7 +76,7 @@ def place(
 def beyond(worker: Worker, need: Need) -> int:
     """KV positions that a request takes of a worker, at least one, beyond what it was sent of its prompt.
     In prefill that is what it computes. In decode it is spared the transfer alone."""
-    return max(need.on(worker.facts.side) - worker.sent.tokens(need.blocks), 1)
+    return max(need.on(worker.facts) - worker.sent.tokens(need.blocks), 1)
 
 
 def all_full(workers: Iterable[Iterable[Worker]]) -> bool:
@@ -74,12 +89,13 @@ def largest(workers: Iterable[Worker]) -> int:
     return max((worker.facts.tokens_max for worker in workers), default=0)
 
 
-def _able(role: Sequence[Worker], side: Side, tokens: int) -> list[Worker]:
-    """Workers of a side that could hold so many tokens, at least one: those that are ready, or, where none
-    is, those that may be again at once."""
-    large = [worker for worker in role if worker.facts.tokens_max >= tokens]
+def _able(role: Sequence[Worker], side: Side, need: Need) -> list[Worker]:
+    """Workers of a side that could hold the request, at least one: those that are ready, or, where none is,
+    those that may be again at once."""
+    large = [worker for worker in role if worker.facts.tokens_max >= need.on(worker.facts)]
     if role and not large:
-        raise TooLarge(f"no {side.value} worker can hold {tokens} tokens: the largest holds {largest(role)}")
+        told, most = need.told(side), largest(role)
+        raise TooLarge(f"no {side.value} worker can hold {told}: the largest holds {most}")
     able = [worker for worker in large if worker.state is WorkerState.READY]
     able = able or [worker for worker in large if worker.is_serving]
     if able:
@@ -87,7 +103,7 @@ def _able(role: Sequence[Worker], side: Side, tokens: int) -> list[Worker]:
     ready = largest(worker for worker in role if worker.state is WorkerState.READY)
     if ready:
         raise NoSuchWorker(
-            f"no {side.value} worker that is ready can hold {tokens} tokens: the largest holds {ready}"
+            f"no {side.value} worker that is ready can hold {need.told(side)}: the largest holds {ready}"
         )
     raise NoneReady(side)
 

@@ -258,6 +258,11 @@ class Registry:
         any."""
         return self._largest[side]
 
+    @property
+    def decode_page_tokens(self) -> int:
+        """Of a page of decode's, the largest where they differ; 1 without workers."""
+        return max((worker.facts.page_tokens for worker in self._on[Side.DECODE]), default=1)
+
     def tokens_least_now(self, side: Side) -> int:
         """The same of the smallest of those that get rooms now or may again at once, if there are any."""
         serving = (worker.facts.tokens_max for worker in self._on[side] if worker.is_serving)
@@ -282,11 +287,12 @@ class Registry:
             prefill.facts,
             decode.facts,
             beyond(prefill, need),
-            need.tokens,
+            need.on(decode.facts),
             now_ms,
             canary,
             retry_of,
             trace_id,
+            choices=need.choices,
         )
         self._open[room] = entry
         self.index.opened(entry)

@@ -404,4 +404,5 @@ def room_to_wire(entry: RoomEntry, *, events: bool) -> rooms_pb2.Room:
         events=[event_to_wire(each) for each in entry.events] if events else [],
         events_dropped=entry.events_dropped,
         retry_of=entry.retry_of or 0,
+        choices=entry.choices,
     )

@@ -70,9 +70,12 @@ def first(token: int, finish: FinishReason | None = None) -> Step:
     return inference_pb2.RunRoomReply(first_token=told)
 
 
-def tokens(start: int, ids: Sequence[int], finish: FinishReason | None = None) -> Step:
+def tokens(start: int, ids: Sequence[int], finish: FinishReason | None = None, choice: int = 0) -> Step:
     told = inference_pb2.Tokens(
-        first=start, tokens=[token_to_wire(Token(each)) for each in ids], finish=finish_to_wire(finish)
+        first=start,
+        tokens=[token_to_wire(Token(each)) for each in ids],
+        finish=finish_to_wire(finish),
+        choice=choice,
     )
     return inference_pb2.StreamRoomReply(tokens=told)
 
@@ -106,6 +109,8 @@ class Worker:
     """How long each of them may take, as it was told."""
     cancels: dict[int, str] = field(default_factory=dict)
     """Rooms to reasons."""
+    enough: list[tuple[int, int]] = field(default_factory=list)
+    """Rooms and their choices that it was told are complete."""
     absent: set[int] = field(default_factory=set)
     """Rooms of which a cancel is answered so."""
     cut: list[int] = field(default_factory=list)
@@ -163,7 +168,7 @@ class Worker:
             async for request in request_iterator:
                 for each in request.open:
                     playing[each.room] = asyncio.create_task(play(each.room, *self.take(each)))
-                for room in self.end(request.cancel):
+                for room in self.end(request):
                     said.put_nowait((room, None))
 
         await asyncio.sleep(self.late_s)
@@ -179,10 +184,12 @@ class Worker:
     def message(self, lines: Any) -> Any:
         raise NotImplementedError
 
-    def end(self, cancels: Any) -> list[int]:
-        """Rooms are over. Those of them that are said not to be here."""
-        self.cancels |= {each.room: each.cause.reason for each in cancels}
-        return [each.room for each in cancels if each.room in self.absent]
+    def end(self, request: Any) -> list[int]:
+        """Rooms are over, and choices of others. Those rooms that are said not to be here."""
+        self.cancels |= {each.room: each.cause.reason for each in request.cancel}
+        if self.side is Side.DECODE:
+            self.enough += [(each.room, each.choice) for each in request.end_choices]
+        return [each.room for each in request.cancel if each.room in self.absent]
 
     def take(self, request: Any) -> tuple[Request, Sequence[Step]]:
         """What is asked, and the script for it. The room may be left in the very message that opens it."""

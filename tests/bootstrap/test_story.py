@@ -171,7 +171,7 @@ async def test_while_another_room_is_looked_for_it_has_not_failed_yet(at: House)
     entry = await at.admission.admit("request-1", 3, 5)
     at.rooms.fail(entry.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: gone"))
     assert (await story(at, "request-1"))["state"] == "failed"
-    at.admission.retrying.add(entry.id)
+    at.admission.retrying[entry.id] += 1
     told = await story(at, "request-1")
     assert told["state"] == "retrying"
     assert told["headline"].startswith("Its room failed, and it may go on in another: decode worker decode-0")
@@ -284,7 +284,7 @@ async def test_one_that_waits_for_its_next_room_is_listed_once(at: House) -> Non
     ("why", "state", "headline"),
     [
         (Hangup.CLIENT_GONE, "gone", "The client hung up while it waited"),
-        (Hangup.REQUEST_FAILED, "refused", "Given up: a prompt of the same request failed"),
+        (Hangup.REQUEST_FAILED, "refused", "Given up: another part of the request failed"),
     ],
 )
 async def test_one_that_is_cancelled_while_it_waits_is_told_with_the_true_reason(
@@ -309,7 +309,7 @@ async def test_a_room_that_ends_with_another_prompt_of_its_request_is_no_hang_up
     await stream.hang_up(Hangup.REQUEST_FAILED)
     told = await story(at, "request-1")
     assert told["state"] == "failed"
-    assert told["cause"]["text"] == "a prompt of the same request failed"
+    assert told["cause"]["text"] == "another part of the request failed"
 
 
 async def test_an_id_means_its_newest_request_and_the_prompts_of_one(at: House) -> None:

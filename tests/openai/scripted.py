@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from services.openai.backend import Hangup, Limits, TokenBatch, client_gone
 from services.rooms.request import FinishReason, Request, Token
@@ -32,6 +33,15 @@ def saying(text: str, *, finish: FinishReason = STOP, top: int | None = None) ->
     return [batch([id_], finish if place == last else None, top) for place, id_ in enumerate(output)]
 
 
+def in_turn(*scripts: Sequence[Step]) -> list[Step]:
+    """Several choices: a step of each, from the first on, until all are over."""
+    told = [
+        [each._replace(choice=place) if isinstance(each, TokenBatch) else each for each in script]
+        for place, script in enumerate(scripts)
+    ]
+    return [step for steps in zip_longest(*told) for step in steps if step is not None]
+
+
 @dataclass
 class Stream:
     request: Request
@@ -40,6 +50,10 @@ class Stream:
     hangups: list[Hangup] = field(default_factory=list)
     ended: bool = False
     """Read to its finish, or failed by itself."""
+    over: set[int] = field(default_factory=set)
+    """Choices that finished."""
+    enough: list[int] = field(default_factory=list)
+    """Choices that the reader ended."""
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     read: int = 0
 
@@ -54,14 +68,21 @@ class Stream:
             match step:
                 case asyncio.Event():
                     await step.wait()
+                case TokenBatch() if step.choice in self.enough:
+                    pass
                 case TokenBatch():
                     self.cached_tokens = 3
                     self.read += 1
-                    self.ended = step.finish is not None
+                    if step.finish is not None:
+                        self.over.add(step.choice)
+                        self.ended = len(self.over.union(self.enough)) == self.request.choices
                     return step
                 case _:
                     self.ended = True
                     raise step
+
+    def end_choice(self, choice: int) -> None:
+        self.enough.append(choice)
 
     async def hang_up(self, why: Hangup) -> None:
         self.hangups.append(why)

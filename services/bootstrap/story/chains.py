@@ -1,8 +1,8 @@
 """Which rooms are one request's story, and which request does an id mean?
 
-A room that went on for another names it, so a request is a chain of rooms. A client may reuse an id, and
-the prompts of one HTTP request are requests of their own, `ID-0`, `ID-1`, …: an id means the newest chain,
-and the others are named beside it.
+A room that went on for another names it, so a request is a chain of rooms, which branches where choices went
+on in rooms of their own. A client may reuse an id, and the prompts of one HTTP request are requests of their
+own, `ID-0`, `ID-1`, …: an id means the newest chain, and the others are named beside it.
 """
 
 import re
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-from services.rooms.entries import RoomEntry
-from services.rooms.errors import UnknownRoom
+from services.rooms.entries import RoomEntry, RoomPhase
+from services.rooms.errors import Reason, UnknownRoom
 from services.rooms.ids import RoomId
 from services.rooms.registry import Registry
 
@@ -24,7 +24,7 @@ SEARCHED_MAX: Final = 10_000
 """A whole id is found wherever it is (`find`); a part of one is looked for in so many."""
 
 Chain = list[RoomEntry]
-"""The rooms of one request, the first one first."""
+"""The rooms of one request, the first one first; the last one is that which says how the request stands."""
 
 
 class Kept:
@@ -73,22 +73,37 @@ class Kept:
         """At most `limit` that `entries` are in."""
         chains: dict[RoomId, Chain] = {}
         for entry in entries:
-            last = entry
-            while (after := self._index.after(last.id)) is not None:
-                last = after
-            if last.id not in chains:
-                chains[last.id] = _back(self._registry, last)
+            first = self._first(entry)
+            if first.id not in chains:
+                chains[first.id] = self._from(first)
             if len(chains) == limit:
                 break
-        return [chains[room] for room in sorted(chains, reverse=True)]
+        return sorted(chains.values(), key=lambda chain: max(each.id for each in chain), reverse=True)
+
+    def _first(self, entry: RoomEntry) -> RoomEntry:
+        """The room that an entry's request began in, as far back as it is kept."""
+        while entry.retry_of is not None:
+            try:
+                entry = self._registry.get(entry.retry_of)
+            except UnknownRoom:
+                break
+        return entry
+
+    def _from(self, first: RoomEntry) -> Chain:
+        """The rooms that went on for `first`, the newest of them, and itself."""
+        rooms, ends = [first], []
+        for entry in rooms:
+            after = self._index.after(entry.id)
+            rooms += after
+            ends += [] if after else [entry]
+        telling = max(ends, key=_tells)
+        rest = sorted((each for each in rooms if each is not telling), key=lambda each: each.id)
+        return [*rest, telling][-ROOMS_PER_REQUEST_MAX:]
 
 
-def _back(registry: Registry, last: RoomEntry) -> Chain:
-    """The rooms that `last` goes on for, as far back as they are kept, and itself."""
-    chain = [last]
-    while chain[0].retry_of is not None and len(chain) < ROOMS_PER_REQUEST_MAX:
-        try:
-            chain.insert(0, registry.get(chain[0].retry_of))
-        except UnknownRoom:
-            break
-    return chain
+def _tells(entry: RoomEntry) -> tuple[bool, bool, int, int]:
+    """Of several rooms that no other went on for, how much one says of the request: most does one that goes
+    on, then one that failed by itself, then the one that ended last."""
+    goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING)
+    failed = entry.cause is not None and entry.has_failed and entry.cause.reason is not Reason.CANCELLED
+    return goes_on, failed, entry.closing_ms, entry.id

@@ -123,20 +123,24 @@ class OpenRoomRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     tokens: _builtins.int
-    """Prompt plus output: what the decode worker may come to hold."""
+    """Prompt plus output: what the decode worker may come to hold of one choice."""
+    choices: _builtins.int
+    """Sequences that are to be drawn behind the prompt; 0 for one."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         tokens: _builtins.int = ...,
+        choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,12 +386,15 @@ class Room(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     EVENTS_DROPPED_FIELD_NUMBER: _builtins.int
     RETRY_OF_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     request_id: _builtins.str
     phase: _builtins.str
     events_dropped: _builtins.int
     retry_of: _builtins.int
     """The room of the same request that failed, and that this one goes on for; 0 for none."""
+    choices: _builtins.int
+    """Sequences that are drawn in it."""
     @_builtins.property
     def prefill(self) -> Global___Peer: ...
     @_builtins.property
@@ -408,10 +415,11 @@ class Room(_message.Message):
         events: _abc.Iterable[Global___RoomEvent] | None = ...,
         events_dropped: _builtins.int = ...,
         retry_of: _builtins.int = ...,
+        choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "decode", b"decode", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "decode", b"decode", "events", b"events", "events_dropped", b"events_dropped", "phase", b"phase", "prefill", b"prefill", "request_id", b"request_id", "retry_of", b"retry_of", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "choices", b"choices", "decode", b"decode", "events", b"events", "events_dropped", b"events_dropped", "phase", b"phase", "prefill", b"prefill", "request_id", b"request_id", "retry_of", b"retry_of", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
