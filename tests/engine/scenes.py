@@ -64,6 +64,42 @@ def drawn(engine: Engine, prompts: Answers, samplings: Sequenced[Sampling], toke
     return told
 
 
+def several(
+    post: Post, directory: Path, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
+) -> list[Answers]:
+    return forked(post.engine(directory), prompts, sampling, seeds, tokens)
+
+
+def forked(
+    engine: Engine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
+) -> list[Answers]:
+    """Of each prompt a choice for each seed, all in the same steps: rows of up to a page begin beside prompts
+    that are not computed yet and choices that go on."""
+    worker = Worker(engine)
+    rooms = [[worker.admit(prompt, tokens, replace(sampling, seed=seeds[0]))] for prompt in prompts]
+    while not all(tenant.done for room in rooms for tenant in room):
+        for room in rooms:
+            if len(room) < len(seeds) and room[0].sequence.output:
+                room.append(worker.fork(room[0], seeds[len(room)]))
+        worker.step([tenant for room in rooms for tenant in room], engine.layout.page_tokens)
+    return [[tenant.sequence.output for tenant in room] for room in rooms]
+
+
+def one_by_one(
+    engine: Engine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
+) -> list[Answers]:
+    """The same choices, each as a request of its own, one after the other."""
+    worker = Worker(engine)
+    told: list[Answers] = []
+    for prompt in prompts:
+        told.append([])
+        for seed in seeds:
+            tenant = worker.admit(prompt, tokens, replace(sampling, seed=seed))
+            told[-1] += worker.run([tenant], len(prompt))
+            worker.release(tenant)
+    return told
+
+
 def sums(post: Post, directory: Path, length: int, start: int) -> dict[str, Any]:
     """A prompt summed chunk by chunk beside one that is not; what the pages hold on this rank."""
     engine = post.engine(directory)

@@ -151,6 +151,14 @@ def test_one_rank_draws_for_all(crew: Crew, model: Path, tiny_engine: MakeEngine
                 assert token.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
+def test_own_draws_the_choices_of_a_prompt_are_drawn_by_two_ranks_as_by_one(
+    crew: Crew, model: Path, tiny_engine: MakeEngine
+) -> None:
+    asked = random_prompts((16, 33)), Sampling(temperature=1.0), (5, 6, 7), OUTPUT_TOKENS
+    told = crew.play(Topology(2), scenes.several, model, *asked)
+    assert told == [scenes.one_by_one(tiny_engine(TWO_KV_HEADS), *asked)] * 2
+
+
 @pytest.mark.parametrize("topology", SHAPES.values(), ids=SHAPES.keys())
 def test_the_sum_of_pages_is_the_whole_workers_on_every_rank(
     crew: Crew, model: Path, topology: Topology

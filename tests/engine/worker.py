@@ -2,12 +2,13 @@
 
 import random
 from collections import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
 
 from services.engine.engine import Engine, Row, Sequence
+from services.pages.choices import ChoicePages
 from services.rooms.request import Request, Sampling, Token
 
 GREEDY = Sampling(temperature=0.0)
@@ -20,6 +21,8 @@ class Tenant:
     sequence: Sequence
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    shared: int = 0
+    """Leading pages that are another's."""
 
     @property
     def done(self) -> bool:
@@ -40,11 +43,21 @@ class Worker:
         request = Request(f"request-{next(self._numbers)}", tuple(prompt), max_tokens, sampling=sampling)
         return Tenant(Sequence(request, []))
 
+    def fork(self, tenant: Tenant, seed: int) -> Tenant:
+        """A further choice behind a computed prompt, as `services.decode` begins it."""
+        request = tenant.sequence.request
+        asked = replace(request, sampling=replace(request.sampling, seed=seed))
+        size = self.engine.layout.page_tokens
+        division = ChoicePages(len(request.prompt), asked.tokens_max, 2, size)
+        return Tenant(
+            Sequence(asked, []), division.shared_tokens, [*tenant.pages[: division.shared]], division.shared
+        )
+
     def release(self, tenant: Tenant) -> None:
         """Give the pages back, spoilt."""
-        for page in tenant.pages:
+        for page in tenant.pages[tenant.shared :]:
             self.engine.cache.tensor[page] = float("nan")
-        self._free += tenant.pages
+        self._free += tenant.pages[tenant.shared :]
         tenant.pages = []
 
     def grow(self, tenant: Tenant, tokens: int) -> None:

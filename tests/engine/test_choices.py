@@ -1,0 +1,65 @@
+"""Does each choice of a prompt draw what a request of its own would, in every way of computing?
+
+A choice begins with a row of up to a page of tokens behind pages that it shares, beside rows of all kinds.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.engine.engine import Engine, load_engine
+from services.rooms.request import Sampling
+from tests.engine import scenes
+from tests.engine.conftest import MakeEngine
+from tests.engine.kernels import Directory, load, needs_kernel
+from tests.engine.test_by_row import bloom
+from tests.engine.test_equals_reference import random_prompts
+
+LENGTHS = (1, 15, 16, 17, 48, 100)
+"""Ends of pages among them, and more than a window."""
+SEEDS = (11, 12, 13)
+WINDOWED = "three queries a head"
+
+
+@pytest.fixture(params=["calls", "calls, a window", "compiled", "row by row"])
+def engine(
+    request: pytest.FixtureRequest, tiny_engine: MakeEngine, directory: Directory, tmp_path: Path
+) -> Engine:
+    ways: dict[str, Callable[[], Engine]] = {
+        "calls": lambda: tiny_engine("llama-gqa-untied"),
+        "calls, a window": lambda: load(directory(WINDOWED), dtype=torch.float32, compiled=False),
+        "compiled": lambda: load(directory(WINDOWED), dtype=torch.float32),
+        "row by row": lambda: load_engine(
+            bloom(tmp_path / "bloom"), dtype="float32", device="cpu", kv_cache_memory=2**23, threads=1
+        ),
+    }
+    made = ways[request.param]()
+    assert (made.compiled is not None) == (request.param == "compiled")
+    assert (made.by_row is not None) == (request.param == "row by row")
+    return made
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.9, top_k=50, repetition_penalty=1.3, presence_penalty=0.5),
+    ],
+    ids=["drawn", "with penalties"],
+)
+def test_own_draws_each_choice_is_drawn_as_a_request_of_its_own(engine: Engine, sampling: Sampling) -> None:
+    prompts = random_prompts(LENGTHS)
+    told = scenes.forked(engine, prompts, sampling, SEEDS, 12)
+    assert told == scenes.one_by_one(engine, prompts, sampling, SEEDS, 12)
+    assert all(len({*map(tuple, choices)}) == len(SEEDS) for choices in told)
+
+
+@needs_kernel
+def test_choices_that_take_the_likeliest_are_all_the_same(engine: Engine) -> None:
+    prompts = random_prompts(LENGTHS)
+    told = scenes.forked(engine, prompts, Sampling(temperature=0.0), SEEDS, 12)
+    assert told == scenes.one_by_one(engine, prompts, Sampling(temperature=0.0), SEEDS, 12)
+    assert all(len({*map(tuple, choices)}) == 1 for choices in told)
