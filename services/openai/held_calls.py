@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
+from services.openai.closed_schemas import closed
 from services.openai.conversation import offered
 from services.openai.dialects import CALL_FORMS, HERMES, Form, named
 from services.openai.errors import invalid
@@ -41,13 +42,6 @@ CALLS_MAX: Final = 16
 """Of one answer that is held to calls: a small model may go on for ever."""
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
-OPENING: Final = frozenset(
-    {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$ref"}
-    | {"allOf", "anyOf", "oneOf", "not", "if"}
-)
-"""Words beside `properties` that say which others there may be."""
-LITERAL: Final = frozenset({"const", "default", "enum", "examples"})
-"""Words whose values are no schemas."""
 BLANKS: Final = r"BLANKS: /[ \n]{1,4}/"
 
 
@@ -96,21 +90,7 @@ def _schema(body: ChatRequest, tool: Tool) -> Mapping[str, Any]:
     function = tool.function
     if not (is_forced(body) or function.strict):
         return ANY_OBJECT
-    return NO_ARGUMENTS if not function.parameters else _closed({"type": "object", **function.parameters})
-
-
-def _closed(schema: Any) -> Any:
-    """Without properties that nobody named, where it does not ask for them: a small model may write on."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    told = {name: value if name in LITERAL else _closed(value) for name, value in schema.items()}
-    return (
-        {**told, "additionalProperties": False}
-        if "properties" in told and not OPENING & told.keys()
-        else told
-    )
+    return NO_ARGUMENTS if not function.parameters else closed({"type": "object", **function.parameters})
 
 
 def whole_grammar(

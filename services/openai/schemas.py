@@ -316,6 +316,8 @@ class AllowedTools:
 class CalledFunction(Shape):
     name: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
     arguments: Annotated[str, BeforeValidator(call_arguments)] = "{}"
+    parsed_arguments: Any = None
+    """The same, as OpenAI's client has read it and sends it back."""
 
 
 class ToolCall(Shape):
@@ -343,6 +345,8 @@ class Message(Shape):
     """Of the assistant's: its thoughts."""
     reasoning: str | None = None
     """The same, by another name."""
+    parsed: Any = None
+    """The content, as OpenAI's client has read it and sends it back."""
     refusal: Nothing = None
     """This and the next: a reply that is sent back as it came carries them, empty."""
     annotations: Nothing = None

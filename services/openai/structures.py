@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 
 from services.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
+from services.openai.closed_schemas import closed
 from services.openai.dialects import Form
 from services.openai.door import caller_in
 from services.openai.errors import invalid
@@ -249,7 +250,7 @@ def _in_structured_outputs(
 
 
 def _json(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> Structure:
-    text = to_json({**schema, OPTIONS: options}).decode()
+    text = to_json({**closed(schema), OPTIONS: options}).decode()
     return Structure(param, Grammar(GrammarKind.JSON_SCHEMA, text))
 
 

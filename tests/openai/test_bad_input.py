@@ -429,6 +429,7 @@ async def test_harmless_fields_are_taken(http: httpx.AsyncClient, backend: Scrip
         "refusal": None,
         "tool_calls": None,
         "annotations": [],
+        "parsed": {"as": "its client read it"},
         "reasoning_content": None,  # other servers' replies
     }
     harmless["messages"] = [{"role": "developer", "content": parts}, earlier, USER]

@@ -276,6 +276,22 @@ async def test_what_is_wrong_with_limits_is_told_by_field(fields: dict[str, Any]
     assert held.backend.asked == []
 
 
+async def test_a_call_goes_back_as_the_clients_helper_read_it(
+    http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    """OpenAI's `.parse` leaves what it read in the message that a conversation goes on with."""
+    call = {"name": "f", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}}
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": call}]},
+        {"role": "tool", "tool_call_id": "c", "content": "y"},
+    ]
+    assert (await http.post(CHAT, json=chat(messages=turns))).status_code == 200
+    text = tiny.model().tokenizer.decode(backend.asked[0].prompt, skip_special_tokens=False)
+    assert '"arguments": {"a": 1}' in text
+    assert "parsed" not in text
+
+
 async def test_a_call_has_no_arguments_that_nobody_named() -> None:
     """A schema may allow them without meaning them: pydantic's do."""
     schema = {"properties": {"a": {"type": "object", "properties": {"b": {"const": {"properties": 1}}}}}}
