@@ -21,6 +21,14 @@ def reference_greedy(
     return [list(_continued(model_dir, tuple(prompt), max_tokens, dtype)) for prompt in prompts]
 
 
+def reference_scores(model_dir: Path, prompt: Sequence[int]) -> torch.Tensor:
+    """[tokens - 1, vocabulary]: the log-probabilities of every token in place of each but the prompt's first,
+    in float32."""
+    with torch.inference_mode():
+        logits = _model(model_dir, "float32")(input_ids=torch.tensor([prompt])).logits[0, :-1]
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
 @cache
 def _continued(model_dir: Path, prompt: tuple[int, ...], max_tokens: int, dtype: str) -> tuple[int, ...]:
     model = _model(model_dir, dtype)

@@ -7,7 +7,7 @@ still sends is not read. Choices that have ended are not drawn again.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -40,6 +40,11 @@ GIVEN_UP_BETWEEN: Final = "given up while it waited for another room"
 
 Follow = Callable[[RoomEntry, Request, float], RoomStream]
 """Drive an opened room, for so many seconds at most."""
+
+
+def reusable(request: Request) -> Sequence[int]:
+    """What a worker may have of it already: nothing of a prompt that is scored (`scored-is-computed`)."""
+    return request.prompt if request.prompt_logprobs is None else ()
 
 
 @dataclass(slots=True, eq=False)
@@ -225,7 +230,7 @@ class RequestStream:
                     request.prefill_tokens,
                     request.tokens_max,
                     retry,
-                    request.prompt,
+                    reusable(request),
                     request.salt,
                     request.trace,
                     choices=request.choices,
@@ -254,7 +259,9 @@ class RequestStream:
         seed, *further = [seeds[choice] for choice in strand.choices]
         output = tuple(self._outputs[strand.choices[0]])
         sampling = replace(self._request.sampling, seed=seed)
-        return replace(self._request, output=output, sampling=sampling, further_seeds=tuple(further))
+        request = replace(self._request, output=output, sampling=sampling, further_seeds=tuple(further))
+        # The prompt's scores came with the first token, all of them (`scored-once`).
+        return replace(request, prompt_logprobs=None) if self._began else request
 
     def _pause_s(self, strand: _Strand, cause: Cause) -> float:
         seed = (self._request.sampling.seed, *self._request.further_seeds)[strand.choices[0]]
@@ -296,7 +303,7 @@ class RoomBackend:
                 request.request_id,
                 request.prefill_tokens,
                 request.tokens_max,
-                prompt=request.prompt,
+                prompt=reusable(request),
                 salt=request.salt,
                 trace=request.trace,
                 time_ms=int(self._timeout_s * 1000),

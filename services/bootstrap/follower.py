@@ -2,7 +2,8 @@
 
 Both workers are called at once; where the decode worker's destination comes before the room has, it is told
 again. What both say is merged by token position: the first token is passed on from whichever side has it
-first, which is the prefill side, so it does not wait for the hand-over. The first cause of a failure is the
+first, which is the prefill side, so it does not wait for the hand-over. Where prefill alone has all that is
+to be told with it, decode's tokens wait for that. The first cause of a failure is the
 room's, and the other side hears of it at once. That decode gave the room up is none: decode says why.
 
 A room of several choices has a position for each; it is answered when each of them is, or its reader has all
@@ -11,18 +12,19 @@ that it wants of it.
 
 import asyncio
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 
 from services.bootstrap.outbox import Outbox
 from services.bootstrap.rooms import ANSWERED, LOST, Rooms
 from services.openai.backend import Hangup, RoomFailed, TokenBatch
+from services.pages.record import ALTERNATIVES_MAX
 from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry
-from services.rooms.request import FinishReason, Request, Token
+from services.rooms.request import FinishReason, Request, Score, Token
 from services.runtime.logging import Log
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import (
@@ -31,6 +33,7 @@ from services.wire.conversions import (
     outcome_from_wire,
     peer_to_wire,
     request_to_wire,
+    scores_from_wire,
     token_from_wire,
 )
 from services.wire.errors import Draining, RemoteError, WrongIncarnation
@@ -69,6 +72,10 @@ class RoomStream:
         """Choices of which tokens are to come."""
         self._streaming = False
         """A token was passed on."""
+        self._scores: list[Score] = []
+        """Of the prompt, as far as prefill has told them."""
+        self._behind: list[_Offer] | None = [] if _first_is_prefills(request) else None
+        """What decode said, while prefill's first token is waited for; None: it is not, or no more."""
         self._accepted = False
         """By prefill."""
         self._heard: set[Side] = set()
@@ -169,13 +176,29 @@ class RoomStream:
             case "tokens":
                 tokens = tuple(token_from_wire(each) for each in reply.tokens.tokens)
                 told = reply.tokens
-                self._offer(told.choice, told.first, tokens, finish_from_wire(told.finish))
+                offer = told.choice, told.first, tokens, finish_from_wire(told.finish)
+                if self._behind is None:
+                    self._offer(*offer)
+                else:
+                    self._keep_behind(self._behind, offer)
             case "accepted" if side is Side.PREFILL:
                 self._accepted = True
             case "first_token":
                 first = reply.first_token
                 self.cached_tokens = first.cached_tokens
+                if len(self._scores) != self._request.scores:
+                    wanted = self._request.scores
+                    raise Malformed(f"{len(self._scores)} scores before the first token, of {wanted}")
                 self._offer(0, self._given, (token_from_wire(first.token),), finish_from_wire(first.finish))
+                behind, self._behind = self._behind or (), None
+                for offer in behind:
+                    self._offer(*offer)
+            case "scores":
+                scores = scores_from_wire(reply.scores)
+                left = 0 if self._behind is None else self._request.scores - len(self._scores)
+                if reply.scores.first != 1 + len(self._scores) or len(scores) > left:
+                    raise Malformed(f"scores from token {reply.scores.first} on, {left} were to come")
+                self._scores += scores
             case "outcome":
                 self._note_outcome(side, outcome_from_wire(reply.outcome))
                 if side is Side.PREFILL and not self._accepted:
@@ -184,7 +207,7 @@ class RoomStream:
     def _note_outcome(self, side: Side, cause: Cause | None) -> None:
         text = "answered" if cause is None else f"{cause.reason.value}: {cause.text}"
         self._rooms.timelines.tell(self.entry.id, f"{side.value} outcome", text)
-        if cause is None and side is Side.DECODE and not self._over:
+        if cause is None and side is Side.DECODE and not self._going <= self._whole_behind():
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is None:
             return
@@ -238,6 +261,16 @@ class RoomStream:
 
     # ---- merging
 
+    def _keep_behind(self, behind: "list[_Offer]", offer: "_Offer") -> None:
+        """Until prefill has told its first token. Raises Malformed for more than the room may draw."""
+        if len(behind) >= self._request.choices * self._request.max_tokens:
+            raise Malformed("more messages than tokens may come")
+        behind.append(offer)
+
+    def _whole_behind(self) -> set[int]:
+        """Choices of which all is there, and waits for prefill's first token."""
+        return {choice for choice, _, _, finish in self._behind or () if finish is not None}
+
     def _offer(self, choice: int, first: int, tokens: tuple[Token, ...], finish: FinishReason | None) -> None:
         """Pass on output tokens [first, first + n) of a choice that were not passed on yet, all of them or
         none. Raises Malformed for a choice that was not asked for."""
@@ -268,7 +301,8 @@ class RoomStream:
             if self._over:
                 self._end()
                 self._rooms.answered(self.entry.id, self._passed_on())
-        self._out.put(TokenBatch(fresh, finish, choice))
+        scores, self._scores = tuple(self._scores), []  # `scored-once`
+        self._out.put(TokenBatch(fresh, finish, choice, scores))
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
         """One of the streams broke or told of a failure."""
@@ -322,6 +356,18 @@ class RoomStream:
             return Cause(LOST[side], f"{who} ended without an outcome")
         self._rooms.registry.suspect(facts.incarnation)
         return Cause(LOST[side], f"{who} broke off: {remote}")
+
+
+_Offer: TypeAlias = tuple[int, int, tuple[Token, ...], FinishReason | None]
+"""Tokens of a choice, from a position of its output on, and how it ended with them, if it did."""
+
+
+def _first_is_prefills(request: Request) -> bool:
+    """The first token is told by prefill alone: with the prompt's scores, or with more log-probabilities than
+    a metadata record holds (`record-fits`)."""
+    sampling = request.sampling
+    tops = (sampling.top_logprobs or 0) + len(sampling.logprob_token_ids)
+    return request.prompt_logprobs is not None or tops > ALTERNATIVES_MAX
 
 
 class _Ear:

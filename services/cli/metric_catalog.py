@@ -53,6 +53,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_decode_batch_places",
         "baton_step_seconds",
         "baton_prefill_tokens_total",
+        "baton_prefill_scored_tokens_total",
         "baton_decode_tokens_total",
         "baton_prefix_queried_tokens_total",
         "baton_prefix_reused_tokens_total",

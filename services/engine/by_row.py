@@ -113,10 +113,9 @@ class RowSteps:
         self._cache = cache
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
-        """[N, vocabulary] of the checked `rows` that sample, in their order."""
+        """[N, vocabulary] of what the checked `rows` want, in their order."""
         told = [self._row(row) for row in rows]
-        wanted = [logits for row, logits in zip(rows, told, strict=True) if row.sample]
-        return torch.cat(wanted) if wanted else self._cache.tensor.new_empty(0, self._vocab_size)
+        return torch.cat(told) if told else self._cache.tensor.new_empty(0, self._vocab_size)
 
     def _row(self, row: Row) -> torch.Tensor:
         size, device = self._cache.layout.page_tokens, self._cache.tensor.device
@@ -132,7 +131,9 @@ class RowSteps:
             return told[0], told[1]
 
         tokens = torch.tensor([row.sequence.tokens(row.start, row.stop)], device=device)
-        return self._definition.logits(tokens, row.start, store, last=True)
+        last = not row.scored
+        logits = self._definition.logits(tokens, row.start, store, last=last)
+        return logits[[each - (row.stop - 1 if last else row.start) for each in row.wanted]]
 
 
 class Notes:

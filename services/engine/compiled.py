@@ -247,7 +247,7 @@ class CompiledSteps:
         """Columns of what a step computes of each token on its way."""
 
     def logits(self, rows: abc.Sequence[Row], *, everywhere: bool = False, later: int = 0) -> torch.Tensor:
-        """[N, vocabulary] in float32, of the checked `rows` that sample, in their order; `everywhere`: of all
+        """[N, vocabulary] in float32, of what the checked `rows` want, in their order; `everywhere`: of all
         positions, row by row. `later`: by how much queries and keys are turned as if they came later."""
         size, count = self._cache.layout.page_tokens, len(rows)
         used = [-(-row.stop // size) for row in rows]
@@ -262,7 +262,11 @@ class CompiledSteps:
             [page for row, pages in zip(rows, used, strict=True) for page in row.pages[:pages]],
             [*range(fed)]
             if everywhere
-            else [end - 1 for row, end in zip(rows, begins[1:], strict=True) if row.sample],
+            else [
+                begin - row.start + each
+                for row, begin in zip(rows, begins, strict=False)
+                for each in row.wanted
+            ],
         )
         numbers = integers([*chain.from_iterable(told)])
         tokens, *where = torch.split(numbers, [*map(len, told)])

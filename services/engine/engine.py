@@ -27,10 +27,11 @@ from services.engine.model import Model, load_model
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
 from services.engine.proof import hasten
-from services.engine.rows import PageSum, Row, Sequence, SumPart, check
+from services.engine.rows import PageSum, PromptScores, Row, Sequence, SumPart, check
 from services.engine.sampler import Drawn, NotANumber
+from services.engine.scores import BESIDE_BYTES, scored_at_once
 from services.engine.team import Team, TeamBroken, alone
-from services.engine.told import draw, tell_sums
+from services.engine.told import draw, tell_scores, tell_sums
 from services.grammars.shelf import Shelf
 from services.grammars.vocabulary import read_vocabulary
 from services.pages.layout import KvLayout
@@ -39,7 +40,7 @@ from services.rooms.request import Request
 from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
 
-__all__ = ["Engine", "PageSum", "Row", "Sequence", "SumPart", "load_engine"]
+__all__ = ["Engine", "PageSum", "PromptScores", "Row", "Sequence", "SumPart", "load_engine"]
 
 WARM_UP_TOKENS = 64
 
@@ -84,22 +85,28 @@ class Engine:
         self.kernel = kernel
         self._flush = flush
         self.grammars = grammars
+        self.scored_max = scored_at_once(model.vocab_size)
+        """Positions that score a prompt's tokens, of one step."""
 
     def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
-        """Compute each row's positions and draw its next token where the row asks. No two rows share a
-        page that one of them writes.
+        """Compute each row's positions, draw its next token where the row asks, and carry the scores of its
+        prompt on where it has some. No two rows share a page that one of them writes.
 
         Returns one entry a row, the same on all ranks: None where `sample` is False, NotANumber where what
         the row was computed from, its weights or its pages, is broken, and NotHeld where the row's output
         cannot be held to its grammar; appends nothing to `output`. The
         keys and values of all rows are in their pages when it returns (`written-before-sent`), and nothing
         is written there after it has returned or raised (`no-free-under-write`). Raises
-        ValueError, before anything is computed, for a row that cannot be computed. What fails on one rank
-        alone breaks its team: TeamBroken on all of them.
+        ValueError, before anything is computed, for a row that cannot be computed, or for more than
+        `scored_max` positions that are scored. What fails on one rank alone breaks its team: TeamBroken on
+        all of them.
         """
         for row in rows:
             check(row, self.layout.page_tokens, self.cache.pages, self.model.facts.context_length)
             self._check_ids(row)
+        scored = sum(len(row.scored) for row in rows)
+        if scored > self.scored_max:
+            raise ValueError(f"{scored} positions to be scored in a step, at most {self.scored_max} are")
         if not rows:
             return []
         try:
@@ -130,13 +137,31 @@ class Engine:
         drawing = [row.sequence for row in rows if row.sample]
         with torch.inference_mode():
             logits = self._logits(rows)
+            spoilt, logits = self._score(rows, logits)
             drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
             self._wait()
         self._sum_up(
             [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
         )
         tell_sums(self._team, self.whole, [each.page_sum for each in drawing if each.page_sum])
-        return [next(drawn) if row.sample else None for row in rows]
+        told = [next(drawn) if row.sample else None for row in rows]
+        return [NotANumber() if id(row) in spoilt else each for row, each in zip(rows, told, strict=True)]
+
+    def _score(
+        self, rows: abc.Sequence[Row], logits: torch.Tensor | None
+    ) -> tuple[frozenset[int], torch.Tensor | None]:
+        """Carry the scores of `rows` on, where they have some. Which rows, by `id`, have logits that are no
+        numbers, and the logits of those that sample."""
+        scored = [row for row in rows if row.scored]
+        if not scored:
+            return frozenset(), logits
+        mine: torch.Tensor | None = None
+        if logits is not None:
+            scores = [position in row.scored for row in rows for position in row.wanted]
+            chosen = torch.tensor(scores, device=logits.device)
+            mine, logits = logits[chosen], logits[~chosen]
+        numbers = tell_scores(self._team, self._drawer, mine, scored, self.model.vocab_size)
+        return frozenset(id(row) for row, well in zip(scored, numbers, strict=True) if not well), logits
 
     def _wait(self) -> None:
         """Until a GPU has done all that was asked of it: nothing of the step writes to its pages any more."""
@@ -154,22 +179,6 @@ class Engine:
         plan = make_plan(rows, self.cache, self.model.device, self._kept, self.kernel)
         step = PagedStep(plan, self.cache, self.model.reaches)
         return self.model.compute(plan.tokens, plan.positions, plan.keep, step)
-
-    def logits_everywhere(self, row: Row) -> torch.Tensor:
-        """[positions, vocabulary], in float32, of each position of the row, whose keys and values go to its
-        pages: to judge a model by. Where one rank has all of it."""
-        check(row, self.layout.page_tokens, self.cache.pages, self.model.facts.context_length)
-        self._clear_tail(row)
-        with torch.inference_mode():
-            if self.compiled is not None:
-                return self.compiled.logits([row], everywhere=True)
-            plan = make_plan([row], self.cache, self.model.device)
-            keep = torch.arange(row.stop - row.start, device=self.model.device)
-            step = PagedStep(plan, self.cache, self.model.reaches)
-            logits = self.model.compute(plan.tokens, plan.positions, keep, step)
-        if logits is None:
-            raise ValueError("a rank of several has no logits")
-        return logits.float()
 
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
         """Carry each sum on over what its pages hold now, on this rank."""
@@ -236,6 +245,7 @@ def load_engine(
     tokens_min: int = 1,
     threads: int = 1,
     batch_memory: int = 0,
+    scores_prompts: bool = False,
     cuda_graphs: int = 0,
     compiled: bool = False,
     flash_attention: bool = False,
@@ -252,11 +262,12 @@ def load_engine(
     weights kept as codes, where one rank has the whole model; those that multiply them do it `compiled`, on a
     CPU. `device`: "auto", "cpu" or "cuda[:N]". `threads`: of the CPU's tensor operations, for the whole
     process. `batch_memory`: bytes beside the pages in which the running batch's keys and values may lie
-    side     by side, on a CPU. `cuda_graphs`: rows of the largest decode step that `warm_up` records to be
-    replayed, on     a GPU, where one rank has the whole model. `compiled`: have steps computed by one call,
-    on a CPU, where it     can be compiled. `flash_attention`: have its kernels look at the pages, on a GPU,
-    where they are installed.     Raises StartupError: a missing, damaged or unsupported model, one that so
-    many ranks cannot share, a device     that is not there, too little memory.
+    side by side, on a CPU. `scores_prompts`: see to it that there is memory for the logits of prompts that
+    are scored. `cuda_graphs`: rows of the largest decode step that `warm_up` records to be replayed, on a
+    GPU, where one rank has the whole model. `compiled`: have steps computed by one call, on a CPU, where it
+    can be compiled. `flash_attention`: have its kernels look at the pages, on a GPU, where they are
+    installed. Raises StartupError: a missing, damaged or unsupported model, one that so many ranks cannot
+    share, a device that is not there, too little memory.
     """
     torch.set_num_threads(threads)
     team = alone() if team is None else team
@@ -286,7 +297,8 @@ def load_engine(
     pages = team.least(pages_that_fit(layout, kv_cache_memory, tokens_min))
     kernel = None if model.by_row else kernel
     beside = batch_memory if model.device.type == "cpu" and not (model.compiled or model.by_row) else 0
-    cache = PagedKvCache(layout, pages, model.device, beside)
+    scores = BESIDE_BYTES if scores_prompts else 0
+    cache = PagedKvCache(layout, pages, model.device, beside + scores)
     if kernel is not None:
         kernel = proven(kernel, geometry.query_heads // team.topology.tensor, cache, model.sights)
     recorded = recorded_steps(model, cache, cuda_graphs, kernel)

@@ -146,7 +146,7 @@ class RecordedSteps:
         log.info("decode steps recorded", shapes=len(self._recorded), of=len(self.shapes))
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        """[N, vocabulary], of the checked `rows` that sample, in their order, until the next step; None, and
+        """[N, vocabulary], of what the checked `rows` want, in their order, until the next step; None, and
         nothing was done, for a step that is not recorded."""
         shape = self._shape_of(rows)
         replay = None if shape is None else self._recorded.get(shape)
@@ -154,7 +154,7 @@ class RecordedSteps:
             return None
         self._load(shape, rows)
         replay()
-        wanted = [place for place, row in enumerate(rows) if row.sample]
+        wanted = [place for place, row in enumerate(rows) if row.wanted]
         return self._logits[: len(rows)] if len(wanted) == len(rows) else self._logits[wanted]
 
     def _shape_of(self, rows: abc.Sequence[Row]) -> Shape | None:

@@ -127,7 +127,7 @@ class PagedKvCache:
 def _check_available(length: int, beside: int, device: torch.device, layout: KvLayout) -> None:
     short = shortage(device, length + beside)
     if short is not None:
-        also = f" and {beside} beside it (--batch-memory)" if beside else ""
+        also = f" and {beside} beside it for steps" if beside else ""
         raise NotEnoughMemory(
             f"--kv-cache-memory asks for {length} bytes on {device}{also}, but {short} "
             f"(room for {short.size // layout.token_bytes} tokens)"

@@ -85,7 +85,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. T tokens, N rows that sample."""
+    """One step. T tokens, of which N have wanted logits."""
 
     tokens: torch.Tensor
     """[1, T] ids."""
@@ -99,7 +99,8 @@ class Plan:
     prefixed: tuple[Prefixed, ...]
     wholes: tuple[Whole, ...]
     keep: torch.Tensor
-    """[N] places in the flat batch whose logits are wanted, in the order of the step's rows."""
+    """[N] places in the flat batch whose logits are wanted, in the order of the step's rows, and of each in
+    that of its positions."""
 
 
 def make_plan(
@@ -124,8 +125,8 @@ def make_plan(
     begins = [0]
     for row in laid:
         begins.append(begins[-1] + row.stop - row.start)
-    last = {id(row): end - 1 for row, end in zip(laid, begins[1:], strict=True)}
-    keep = [last[id(row)] for row in rows if row.sample]
+    places = {id(row): begin - row.start for row, begin in zip(laid, begins, strict=False)}
+    keep = [places[id(row)] + each for row in rows for each in row.wanted]
 
     if kernel is not None:
         reads = _paged_reads(laid, len(single), size)

@@ -8,7 +8,7 @@ import torch
 
 from services.grammars.fold import Fold
 from services.pages.checksum import WORD
-from services.rooms.request import Request
+from services.rooms.request import Request, Score
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +51,14 @@ class Seen:
 
 
 @dataclass(slots=True, eq=False)
+class PromptScores:
+    """How likely a sequence's prompt is, token by token, from its second one on."""
+
+    told: list[Score] = field(default_factory=list)
+    """Of the tokens at positions 1, 2, …, as far as they are computed: the same on all ranks."""
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request's tokens as this worker knows them."""
 
@@ -66,6 +74,8 @@ class Sequence:
     """Of a request with a grammar, on the rank that draws: set once it is compiled, before the first draw."""
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
     """Where the caller set one: every step carries it on to the end of its row."""
+    scores: PromptScores | None = field(default=None, init=False, repr=False)
+    """Likewise, of a request whose prompt is scored."""
 
     @property
     def length(self) -> int:
@@ -94,6 +104,20 @@ class Row:
     sample: bool
     """Draw the token at position `stop`."""
 
+    @property
+    def scored(self) -> range:
+        """Positions whose logits score the prompt's token behind them (`scored-is-computed`)."""
+        scores = self.sequence.scores
+        if scores is None:
+            return range(0)
+        return range(max(self.start, len(scores.told)), min(self.stop, len(self.sequence.request.prompt) - 1))
+
+    @property
+    def wanted(self) -> abc.Sequence[int]:
+        """Positions whose logits are asked for, ascending: the last one where a token is drawn."""
+        drawn = (self.stop - 1,) if self.sample else ()
+        return drawn if self.sequence.scores is None else (*self.scored, *drawn)
+
 
 @dataclass(frozen=True, slots=True)
 class SumPart:
@@ -114,6 +138,9 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
         raise ValueError(f"{name}: position {row.stop - 1} in a model of {context_length} positions")
     if row.sample and row.stop != known:
         raise ValueError(f"{name}: token {row.stop} is known already and cannot be drawn")
+    scores, prompt = row.sequence.scores, len(row.sequence.request.prompt)
+    if scores is not None and len(scores.told) < min(row.start, prompt - 1):
+        raise ValueError(f"{name}: scores behind position {row.start}, and {len(scores.told)} before it")
     needed = -(-row.stop // page_tokens)
     if len(row.pages) < needed:
         raise ValueError(f"{name}: {row.stop} tokens need {needed} pages, the table has {len(row.pages)}")

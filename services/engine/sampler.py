@@ -190,14 +190,16 @@ def _tell(
     logprobs = torch.log_softmax(raw, dim=-1)
     counts = [sequences[row].request.sampling.top_logprobs or 0 for row in rows]
     own = logprobs.gather(1, torch.tensor([[ids[row]] for row in rows], device=raw.device)).tolist()
-    likeliest = _likeliest_places(raw, min(max(counts), raw.shape[1]))
+    likeliest = likeliest_places(raw, min(max(counts), raw.shape[1]))
     values, places = logprobs.gather(1, likeliest).tolist(), likeliest.tolist()
     for each, row in enumerate(rows):
         top = zip(places[each][: counts[each]], values[each][: counts[each]], strict=True)
-        yield Token(ids[row], own[each][0], tuple(top))
+        given = sequences[row].request.sampling.logprob_token_ids
+        asked = zip(given, logprobs[each, list(given)].tolist(), strict=True) if given else ()
+        yield Token(ids[row], own[each][0], (*top, *asked))
 
 
-def _likeliest_places(raw: torch.Tensor, count: int) -> torch.Tensor:
+def likeliest_places(raw: torch.Tensor, count: int) -> torch.Tensor:
     """[rows, count]: the ids of each row's likeliest tokens, from above. A row with NaN has any."""
     if count == 0:
         return torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)

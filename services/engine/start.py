@@ -86,6 +86,7 @@ def start_engine(
             tokens_min=CANARY_TOKENS,
             threads=threads,
             batch_memory=settings.beside_pages,
+            scores_prompts=settings.scores_prompts,
             cuda_graphs=settings.replayed_rows,
             compiled=settings.compiled_steps,
             flash_attention=settings.flash_attention,

@@ -1,4 +1,4 @@
-"""How does every rank of a worker come by what some of them know: the tokens drawn, the sums of pages?
+"""How does every rank of a worker come by what some of them know: tokens drawn, scores, sums of pages?
 
 Tokens go as numbers whose count follows from the step's rows, so that all ranks know it beforehand: for each
 sequence its id, or NONE, and, where they are asked for, log-probabilities. A double holds ids and
@@ -6,16 +6,18 @@ single-precision logarithms exactly.
 """
 
 from collections import abc
+from math import isnan
 from typing import Final
 
 import torch
 
-from services.engine.rows import PageSum, Sequence
+from services.engine.rows import PageSum, Row, Sequence
 from services.engine.sampler import Drawn, NotANumber, NotHeld, sample
+from services.engine.scores import score
 from services.engine.team import Team
 from services.pages.layout import KvLayout
 from services.pages.topology import rank_layout
-from services.rooms.request import Token
+from services.rooms.request import Score, Token
 
 NONE: Final[abc.Mapping[type[NotANumber] | type[NotHeld], float]] = {NotANumber: -1.0, NotHeld: -2.0}
 """The id where nothing could be drawn, by why."""
@@ -30,7 +32,7 @@ def draw(
         return sample(logits, sequences)
     if not sequences:
         return []
-    counts = [_tops(sequence, vocabulary) for sequence in sequences]
+    counts = [sequence.request.sampling.tops(vocabulary) for sequence in sequences]
     words: list[float] | None = None
     if team.rank == drawer:
         if logits is None:
@@ -42,6 +44,33 @@ def draw(
         ]
     told = iter(team.tell(drawer, words, sum(map(_length, counts))))
     return [_token(told, count) for count in counts]
+
+
+def tell_scores(
+    team: Team, drawer: int, logits: torch.Tensor | None, rows: abc.Sequence[Row], vocabulary: int
+) -> list[bool]:
+    """Carry the scores of `rows`, all of which have some, on by what they want for that. `logits`: [their
+    positions, vocabulary] on rank `drawer`. Whether the logits of each row were numbers."""
+    counts = [_top_of(row, vocabulary) for row in rows]
+    sizes = [len(row.scored) * (2 + 2 * count) for row, count in zip(rows, counts, strict=True)]
+    words: list[float] | None = None
+    if team.rank == drawer:
+        if logits is None:
+            raise AssertionError(f"rank {drawer} is to score and has no logits")
+        parts = torch.split(logits, [len(row.scored) for row in rows])
+        words = [
+            word
+            for row, part, count in zip(rows, parts, counts, strict=True)
+            for word in score(part, row.sequence.tokens(row.scored.start + 1, row.scored.stop + 1), count)
+        ]
+    told = iter(team.tell(drawer, words, sum(sizes)))
+    numbers = []
+    for row, count in zip(rows, counts, strict=True):
+        new = [_score(told, count) for _ in row.scored]
+        numbers.append(not any(isnan(each.logprob) for each in new))
+        if row.sequence.scores is not None:
+            row.sequence.scores.told += new
+    return numbers
 
 
 def tell_sums(team: Team, whole: KvLayout, sums: abc.Sequence[PageSum]) -> None:
@@ -64,6 +93,15 @@ def _counted(team: Team, whole: KvLayout) -> abc.Iterator[int]:
     return (head for head in held if head not in before)
 
 
+def _top_of(row: Row, vocabulary: int) -> int:
+    return min(row.sequence.request.prompt_logprobs or 0, vocabulary)
+
+
+def _score(told: abc.Iterator[float], count: int) -> Score:
+    logprob, rank, *more = [next(told) for _ in range(2 + 2 * count)]
+    return Score(logprob, int(rank), tuple(zip(map(int, more[::2]), more[1::2], strict=True)))
+
+
 def _words(drawn: Drawn, count: int | None) -> list[float]:
     if isinstance(drawn, NotANumber | NotHeld):
         return [NONE[type(drawn)]] * _length(count)
@@ -81,12 +119,6 @@ def _token(told: abc.Iterator[float], count: int | None) -> Drawn:
         return Token(int(chosen))
     likeliest = zip(map(int, more[1::2]), more[2::2], strict=True)
     return Token(int(chosen), more[0], tuple(likeliest))
-
-
-def _tops(sequence: Sequence, vocabulary: int) -> int | None:
-    """How many of the likeliest tokens are told; None where no log-probability is."""
-    asked = sequence.request.sampling.top_logprobs
-    return None if asked is None else min(asked, vocabulary)
 
 
 def _length(count: int | None) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from services.rooms.request import FinishReason, Request, Token
+from services.rooms.request import FinishReason, Request, Score, Token
 
 
 class Hangup(Enum):
@@ -59,6 +59,8 @@ class TokenBatch(NamedTuple):
     finish: FinishReason | None = None
     choice: int = 0
     """Of the request's."""
+    scores: tuple[Score, ...] = ()
+    """Of the prompt, from its second token on, where it is scored: all of them, with the first token."""
 
 
 class TokenStream(Protocol):

@@ -147,7 +147,7 @@ class Choice:
 
     def take(self, batch: TokenBatch) -> Delta:
         """Add the next batch. Tokens behind a completed stop string are dropped."""
-        tokens, finish, _ = batch
+        tokens, finish = batch.tokens, batch.finish
         said = len(tokens) - (finish is FinishReason.STOP and not self._include_stop)
         texts: list[str] = []
         offsets: list[int] = []

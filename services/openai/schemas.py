@@ -26,13 +26,14 @@ from pydantic_core import PydanticCustomError, from_json
 from services.openai.chat_template import Content
 from services.openai.headers import REQUEST_ID
 from services.openai.unsupported import OF_OPENAI, Unserved
-from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX, TOP_LOGPROBS_MAX
+from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX
 
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 1024
 PROMPTS_MAX: Final = 64
 """Prompts of one /v1/completions request; each runs as a request of its own."""
 MESSAGES_MAX: Final = 8192
+TOP_LOGPROBS_MAX: Final = 20
 COMPLETION_TOKENS_DEFAULT: Final = 16
 """OpenAI's, of /v1/completions only."""
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -11,7 +11,7 @@ last part of a prompt of several steps is a small one.
 Pure: the same tables give the same step on every rank.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,18 +32,34 @@ class Part:
     stop: int
 
     @property
+    def scored(self) -> int:
+        """How many of the prompt's tokens it scores."""
+        return max(min(self.stop, self.job.request.scores) - self.start, 0)
+
+    @property
     def last(self) -> bool:
         """The end of what is known: the room's first token is drawn with it."""
         return self.stop == self.job.request.prefill_tokens
 
 
-def next_parts(jobs: Iterable[Job], budget_tokens: int) -> list[Part]:
-    """Fill one step. `jobs`: rooms that may be computed, oldest first."""
+def next_parts(jobs: Iterable[Job], budget_tokens: int, scored_tokens: int) -> list[Part]:
+    """Fill one step. `jobs`: rooms that may be computed, oldest first. `scored_tokens`: most of the budget
+    that goes to prompts that are scored, whose logits take memory; they share that in the same way."""
     waiting = [job for job in jobs if not job.complete]
-    if not waiting:
-        return []
     left = [_for_this_step(job, budget_tokens) for job in waiting]
-    takes = [0] * len(waiting)
+    scored = [place for place, job in enumerate(waiting) if job.to_be_scored]
+    for place, count in zip(scored, _shared([left[each] for each in scored], scored_tokens), strict=True):
+        left[place] = count
+    return [
+        Part(job, job.computed, job.computed + count)
+        for job, count in zip(waiting, _shared(left, budget_tokens), strict=True)
+        if count
+    ]
+
+
+def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
+    """How many tokens each gets that wants so many, the oldest first."""
+    left, takes = list(wanted), [0] * len(wanted)
 
     def take(order: Iterable[int], tokens: int, *, whole: bool = False) -> None:
         for place in order:
@@ -53,15 +69,11 @@ def next_parts(jobs: Iterable[Job], budget_tokens: int) -> list[Part]:
                 left[place] -= count
                 tokens -= count
 
-    by_age = range(len(waiting))
+    by_age = range(len(wanted))
     take(by_age, budget_tokens - budget_tokens // 2)
     take(sorted(by_age, key=left.__getitem__), budget_tokens - sum(takes), whole=True)
     take(by_age, budget_tokens - sum(takes))
-    return [
-        Part(job, job.computed, job.computed + count)
-        for job, count in zip(waiting, takes, strict=True)
-        if count
-    ]
+    return takes
 
 
 def _for_this_step(job: Job, budget_tokens: int) -> int:

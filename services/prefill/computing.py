@@ -9,6 +9,7 @@ from services.engine.stepper import StepFailed, Stepper
 from services.prefill.batch import Part, next_parts
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
+from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
@@ -30,16 +31,19 @@ class Computing:
         self,
         stepper: Stepper,
         chunk_tokens: int,
+        scored_tokens: int,
         *,
         reporter: Reporter,
         metrics: PrefillMetrics,
         clock: Clock,
     ) -> None:
-        """`chunk_tokens`: most that a step computes."""
+        """`chunk_tokens`: most that a step computes. `scored_tokens`: most of them of prompts that are
+        scored."""
         self.tokens = 0
         """Computed, since start."""
         self._stepper = stepper
         self._chunk_tokens = chunk_tokens
+        self._scored_tokens = scored_tokens
         self._reporter = reporter
         self._metrics = metrics
         self._clock = clock
@@ -57,7 +61,8 @@ class Computing:
 
     def start(self, jobs: Iterable[Job]) -> None:
         """The next step, if there is one. Only while `free`. `jobs`: all that there are, oldest first."""
-        parts = next_parts((job for job in jobs if job.computable), self._chunk_tokens)
+        computable = (job for job in jobs if job.computable)
+        parts = next_parts(computable, self._chunk_tokens, self._scored_tokens)
         if not parts:
             return
         rows = [Row(part.job.sequence, part.start, part.stop, part.job.pages, part.last) for part in parts]
@@ -86,7 +91,7 @@ class Computing:
                 continue
             part.job.sender.busy = False
             part.job.computed = part.stop
-            self._metrics.computed(part.stop - part.start)
+            self._metrics.computed(part.stop - part.start, part.scored)
             self.tokens += part.stop - part.start
             self._computed(part.job, token)
         self._step = []
@@ -122,8 +127,11 @@ class Computing:
             job.push.tell(job.record, job.pages_checksum)
         spent_ms = sum(job.sender.phase_ms.values()) + self._clock.now_ms() - job.sender.entered_ms
         self._metrics.first_token(spent_ms / 1000)
+        job.tell_scores()
         finish = finish_to_wire(job.request.finish_reason([*job.request.output, token.id]))
         first = inference_pb2.FirstToken(token=token_to_wire(token), finish=finish, cached_tokens=job.cached)
         job.reply(inference_pb2.RunRoomReply(first_token=first))
         detail = f"{job.computed - job.cached} tokens computed, {job.cached} cached"
+        if job.sequence.scores is not None:
+            detail += f", {counted(job.scored, 'token')} of the prompt scored"
         self._reporter.note(job.sender.id, "first token", detail)

@@ -4,9 +4,9 @@ import asyncio
 from collections import abc
 from dataclasses import dataclass, field
 
-from services.engine.engine import Sequence
+from services.engine.engine import PromptScores, Sequence
 from services.pages.checksum import told
-from services.pages.record import MetadataRecord
+from services.pages.record import ALTERNATIVES_MAX, MetadataRecord
 from services.prefill.overlap import Overlap
 from services.prefill.push import Push
 from services.prefill.ways import Way
@@ -16,10 +16,10 @@ from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.wire.baton.v1 import inference_pb2
 from services.wire.callers import Replies
-from services.wire.conversions import outcome_to_wire
+from services.wire.conversions import SCORE_MESSAGES_MAX, outcome_to_wire, scores_to_wire
 
-REPLIES_MAX = 4
-"""A room's whole stream: accepted, first token, outcome."""
+REPLIES_MAX = 4 + SCORE_MESSAGES_MAX
+"""A room's whole stream: accepted, its prompt's scores, first token, outcome."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +50,8 @@ class Job:
 
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))
+        if self.request.prompt_logprobs is not None:
+            self.sequence.scores = PromptScores()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -70,7 +72,8 @@ class Job:
             pages=len(sender.grant.pages),
             first_token=token.id,
             first_logprob=token.logprob,
-            alternatives=token.top,
+            # What it cannot hold, the bootstrap hears from here alone (`record-fits`).
+            alternatives=token.top[:ALTERNATIVES_MAX],
         )
 
     def pages_checksum(self, kv_heads: abc.Sequence[int]) -> int:
@@ -82,6 +85,23 @@ class Job:
     def complete(self) -> bool:
         """All that is known was computed."""
         return self.computed == self.request.prefill_tokens
+
+    @property
+    def scored(self) -> int:
+        """How many of the prompt's tokens were scored."""
+        return 0 if self.sequence.scores is None else len(self.sequence.scores.told)
+
+    @property
+    def to_be_scored(self) -> bool:
+        """What is computed next scores tokens of its prompt."""
+        return self.computed < self.request.scores
+
+    @property
+    def reusable(self) -> tuple[int, ...]:
+        """Its first tokens, to be begun behind where their KV is there already. The last token is computed in
+        any case: what follows it is drawn from that. Of a prompt that is scored all are
+        (`scored-is-computed`)."""
+        return self.tokens[:-1] if self.sequence.scores is None else ()
 
     @property
     def computable(self) -> bool:
@@ -101,6 +121,12 @@ class Job:
     def reply(self, reply: inference_pb2.RunRoomReply) -> None:
         if self.replies is not None:
             self.replies.put_nowait(reply)
+
+    def tell_scores(self) -> None:
+        """All of the prompt's, in order."""
+        if self.replies is not None and self.sequence.scores is not None:
+            for scores in scores_to_wire(self.sequence.scores.told):
+                self.reply(inference_pb2.RunRoomReply(scores=scores))
 
     def tell_outcome(self, cause: Cause | None) -> None:
         """The last that is said of the room."""

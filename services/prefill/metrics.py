@@ -24,6 +24,11 @@ class PrefillMetrics:
         )
         self._queues = Counts({"bootstrap": bootstrap, "waiting": waiting, "inflight": inflight})
         self._tokens = Counter("baton_prefill_tokens_total", "Prompt tokens computed.", registry=registry)
+        self._scored = Counter(
+            "baton_prefill_scored_tokens_total",
+            "Prompt tokens whose log-probability was computed for their caller.",
+            registry=registry,
+        )
         self._first_token = Histogram(
             "baton_prefill_first_token_seconds",
             "From a room's arrival here until its first token was drawn.",
@@ -54,8 +59,9 @@ class PrefillMetrics:
     def record_queues(self, *, bootstrap: int, waiting: int, inflight: int) -> None:
         self._queues.record({"bootstrap": bootstrap, "waiting": waiting, "inflight": inflight})
 
-    def computed(self, tokens: int) -> None:
+    def computed(self, tokens: int, scored: int) -> None:
         self._tokens.inc(tokens)
+        self._scored.inc(scored)
 
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)

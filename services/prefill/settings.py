@@ -38,5 +38,9 @@ class PrefillSettings(WorkerSettings):
         return Topology(tensor=self.tp, pipeline=self.pp)
 
     @property
+    def scores_prompts(self) -> bool:
+        return True
+
+    @property
     def dimensions(self) -> str:
         return f"--tp {self.tp} --pp {self.pp}"

@@ -43,6 +43,8 @@ from services.wire.reporter import Reporter, wish_told
 EARLY_PER_PLACE: Final = 4
 """Grants of one receiver that may wait for their rooms: it grants no more rooms than it and this worker have
 places for, and some of those may be over here already."""
+SCORED_TOKENS: Final = 64
+"""Of a step, where nobody says how many the engine scores at once."""
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
 DRAIN_S: Final = 0.01
@@ -75,8 +77,9 @@ class PrefillWork:
         ways: Ways,
         checksum: KvChecksum = KvChecksum.RECORD,
         folds: Folds | None = None,
+        scored_tokens: int = SCORED_TOKENS,
     ) -> None:
-        """`folds`: of the rank that draws."""
+        """`folds`: of the rank that draws. `scored_tokens`: most of a step that score a prompt."""
         self.roster: Roster[Sender] = Roster(places)
         self.callers: Callers[inference_pb2.RunRoomReply] = Callers(mailbox, self.roster)
         self.receivers = Receivers()
@@ -106,7 +109,9 @@ class PrefillWork:
             reporter=reporter,
             clock=clock,
         )
-        self._computing = Computing(stepper, chunk_tokens, reporter=reporter, metrics=metrics, clock=clock)
+        self._computing = Computing(
+            stepper, chunk_tokens, scored_tokens, reporter=reporter, metrics=metrics, clock=clock
+        )
         self._sending = Sending(
             transfer,
             holdings.slots,
@@ -258,8 +263,7 @@ class PrefillWork:
 
     def _begin(self, job: Job) -> None:
         sender = job.sender
-        # The last token is computed in any case: what follows it is drawn from that.
-        holding = self._holdings.take(sender.id, sender.pages_needed, job.tokens[:-1], job.request.salt)
+        holding = self._holdings.take(sender.id, sender.pages_needed, job.reusable, job.request.salt)
         job.pages = holding.pages
         job.cached = job.computed = holding.shared * self._page_tokens
         self._metrics.worker.reused(job.cached, job.request.prefill_tokens)

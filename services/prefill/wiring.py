@@ -128,6 +128,7 @@ async def _serve(
         ways=Ways(transfer, layouts, rank, checksum),
         checksum=checksum,
         folds=Folds(engine.grammars, host.mailbox.wake),
+        scored_tokens=engine.scored_max,
     )
     name_rooms(work.names_of)
     turns = explained(run_turns(work, group, clock, progress, SystemArrivals(loop, clock)), group, TeamBroken)

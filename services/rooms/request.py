@@ -11,8 +11,13 @@ from typing import Final, NamedTuple
 
 from services.rooms.trace import TraceContext
 
-TOP_LOGPROBS_MAX = 20
-"""Most alternatives reported per token: what a metadata record holds (`record-fits`)."""
+LOGPROBS_MAX = 2**18
+"""Most alternatives told of one token: all of any vocabulary that is known. What a metadata record cannot
+hold of the first token's, prefill alone tells (`record-fits`)."""
+LOGPROB_TOKEN_IDS_MAX = 128
+"""Of a caller's own, whose log-probabilities are told beside each drawn token's: vLLM's."""
+SCORES_MAX = 2**18
+"""Most log-probabilities that are told of one prompt: of its tokens, and of their alternatives."""
 
 STOP_TOKEN_IDS_MAX = 64
 """Of a caller's own."""
@@ -77,6 +82,14 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
     """None: no logprobs; 0: the chosen token's only; n: the n likeliest beside it."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Of these the log-probability is told, too, behind the likeliest, where any is told."""
+
+    def tops(self, vocabulary: int) -> int | None:
+        """How many alternatives are told of each token; None where no log-probability is."""
+        if self.top_logprobs is None:
+            return None
+        return min(self.top_logprobs, vocabulary) + len(self.logprob_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,9 @@ class Request:
     salt: int = 0
     """A number of SALT_BYTES: its tokens' KV is shared with requests of the same salt alone
     (`same-root-only`). What it stands for is not to be read from it. 0: none."""
+    prompt_logprobs: int | None = None
+    """The prompt's tokens are scored: prefill tells how likely each was after those before it, and so many of
+    the likeliest in its place. It takes no prefix from its cache for that. None: they are not."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -124,6 +140,11 @@ class Request:
         (`own-draws`)."""
         seed = (self.sampling.seed, *self.further_seeds)[place]
         return replace(self, sampling=replace(self.sampling, seed=seed), further_seeds=())
+
+    @property
+    def scores(self) -> int:
+        """How many of the prompt's tokens are scored: all but the first, or none."""
+        return 0 if self.prompt_logprobs is None else len(self.prompt) - 1
 
     @property
     def prefill_tokens(self) -> int:
@@ -150,6 +171,17 @@ class Request:
         return FinishReason.LENGTH if len(output) >= self.max_tokens else None
 
 
+class Score(NamedTuple):
+    """How likely the model found one token of a prompt, after those before it."""
+
+    logprob: float
+    """Natural log, of the raw model distribution."""
+    rank: int
+    """How many tokens were as likely at least, itself included."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob) of the likeliest in its place, from above; as many as `Request.prompt_logprobs`."""
+
+
 class Token(NamedTuple):
     """One drawn token and, if asked for, how likely it and its likeliest alternatives were. A tuple: each
     token of each answer is one."""
@@ -158,4 +190,5 @@ class Token(NamedTuple):
     logprob: float | None = None
     """Natural log, of the raw model distribution (before penalties, bias and temperature)."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob), likeliest first; as many as `Sampling.top_logprobs` asked for."""
+    """(token id, logprob), likeliest first; as many as `Sampling.top_logprobs` asked for. Behind them those
+    of `Sampling.logprob_token_ids`, in their order."""

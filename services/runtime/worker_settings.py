@@ -159,6 +159,11 @@ class WorkerSettings(ServiceSettings):
         return 0
 
     @property
+    def scores_prompts(self) -> bool:
+        """A step may be asked for how likely a prompt's tokens are."""
+        return False
+
+    @property
     def replayed_rows(self) -> int:
         """Of the largest step that is recorded at the start and replayed."""
         return 0

@@ -4,6 +4,7 @@ Reading checks what the type system cannot: enums that are set, numbers in range
 not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf, isfinite
@@ -24,14 +25,17 @@ from services.rooms.request import (
     EOS_TOKEN_IDS_MAX,
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
+    LOGPROB_TOKEN_IDS_MAX,
+    LOGPROBS_MAX,
     SALT_BYTES,
+    SCORES_MAX,
     STOP_TOKEN_IDS_MAX,
-    TOP_LOGPROBS_MAX,
     FinishReason,
     Grammar,
     GrammarKind,
     Request,
     Sampling,
+    Score,
     Token,
 )
 from services.rooms.trace import read_trace
@@ -52,6 +56,11 @@ TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
 PENALTY_MAX = 100
 BIAS_MAX = 1000
 """What a draw can use, and more than the HTTP API takes."""
+
+
+SCORES_A_MESSAGE: Final = 2**12
+"""Log-probabilities of a prompt."""
+SCORE_MESSAGES_MAX: Final = 2 * (SCORES_MAX // SCORES_A_MESSAGE) + 1
 
 
 class Malformed(Refusal):
@@ -93,10 +102,12 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
             seed=sampling.seed,
             logit_bias=dict(sampling.logit_bias),
             top_logprobs=sampling.top_logprobs,
+            logprob_token_ids=sampling.logprob_token_ids,
         ),
         grammar=None if request.grammar is None else _grammar_to_wire(request.grammar),
         further_seeds=request.further_seeds,
         cache_salt=request.salt.to_bytes(SALT_BYTES, "big") if request.salt else b"",
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 
@@ -115,6 +126,8 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         raise Malformed(f"request.further_seeds are of more than {CHOICES_MAX} choices")
     if len(wire.cache_salt) not in (0, SALT_BYTES):
         raise Malformed(f"request.cache_salt must have {SALT_BYTES} bytes, or none")
+    if wire.HasField("prompt_logprobs") and len(wire.prompt) * (1 + wire.prompt_logprobs) > SCORES_MAX:
+        raise Malformed(f"request.prompt_logprobs asks for more than {SCORES_MAX} log-probabilities")
     sampling = wire.sampling
     _check_sampling(sampling)
     request = Request(
@@ -136,12 +149,14 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
             seed=sampling.seed,
             logit_bias=tuple(sorted(sampling.logit_bias.items())),
             top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
+            logprob_token_ids=tuple(sampling.logprob_token_ids),
         ),
         output=tuple(wire.output),
         trace=read_trace(wire.traceparent, wire.tracestate),
         grammar=_grammar_from_wire(wire.grammar) if wire.HasField("grammar") else None,
         further_seeds=tuple(wire.further_seeds),
         salt=int.from_bytes(wire.cache_salt, "big"),
+        prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")
@@ -188,8 +203,10 @@ def _check_sampling(sampling: inference_pb2.Sampling) -> None:
         raise Malformed(
             f"request.sampling.logit_bias takes up to {LOGIT_BIAS_MAX} numbers from -{BIAS_MAX} to {BIAS_MAX}"
         )
-    if sampling.top_logprobs > TOP_LOGPROBS_MAX:
-        raise Malformed(f"request.sampling.top_logprobs must be at most {TOP_LOGPROBS_MAX}")
+    if sampling.top_logprobs > LOGPROBS_MAX:
+        raise Malformed(f"request.sampling.top_logprobs must be at most {LOGPROBS_MAX}")
+    if len(sampling.logprob_token_ids) > LOGPROB_TOKEN_IDS_MAX:
+        raise Malformed(f"request.sampling.logprob_token_ids has more than {LOGPROB_TOKEN_IDS_MAX} ids")
 
 
 def ends_from_wire(wire: inference_pb2.InferenceRequest, now_ms: int) -> int | None:
@@ -230,6 +247,37 @@ def token_from_wire(wire: inference_pb2.Token) -> Token:
     if not all(each < inf for each in (wire.logprob, *(each.logprob for each in wire.top))):
         raise Malformed("token.logprob is not a number below infinity")
     return Token(wire.token, logprob, tuple((each.token, each.logprob) for each in wire.top))
+
+
+def scores_to_wire(scores: Sequence[Score]) -> Iterator[inference_pb2.Scores]:
+    """Of a prompt, from its second token on, in messages of SCORES_A_MESSAGE log-probabilities each, or one
+    token: SCORE_MESSAGES_MAX of them at most."""
+    each = 1 if not scores else max(SCORES_A_MESSAGE // (1 + len(scores[0].top)), 1)
+    for begin in range(0, len(scores), each):
+        part = scores[begin : begin + each]
+        yield inference_pb2.Scores(
+            first=1 + begin,
+            logprobs=[score.logprob for score in part],
+            ranks=[score.rank for score in part],
+            top_tokens=[token for score in part for token, _ in score.top],
+            top_logprobs=[logprob for score in part for _, logprob in score.top],
+        )
+
+
+def scores_from_wire(wire: inference_pb2.Scores) -> list[Score]:
+    """Raises Malformed where there are not equally many of each, or for a logprob that no client can be
+    shown."""
+    count, tops = len(wire.logprobs), len(wire.top_tokens)
+    if not count or len(wire.ranks) != count or tops % count or len(wire.top_logprobs) != tops:
+        raise Malformed("scores are not equally many of each kind")
+    if not all(each < inf for each in (*wire.logprobs, *wire.top_logprobs)):
+        raise Malformed("scores have a logprob that is not a number below infinity")
+    width = tops // count
+    pairs = list(zip(wire.top_tokens, wire.top_logprobs, strict=True))
+    return [
+        Score(logprob, rank, tuple(pairs[place * width : (place + 1) * width]))
+        for place, (logprob, rank) in enumerate(zip(wire.logprobs, wire.ranks, strict=True))
+    ]
 
 
 def finish_to_wire(finish: FinishReason | None) -> inference_pb2.FinishReason.ValueType:

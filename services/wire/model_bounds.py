@@ -25,7 +25,11 @@ class ModelBounds:
                 f"request may grow to {request.tokens_max} tokens: the model's context holds"
                 f" {self.context_tokens}"
             )
-        for field, tokens in (("prompt", request.prompt), ("output", request.output)):
+        for field, tokens in (
+            ("prompt", request.prompt),
+            ("output", request.output),
+            ("sampling.logprob_token_ids", request.sampling.logprob_token_ids),
+        ):
             if not self.knows(tokens):
                 raise Malformed(
                     f"request.{field} has an id outside the vocabulary of {self.vocabulary} tokens"

@@ -23,6 +23,9 @@ log = Log(__name__)
 
 LINES_MAX: Final = 1024
 """Of one message."""
+MESSAGE_BYTES: Final = 2**20
+"""From this length on what else is said goes into the next message: the log-probabilities of a whole
+vocabulary are megabytes."""
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 Rooms = TypeVar("Rooms", inference_pb2.RunRoomsReply, inference_pb2.StreamRoomsReply)
@@ -79,11 +82,20 @@ class SharedStream(Generic[Reply]):
             await self._news.wait()
             self._news.clear()
             while self._said:
-                yield [self._said.popleft() for _ in range(min(len(self._said), LINES_MAX))]
+                yield self._next()
             if self._reading is not None and self._reading.done():
                 self._reading.result()
                 if not self._rooms and not self._said and not self._asking:
                     return
+
+    def _next(self) -> Sequence[Line[Reply]]:
+        lines: list[Line[Reply]] = []
+        length = 0
+        while self._said and len(lines) < LINES_MAX and length < MESSAGE_BYTES:
+            line = self._said.popleft()
+            lines.append(line)
+            length += 0 if line[1] is None else line[1].ByteSize()
+        return lines
 
     async def _read(self, requests: AsyncIterator[Any]) -> None:
         async for request in requests:

@@ -20,7 +20,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
-from services.rooms.request import FinishReason, Request, Sampling, Token
+from services.rooms.request import FinishReason, Request, Sampling, Score, Token
 from services.rooms.retry import RetryBounds
 from services.runtime.clock import ManualClock
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
@@ -29,6 +29,7 @@ from services.wire.conversions import (
     finish_to_wire,
     outcome_to_wire,
     request_from_wire,
+    scores_to_wire,
     token_to_wire,
     worker_from_wire,
 )
@@ -68,6 +69,12 @@ def accepted(side: Side) -> Step:
 def first(token: int, finish: FinishReason | None = None) -> Step:
     told = inference_pb2.FirstToken(token=token_to_wire(Token(token)), finish=finish_to_wire(finish))
     return inference_pb2.RunRoomReply(first_token=told)
+
+
+def scores(*told: Score, start: int = 1) -> Step:
+    (wire,) = scores_to_wire(told)
+    wire.first = start
+    return inference_pb2.RunRoomReply(scores=wire)
 
 
 def tokens(start: int, ids: Sequence[int], finish: FinishReason | None = None, choice: int = 0) -> Step:

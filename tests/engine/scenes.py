@@ -14,7 +14,7 @@ from services.engine.checksum import PageSummer
 from services.engine.engine import Engine, PageSum, Row, Sequence
 from services.engine.ranks import join_team
 from services.engine.team import TeamBroken
-from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Token
+from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from tests.engine.crew import HOST, Post
 from tests.engine.worker import GREEDY, Worker
 
@@ -98,6 +98,18 @@ def one_by_one(
             told[-1] += worker.run([tenant], len(prompt))
             worker.release(tenant)
     return told
+
+
+def scores(post: Post, directory: Path, prompts: Answers, top: int, chunk: int) -> list[list[Score]]:
+    """Of every prompt, all in the same steps, beside one that is not scored."""
+    return scored(Worker(post.engine(directory)), prompts, top, chunk)
+
+
+def scored(worker: Worker, prompts: Answers, top: int, chunk: int) -> list[list[Score]]:
+    beside = worker.admit(prompts[-1], 4)
+    tenants = [worker.admit(prompt, 1, prompt_logprobs=top) for prompt in prompts]
+    worker.run([*tenants, beside], chunk)
+    return [each.sequence.scores.told if each.sequence.scores else [] for each in tenants]
 
 
 def sums(post: Post, directory: Path, length: int, start: int) -> dict[str, Any]:

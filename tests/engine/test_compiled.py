@@ -22,7 +22,7 @@ from services.engine import compiler, proof
 from services.engine import engine as engine_module
 from services.engine.coded import Coding
 from services.engine.compiler import Build
-from services.engine.engine import Engine, Row
+from services.engine.engine import Engine, PromptScores, Row
 from services.engine.proof import gap
 from services.engine.sampler import NotANumber
 from services.prefill.settings import PrefillSettings
@@ -246,17 +246,23 @@ def test_the_logits_of_all_positions_are_those_of_prompts_that_end_there(
 
 
 @needs_kernel
-def test_the_logits_of_all_positions_are_the_same_by_calls(directory: Directory) -> None:
+def test_the_scores_of_all_positions_are_the_same_by_calls(directory: Directory) -> None:
     for how in (None, Coding(Quantize.INT4, multiplied=False)):
         found = []
         for compiled in (True, False):
             engine = load(
                 directory("one query a head, biased"), dtype=torch.float32, compiled=compiled, coding=how
             )
-            [row] = filled(engine, ((11, 40),))
-            found.append(engine.logits_everywhere(row))
-        assert found[0].shape[0] == 29
-        assert gap(*found) < EXACT
+            [row] = filled(engine, ((0, 40),))
+            row.sequence.request = replace(row.sequence.request, prompt_logprobs=3)
+            scores = row.sequence.scores = PromptScores()
+            engine.step([row])
+            found.append(scores.told)
+        assert len(found[0]) == 39
+        for ours, theirs in zip(*found, strict=True):
+            assert ours.rank == theirs.rank
+            assert [each for each, _ in ours.top] == [each for each, _ in theirs.top]
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
 @needs_kernel

@@ -17,7 +17,8 @@ from tests.engine.conftest import MakeEngine
 from tests.engine.crew import Crew
 from tests.engine.quantisers import FORMATS, write
 from tests.engine.test_equals_reference import random_prompts
-from tests.oracle import reference_greedy
+from tests.engine.test_scores import check_scores
+from tests.oracle import reference_greedy, reference_scores
 
 TWO_KV_HEADS = "llama-biased-two-kv-heads"
 OUTPUT_TOKENS = 12
@@ -157,6 +158,15 @@ def test_own_draws_the_choices_of_a_prompt_are_drawn_by_two_ranks_as_by_one(
     asked = random_prompts((16, 33)), Sampling(temperature=1.0), (5, 6, 7), OUTPUT_TOKENS
     told = crew.play(Topology(2), scenes.several, model, *asked)
     assert told == [scenes.one_by_one(tiny_engine(TWO_KV_HEADS), *asked)] * 2
+
+
+@pytest.mark.parametrize("topology", [Topology(2), Topology(1, 2), SQUARE], ids=["tp2", "pp2", "tp2-pp2"])
+def test_all_ranks_have_the_prompts_scores(crew: Crew, model: Path, topology: Topology) -> None:
+    prompts = random_prompts(LENGTHS)
+    told = crew.play(topology, scenes.scores, model, prompts, 3, 9)
+    assert all(each == told[0] for each in told)
+    for prompt, scores in zip(prompts, told[0], strict=True):
+        check_scores(scores, prompt, reference_scores(model, prompt), 3)
 
 
 @pytest.mark.parametrize("topology", SHAPES.values(), ids=SHAPES.keys())

@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from services.engine.engine import Engine, Row, Sequence
+from services.engine.engine import Engine, PromptScores, Row, Sequence
 from services.pages.choices import ChoicePages
 from services.rooms.request import Request, Sampling, Token
 
@@ -39,9 +39,18 @@ class Worker:
         random.Random(seed).shuffle(self._free)
         engine.cache.tensor.fill_(float("nan"))
 
-    def admit(self, prompt: abc.Sequence[int], max_tokens: int, sampling: Sampling = GREEDY) -> Tenant:
-        request = Request(f"request-{next(self._numbers)}", tuple(prompt), max_tokens, sampling=sampling)
-        return Tenant(Sequence(request, []))
+    def admit(
+        self,
+        prompt: abc.Sequence[int],
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        prompt_logprobs: int | None = None,
+    ) -> Tenant:
+        name = f"request-{next(self._numbers)}"
+        request = Request(name, tuple(prompt), max_tokens, sampling=sampling, prompt_logprobs=prompt_logprobs)
+        sequence = Sequence(request, [])
+        sequence.scores = None if prompt_logprobs is None else PromptScores()
+        return Tenant(sequence)
 
     def fork(self, tenant: Tenant, seed: int) -> Tenant:
         """A further choice behind a computed prompt, as `services.decode` begins it."""

@@ -17,6 +17,7 @@ commands-ordered no-starvation
 
 terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt mask-is-fold
 own-draws choices-end-alone
+scored-is-computed scored-once
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
 canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load

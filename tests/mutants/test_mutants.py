@@ -26,6 +26,8 @@ OF_NO_ROOM = frozenset(
         "honest-health",
         "canary-is-a-request",
         "mask-is-fold",
+        "scored-is-computed",
+        "scored-once",
     }
 )
 """What no schedule of rooms can show: it is about the way in, or about what is told of a process."""

@@ -14,6 +14,7 @@ from services.openai.headers import REQUEST_ID
 from services.openai.intake import admit, asked_in_chat, asked_in_completion
 from services.openai.schemas import (
     PROMPTS_MAX,
+    TOP_LOGPROBS_MAX,
     ChatRequest,
     CompletionRequest,
     Drawing,
@@ -25,7 +26,6 @@ from services.rooms.request import (
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
     STOP_TOKEN_IDS_MAX,
-    TOP_LOGPROBS_MAX,
     Grammar,
     GrammarKind,
 )

@@ -21,6 +21,7 @@ from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import Lap, TurnProgress, take_turn
+from services.prefill.job import REPLIES_MAX
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
@@ -89,6 +90,7 @@ class PrefillBench:
         layouts: Sequence[KvLayout] = (toy.LAYOUT,),
         reuse: bool = False,
         grammars: Shelf | None = None,
+        scored_tokens: int = 8,
     ) -> None:
         """`group`, `layouts`: of a worker of several ranks. `reuse`: keep prefixes, of rooms of one mark.
         `grammars`: of a rank that draws; the toy holds no answer to them."""
@@ -123,6 +125,7 @@ class PrefillBench:
             ways=Ways(self.transfer, layouts, rank, checksum),
             checksum=checksum,
             folds=Folds(grammars, self.mailbox.wake),
+            scored_tokens=scored_tokens,
         )
         self._progress = TurnProgress(self.clock)
 
@@ -263,7 +266,8 @@ class Caller:
             decode=rooms_pb2.Peer(name="decode-0", incarnation=DECODE, address="127.0.0.1:1"),
             request=request_to_wire(self._request),
         )
-        async with self._bench.work.callers.calling(self._room, group_pb2.Command(run=wire), 4) as replies:
+        command = group_pb2.Command(run=wire)
+        async with self._bench.work.callers.calling(self._room, command, REPLIES_MAX) as replies:
             while not (self.replies and self.replies[-1].HasField("outcome")):
                 self.replies.append(await replies.get())
 

@@ -12,8 +12,9 @@ from tests.prefill import toy
 from tests.prefill.bench import deadlines
 
 
-def job(room: int, prompt: int, computed: int = 0) -> Job:
-    asked = toy.request(str(room), range(prompt))
+def job(room: int, prompt: int, computed: int = 0, top: int | None = None) -> Job:
+    """`top`: its prompt is scored, with so many of the likeliest."""
+    asked = toy.request(str(room), range(prompt), prompt_logprobs=top)
     sender = Sender(RoomId(room), asked.request_id, Incarnation(2), 0, 1, deadlines(), 0)
     return Job(sender, asked, "decode-0", computed=computed)
 
@@ -38,7 +39,7 @@ def may_take(job: Job, budget: int) -> int:
 def test_the_last_part_of_a_prompt_of_several_steps_is_small(prompt: int, stops: list[int]) -> None:
     long, seen = job(1, prompt), []
     while not long.complete:
-        (part,) = next_parts([long], 8)
+        (part,) = next_parts([long], 8, 8)
         seen.append(part.stop)
         assert part.start == long.computed
         long.computed = part.stop
@@ -52,8 +53,10 @@ def test_what_is_left_before_a_small_last_part_is_no_sliver() -> None:
 Told = list[tuple[int, int, int, bool]]
 
 
-def told(jobs: list[Job], budget: int) -> Told:
-    return [(each.job.sender.id, each.start, each.stop, each.last) for each in next_parts(jobs, budget)]
+def told(jobs: list[Job], budget: int, scored: int = 1) -> Told:
+    return [
+        (each.job.sender.id, each.start, each.stop, each.last) for each in next_parts(jobs, budget, scored)
+    ]
 
 
 def test_several_prompts_share_a_step() -> None:
@@ -77,7 +80,7 @@ def test_a_long_prompt_is_not_kept_waiting_by_short_ones_that_never_end() -> Non
     long, steps = job(1, 100), 0
     while not long.complete:
         jobs = [long, *(job(2 + number, 4) for number in range(9))]
-        for part in next_parts(jobs, 10):
+        for part in next_parts(jobs, 10, 1):
             part.job.computed = part.stop
         steps += 1
     assert steps <= 100 // (10 // 2)
@@ -88,7 +91,7 @@ def test_half_is_the_oldests_and_no_budget_is_left_over_or_exceeded(
     sizes: list[tuple[int, int]], budget: int
 ) -> None:
     jobs = [job(room, prompt, min(done, prompt)) for room, (prompt, done) in enumerate(sizes, 1)]
-    parts = next_parts(jobs, budget)
+    parts = next_parts(jobs, budget, 1)
     wanted = [each for each in jobs if not each.complete]
     assert [part.job for part in parts] == [each for each in wanted if each in [part.job for part in parts]]
     taken = [part.stop - part.start for part in parts]
@@ -98,3 +101,32 @@ def test_half_is_the_oldests_and_no_budget_is_left_over_or_exceeded(
     if wanted:
         assert parts[0].job is wanted[0]
         assert taken[0] >= min(budget / 2, may_take(wanted[0], budget))
+
+
+def test_prompts_that_are_scored_share_the_part_of_a_step_that_may_be() -> None:
+    """The logits of their positions take memory. The others fill the rest."""
+    jobs = [job(1, 9, top=0), job(2, 20), job(3, 9, top=5), job(4, 2, top=0)]
+    assert told(jobs, 20, scored=6) == [
+        (1, 0, 4, False),
+        (2, 0, 14, False),
+        (4, 0, 2, True),
+    ]
+
+
+def test_behind_the_last_token_that_is_scored_nothing_is() -> None:
+    """The prompt's last one is: by the position before it."""
+    assert told([job(1, 9, computed=8, top=0), job(2, 9, computed=3, top=0)], 20, scored=4) == [
+        (1, 8, 9, True),
+        (2, 3, 7, False),
+    ]
+    (part,) = next_parts([job(1, 9, computed=4, top=0)], 20, 20)
+    assert part.scored == 4
+    (part,) = next_parts([job(1, 9, computed=8, top=0)], 20, 20)
+    assert part.scored == 0
+
+
+def test_what_an_earlier_room_drew_is_not_scored() -> None:
+    asked = toy.request("1", range(6), 9, output=(1, 2, 3), prompt_logprobs=0)
+    sender = Sender(RoomId(1), asked.request_id, Incarnation(2), 0, 1, deadlines(), 0)
+    (part,) = next_parts([Job(sender, asked, "decode-0")], 20, 20)
+    assert (part.stop, part.scored) == (9, 5)

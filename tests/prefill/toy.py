@@ -14,7 +14,7 @@ from services.engine.checksum import PageSummer
 from services.engine.engine import Row, SumPart
 from services.engine.sampler import Drawn, NotANumber
 from services.pages.layout import KvLayout
-from services.rooms.request import Request, Sampling, Token
+from services.rooms.request import Request, Sampling, Score, Token
 from services.runtime.host_memory import HostMemory
 
 VOCABULARY = 1000
@@ -25,9 +25,12 @@ _UNHELD = 100_000
 _POSITION = struct.Struct("<QQ")
 
 
-def request(name: str, prompt: Sequenced[int], max_tokens: int = 1, **more: object) -> Request:
+def request(
+    name: str, prompt: Sequenced[int], max_tokens: int = 1, top: int | None = None, **more: object
+) -> Request:
     """`name` is the room's number; its last three digits are the mark of what it computes."""
-    return Request(name, tuple(prompt), max_tokens, sampling=Sampling(temperature=0.0), **more)  # type: ignore[arg-type]
+    sampling = Sampling(temperature=0.0, top_logprobs=top)
+    return Request(name, tuple(prompt), max_tokens, sampling=sampling, **more)  # type: ignore[arg-type]
 
 
 def mark(asked: Request) -> int:
@@ -46,6 +49,12 @@ def next_token(tokens: Sequenced[int], seed: int = 0) -> int:
     for token in tokens:
         value = (value * 31 + token + 1) % VOCABULARY
     return value
+
+
+def score_of(asked: Request, position: int) -> Score:
+    """What the toy model finds of the prompt's token there."""
+    top = ((asked.prompt[position], -0.25), (position, -3.0))[: asked.prompt_logprobs or 0]
+    return Score(-float(position), position, top)
 
 
 def answer(asked: Request) -> list[int]:
@@ -82,6 +91,8 @@ class ToyEngine:
         self.foreign: list[str] = []
         """Positions that did not hold what their room had written."""
         self.steps = 0
+        self.scored_most = 0
+        """Tokens of a row that is scored."""
         self.fail_next: Exception | None = None
         self.broken: set[int] = set()
         """Marks of requests that get no token."""
@@ -135,6 +146,10 @@ class ToyEngine:
                 self.foreign.append(f"room {whose} position {position}: {found}")
         for position in range(row.start, row.stop):
             _POSITION.pack_into(self.memory.view, self._offset(row, position), whose, known[position])
+        scores = row.sequence.scores
+        if scores is not None:
+            scores.told += [score_of(row.sequence.request, position + 1) for position in row.scored]
+            self.scored_most = max(self.scored_most, row.stop - row.start)
         if whose in self.broken:
             return NotANumber()
         if not row.sample:

@@ -130,4 +130,6 @@ def computable(vocabulary: int) -> Likely:
         "frequency_penalty": st.just(0.0),
         "logit_bias": st.just({}),
         "top_logprobs": st.integers(0, 20),
+        "logprob_token_ids": st.lists(tokens, max_size=3),
+        "prompt_logprobs": st.integers(0, 4),
     }

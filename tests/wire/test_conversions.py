@@ -17,12 +17,15 @@ from services.rooms.request import (
     CHOICES_MAX,
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
-    TOP_LOGPROBS_MAX,
+    LOGPROB_TOKEN_IDS_MAX,
+    LOGPROBS_MAX,
+    SCORES_MAX,
     FinishReason,
     Grammar,
     GrammarKind,
     Request,
     Sampling,
+    Score,
     Token,
 )
 from services.wire import conversions as wire
@@ -33,6 +36,7 @@ ids = st.integers(0, 2**32 - 1)
 id_tuples = st.lists(ids, max_size=8).map(tuple)
 ascending = st.sets(ids, min_size=1, max_size=4).map(sorted).map(tuple)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
+floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
 penalties = st.floats(-wire.PENALTY_MAX, wire.PENALTY_MAX)
 biases = st.floats(-wire.BIAS_MAX, wire.BIAS_MAX)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=64)
@@ -48,7 +52,8 @@ samplings = st.builds(
     frequency_penalty=penalties,
     seed=seeds,
     logit_bias=st.dictionaries(ids, biases, max_size=5).map(lambda each: tuple(sorted(each.items()))),
-    top_logprobs=st.none() | st.integers(0, TOP_LOGPROBS_MAX),
+    top_logprobs=st.none() | st.integers(0, LOGPROBS_MAX),
+    logprob_token_ids=id_tuples,
 )
 requests = st.builds(
     Request,
@@ -63,6 +68,7 @@ requests = st.builds(
     output=id_tuples,
     grammar=st.none() | st.builds(Grammar, kind=st.sampled_from(GrammarKind), text=texts),
     further_seeds=st.lists(seeds, max_size=3).map(tuple),
+    prompt_logprobs=st.none() | st.integers(0, SCORES_MAX // 8 - 1),
 ).filter(lambda request: request.finish_reason(request.output) is None)
 
 
@@ -76,6 +82,22 @@ def test_requests_come_back_as_they_were(request: Request) -> None:
 def test_tokens_come_back_as_they_were(token: Token) -> None:
     sent = wire.token_to_wire(token).SerializeToString()
     assert wire.token_from_wire(inference_pb2.Token.FromString(sent)) == token
+
+
+@given(
+    st.integers(0, 4).flatmap(
+        lambda top: st.lists(
+            st.builds(
+                Score, floats, ids, st.lists(st.tuples(ids, floats), min_size=top, max_size=top).map(tuple)
+            )
+        )
+    )
+)
+def test_scores_come_back_as_they_were(scores: list[Score]) -> None:
+    sent = [each.SerializeToString() for each in wire.scores_to_wire(scores)]
+    told = [inference_pb2.Scores.FromString(each) for each in sent]
+    assert [score for each in told for score in wire.scores_from_wire(each)] == scores
+    assert all(each.first for each in told)
 
 
 @given(st.none() | st.builds(Cause, st.sampled_from(Reason), texts))
@@ -136,6 +158,11 @@ def test_events_come_back_as_they_were(event: Event) -> None:
     assert wire.event_from_wire(wire.event_to_wire(event).SerializeToString(), event.source) == event
 
 
+def odd_scores(**other: Any) -> inference_pb2.Scores:
+    """Of one token, with these fields otherwise."""
+    return inference_pb2.Scores(**{"first": 1, "logprobs": [-1.0], "ranks": [1], **other})
+
+
 def sensible() -> inference_pb2.InferenceRequest:
     return wire.request_to_wire(Request("r", (1, 2), 4, sampling=Sampling()))
 
@@ -194,7 +221,17 @@ NAN, INFINITY = float("nan"), float("inf")
         ("logit_bias", change(logit_bias={3: NAN})),
         ("logit_bias", change(logit_bias={3: 1e300})),
         ("logit_bias", change(logit_bias=dict.fromkeys(range(LOGIT_BIAS_MAX + 1), 1.0))),
-        ("top_logprobs", change(top_logprobs=TOP_LOGPROBS_MAX + 1)),
+        ("top_logprobs", change(top_logprobs=LOGPROBS_MAX + 1)),
+        ("logprob_token_ids", change(logprob_token_ids=[7] * (LOGPROB_TOKEN_IDS_MAX + 1))),
+        ("prompt_logprobs", change(prompt=[1, 2], prompt_logprobs=SCORES_MAX // 2)),
+        ("equally many", lambda: wire.scores_from_wire(inference_pb2.Scores())),
+        ("equally many", lambda: wire.scores_from_wire(odd_scores(ranks=[1, 2]))),
+        ("equally many", lambda: wire.scores_from_wire(odd_scores(top_tokens=[1]))),
+        ("below infinity", lambda: wire.scores_from_wire(odd_scores(logprobs=[NAN]))),
+        (
+            "below infinity",
+            lambda: wire.scores_from_wire(odd_scores(top_tokens=[1], top_logprobs=[INFINITY])),
+        ),
         ("further_seeds", change(further_seeds=[7] * CHOICES_MAX)),
         ("grammar has more", held("lark", "é" * GRAMMAR_BYTES_MAX)),
         ("grammar.kind", held("xml", "<a/>")),

@@ -17,7 +17,7 @@ from services.engine.sampler import sample
 from services.pages.layout import DTYPE_BYTES
 from services.prefill.ways import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
-from services.rooms.request import TOP_LOGPROBS_MAX, Request, Sampling, Token
+from services.rooms.request import LOGPROBS_MAX, Request, Sampling, Token
 from services.rooms.trace import read_trace
 from services.transfer.bounds import check_endpoint
 from services.transfer.interface import TransferError
@@ -43,7 +43,9 @@ SENSIBLE = {
     "presence_penalty": st.floats(-wire.PENALTY_MAX, wire.PENALTY_MAX),
     "frequency_penalty": st.floats(-wire.PENALTY_MAX, wire.PENALTY_MAX),
     "logit_bias": st.dictionaries(unsigned(32), st.floats(-wire.BIAS_MAX, wire.BIAS_MAX), max_size=4),
-    "top_logprobs": st.integers(0, TOP_LOGPROBS_MAX),
+    "Sampling.top_logprobs": st.integers(0, LOGPROBS_MAX),
+    "logprob_token_ids": st.lists(unsigned(32), max_size=3),
+    "prompt_logprobs": st.integers(0, 100),
     "logprob": st.floats(max_value=0, allow_nan=False),
     "reason": st.sampled_from([each.value for each in Reason]),
     "side": st.sampled_from([rooms_pb2.SIDE_PREFILL, rooms_pb2.SIDE_DECODE]),

@@ -145,6 +145,22 @@ async def test_a_caller_that_takes_nothing_gets_all_later_and_in_order_and_no_mo
         assert at.messages[1:] == [[(1, "first_token"), (1, "first_token")], [(1, "outcome")]]
 
 
+async def test_what_is_long_leaves_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_stream, "MESSAGE_BYTES", FIRST.ByteSize() + 1)
+    async with stream() as (at, _):
+        at.ask(1)
+        await steps()
+        at.turn()
+        await steps()
+        at.read.clear()
+        for reply in (FIRST, FIRST, OVER):
+            at.voices[1].put_nowait(reply)
+        await steps()
+        at.read.set()
+        await steps()
+        assert at.messages[1:] == [[(1, "first_token"), (1, "first_token")], [(1, "outcome")]]
+
+
 async def test_a_refused_room_ends_alone() -> None:
     async with stream() as (at, _):
         at.ask(13, 1)

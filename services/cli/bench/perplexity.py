@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PASSAGE: Final = Path(__file__).with_name("passage.txt")
 CHUNK: Final = 128
-"""Tokens whose logits are held at once."""
+"""Tokens of a step, at most."""
 
 
 def perplexity(
@@ -77,17 +77,13 @@ def perplexity(
 
 def _perplexity(engine: "Engine", tokens: list[int]) -> float:
     """Of each token but the first."""
-    import torch
-
-    from services.engine.engine import Row, Sequence
+    from services.engine.engine import PromptScores, Row, Sequence
     from services.rooms.request import Request
 
-    sequence = Sequence(Request("perplexity", tuple(tokens), max_tokens=1), [])
-    pages = range(engine.layout.pages_for(len(tokens)))
-    unexpected = 0.0
-    for start in range(0, len(tokens) - 1, CHUNK):
-        stop = min(start + CHUNK, len(tokens) - 1)
-        logits = engine.logits_everywhere(Row(sequence, start, stop, pages, sample=False))
-        right = torch.tensor(tokens[start + 1 : stop + 1])
-        unexpected += float(torch.nn.functional.cross_entropy(logits, right, reduction="sum"))
-    return math.exp(unexpected / (len(tokens) - 1))
+    sequence = Sequence(Request("perplexity", tuple(tokens), max_tokens=1, prompt_logprobs=0), [])
+    scores = sequence.scores = PromptScores()
+    pages, chunk = range(engine.layout.pages_for(len(tokens))), min(CHUNK, engine.scored_max)
+    for start in range(0, len(tokens) - 1, chunk):
+        stop = min(start + chunk, len(tokens) - 1)
+        engine.step([Row(sequence, start, stop, pages, sample=False)])
+    return math.exp(-math.fsum(each.logprob for each in scores.told) / len(scores.told))

@@ -74,6 +74,7 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
@@ -86,6 +87,10 @@ class Sampling(_message.Message):
     """Absent: no logprobs. 0: the chosen token's only."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
+    @_builtins.property
+    def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of these the log-probability is told, too, behind the likeliest."""
+
     def __init__(
         self,
         *,
@@ -99,10 +104,11 @@ class Sampling(_message.Message):
         seed: _builtins.int = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         top_logprobs: _builtins.int | None = ...,
+        logprob_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprob_token_ids", b"logprob_token_ids", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
@@ -157,6 +163,7 @@ class InferenceRequest(_message.Message):
     TIME_LEFT_MS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     FURTHER_SEEDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_tokens: _builtins.int
@@ -170,6 +177,10 @@ class InferenceRequest(_message.Message):
     time_left_ms: _builtins.int
     """How long the request may take from now on. While its room waits for capacity this alone ends it; absent:
     the worker's own bounds of waiting do.
+    """
+    prompt_logprobs: _builtins.int
+    """The prompt is scored: of each of its tokens but the first prefill tells how likely it was, and so many of the
+    likeliest. Absent: it is not.
     """
     cache_salt: _builtins.bytes
     """16 bytes: its KV is shared with requests of the same salt alone. Absent: with all others that have none."""
@@ -214,18 +225,23 @@ class InferenceRequest(_message.Message):
         time_left_ms: _builtins.int | None = ...,
         grammar: Global___Grammar | None = ...,
         further_seeds: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
         cache_salt: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "grammar", b"grammar", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_prompt_logprobs", b"_prompt_logprobs", "_time_left_ms", b"_time_left_ms", "grammar", b"grammar", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_time_left_ms", b"_time_left_ms", "cache_salt", b"cache_salt", "eos_token_ids", b"eos_token_ids", "further_seeds", b"further_seeds", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_prompt_logprobs", b"_prompt_logprobs", "_time_left_ms", b"_time_left_ms", "cache_salt", b"cache_salt", "eos_token_ids", b"eos_token_ids", "further_seeds", b"further_seeds", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
     _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__time_left_ms: _TypeAlias = _typing.Literal["time_left_ms"]  # noqa: Y015
     _WhichOneofArgType__time_left_ms: _TypeAlias = _typing.Literal["_time_left_ms", b"_time_left_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar) -> _WhichOneofReturnType__grammar | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_ms) -> _WhichOneofReturnType__time_left_ms | None: ...
 
@@ -354,30 +370,77 @@ class FirstToken(_message.Message):
 Global___FirstToken: _TypeAlias = FirstToken  # noqa: Y015
 
 @_typing.final
+class Scores(_message.Message):
+    """How likely the model found the prompt's tokens at positions [first, first + logprobs), after those before them.
+    All of a prompt's are told before its first token, in their order.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many tokens were as likely at least, of each."""
+
+    @_builtins.property
+    def top_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest in the place of each, equally many of each, from above."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        top_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "logprobs", b"logprobs", "ranks", b"ranks", "top_logprobs", b"top_logprobs", "top_tokens", b"top_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Scores: _TypeAlias = Scores  # noqa: Y015
+
+@_typing.final
 class RunRoomReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted: ...
     @_builtins.property
     def first_token(self) -> Global___FirstToken: ...
     @_builtins.property
     def outcome(self) -> _rooms_pb2.Outcome: ...
+    @_builtins.property
+    def scores(self) -> Global___Scores: ...
     def __init__(
         self,
         *,
         accepted: Global___Accepted | None = ...,
         first_token: Global___FirstToken | None = ...,
         outcome: _rooms_pb2.Outcome | None = ...,
+        scores: Global___Scores | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "first_token", b"first_token", "outcome", b"outcome", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "first_token", b"first_token", "outcome", b"outcome", "scores", b"scores", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "first_token", b"first_token", "outcome", b"outcome", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "first_token", b"first_token", "outcome", b"outcome", "scores", b"scores", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["accepted", "first_token", "outcome"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["accepted", "first_token", "outcome", "scores"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 

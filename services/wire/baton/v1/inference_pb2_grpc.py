@@ -52,7 +52,8 @@ class PrefillServiceServicer:
     """
 
     def RunRoom(self, request, context):
-        """Computes the room's prompt and hands its KV over. The stream: accepted, the first token, the outcome.
+        """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
+        asked for, the first token, the outcome.
         Ending the stream early cancels the room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -34,7 +34,8 @@ class PrefillServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefillServiceAsyncStub: ...
     RunRoom: _grpc.UnaryStreamMultiCallable[_inference_pb2.RunRoomRequest, _inference_pb2.RunRoomReply]
-    """Computes the room's prompt and hands its KV over. The stream: accepted, the first token, the outcome.
+    """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
+    asked for, the first token, the outcome.
     Ending the stream early cancels the room.
     """
     RunRooms: _grpc.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]
@@ -48,7 +49,8 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RunRoom: _aio.UnaryStreamMultiCallable[_inference_pb2.RunRoomRequest, _inference_pb2.RunRoomReply]  # type: ignore[assignment]
-    """Computes the room's prompt and hands its KV over. The stream: accepted, the first token, the outcome.
+    """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
+    asked for, the first token, the outcome.
     Ending the stream early cancels the room.
     """
     RunRooms: _aio.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]  # type: ignore[assignment]
@@ -65,7 +67,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.RunRoomRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.RunRoomReply], _abc.AsyncIterator[_inference_pb2.RunRoomReply]]:
-        """Computes the room's prompt and hands its KV over. The stream: accepted, the first token, the outcome.
+        """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
+        asked for, the first token, the outcome.
         Ending the stream early cancels the room.
         """
 

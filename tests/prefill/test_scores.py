@@ -1,0 +1,100 @@
+"""Is a prompt that is scored computed whole, and are its scores told once, before its first token?"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.prefill.job import REPLIES_MAX
+from services.rooms.request import SCORES_MAX, Score, Token
+from services.wire import conversions
+from services.wire.conversions import scores_from_wire, token_from_wire
+from tests.prefill import toy
+from tests.prefill.bench import Caller
+from tests.prefill.test_turn import Pair, settle
+
+PROMPT = tuple(range(100, 121))
+"""Five whole pages of four, and a token."""
+PAGES = (9, 2, 3, 4, 5, 6)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    made = Pair(reuse=True, scored_tokens=6)
+    yield made
+    made.bench.close()
+
+
+async def handed_over(pair: Pair, room: int, prompt_logprobs: int | None = None) -> Caller:
+    caller = await pair.bench.run(toy.request(str(room), PROMPT, prompt_logprobs=prompt_logprobs))
+    await pair.bench.grant(room, PAGES)
+    await settle(pair.bench)
+    assert await caller.outcome() == ""
+    pair.bench.assert_empty()
+    return caller
+
+
+def scores_in(caller: Caller) -> list[Score]:
+    told: list[Score] = []
+    for reply in caller.replies:
+        if reply.HasField("scores"):
+            assert reply.scores.first == 1 + len(told)
+            told += scores_from_wire(reply.scores)
+    return told
+
+
+async def test_scores_are_told_before_the_first_token_in_bounded_messages(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversions, "SCORES_A_MESSAGE", 24)
+    asked = toy.request("1", PROMPT, prompt_logprobs=2)
+    caller = await handed_over(pair, 1, prompt_logprobs=2)
+    assert caller.heard == ["accepted", "scores", "scores", "scores", "first_token", "outcome"]
+    assert scores_in(caller) == [toy.score_of(asked, each) for each in range(1, len(PROMPT))]
+    assert pair.bench.gauge("baton_prefill_scored_tokens_total") == len(PROMPT) - 1
+    assert pair.bench.engine.scored_most == 6, "no step scores more than it may"
+
+
+@pytest.mark.parametrize("top", [0, 1, 300])
+def test_no_prompt_has_more_to_say_than_a_room_can(top: int) -> None:
+    each = Score(-1.0, 1, ((7, -1.0),) * top)
+    tokens = SCORES_MAX // (1 + top)
+    messages = list(conversions.scores_to_wire([each] * tokens))
+    assert len(messages) <= REPLIES_MAX - 4
+    assert sum(len(message.logprobs) for message in messages) == tokens
+    assert max(message.ByteSize() for message in messages) < 2**16
+
+
+async def test_scored_is_computed_a_prompt_that_is_scored_begins_with_nothing_that_was_kept(
+    pair: Pair,
+) -> None:
+    """What it computes is kept for others all the same."""
+    await handed_over(pair, 1)
+    caller = await handed_over(pair, 1001, prompt_logprobs=0)
+    assert len(scores_in(caller)) == len(PROMPT) - 1
+    assert caller.replies[-2].first_token.cached_tokens == 0
+    assert pair.bench.gauge("baton_prefill_tokens_total") == 2 * len(PROMPT)
+    assert pair.bench.gauge("baton_prefix_reused_tokens_total") == 0
+    caller = await handed_over(pair, 2001)
+    assert caller.replies[1].first_token.cached_tokens == 20
+
+
+async def test_of_a_prompt_of_one_token_there_is_nothing_to_score(pair: Pair) -> None:
+    caller = await pair.bench.run(toy.request("1", (7,), prompt_logprobs=1))
+    await pair.bench.grant(1, (3,))
+    await settle(pair.bench)
+    assert caller.heard == ["accepted", "first_token", "outcome"]
+
+
+async def test_record_fits_what_a_record_cannot_hold_the_caller_alone_is_told(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = tuple((each, -float(each)) for each in range(30))
+    monkeypatch.setattr(pair.bench.engine, "_row", lambda row: Token(7, -0.5, top) if row.sample else None)
+    asked = toy.request("1", PROMPT, top=30)
+    caller = await pair.bench.run(asked)
+    await pair.bench.grant(1, PAGES)
+    await settle(pair.bench)
+    assert token_from_wire(caller.replies[1].first_token.token) == Token(7, -0.5, top)
+    record = pair.receiver.record(0, 1, 5)
+    assert record is not None
+    assert [each for each, _ in record.alternatives] == list(range(20))
