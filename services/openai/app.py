@@ -1,6 +1,7 @@
-"""The OpenAI HTTP API as one application: what is served where?
+"""The HTTP APIs as one application: what is served where?
 
     POST /v1/chat/completions   /v1/completions
+    POST /v1/messages           /v1/messages/count_tokens
     GET  /v1/models             /v1/models/{id}
     POST /tokenize              /detokenize
     GET  /tokenizer_info
@@ -33,6 +34,8 @@ from services.openai.errors import ApiError
 from services.openai.field_faults import first_fault
 from services.openai.generate_routes import generate_routes
 from services.openai.generating import Generating
+from services.openai.messages.manners import manners_of
+from services.openai.messages.routes import messages_routes
 from services.openai.metrics import HttpMetrics
 from services.openai.model import ServedModel
 from services.openai.model_routes import model_routes
@@ -67,7 +70,7 @@ def create_app(
     version = release()
     ask = ask or Judge(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).ask
     generating = Generating(backend, model, prompts, metrics, settings, ask)
-    answered = [generate_routes(generating, model, bodies, clock)]
+    answered = [generate_routes(generating, model, bodies, clock), messages_routes(generating, bodies)]
     direct = {
         ("POST", route.path): route
         for router in answered
@@ -115,7 +118,7 @@ def _application(
         app.include_router(router)
         # The application itself does not list their routes: it keeps the routers.
         metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
-    return Edge(app, metrics, direct, door or Door(), tracer)
+    return Edge(app, metrics, direct, door or Door(), tracer, manners_of)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

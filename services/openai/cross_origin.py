@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 METHODS: Final = ("GET", "POST", "DELETE")
-TOLD: Final = ("x-request-id", "retry-after")
+TOLD: Final = ("x-request-id", "request-id", "retry-after")
 """Headers of an answer that a page may read, beside those that every page may."""
 PREFLIGHT_S: Final = 600
 """For so long a browser may remember its answer."""

@@ -1,9 +1,9 @@
 """Who may come in, and how often?
 
-With keys, each request but the platform's two questions needs one: `Authorization: Bearer KEY`, or, for a
-person with a browser who only reads, HTTP's basic authentication with the key as the password. What may come
-in so often is a POST, which makes somebody compute, and a wrong key: by the key, or by the address of a
-caller without one.
+With keys, each request but the platform's two questions needs one: `Authorization: Bearer KEY`, `x-api-key:
+KEY` as Anthropic's clients send it, or, for a person with a browser who only reads, HTTP's basic
+authentication with the key as the password. What may come in so often is a POST, which makes somebody
+compute, and a wrong key: by the key, or by the address of a caller without one.
 """
 
 import base64
@@ -46,12 +46,13 @@ class Door:
         caller = None
         scope["state"][IN_STATE] = _address(scope)
         if self._keys is not None:
-            presented = Headers(scope=scope).getlist("authorization")
-            caller = _caller(self._keys, presented, scope["method"])
+            headers = Headers(scope=scope)
+            presented, bare = headers.getlist("authorization"), headers.getlist("x-api-key")
+            caller = _caller(self._keys, presented, scope["method"]) or _named(self._keys, bare)
             scope["state"]["known"] = caller is not None
             if caller is not None:
                 scope["state"][IN_STATE] = caller
-            if caller is None and presented:
+            if caller is None and (presented or bare):
                 self._count(None, scope)
             if caller is None and scope["path"] not in PROBES:
                 raise _unauthorized(scope)
@@ -92,6 +93,10 @@ def _caller(keys: ApiKeys, presented: Sequence[str], method: str) -> bytes | Non
             return None
 
 
+def _named(keys: ApiKeys, presented: Sequence[str]) -> bytes | None:
+    return keys.who(presented[0].strip()) if len(presented) == 1 else None
+
+
 def _password(encoded: str) -> str:
     """Of basic authentication; the name before it is anybody's. Empty when there is none."""
     try:
@@ -103,7 +108,7 @@ def _password(encoded: str) -> str:
 
 def _unauthorized(scope: Scope) -> ApiError:
     person = scope["method"] == READ and "text/html" in (header(scope, b"accept") or "")
-    needed = "A valid API key is needed, as 'Authorization: Bearer KEY'."
+    needed = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
     by_hand = " A browser asks for a name and a password: any name, and the key as the password."
     return ApiError(
         401,

@@ -64,12 +64,15 @@ class Generating:
         self._settings = settings
         self._structures = Structures(model, ask, metrics)
 
-    async def chat(self, request: Request, body: ChatRequest, render: Render) -> Response:
-        """The reply to `body`, which begins when it is sent. Raises ApiError, Overloaded, ClientGone."""
+    async def chat(
+        self, request: Request, body: ChatRequest, render: Render, *, clips: bool = False
+    ) -> Response:
+        """The reply to `body`, which begins when it is sent. `clips`: more tokens than fit are as many as
+        fit, also where no setting says so. Raises ApiError, Overloaded, ClientGone."""
         model = self._model
         check_model(body.model, model)
         exchange_of(request).name(request_id_of(body))
-        asked = asked_in_chat(body)
+        asked = replace(asked_in_chat(body), clips=clips)
         check_tools(body.tools, body.tool_choice)
         tools = offered(body)
         fit = body.truncate_prompt_tokens is None
@@ -115,7 +118,7 @@ class Generating:
         told_apart: Callable[[], Heard | None] = lambda: None,
     ) -> Response:
         model, exchange, limits = self._model, exchange_of(request), self._backend.limits()
-        asked = replace(asked, clips=self._settings.clip_max_tokens)
+        asked = replace(asked, clips=asked.clips or self._settings.clip_max_tokens)
         salt = salt_of(body.cache_salt, caller_in(request.scope) if self._settings.isolate_keys else b"")
         admitted = admit(
             body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar, salt=salt

@@ -1,5 +1,9 @@
-"""What is served here, and by which release?"""
+"""What is served here, and by which release?
 
+A model is told as OpenAI tells it and as Anthropic does, at once: each client reads what it knows.
+"""
+
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,6 +17,7 @@ from services.openai.model import ServedModel
 def model_routes(backend: Backend, model: ServedModel, release: str, created_s: int) -> APIRouter:
     """`/v1/models`, `/v1/models/{id}`, `/tokenizer_info` and `/version`."""
     router = APIRouter()
+    created_at = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def card(name: str) -> dict[str, Any]:
         return {
@@ -22,11 +27,19 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
             "owned_by": "baton",
             "max_model_len": backend.limits().context_tokens,
             "default_sampling_params": differing(model.drawing),
+            "type": "model",
+            "display_name": name,
+            "created_at": created_at,
+            "max_input_tokens": backend.limits().context_tokens,
+            "max_tokens": backend.limits().context_tokens,
+            "lifecycle": "active",
         }
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in model.names]}
+        names = model.names
+        page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return {"object": "list", "data": [card(name) for name in names], **page}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:

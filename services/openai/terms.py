@@ -8,12 +8,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
 
 from services.openai.errors import ApiError
+from services.openai.field_faults import first_fault
+from services.openai.schemas import Shape, fields_of
 
 QUOTED: Final = re.compile(r"'([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)'")
 """A path as messages name it."""
+
+M = TypeVar("M", bound=Shape)
 
 
 @dataclass(slots=True)
@@ -48,3 +54,12 @@ class Terms:
         return ApiError(
             error.status, message, kind=error.kind, param=param, code=error.code, headers=error.headers
         )
+
+
+def made(shape: type[M], fields: dict[str, Any], terms: Terms) -> M:
+    """`shape` of what a body was translated into. Raises ApiError in the body's terms."""
+    try:
+        return shape.model_validate(fields)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        raise terms.told(first_fault(faults, fields, fields_of(shape), shape.unserved)) from None

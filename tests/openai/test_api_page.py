@@ -9,7 +9,16 @@ from prometheus_client import CollectorRegistry
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.dialects import CALL_FORMS, names_of
-from services.openai.schemas import ChatRequest, CompletionRequest, Message, StreamOptions
+from services.openai.messages.body import OF_MESSAGES, MessagesRequest
+from services.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    Sampled,
+    StreamOptions,
+    StructuredOutputs,
+    fields_of,
+)
 from services.openai.unsupported import HARMLESS, IGNORED
 from services.runtime.http_head import BoundedHttp
 from tests.openai import tiny
@@ -60,6 +69,15 @@ def test_what_has_no_effect_and_what_is_refused_is_what_the_code_says() -> None:
     inner = ("any other", "message role")
     named = {word for row in rows if not any(each in row for each in inner) for word in _words(row)}
     assert named == set(HARMLESS)
+
+
+def test_the_fields_of_anthropics_api_are_named() -> None:
+    told = _words(_section("Anthropic's API"))
+    fields = {name for names in fields_of(MessagesRequest).values() for name in names}
+    parts = {"id", "input", "data", "text", "content", "role", "tool_use_id", "caller", "citations"}
+    shared = {*Sampled.model_fields, *fields_of(StructuredOutputs)[""]}
+    assert fields - shared - parts - {"schema", "toolset_name"} <= told
+    assert {*OF_MESSAGES.ignored, *OF_MESSAGES.harmless} <= told
 
 
 def test_every_way_of_reading_calls_is_named() -> None:

@@ -217,7 +217,7 @@ TOOL_FAULTS: Final[list[tuple[dict[str, Any], str]]] = [
     ({"tools": [WEATHER, NOW, NOW]}, "tools[2].function.name"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
     ({"tools": [tool(name="a b")]}, "tools[0].function.name"),
-    ({"tools": [tool(name="a" * 65)]}, "tools[0].function.name"),
+    ({"tools": [tool(name="a" * 129)]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"tools": [tool(name="a", parameters=[])]}, "tools[0].function.parameters"),
     ({"tools": [tool(name="a", description="x" * 70_000)]}, "tools[0]"),

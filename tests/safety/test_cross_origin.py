@@ -74,7 +74,7 @@ async def test_an_answer_and_each_refusal_of_the_door_can_be_read() -> None:
     assert [each.status_code for each in replies] == [401, 413, 200, 429, 404]
     for each in replies:
         assert each.headers[READABLE] == HERE
-        assert each.headers["access-control-expose-headers"] == "x-request-id, retry-after"
+        assert each.headers["access-control-expose-headers"] == "x-request-id, request-id, retry-after"
         assert "Origin" in each.headers["vary"]
         assert "x-request-id" in each.headers
     assert "retry-after" in replies[3].headers

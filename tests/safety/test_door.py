@@ -168,6 +168,29 @@ async def test_odd_authorization_headers_are_401_and_never_more(given_: list[byt
 APPLICATION = application(ApiKeys([KEY], None))
 
 
+async def test_a_key_comes_as_anthropics_clients_send_it_too() -> None:
+    """One good key is enough, whichever of both headers has it; a wrong one counts as such."""
+    good, wrong = {"x-api-key": KEY}, {"x-api-key": OTHER}
+    async with asking(ApiKeys([KEY], None), RateLimit(1)) as http:
+        for headers in (good, good | {"Authorization": f"Bearer {OTHER}"}, wrong | BEARER):
+            assert (await http.get("/v1/models", headers=headers)).status_code == 200
+        refused = await http.get("/v1/models", headers=wrong)
+        assert refused.status_code == 401
+        assert (await http.get("/v1/models", headers=wrong)).status_code == 429
+        twice = await http.get("/v1/models", headers=[("x-api-key", KEY), ("x-api-key", KEY)])
+        assert twice.status_code != 200
+
+
+async def test_a_refusal_of_the_door_has_the_shape_of_the_api_that_is_asked() -> None:
+    async with asking(ApiKeys([KEY], None), RateLimit(1)) as http:
+        kinds = []
+        for headers in ({}, {"x-api-key": KEY}, {"x-api-key": KEY}):
+            reply = await http.post("/v1/messages", json={}, headers=headers)
+            kinds.append(reply.json()["error"]["type"])
+            assert reply.json()["request_id"] == reply.headers["request-id"]
+    assert kinds == ["authentication_error", "invalid_request_error", "rate_limit_error"]
+
+
 async def test_two_authorizations_are_none() -> None:
     async with asking(ApiKeys([KEY], None)) as http:
         twice = [("Authorization", f"Bearer {KEY}"), ("Authorization", f"Bearer {OTHER}")]

@@ -1,0 +1,280 @@
+"""Which fields does Anthropic's API have, and which values may they take on their own?
+
+What a block is depends on its `type`: so a list of blocks is read here, block by block, and what is wrong
+with one is told by its own path.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    FailFast,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    TypeAdapter,
+)
+from pydantic_core import PydanticCustomError
+
+from services.openai.schemas import (
+    CALL_ID_CHARS_MAX,
+    MESSAGES_MAX,
+    STOP_STRINGS_MAX,
+    TOOLS_MAX,
+    JsonSchema,
+    Nothing,
+    Sampled,
+    Shape,
+    StopString,
+    Whole,
+    function_name,
+)
+from services.openai.unsupported import Unserved
+
+BUDGET_TOKENS_LEAST: Final = 1024
+"""Anthropic's."""
+BLOCKS_MAX: Final = 4096
+"""Of one message."""
+ELSEWHERE: Final = frozenset(
+    {"image", "document", "search_result", "container_upload", "server_tool_use", "tool_reference"}
+    | {"mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
+    | {"code_execution_tool_result", "bash_code_execution_tool_result", "tool_search_tool_result"}
+    | {"text_editor_code_execution_tool_result", "compaction"}
+)
+"""Kinds of blocks that are Anthropic's, and not served."""
+OF_MESSAGES: Final = Unserved(
+    ignored=frozenset(
+        {"anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management"}
+        | {"diagnostics", "metadata", "service_tier", "user_profile_id", "workspace_id"}
+    ),
+    harmless={
+        "container": (),
+        "fallbacks": ([],),
+        "inference_geo": ("global",),
+        "mcp_servers": ([],),
+        "speed": ("standard",),
+        "thread": (),
+    },
+    known={
+        "": frozenset(
+            {"billing_policy", "compaction", "fallback_credit_token", "logprobs", "max_completion_tokens"}
+            | {"max_tokens_to_sample", "n", "prompt", "reasoning_effort", "response_format", "top_logprobs"}
+        ),
+        "output_config": frozenset({"task_budget"}),
+        "tools.[]": frozenset({"function", "parameters"}),
+    },
+    instead={
+        "max_completion_tokens": "max_tokens",
+        "max_tokens_to_sample": "max_tokens",
+        "reasoning_effort": "output_config.effort",
+        "response_format": "output_config.format",
+    },
+)
+"""Ignored is what concerns the platform around a model: where a prompt is cached, who pays, and what a server
+may take out of a conversation that is too long for it."""
+
+CacheControl = Annotated[dict[str, Any] | None, Field()]
+"""Prompts are cached by what they begin with, whatever it says."""
+CallId = Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
+
+
+class Text(Shape):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl = None
+    citations: list[Any] | None = None
+    """Of an earlier answer: its text says the same."""
+
+
+class Thought(Shape):
+    """Of the assistant's."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class HiddenThought(Shape):
+    """That only Anthropic can read."""
+
+    type: Literal["redacted_thinking"]
+    data: str = ""
+
+
+class ToolUse(Shape):
+    """A call."""
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
+    input: dict[str, Any]
+    cache_control: CacheControl = None
+    caller: dict[str, Any] | None = None
+    """That it was the model's own."""
+    toolset_name: Nothing = None
+
+
+def _kind(value: Any, kinds: Mapping[str, type[Shape]]) -> Any:
+    """A block, by its type."""
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise PydanticCustomError("content_type", "it has to be a block, which is an object with a type")
+    kind = value["type"]
+    if kind in ELSEWHERE:
+        raise PydanticCustomError("block", f"blocks of type '{kind}' are not supported, only texts are read")
+    if kind not in kinds:
+        raise PydanticCustomError("block", f"the type of a block has to be one of {', '.join(kinds)}")
+    return kinds[kind].model_validate(value)
+
+
+def _content(value: Any, blocks: TypeAdapter[Any]) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "it has to be a text or a list of blocks")
+    return blocks.validate_python(value)
+
+
+def _blocks(**kinds: type[Shape]) -> PlainValidator:
+    """A text, or blocks of these kinds."""
+    each = Annotated[Any, PlainValidator(partial(_kind, kinds=kinds))]
+    listed = TypeAdapter(Annotated[list[each], FailFast(), Field(max_length=BLOCKS_MAX)])
+    return PlainValidator(partial(_content, blocks=listed))
+
+
+Texts = Annotated[str | list[Text], _blocks(text=Text)]
+
+
+class ToolResult(Shape):
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: Texts = ""
+    is_error: bool = False
+    cache_control: CacheControl = None
+    toolset_name: Nothing = None
+
+
+Block = Text | Thought | HiddenThought | ToolUse | ToolResult
+
+
+class Message(Shape):
+    """One turn, or a part of one: those of a role that follow each other are one."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        str | list[Block],
+        _blocks(
+            text=Text,
+            thinking=Thought,
+            redacted_thinking=HiddenThought,
+            tool_use=ToolUse,
+            tool_result=ToolResult,
+        ),
+    ]
+
+
+def _few(value: Any, most: int, what: str) -> Any:
+    if isinstance(value, list) and len(value) > most:
+        raise PydanticCustomError("many", f"it holds {len(value)} {what}; at most {most} are taken")
+    return value
+
+
+def _own(value: Any) -> Any:
+    """A tool, unless it is one of Anthropic's, of which nothing else is said."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "custom":
+        raise PydanticCustomError(
+            "tool", f"'{kind[:64]}' is not supported; a tool has to be of type 'custom'"
+        )
+    return value
+
+
+def _direct(value: Any) -> Any:
+    if value not in ([], ["direct"]):
+        raise PydanticCustomError("unsupported", "it is not supported")
+    return value
+
+
+def _no(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("unsupported", "it is not supported")
+    return value
+
+
+class Tool(Shape):
+    """That a model may call."""
+
+    name: Annotated[str, AfterValidator(function_name)]
+    input_schema: JsonSchema
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["custom"] = "custom"
+    cache_control: CacheControl = None
+    eager_input_streaming: bool | None = None
+    """Arguments come as they are there, whatever it says."""
+    defer_loading: Annotated[bool, AfterValidator(_no)] = False
+    allowed_callers: Annotated[list[str], AfterValidator(_direct)] = Field(default_factory=list)
+    input_examples: Nothing = None
+
+
+class ToolChoice(Shape):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    """Of a `tool`."""
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Shape):
+    """Whether it thinks before it answers. How long, is the model's."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[Whole, Field(ge=BUDGET_TOKENS_LEAST)] | None = None
+    display: Literal["summarized", "omitted"] = "summarized"
+
+
+class OutputFormat(Shape):
+    type: Literal["json_schema"]
+    schema_: JsonSchema = Field(alias="schema")
+
+
+class OutputConfig(Shape):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountRequest(Shape):
+    """POST /v1/messages/count_tokens: what becomes a prompt."""
+
+    unserved: ClassVar[Unserved] = OF_MESSAGES
+
+    model: str
+    messages: Annotated[
+        list[Message],
+        FailFast(),
+        BeforeValidator(partial(_few, most=MESSAGES_MAX, what="messages")),
+        Field(min_length=1),
+    ]
+    system: Texts = ""
+    tools: Annotated[
+        list[Annotated[Tool, BeforeValidator(_own)]],
+        FailFast(),
+        BeforeValidator(partial(_few, most=TOOLS_MAX, what="tools")),
+    ] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The same as `output_config.format`, by its older name."""
+
+
+class MessagesRequest(Sampled, CountRequest):
+    """POST /v1/messages. What all APIs share has its own names here, too, beside Anthropic's."""
+
+    max_tokens: Annotated[Whole, Field(ge=1)]
+    stop_sequences: Annotated[list[StopString], FailFast(), Field(max_length=STOP_STRINGS_MAX)] = Field(
+        default_factory=list
+    )
+    """`stop`, by Anthropic's name."""
+    stream: bool = False

@@ -1,0 +1,183 @@
+"""What does an answer look like in Anthropic's API?
+
+A message of blocks, one after the other: thoughts, texts and calls, in the order in which they came. A stream
+opens a block, adds to it, and closes it before the next one. Of the tokens of a prompt those that were found
+cached are counted apart, as there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from services.openai.answering import Usage
+from services.openai.choice import Called, Choice, Delta
+from services.openai.errors import ApiError
+from services.openai.messages.body import MessagesRequest
+from services.openai.messages.manners import told
+from services.openai.rendering import Collected
+from services.openai.speech import Said, Thought
+from services.openai.sse import NAMED
+from services.rooms.request import FinishReason
+
+UNSIGNED: Final = "unsigned"
+"""The signature of each thought. Anthropic's tells that a thought was not tampered with; here whoever sends a
+conversation may write into it what it likes. Clients drop thoughts without any."""
+
+Chunks = list[dict[str, Any]]
+
+
+class MessagesRendering:
+    """`message` objects, and the events that make one."""
+
+    framing = NAMED
+
+    def __init__(self, body: MessagesRequest, request_id: str) -> None:
+        self._body = body
+        self._request_id = request_id
+        self._head = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": body.model}
+        self._hides = body.thinking is not None and body.thinking.display == "omitted"
+        self._place = -1
+        """Of the last block, among all."""
+        self._open: type[Said] | type[Thought] | None = None
+        """What the last block is, if it goes on."""
+        self._ended: tuple[Choice, FinishReason | None] | None = None
+
+    @property
+    def text_alone(self) -> bool:
+        return self._open is Said
+
+    def opening(self, choice: Choice) -> Chunks:
+        usage = _usage(len(choice.request.prompt), 0, 0)
+        message: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        """There are none."""
+
+    def chunks(self, choice: Choice, delta: Delta) -> Chunks:
+        chunks: Chunks = []
+        for part in _parts(delta.text, delta.parts):
+            if isinstance(part, Called):
+                chunks += [*self._closed(), *self._call(part)]
+                continue
+            kind = type(part)
+            if self._open is not kind:
+                chunks += [*self._closed(), self._opened(_EMPTY[kind])]
+                self._open = kind
+            if isinstance(part, Said):
+                chunks.append(self._added({"type": "text_delta", "text": part.text}))
+            elif not self._hides:
+                chunks.append(self._added({"type": "thinking_delta", "thinking": part.text}))
+        if delta.finish is not None:
+            chunks += self._closed()
+            self._ended = choice, delta.finish
+        return chunks
+
+    def closing(self, usage: Usage) -> Chunks:
+        assert self._ended is not None
+        return [
+            {"type": "message_delta", "delta": self._why(*self._ended), "usage": _counted(usage)},
+            {"type": "message_stop"},
+        ]
+
+    def failure(self, error: ApiError) -> Chunks:
+        return [told(error, self._request_id)]
+
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
+        (part,) = parts
+        return {
+            **self._head,
+            "content": self._blocks(part),
+            **self._why(part.choice, part.finish),
+            "usage": _counted(usage),
+        }
+
+    def _opened(self, block: Mapping[str, Any]) -> dict[str, Any]:
+        self._place += 1
+        return {"type": "content_block_start", "index": self._place, "content_block": block}
+
+    def _added(self, delta: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._place, "delta": delta}
+
+    def _closed(self) -> Chunks:
+        """The block that is open ends."""
+        was, self._open = self._open, None
+        if was is None:
+            return []
+        signed = [self._added({"type": "signature_delta", "signature": UNSIGNED})] if was is Thought else []
+        return [*signed, self._stopped()]
+
+    def _stopped(self) -> dict[str, Any]:
+        return {"type": "content_block_stop", "index": self._place}
+
+    def _call(self, call: Called) -> Chunks:
+        opened = self._opened({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        added = self._added({"type": "input_json_delta", "partial_json": call.arguments})
+        return [opened, added, self._stopped()]
+
+    def _blocks(self, part: Collected) -> list[dict[str, Any]]:
+        blocks: list[dict[str, Any]] = []
+        for each in _parts(part.text, part.parts):
+            last: dict[str, Any] = blocks[-1] if blocks else {"type": ""}
+            match each:
+                case Called(_, id_, name, arguments):
+                    blocks.append(
+                        {"type": "tool_use", "id": id_, "name": name, "input": json.loads(arguments)}
+                    )
+                case Said(text) if last["type"] == "text":
+                    last["text"] += text
+                case Said(text):
+                    blocks.append({"type": "text", "text": text, "citations": None})
+                case Thought(text):
+                    thought = "" if self._hides else text
+                    if last["type"] == "thinking":
+                        last["thinking"] += thought
+                    else:
+                        blocks.append({"type": "thinking", "thinking": thought, "signature": UNSIGNED})
+        return blocks
+
+    def _why(self, choice: Choice, finish: FinishReason | None) -> dict[str, Any]:
+        """It ended."""
+        stopped = choice.stop_reason if choice.stopped else None
+        if finish is FinishReason.LENGTH:
+            clipped = choice.request.max_tokens < self._body.max_tokens
+            reason = "model_context_window_exceeded" if clipped else "max_tokens"
+        elif stopped is not None:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if choice.calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": stopped}
+
+
+_EMPTY: Final[Mapping[type, Mapping[str, Any]]] = {
+    Said: {"type": "text", "text": "", "citations": None},
+    Thought: {"type": "thinking", "thinking": "", "signature": ""},
+}
+
+
+def _parts(text: str, parts: Sequence[Said | Thought | Called] | None) -> Sequence[Said | Thought | Called]:
+    if parts is not None:
+        return parts
+    return [Said(text)] if text else []
+
+
+def _counted(usage: Usage) -> dict[str, Any]:
+    counts = _usage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
+    if usage.reasoning_tokens is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts
+
+
+def _usage(fresh: int, cached: int, output: int) -> dict[str, Any]:
+    return {
+        "input_tokens": fresh,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
+    }

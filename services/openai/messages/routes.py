@@ -1,0 +1,40 @@
+"""Where is Anthropic's API served?"""
+
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.openai.bodies import Bodies
+from services.openai.edge import exchange_of
+from services.openai.generating import Generating
+from services.openai.messages.body import CountRequest, MessagesRequest
+from services.openai.messages.manners import ROUTE
+from services.openai.messages.rendering import MessagesRendering
+from services.openai.messages.translation import translated
+from services.openai.rendering import Rendering
+
+
+def messages_routes(generating: Generating, bodies: Bodies) -> APIRouter:
+    """`/v1/messages` and `/v1/messages/count_tokens`."""
+    router = APIRouter()
+
+    @router.post(ROUTE)
+    async def messages(request: Request) -> Response:
+        async with bodies.of(request, MessagesRequest) as body:
+            chat, terms = translated(body)
+            with terms.spoken():
+                return await generating.chat(request, chat, partial(rendering, request, body), clips=True)
+
+    @router.post(f"{ROUTE}/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        async with bodies.of(request, CountRequest) as body:
+            chat, terms = translated(body)
+            with terms.spoken():
+                return JSONResponse({"input_tokens": await generating.count(request, chat)})
+
+    def rendering(request: Request, body: MessagesRequest) -> Rendering:
+        return MessagesRendering(body, exchange_of(request).request_id)
+
+    return router

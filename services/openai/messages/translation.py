@@ -1,0 +1,244 @@
+"""Which chat request says what a body of Anthropic's says?
+
+    system                      a system message
+    text                        a part of what a message says
+    thinking                    the message's thoughts; what only Anthropic can read is left out
+    tool_use                    a call
+    tool_result                 a message of the role tool, before what the user says beside it
+    system among the messages   told by the user, where the conversation has begun
+
+Messages of one role that follow each other are one turn, as there. Which path of the body each part of the
+chat request came from is kept in `Terms`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from services.openai.errors import ApiError, invalid
+from services.openai.messages.body import (
+    Block,
+    CountRequest,
+    HiddenThought,
+    MessagesRequest,
+    OutputConfig,
+    Text,
+    Thought,
+    ToolResult,
+    ToolUse,
+)
+from services.openai.schemas import ChatRequest, Sampled
+from services.openai.terms import Terms, made
+
+BETWEEN: Final = "\n\n"
+"""Two messages that are one turn."""
+BILLING: Final = "x-anthropic-billing-header:"
+"""How Claude Code begins a text that tells Anthropic who pays. It is another in each request, and would come
+first, so that no prompt began as another did."""
+WRONG: Final = "Error: "
+"""Before what a tool said that failed."""
+SHARED: Final = frozenset(Sampled.model_fields)
+OF_THE_ASSISTANT: Final = (ToolUse, Thought, HiddenThought)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One message of a chat request, and the results before it."""
+
+    role: str
+    here: str
+    """Where its first message stands."""
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    """This and the others: with the path of each, which of a text is that of what it says."""
+    thoughts: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[tuple[ToolUse, str]] = field(default_factory=list)
+    results: list[tuple[ToolResult, str]] = field(default_factory=list)
+
+
+def translated(body: CountRequest) -> tuple[ChatRequest, Terms]:
+    """Raises ApiError, in the terms of `body`."""
+    terms = Terms({"tool_calls": "tool_use"})
+    messages = [each for turn in _turns(body) for each in _told(turn)]
+    for place, message in enumerate(messages):
+        for name, path in message.pop("paths").items():
+            terms.paths[f"messages[{place}]{name}"] = path
+    asked: dict[str, Any] = {"model": body.model, "messages": messages, **_thinking(body)}
+    asked |= _tools(body, terms)
+    asked |= _held(body, terms)
+    if messages[-1]["role"] == "assistant":
+        _check_continued(messages[-1], terms.own(f"messages[{len(messages) - 1}]"))
+        asked["continue_final_message"] = True
+    if isinstance(body, MessagesRequest):
+        asked |= {name: getattr(body, name) for name in SHARED & body.model_fields_set}
+        asked |= {"max_tokens": body.max_tokens, "stream": body.stream}
+        if body.stop_sequences and body.stop:
+            raise invalid("stop", "Give 'stop_sequences' or 'stop', not both.")
+        if body.stop_sequences:
+            asked["stop"] = body.stop_sequences
+            terms.paths["stop"] = "stop_sequences"
+    return made(ChatRequest, asked, terms), terms
+
+
+def thinks(body: CountRequest) -> bool:
+    """Whether it asks for thoughts: who does not ask gets none to read, as there."""
+    return body.thinking is not None and body.thinking.type != "disabled"
+
+
+def _turns(body: CountRequest) -> Iterator[_Turn]:
+    turn = _Turn("system", "system")
+    _add(turn, body.system, "system")
+    for place, message in enumerate(body.messages):
+        here = f"messages[{place}]"
+        role = message.role
+        if role == "system" and turn.role != "system":
+            role = "user"
+        if role != turn.role:
+            if turn.texts or turn.role != "system":
+                yield turn
+            turn = _Turn(role, here)
+        _check_role(message.role, message.content, here)
+        _add(turn, message.content, f"{here}.content")
+    yield turn
+
+
+def _check_role(role: str, content: str | Sequence[Block], here: str) -> None:
+    for place, block in enumerate(content):
+        if isinstance(block, ToolResult) and role != "user":
+            raise _misplaced(f"{here}.content[{place}]", "a tool_result belongs to a user's message")
+        if isinstance(block, OF_THE_ASSISTANT) and role != "assistant":
+            raise _misplaced(f"{here}.content[{place}]", f"a {block.type} belongs to an assistant's message")
+
+
+def _misplaced(path: str, why: str) -> ApiError:
+    return invalid(path, f"Invalid value for '{path}': {why}.")
+
+
+def _add(turn: _Turn, content: str | Sequence[Block], here: str) -> None:
+    between = BETWEEN if turn.texts else ""
+    if isinstance(content, str):
+        _say(turn, between, content, here)
+        return
+    for place, block in enumerate(content):
+        path = f"{here}[{place}]"
+        match block:
+            case Text(text=text):
+                _say(turn, between, text, f"{path}.text")
+                between = "" if turn.texts else between
+            case Thought(thinking=text):
+                turn.thoughts.append((text, path))
+            case ToolUse():
+                turn.calls.append((block, path))
+            case ToolResult():
+                turn.results.append((block, path))
+            case HiddenThought():
+                pass
+
+
+def _say(turn: _Turn, between: str, text: str, path: str) -> None:
+    if text and not (turn.role == "system" and text.startswith(BILLING)):
+        turn.texts.append((between + text, path))
+
+
+def _told(turn: _Turn) -> Iterator[dict[str, Any]]:
+    """The messages of a turn, each with its `paths`."""
+    yield from (_result(result, path) for result, path in turn.results)
+    if turn.results and not turn.texts:
+        return
+    texts = [text for text, _ in turn.texts]
+    said: dict[str, Any] = {"role": turn.role, "content": _parts(texts)}
+    content = turn.here if turn.here == "system" else f"{turn.here}.content"
+    paths = {"": turn.here, ".content": turn.texts[0][1] if len(texts) == 1 else content}
+    if len(texts) > 1:
+        paths |= {f".content[{place}].text": path for place, (_, path) in enumerate(turn.texts)}
+    if turn.thoughts:
+        said["reasoning_content"] = BETWEEN.join(text for text, _ in turn.thoughts)
+        paths[".reasoning_content"] = f"{turn.thoughts[0][1]}.thinking"
+    if turn.calls:
+        said["tool_calls"] = [_call(call) for call, _ in turn.calls]
+        said["content"] = said["content"] or None
+    for place, (_, path) in enumerate(turn.calls):
+        here = f".tool_calls[{place}]"
+        paths |= {here: path, f"{here}.function": path, f"{here}.function.arguments": f"{path}.input"}
+    yield {**said, "paths": paths}
+
+
+def _result(result: ToolResult, path: str) -> dict[str, Any]:
+    content = result.content
+    texts = [content] if isinstance(content, str) else [block.text for block in content]
+    if result.is_error:
+        texts = [WRONG, *texts] if not texts else [WRONG + texts[0], *texts[1:]]
+    return {
+        "role": "tool",
+        "tool_call_id": result.tool_use_id,
+        "content": _parts(texts),
+        "paths": {"": path, ".tool_call_id": f"{path}.tool_use_id"},
+    }
+
+
+def _parts(texts: Sequence[str]) -> Any:
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+
+
+def _call(call: ToolUse) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+
+
+def _check_continued(message: Mapping[str, Any], path: str) -> None:
+    if message.get("tool_calls"):
+        raise invalid(path, f"'{path}': behind a tool_use comes its tool_result, and no answer that goes on.")
+
+
+def _thinking(body: CountRequest) -> dict[str, Any]:
+    """As templates know it, under its two names."""
+    asked = body.thinking
+    if asked is not None and asked.type == "enabled" and asked.budget_tokens is None:
+        raise _missing("thinking.budget_tokens")
+    on = thinks(body)
+    return {"chat_template_kwargs": {"enable_thinking": on, "thinking": on}, "include_reasoning": on}
+
+
+def _tools(body: CountRequest, terms: Terms) -> dict[str, Any]:
+    tools = []
+    for place, tool in enumerate(body.tools):
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+        if tool.description is not None:
+            function["description"] = tool.description
+        if tool.strict is not None:
+            function["strict"] = tool.strict
+        tools.append({"type": "function", "function": function})
+        here = f"tools[{place}]"
+        terms.paths |= {f"{here}.function": here, f"{here}.function.parameters": f"{here}.input_schema"}
+    asked: dict[str, Any] = {"tools": tools}
+    choice = body.tool_choice
+    if choice is None:
+        return asked
+    match choice.type:
+        case "tool" if choice.name is None:
+            raise _missing("tool_choice.name")
+        case "tool":
+            asked["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            terms.paths["tool_choice"] = "tool_choice.name"
+        case "any":
+            asked["tool_choice"] = "required"
+        case _:
+            asked["tool_choice"] = choice.type
+    return {**asked, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+
+
+def _held(body: CountRequest, terms: Terms) -> dict[str, Any]:
+    """What the answer is held to, and with how much effort it is made."""
+    config = body.output_config or OutputConfig()
+    asked: dict[str, Any] = {} if config.effort is None else {"reasoning_effort": config.effort}
+    if config.format is not None and body.output_format is not None:
+        raise invalid("output_format", "Give 'output_config.format' or 'output_format', not both.")
+    form = config.format or body.output_format
+    if form is None:
+        return asked
+    param = "output_format" if config.format is None else "output_config.format"
+    terms.paths |= {"response_format": param, "response_format.json_schema.schema": f"{param}.schema"}
+    schema = {"name": "answer", "schema": form.schema_, "strict": True}
+    return {**asked, "response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _missing(param: str) -> ApiError:
+    return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
