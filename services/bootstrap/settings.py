@@ -109,6 +109,21 @@ class BootstrapSettings(ServiceSettings):
     lease_ms: int = setting(3_000, "A worker that is silent for this long is taken for lost.", DURATION_MS)
     rooms_kept: int = setting(1024, "Finished rooms whose timelines are kept.", ROOMS_KEPT)
     failed_rooms_kept: int = setting(4096, "Failed rooms whose timelines are kept.", ROOMS_KEPT)
+    responses_kept: int = setting(
+        1024,
+        "Answers of /v1/responses that are kept, with what they answer, so that later requests can name them"
+        " (0: none).",
+        number(0, 100_000),
+    )
+    responses_kept_bytes: int = setting(
+        64 * 2**20, "Most memory for them; the one used longest ago goes first.", SIZE
+    )
+    thoughts_key_file: str = setting(
+        "",
+        "File whose content signs the thoughts that clients carry (reasoning.encrypted_content); the same for"
+        " all bootstraps (not given: a key is drawn at each start).",
+        FILE,
+    )
     max_body_bytes: int = setting(4 * 2**20, "Largest request body.", SIZE)
     rate_limit: int = setting(
         0, "Most requests a second of one API key, or of one address without keys (0: any).", number(0, 10**6)

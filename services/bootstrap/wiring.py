@@ -19,6 +19,7 @@ from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.bootstrap.settings import BootstrapSettings
 from services.bootstrap.story.routes import story_router
+from services.bootstrap.thoughts_key import thoughts_key
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app, create_pages
 from services.openai.model import ServedModel, load_served_model
@@ -60,7 +61,7 @@ def run(settings: BootstrapSettings) -> int:
 
 
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
-    doors = open_doors(settings)
+    doors, signing = open_doors(settings), thoughts_key(settings.thoughts_key_file)
     identity = Identity.of(settings.tls)
     server = Server(identity, settings.run_token)
     channels = Channels.showing(identity, settings.run_token)
@@ -121,6 +122,9 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
             log_prompts=settings.log_prompts,
             trust_request_chat_template=settings.trust_request_chat_template,
             clip_max_tokens=settings.clip_max_tokens,
+            responses_kept=settings.responses_kept,
+            responses_kept_bytes=settings.responses_kept_bytes,
+            thoughts_key=signing,
             isolate_keys=settings.isolate_keys,
         ),
         clock,

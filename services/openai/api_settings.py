@@ -1,6 +1,6 @@
 """Which bounds does the HTTP API keep?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +18,8 @@ class ApiSettings:
     """Prompts of two API keys share nothing that is computed of them."""
     log_prompts: bool = False
     """Write the beginnings of prompts and answers to the log."""
+    responses_kept: int = 1024
+    """Answers of the Responses API that later requests may name; 0: none."""
+    responses_kept_bytes: int = 64 * 2**20
+    thoughts_key: bytes = field(default=b"", repr=False)
+    """Signs the thoughts that clients carry. Empty: one that is drawn."""

@@ -1,6 +1,6 @@
 """The HTTP APIs as one application: what is served where?
 
-    POST /v1/chat/completions   /v1/completions
+    POST /v1/chat/completions   /v1/completions   /v1/responses
     POST /v1/messages           /v1/messages/count_tokens
     GET  /v1/models             /v1/models/{id}
     POST /tokenize              /detokenize
@@ -12,6 +12,7 @@ request ids, error shapes and counting like the ones here. No middleware that wr
 around it (Starlette's BaseHTTPMiddleware does): it would hide clients that hang up.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -40,6 +41,9 @@ from services.openai.metrics import HttpMetrics
 from services.openai.model import ServedModel
 from services.openai.model_routes import model_routes
 from services.openai.prompts import Prompts
+from services.openai.responses.carrier import KEY_BYTES, Carrier
+from services.openai.responses.kept import KeptResponses
+from services.openai.responses.routes import kept_routes, response_routes
 from services.openai.token_routes import token_routes
 from services.runtime.clock import Clock, SystemClock
 from services.runtime.process_metrics import release
@@ -70,7 +74,13 @@ def create_app(
     version = release()
     ask = ask or Judge(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).ask
     generating = Generating(backend, model, prompts, metrics, settings, ask)
-    answered = [generate_routes(generating, model, bodies, clock), messages_routes(generating, bodies)]
+    kept = KeptResponses(settings.responses_kept, settings.responses_kept_bytes)
+    carrier = Carrier(settings.thoughts_key or secrets.token_bytes(KEY_BYTES))
+    answered = [
+        generate_routes(generating, model, bodies, clock),
+        messages_routes(generating, bodies),
+        response_routes(generating, model, bodies, clock, kept, carrier),
+    ]
     direct = {
         ("POST", route.path): route
         for router in answered
@@ -81,6 +91,7 @@ def create_app(
         *answered,
         model_routes(backend, model, version, created_s=clock.wall_ms() // 1000),
         token_routes(backend, model, prompts, bodies),
+        kept_routes(kept),
     ]
     return _application([*own, *routers], metrics, direct, door, tracer)
 

@@ -80,6 +80,11 @@ def caller_in(scope: Scope) -> bytes:
     return caller
 
 
+def owner_in(scope: Scope) -> bytes:
+    """Whose it is what is kept for later: the key's; where no keys are asked for, of whoever knows its id."""
+    return caller_in(scope) if scope["state"].get("known", False) else b""
+
+
 def _caller(keys: ApiKeys, presented: Sequence[str], method: str) -> bytes | None:
     if len(presented) != 1:
         return None

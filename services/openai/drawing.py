@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from services.openai.schemas import Drawing, GenerationRequest
+from services.openai.schemas import Drawing
 from services.runtime.model_facts import GENERATION_FILE, ModelUnreadable, json_object
 
 FIELDS: Final = frozenset(Drawing.model_fields)
@@ -31,7 +31,7 @@ def recommended(model_dir: Path) -> Drawing:
         ) from error
 
 
-def drawing_of(body: GenerationRequest, defaults: Drawing) -> Drawing:
+def drawing_of(body: Drawing, defaults: Drawing) -> Drawing:
     """What `body` asks for, and of the rest the `defaults`."""
     given = {name: getattr(body, name) for name in FIELDS & body.model_fields_set}
     return defaults.model_copy(update=given) if given else defaults

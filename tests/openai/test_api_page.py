@@ -10,6 +10,9 @@ from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.dialects import CALL_FORMS, names_of
 from services.openai.messages.body import OF_MESSAGES, MessagesRequest
+from services.openai.responses.shapes import ResponsesRequest
+from services.openai.responses.unserved import HARMLESS as HARMLESS_THERE
+from services.openai.responses.unserved import IGNORED as IGNORED_THERE
 from services.openai.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -52,6 +55,11 @@ def test_every_field_that_is_read_is_named() -> None:
     }
     told = "".join(map(_section, SECTIONS))
     assert fields - _words(told) <= {"prompt", "role", "content"}
+
+
+def test_every_field_of_the_responses_api_is_named() -> None:
+    told = _words(_section("The Responses API") + _section("Taken as in vLLM and SGLang"))
+    assert {*ResponsesRequest.model_fields, *HARMLESS_THERE, *IGNORED_THERE} <= told
 
 
 def test_what_holds_where_nothing_is_asked_is_what_the_code_says() -> None:

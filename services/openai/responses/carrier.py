@@ -1,0 +1,49 @@
+"""Are the thoughts that a client sends back the ones that it was given?
+
+A client that keeps its own history carries a model's thoughts in `encrypted_content`. They are signed, so
+that nobody makes up what the model is told to have thought. They are not encrypted: the answer shows them.
+
+Pure.
+"""
+
+import base64
+import binascii
+import hmac
+from typing import Final
+
+MARK: Final = "baton1."
+"""With which all of them begin: the form and its version."""
+DIGEST: Final = "sha256"
+DIGEST_BYTES: Final = 32
+KEY_BYTES: Final = 32
+
+
+class NotOurs(ValueError):
+    """It was not signed by this key, or it was changed."""
+
+
+class Carrier:
+    """Of one key. Several processes that have the same one take each other's."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def wrap(self, thoughts: str) -> str:
+        text = thoughts.encode("utf-8", "surrogatepass")
+        return MARK + base64.urlsafe_b64encode(self._sign(text) + text).decode()
+
+    def unwrap(self, carried: str) -> str:
+        """The thoughts. Raises NotOurs."""
+        if not carried.startswith(MARK):
+            raise NotOurs
+        try:
+            whole = base64.b64decode(carried.removeprefix(MARK), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise NotOurs from None
+        signature, text = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+        if not hmac.compare_digest(signature, self._sign(text)):
+            raise NotOurs
+        return text.decode("utf-8", "surrogatepass")
+
+    def _sign(self, text: bytes) -> bytes:
+        return hmac.digest(self._key, MARK.encode() + text, DIGEST)

@@ -1,0 +1,185 @@
+"""What may a conversation hold in the Responses API, item by item?"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, StringConstraints, Tag
+from pydantic_core import PydanticCustomError
+
+from services.openai.errors import shown
+from services.openai.schemas import CALL_ID_CHARS_MAX, CALLS_MAX, MESSAGES_MAX, Shape, call_arguments
+
+ROLES: Final = ("user", "assistant", "system", "developer")
+SAYS: Final[dict[str, str]] = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "refusal": "refusal",
+}
+"""Parts that are texts, and where the text is."""
+PARTS_MAX: Final = 8192
+
+
+def texts_of(value: Any) -> Any:
+    """A text, or a list of parts → the text, or the parts' texts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "it has to be a text or a list of text parts")
+    if len(value) > PARTS_MAX:
+        raise PydanticCustomError("content_part", f"it holds more than {PARTS_MAX} parts")
+    texts = []
+    for place, part in enumerate(value):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise PydanticCustomError("content_part", f"part {place} is not an object with a type")
+        kind = part["type"]
+        if kind not in SAYS:
+            raise PydanticCustomError(
+                "content_part", f"part {place} is of the type '{shown(kind)}'; only texts are served"
+            )
+        if not isinstance(part.get(SAYS[kind]), str):
+            raise PydanticCustomError("content_part", f"part {place} has no text")
+        texts.append(part[SAYS[kind]])
+    return texts
+
+
+def _role(value: str) -> str:
+    if value not in ROLES:
+        raise PydanticCustomError("role", f"the role has to be one of {', '.join(ROLES)}")
+    return value
+
+
+Texts = Annotated[str | list[str], BeforeValidator(texts_of)]
+Id = Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class MessageItem(Shape):
+    """Somebody says something."""
+
+    type: Literal["message"]
+    role: Annotated[str, AfterValidator(_role)]
+    content: Texts
+    id: Id | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    """Of the assistant's; not told to the model."""
+
+
+class CallItem(Shape):
+    """The assistant calls a tool."""
+
+    type: Literal["function_call"]
+    call_id: Id
+    name: Id
+    arguments: Annotated[str, BeforeValidator(call_arguments)] = "{}"
+    namespace: Id | None = None
+    id: Id | None = None
+    status: Status | None = None
+
+
+class ResultItem(Shape):
+    """A tool answers."""
+
+    type: Literal["function_call_output"]
+    call_id: Id
+    output: Texts
+    name: Id | None = None
+    namespace: Id | None = None
+    id: Id | None = None
+    status: Status | None = None
+
+
+class SummaryText(Shape):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(Shape):
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
+class ReasoningItem(Shape):
+    """The assistant thinks."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryText], FailFast(), Field(max_length=CALLS_MAX)] = Field(
+        default_factory=list
+    )
+    content: Annotated[list[ReasoningText], FailFast(), Field(max_length=CALLS_MAX)] = Field(
+        default_factory=list
+    )
+    encrypted_content: str | None = None
+    id: Id | None = None
+    status: Status | None = None
+
+
+class ReferenceItem(Shape):
+    """An item of an answer that is kept."""
+
+    type: Literal["item_reference"]
+    id: Id
+
+
+Told = MessageItem | CallItem | ResultItem | ReasoningItem
+"""What an item says by itself."""
+Item = Told | ReferenceItem
+KINDS: Final = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+
+
+def _of_a_kind(value: Any) -> Any:
+    """With its type, which a message and a reference may leave out."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("item_type", "it has to be an object")
+    kind = value.get("type")
+    if kind is None:
+        if "role" in value:
+            return {**value, "type": "message"}
+        if "id" in value and len(value) <= len(("id", "type")):
+            return {**value, "type": "item_reference"}
+        raise PydanticCustomError("item", "it has neither a type nor a role")
+    if kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise PydanticCustomError(
+            "item", f"items of the type '{shown(str(kind))}' are not served; {known} are"
+        )
+    return value
+
+
+def _few_items(value: Any) -> Any:
+    """Before any of them is looked at."""
+    if not isinstance(value, list):
+        raise PydanticCustomError("prompt_type", "it has to be a text or a list of items")
+    if len(value) > MESSAGES_MAX:
+        raise PydanticCustomError("input", f"it holds {len(value)} items; at most {MESSAGES_MAX} are taken")
+    return value
+
+
+def _kind_of_input(value: Any) -> str:
+    return "text" if isinstance(value, str) else "items"
+
+
+OneItem = Annotated[Annotated[Item, Field(discriminator="type")], BeforeValidator(_of_a_kind)]
+Input = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[OneItem], Field(fail_fast=True), BeforeValidator(_few_items), Tag("items")],
+    Discriminator(_kind_of_input),
+]
+
+
+def plain(item: Told, id_: str) -> dict[str, Any]:
+    """As it is sent. `id_`: where it has none."""
+    told: dict[str, Any] = {"id": id_, **item.model_dump(exclude_none=True)}
+    match item:
+        case MessageItem(role="assistant"):
+            told |= {"content": _parts(item.content, "output_text", annotations=[]), "status": "completed"}
+        case MessageItem():
+            told |= {"content": _parts(item.content, "input_text")}
+        case ResultItem() if not isinstance(item.output, str):
+            told |= {"output": _parts(item.output, "input_text")}
+    return told
+
+
+def _parts(texts: str | list[str], kind: str, **beside: Any) -> list[dict[str, Any]]:
+    each = [texts] if isinstance(texts, str) else texts
+    return [{"type": kind, "text": text, **beside} for text in each]

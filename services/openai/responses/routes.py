@@ -1,0 +1,155 @@
+"""Where is OpenAI's Responses API served?
+
+POST   /v1/responses
+GET    /v1/responses/{id}   /v1/responses/{id}/input_items   of an answer that is kept
+DELETE /v1/responses/{id}
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.openai.bodies import Bodies
+from services.openai.door import owner_in
+from services.openai.drawing import drawing_of
+from services.openai.edge import exchange_of
+from services.openai.errors import ApiError, invalid, shown
+from services.openai.generating import Generating
+from services.openai.model import ServedModel
+from services.openai.responses.carrier import Carrier
+from services.openai.responses.echo import head_of
+from services.openai.responses.items import plain
+from services.openai.responses.kept import Kept, KeptResponses
+from services.openai.responses.making import Making
+from services.openai.responses.naming import Names
+from services.openai.responses.rendering import ResponsesRendering
+from services.openai.responses.shapes import LOGPROBS, THOUGHTS, ResponsesRequest
+from services.openai.responses.translation import chat_of, functions_of, looked_up
+from services.openai.responses.turns import Placed
+from services.openai.terms import Terms
+from services.runtime.clock import Clock
+
+NUMBER_BYTES: Final = 16
+LIST_DEFAULT: Final = 20
+LIST_MAX: Final = 100
+"""OpenAI's two."""
+
+
+def response_routes(
+    generating: Generating,
+    model: ServedModel,
+    bodies: Bodies,
+    clock: Clock,
+    kept: KeptResponses,
+    carrier: Carrier,
+) -> APIRouter:
+    """What is computed. `carrier`: of the thoughts that clients carry."""
+    router = APIRouter()
+
+    @router.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        terms = Terms()
+        async with bodies.of(request, ResponsesRequest) as body:
+            with terms.spoken():
+                items = looked_up(body, kept, owner_in(request.scope))
+                chat = chat_of(body, items, carrier, terms)
+                return await generating.chat(request, chat, partial(rendering, request, body, items))
+
+    @router.post("/v1/responses/input_tokens")
+    async def input_tokens(request: Request) -> Response:
+        terms = Terms()
+        async with bodies.of(request, ResponsesRequest) as body:
+            with terms.spoken():
+                items = looked_up(body, kept, owner_in(request.scope))
+                count = await generating.count(request, chat_of(body, items, carrier, terms))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+
+    def rendering(request: Request, body: ResponsesRequest, items: Sequence[Placed]) -> ResponsesRendering:
+        exchange, owner = exchange_of(request), owner_in(request.scope)
+        number = secrets.token_hex(NUMBER_BYTES) if exchange.named else exchange.request_id
+        names, keeps = Names(number), body.store and kept.takes
+        told = (
+            [plain(item, f"in_{number}_{place}") for place, (item, *_) in enumerate(items)] if keeps else []
+        )
+
+        def keep(answer: Mapping[str, Any]) -> None:
+            if keeps:
+                kept.keep(answer, told, owner)
+
+        head = head_of(
+            body,
+            names.answer,
+            body.model or model.name,
+            drawing_of(body, model.drawing),
+            clock.wall_ms() // 1000,
+            kept=keeps,
+        )
+        making = Making(
+            names,
+            functions_of(body),
+            carrier if THOUGHTS in body.include else None,
+            summarised=body.summary is not None,
+        )
+        return ResponsesRendering(
+            head, making, model, keep, lambda: clock.wall_ms() // 1000, logprobs=LOGPROBS in body.include
+        )
+
+    return router
+
+
+def kept_routes(kept: KeptResponses) -> APIRouter:
+    """What is kept."""
+    router = APIRouter()
+
+    @router.get("/v1/responses/{id}")
+    async def response(request: Request, id: str, stream: bool = False) -> Response:  # noqa: A002
+        if stream:
+            raise invalid("stream", "'stream' is not supported of an answer that is kept.")
+        return JSONResponse(found(request, id).whole())
+
+    @router.delete("/v1/responses/{id}")
+    async def forget(request: Request, id: str) -> Response:  # noqa: A002
+        if not kept.forget(id, owner_in(request.scope)):
+            raise not_kept(id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+    @router.get("/v1/responses/{id}/input_items")
+    async def input_items(
+        request: Request,
+        id: str,  # noqa: A002
+        limit: Annotated[int, Query(ge=1, le=LIST_MAX)] = LIST_DEFAULT,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        items = found(request, id).read()
+        if order == "desc":
+            items.reverse()
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                raise invalid("after", f"'after': the answer has no item '{shown(after)}'.")
+            items = items[places[0] + 1 :]
+        page = items[:limit]
+        body: dict[str, Any] = {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > len(page),
+        }
+        return JSONResponse(body)
+
+    def found(request: Request, id_: str) -> Kept:
+        if (one := kept.find(id_, owner_in(request.scope))) is None:
+            raise not_kept(id_)
+        return one
+
+    def not_kept(id_: str) -> ApiError:
+        return ApiError(404, f"The answer '{shown(id_)}' is not kept.", param="id", code="response_not_found")
+
+    return router

@@ -1,0 +1,45 @@
+"""Which fields of the Responses API are taken and change nothing, and which are refused by name?"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from services.openai.unsupported import Unserved
+
+IGNORED: Final = frozenset(
+    ("client_metadata", "guided_decoding_backend", "prompt_cache_options", "prompt_cache_retention")
+)
+"""They concern the platform around a model, and not the answer."""
+HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "extra_body": ({},),
+    "moderation": (),
+    "n": (1,),
+    "prompt": (),
+    "truncation": ("disabled",),
+}
+"""The values that ask for nothing else than what is served."""
+_OF_A_BODY: Final = """
+    access_programs background_options enable_response_messages image kv_transfer_params
+    logit_processors logprobs max_completion_tokens max_tokens messages mm_processor_kwargs modalities
+    previous_input_messages reasoning_effort response_format return_token_ids
+    return_tokens_as_token_ids truncate_prompt_tokens truncation_side verbosity
+"""
+KNOWN: Final[Mapping[str, frozenset[str]]] = {
+    "": frozenset(_OF_A_BODY.split()),
+    "input.[]": frozenset({"async", "caller", "cache_control", "tool_calls", "tool_call_id"}),
+    "tools.[]": frozenset({"async", "function", "cache_control", "format"}),
+    "tools.[].tools.[]": frozenset({"async", "function", "format"}),
+}
+"""What this and other APIs have, and nobody misspelt, by the object that it stands in."""
+INSTEAD: Final[Mapping[str, str]] = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+}
+"""The field that means the same here."""
+OF_RESPONSES: Final = Unserved(IGNORED, HARMLESS, KNOWN, INSTEAD)
