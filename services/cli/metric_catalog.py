@@ -35,6 +35,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_http_requests_total",
         "baton_http_connections_hung_up_total",
         "baton_tool_calls_total",
+        "baton_choices_total",
         "baton_grammars_total",
         "baton_time_to_first_token_seconds",
         "baton_inter_token_latency_seconds",

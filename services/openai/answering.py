@@ -2,17 +2,19 @@
 
 A stream that was opened is always ended: by its last batch, or by one `hang_up` when a stop string is
 complete, the client is gone, the task is cancelled, or a sibling prompt failed. A request of several
-prompts succeeds or fails as a whole.
+prompts succeeds or fails as a whole. All choices of a prompt are read from one stream, and a stop string ends
+its own alone.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from services.openai.backend import Backend, Hangup, TokenStream
 from services.openai.choice import Choice, Delta
 from services.openai.hangup import ClientGone
-from services.openai.metrics import HttpMetrics
+from services.openai.metrics import HttpMetrics, Pace
 
 Emit = Callable[[Choice, Delta], Awaitable[None]]
 
@@ -27,12 +29,13 @@ class Usage:
     reasoning_tokens: int | None = None
     """None: thoughts are not told from answers."""
 
-    def add(self, choice: Choice, cached_tokens: int) -> None:
-        """One that has ended."""
-        self.completion_tokens += choice.output_tokens
+    def add(self, choices: Sequence[Choice], cached_tokens: int) -> None:
+        """Those of one prompt, which have ended."""
         self.cached_tokens += cached_tokens
-        if choice.tells_thoughts:
-            self.reasoning_tokens = (self.reasoning_tokens or 0) + choice.reasoning_tokens
+        for choice in choices:
+            self.completion_tokens += choice.output_tokens
+            if choice.tells_thoughts:
+                self.reasoning_tokens = (self.reasoning_tokens or 0) + choice.reasoning_tokens
 
     def rendered(self) -> dict[str, object]:
         counts = counted(self.prompt_tokens, self.completion_tokens)
@@ -53,53 +56,66 @@ def counted(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
 async def answer(
     backend: Backend, choices: Sequence[Choice], metrics: HttpMetrics, received_s: float, emit: Emit
 ) -> Usage:
-    """Run every choice to its end and `emit` each delta, in order within a choice.
+    """Run every choice to its end and `emit` each delta, in order within a choice. Neighbours of one request
+    are its choices, in their order.
 
     `received_s` is when the HTTP request came in, by `time.perf_counter`. `emit` is called by one task at a
     time. Raises BackendError, or what `emit` raises; by then every stream is ended.
     """
-    pass_on = emit if len(choices) == 1 else _in_turn(emit)
-    usage = Usage(prompt_tokens=sum(len(choice.request.prompt) for choice in choices))
+    asked = by_request(choices)
+    pass_on = emit if len(asked) == 1 else _in_turn(emit)
+    usage = Usage(prompt_tokens=sum(len(own[0].request.prompt) for own in asked))
     why = Hangup.CLIENT_GONE
     """What a cancelled choice is cancelled for, until a choice failed by itself: the others go with it."""
 
-    async def run(choice: Choice) -> None:
+    async def run(own: Sequence[Choice]) -> None:
         nonlocal why
         stream: TokenStream | None = None
         try:
-            stream = await backend.generate(choice.request, lambda: why)
-            await _read(stream, choice)
+            stream = await backend.generate(own[0].request, lambda: why)
+            await _read(stream, own, [metrics.pace(received_s) for _ in own], pass_on)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClientGone):
                 why = Hangup.REQUEST_FAILED
             if stream is not None:
                 await asyncio.shield(stream.hang_up(why))
             raise
-        usage.add(choice, stream.cached_tokens)
+        usage.add(own, stream.cached_tokens)
 
-    async def _read(stream: TokenStream, choice: Choice) -> None:
-        pace = metrics.pace(received_s)
-        while True:
-            batch = await stream.next()
-            pace.note(len(batch.tokens))
-            delta = choice.take(batch)
-            if choice.stopped and batch.finish is None:
-                await stream.hang_up(Hangup.STOP_STRING)
-            await pass_on(choice, delta)
-            if delta.finish is not None:
-                choice.finish = delta.finish
-                return
-
-    if len(choices) == 1:
-        await run(choices[0])
+    if len(asked) == 1:
+        await run(asked[0])
         return usage
     try:
         async with asyncio.TaskGroup() as group:
-            for choice in choices:
-                group.create_task(run(choice))
+            for own in asked:
+                group.create_task(run(own))
     except BaseExceptionGroup as several:
         raise _first(several) from None
     return usage
+
+
+async def _read(stream: TokenStream, own: Sequence[Choice], paces: Sequence[Pace], pass_on: Emit) -> None:
+    """Until each of the choices has ended."""
+    going_on = len(own)
+    while going_on:
+        batch = await stream.next()
+        choice = own[batch.choice]
+        paces[batch.choice].note(len(batch.tokens))
+        delta = choice.take(batch)
+        if choice.stopped and batch.finish is None:
+            if going_on == 1:
+                await stream.hang_up(Hangup.STOP_STRING)
+            else:
+                stream.end_choice(batch.choice)
+        await pass_on(choice, delta)
+        if delta.finish is not None:
+            choice.finish = delta.finish
+            going_on -= 1
+
+
+def by_request(choices: Iterable[Choice]) -> list[list[Choice]]:
+    """The choices of each request."""
+    return [list(own) for _, own in groupby(choices, key=lambda choice: id(choice.request))]
 
 
 def _in_turn(emit: Emit) -> Emit:

@@ -42,6 +42,8 @@ class Exchange:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    choices: int | None = None
+    """Answers that were drawn."""
     finish_reasons: tuple[str, ...] = ()
     failure: ApiError | None = None
     """What the caller was told went wrong, by the status or by the last event."""
@@ -102,6 +104,7 @@ class Exchange:
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             cached_tokens=self.cached_tokens,
+            choices=self.choices if self.choices != 1 else None,
             error=None if self.failure is None else self.failure.code,
             cause=None if fault is None else str(fault),
         )

@@ -22,6 +22,7 @@ from services.openai.hearing import heard
 from services.openai.intake import (
     Asked,
     admit,
+    answers_drawn,
     asked_in_chat,
     asked_in_completion,
     check_model,
@@ -124,8 +125,9 @@ class Generating:
             body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar, salt=salt
         )
         exchange.describe(lambda: _described(body, model, admitted))
+        requests = (each for each in admitted for _ in range(each.choices))
         choices = [
-            Choice(index, each, body, model.tokenizer, told_apart()) for index, each in enumerate(admitted)
+            Choice(index, each, body, model.tokenizer, told_apart()) for index, each in enumerate(requests)
         ]
         logs = self._settings.log_prompts
         answering = Answering(
@@ -135,6 +137,7 @@ class Generating:
             metrics=self._metrics,
             exchange=exchange,
             transcript=Transcript(choices, model.tokenizer, exchange.names) if logs else None,
+            given=body.n if answers_drawn(body) > body.n else None,
         )
         return StreamedReply(answering) if body.stream else WholeReply(answering)
 
@@ -161,8 +164,8 @@ def _described(
         attributes["gen_ai.request.top_k"] = float(sampling.top_k)
     if body.seed is not None:
         attributes["gen_ai.request.seed"] = body.seed
-    if len(admitted) > 1:
-        attributes["gen_ai.request.choice.count"] = len(admitted)
+    if (given := len(admitted) * body.n) > 1:
+        attributes["gen_ai.request.choice.count"] = given
     return attributes
 
 

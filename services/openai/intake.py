@@ -14,6 +14,7 @@ from services.openai.drawing import drawing_of
 from services.openai.errors import ApiError, invalid, too_long, unknown_model
 from services.openai.model import ServedModel
 from services.openai.schemas import (
+    ANSWERS_MAX,
     COMPLETION_TOKENS_DEFAULT,
     ChatRequest,
     CompletionRequest,
@@ -22,13 +23,19 @@ from services.openai.schemas import (
 )
 from services.rooms.counts import counted
 from services.rooms.request import Grammar, Request, Sampling
+from services.rooms.shared_pages import longest_of, pages_taken
 from services.rooms.trace import TraceContext
 
 SEQUENCES_AT_ONCE: Final = 8
 """A worker holds the pages of all that a request may become. So an answer whose caller sets it no end has at
 most an eighth of the smallest cache: else the first has all of it, and every other waits for its end."""
+REQUESTS_AT_ONCE: Final = 2
+"""Several answers to one prompt have together at most half of it."""
 GREEDY_BELOW: Final = 1e-5
 """A temperature below it means greedy, as in vLLM: dividing by it would overflow."""
+
+
+SEEDS: Final = 2**64
 
 
 class Defaults(Protocol):
@@ -99,7 +106,8 @@ def admit(
     salt: int,
 ) -> list[Request]:
     """One request per prompt, in order, with ids of their own, and with seeds of their own where the caller
-    gave none: a draw depends on seed and position alone, and equal prompts may have other answers.
+    gave none: a draw depends on seed and position alone, and equal prompts may have other answers. Choice i
+    of a prompt is drawn as a request with its seed plus i would be.
 
     Raises ApiError.
     """
@@ -109,12 +117,13 @@ def admit(
     check_ids(body.allowed_token_ids, "allowed_token_ids", model.vocabulary)
     stops = tuple(id_ for id_ in dict.fromkeys(body.stop_token_ids) if _may_come(id_, body))
     endless = body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
+    choices = _choices(body, len(prompts))
     sampling = _sampling(body, asked, model)
     requests = []
     for place, prompt in enumerate(prompts):
         param = asked.prompt_param if len(prompts) == 1 else f"{asked.prompt_param}[{place}]"
         check_ids(prompt, param, model.vocabulary)
-        max_tokens = _max_tokens(asked, param, len(prompt), body.min_tokens, limits)
+        max_tokens = _max_tokens(asked, param, len(prompt), body.min_tokens, choices, limits)
         if body.min_tokens > max_tokens:
             raise invalid(
                 "min_tokens", f"'min_tokens' is more than the {counted(max_tokens, 'token')} that may come."
@@ -134,9 +143,40 @@ def admit(
                 trace=trace,
                 grammar=grammar,
                 salt=salt,
+                further_seeds=tuple((sampling.seed + each) % SEEDS for each in range(1, choices.drawn)),
             )
         )
     return requests
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """Of each prompt."""
+
+    drawn: int
+    param: str
+    """By which the caller asked for them."""
+
+
+def _choices(body: GenerationRequest, prompts: int) -> _Choices:
+    """Raises ApiError."""
+    drawn = answers_drawn(body)
+    if drawn < body.n:
+        why = f"'best_of' is {drawn}, and 'n' is {body.n}: at least as many are drawn as are given."
+        raise invalid("best_of", why)
+    if drawn > body.n and body.stream:
+        why = "'best_of' is more than 'n': which answers are given is not known before all are drawn."
+        raise invalid("best_of", f"{why} It is not served with 'stream'.")
+    choices = _Choices(drawn, "n" if drawn == body.n else "best_of")
+    if prompts * drawn > ANSWERS_MAX:
+        of = f"'{choices.param}' is {drawn}, for each of {counted(prompts, 'prompt')}"
+        raise invalid(choices.param, f"{of}; at most {ANSWERS_MAX} answers are drawn for one request.")
+    return choices
+
+
+def answers_drawn(body: GenerationRequest) -> int:
+    """To each prompt."""
+    return body.n if body.best_of is None else body.best_of
 
 
 def _may_come(id_: int, body: GenerationRequest) -> bool:
@@ -192,23 +232,37 @@ def _sampling(body: GenerationRequest, asked: Asked, model: Defaults) -> Samplin
         repetition_penalty=drawing.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        seed=_any_seed() if body.seed is None else body.seed % 2**64,
+        seed=_any_seed() if body.seed is None else body.seed % SEEDS,
         logit_bias=tuple(sorted(bias.items())),
-        top_logprobs=asked.top_logprobs,
+        top_logprobs=_top_logprobs(body, asked),
     )
+
+
+def _top_logprobs(body: GenerationRequest, asked: Asked) -> int | None:
+    """Which answers are the best is judged by how likely their tokens were."""
+    return 0 if asked.top_logprobs is None and answers_drawn(body) > body.n else asked.top_logprobs
 
 
 def _any_seed() -> int:
     return secrets.randbits(64)
 
 
-def _max_tokens(asked: Asked, param: str, prompt_tokens: int, min_tokens: int, limits: Limits) -> int:
-    """How many output tokens may come. Raises ApiError if the prompt or that many tokens do not fit."""
+def _max_tokens(
+    asked: Asked, param: str, prompt_tokens: int, min_tokens: int, choices: _Choices, limits: Limits
+) -> int:
+    """How many output tokens may come in each choice. Raises ApiError if the prompt or that many tokens do
+    not fit."""
     room = _room(param, prompt_tokens, limits)
+    each = min(room, _room_of_each(prompt_tokens, choices.drawn, limits.sequence_tokens or None, limits))
+    if each < 1:
+        raise _too_many(choices, prompt_tokens, asked.max_tokens or 1, each, limits)
     if asked.max_tokens is None:
-        return min(room, asked.default_tokens or max(_default_tokens(prompt_tokens, limits), min_tokens))
+        default = asked.default_tokens
+        if default is None:
+            default = max(_default_tokens(prompt_tokens, choices.drawn, limits), min_tokens)
+        return min(each, default)
     if asked.clips:
-        return min(asked.max_tokens, room)
+        return min(asked.max_tokens, each)
     if asked.max_tokens > room:
         raise too_long(
             asked.max_tokens_param,
@@ -216,16 +270,40 @@ def _max_tokens(asked: Asked, param: str, prompt_tokens: int, min_tokens: int, l
             f"'{asked.max_tokens_param}' is {asked.max_tokens}, and after a prompt of "
             f"{counted(prompt_tokens, 'token')} there is space for {room}",
         )
+    if asked.max_tokens > each:
+        raise _too_many(choices, prompt_tokens, asked.max_tokens, each, limits)
     return asked.max_tokens
 
 
-def _default_tokens(prompt_tokens: int, limits: Limits) -> int:
+def _too_many(choices: _Choices, prompt_tokens: int, max_tokens: int, each: int, limits: Limits) -> ApiError:
+    pages = pages_taken(prompt_tokens, prompt_tokens + max_tokens - 1, choices.drawn, limits.page_tokens)
+    answers = f"{choices.drawn} answers of up to {counted(max_tokens, 'token')}"
+    fits = f"so many of {counted(each, 'token')} each fit" if each >= 1 else "so many fit at no length"
+    return invalid(
+        choices.param,
+        f"'{choices.param}' is {choices.drawn}: {answers} behind a prompt of "
+        f"{counted(prompt_tokens, 'token')} take {pages * limits.page_tokens} positions of a decode worker's "
+        f"cache, which holds {limits.sequence_tokens}; {fits}.",
+    )
+
+
+def _default_tokens(prompt_tokens: int, choices: int, limits: Limits) -> int:
     """Where the caller sets no end: few enough for the smallest worker, if that holds the prompt."""
     least = limits.sequence_tokens_least
     if not least:
         return limits.context_tokens
-    fits, share = _behind(prompt_tokens, least), max(least // SEQUENCES_AT_ONCE, 1)
+    fits = _room_of_each(prompt_tokens, choices, least, limits)
+    share = max(least // max(SEQUENCES_AT_ONCE, REQUESTS_AT_ONCE * choices), 1)
     return min(fits, share) if fits >= 1 else share
+
+
+def _room_of_each(prompt_tokens: int, choices: int, sequence_tokens: int | None, limits: Limits) -> int:
+    """Output tokens of each of several choices in a cache of so many positions; None: it is not known."""
+    if sequence_tokens is None:
+        return limits.context_tokens
+    if choices == 1:
+        return _behind(prompt_tokens, sequence_tokens)
+    return _behind(prompt_tokens, longest_of(prompt_tokens, choices, sequence_tokens, limits.page_tokens))
 
 
 def _room(param: str, prompt_tokens: int, limits: Limits) -> int:

@@ -39,6 +39,9 @@ STATUSES: Final = frozenset((200, 400, 401, 404, 405, 408, 413, 414, 415, 421, 4
 """499: the client was gone before the answer began. Every other status is counted as "other"."""
 OTHER: Final = "other"
 NO_ROUTE: Final = "none"
+GIVEN: Final = "given"
+LEFT_OUT: Final = "left_out"
+UNFINISHED: Final = "unfinished"
 READ: Final = "read"
 UNREAD: Final = "unread"
 
@@ -80,6 +83,15 @@ class HttpMetrics:
         )
         for outcome in (READ, UNREAD):
             self._calls.labels(outcome)
+        self._choices = Counter(
+            "baton_choices",
+            "Answers that were drawn: given; left out, where more are drawn than are given; or unfinished,"
+            " where the request failed, or its client left.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in (GIVEN, LEFT_OUT, UNFINISHED):
+            self._choices.labels(outcome)
         self._answered = cache(self._requests.labels)
         """A series is looked for once: the library's way to it is long."""
         self._first_token = Tally(
@@ -108,6 +120,13 @@ class HttpMetrics:
     def count_grammar(self, outcome: Judged) -> None:
         """A grammar was judged; those that are remembered are not counted again."""
         self._grammars.labels(outcome.value).inc()
+
+    def count_choices(self, finished: int, unfinished: int, given: int | None) -> None:
+        """Of one request. `given`: how many of those that finished; None: all."""
+        left_out = 0 if given is None else max(finished - given, 0)
+        for outcome, count in ((GIVEN, finished - left_out), (LEFT_OUT, left_out), (UNFINISHED, unfinished)):
+            if count:
+                self._choices.labels(outcome).inc(count)
 
     def count_calls(self, read: int, unread: int) -> None:
         """Of one request's answers."""

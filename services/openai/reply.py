@@ -12,8 +12,9 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.openai.answering import Emit, Usage, answer
+from services.openai.answering import Emit, Usage, answer, by_request
 from services.openai.backend import Backend, BackendError
+from services.openai.best import best_of
 from services.openai.choice import Choice, Delta
 from services.openai.errors import ApiError, from_backend, internal_error
 from services.openai.exchange import Exchange
@@ -37,6 +38,8 @@ class Answering:
     metrics: HttpMetrics
     exchange: Exchange
     transcript: Transcript | None = None
+    given: int | None = None
+    """Of each request's choices the best so many are; None: all."""
 
     async def answer(self, emit: Emit) -> Usage:
         """Run every choice to its end (see `services.openai.answering`); whatever comes of it is noted."""
@@ -47,11 +50,16 @@ class Answering:
             exchange.cached_tokens = usage.cached_tokens
             return usage
         finally:
-            exchange.prompt_tokens = sum(len(choice.request.prompt) for choice in self.choices)
+            asked = by_request(self.choices)
+            exchange.choices = len(self.choices)
+            exchange.prompt_tokens = sum(len(own[0].request.prompt) for own in asked)
             exchange.output_tokens = sum(choice.output_tokens for choice in self.choices)
             exchange.finish_reasons = tuple(
                 choice.reason(choice.finish) for choice in self.choices if choice.finish is not None
             )
+            finished = len(exchange.finish_reasons)
+            given = None if self.given is None else self.given * len(asked)
+            self.metrics.count_choices(finished, len(self.choices) - finished, given)
             self.metrics.count_calls(
                 sum(choice.calls for choice in self.choices),
                 sum(choice.unread_calls for choice in self.choices),
@@ -79,7 +87,16 @@ class WholeReply(Response):
             parts[choice.index].add(delta, asked.rendering.logprobs(delta))
 
         usage = await asked.answer(collect)
-        return asked.rendering.whole([parts[choice.index] for choice in asked.choices], usage)
+        if asked.given is None:
+            return asked.rendering.whole([parts[choice.index] for choice in asked.choices], usage)
+        best = [
+            part
+            for own in by_request(asked.choices)
+            for part in best_of([parts[choice.index] for choice in own], asked.given)
+        ]
+        for index, part in enumerate(best):
+            part.choice.index = index
+        return asked.rendering.whole(best, usage)
 
 
 class StreamedReply(Response):

@@ -26,12 +26,14 @@ from pydantic_core import PydanticCustomError, from_json
 from services.openai.chat_template import Content
 from services.openai.headers import REQUEST_ID
 from services.openai.unsupported import OF_OPENAI, Unserved
-from services.rooms.request import LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX
+from services.rooms.request import CHOICES_MAX, LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX
 
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 1024
 PROMPTS_MAX: Final = 64
 """Prompts of one /v1/completions request; each runs as a request of its own."""
+ANSWERS_MAX: Final = 512
+"""Drawn for one request, over all its prompts."""
 MESSAGES_MAX: Final = 8192
 TOP_LOGPROBS_MAX: Final = 20
 COMPLETION_TOKENS_DEFAULT: Final = 16
@@ -489,6 +491,10 @@ class GenerationRequest(Sampled):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=CHOICES_MAX)] = 1
+    """Answers to each prompt."""
+    best_of: Annotated[Whole, Field(ge=1, le=CHOICES_MAX)] | None = None
+    """So many are drawn, and the best `n` of them are given. Absent: `n`."""
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     """In log-probabilities."""

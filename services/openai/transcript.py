@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from services.openai.answering import Emit
+from services.openai.answering import Emit, by_request
 from services.openai.choice import Choice, Delta
 from services.openai.tokenizer import Tokenizer
 from services.runtime.logging import VALUE_CHARS_MAX, Log
@@ -16,7 +16,7 @@ class Transcript:
     def __init__(self, choices: Sequence[Choice], tokenizer: Tokenizer, names: Mapping[str, str]) -> None:
         self._names = names
         self._answers = {choice.index: "" for choice in choices}
-        for choice in choices:
+        for choice in (own[0] for own in by_request(choices)):
             # A token is at least a character, but for those that are part of one.
             shown = choice.request.prompt[: 4 * VALUE_CHARS_MAX]
             prompt = tokenizer.decode(shown, skip_special_tokens=False)

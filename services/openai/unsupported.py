@@ -28,7 +28,6 @@ answer."""
 
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
-    "best_of": (1,),
     "cache_prompt": (True,),
     "custom_params": ({},),
     "details": (False,),
@@ -44,7 +43,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "mirostat": (0,),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "n": (1, 1.0),
     "no_stop_trim": (False,),
     "prediction": (),
     "prompt_logprobs": (),

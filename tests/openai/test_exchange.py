@@ -48,6 +48,7 @@ async def test_an_answered_request_has_one_line_with_its_ids_and_its_tokens(
         "prompt_tokens": len(backend.asked[0].prompt),
         "output_tokens": len(saying("Hello world")),
         "cached_tokens": 3,
+        "choices": None,
         "error": None,
         "cause": None,
     }

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, Any, int, str | None]] = {
         "top_logprobs",
     ),
     "hot temperature": (CHAT, {"messages": HELLO, "temperature": 9}, 400, "temperature"),
-    "several choices": (CHAT, {"messages": HELLO, "n": 2}, 400, "n"),
+    "too many choices": (CHAT, {"messages": HELLO, "n": 128, "max_tokens": 4000}, 400, "n"),
     "unknown argument": (CHAT, {"messages": HELLO, "fancy": 1}, 400, "fancy"),
     "empty prompt": (COMPLETIONS, {"prompt": ""}, 400, "prompt"),
     "prompt over the context": (COMPLETIONS, {"prompt": [1] * 9000}, 400, "prompt"),
