@@ -44,18 +44,18 @@ class Answers:
 
     def cut(self, job: Job, choice: Choice) -> None:
         """The choice's reader has all it wants of it, and is told nothing more of it."""
-        choice.cut = True
-        if not choice.over and not job.outcome_told:
+        job.ends.cut.add(choice.place)
+        if choice.place not in job.ends.over and not job.outcome_told:
             self._end(job, choice, "cut off")
 
     def _end(self, job: Job, choice: Choice, how: str) -> None:
         """End the room with its last choice (`choices-end-alone`)."""
-        choice.over = True
+        last = job.ends.end(choice.place)
         told = f"{counted(len(choice.sequence.output), 'token')}, {how}"
         several = len(job.choices) > 1
         if several:
             self._reporter.note(job.receiver.id, "choice ended", f"choice {choice.place}: {told}")
-        if not all(each.over for each in job.choices):
+        if not last:
             return
         if several:
             drawn = sum(len(each.sequence.output) for each in job.choices)

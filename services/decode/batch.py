@@ -28,8 +28,7 @@ def unfinished(jobs: Iterable[Job]) -> list[Part]:
         Part(job, choice)
         for job in jobs
         if job.receiver.phase is Phase.SUCCESS and not job.finished and not job.receiver.stopping
-        for choice in job.choices
-        if not choice.over
+        for choice in job.going_on
     ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from services.engine.engine import PageSum, Row, Sequence
 from services.pages.choices import ChoicePages
 from services.pages.record import MetadataRecord
+from services.rooms.choices import Choices
 from services.rooms.errors import Cause
 from services.rooms.phases import Phase, Vote
 from services.rooms.receiver import Receiver
@@ -30,10 +31,6 @@ class Choice:
     pages: tuple[int, ...] = ()
     computed: int = 0
     """Leading tokens whose KV is in its pages, once the room is admitted."""
-    over: bool = False
-    """Nothing more is drawn for it."""
-    cut: bool = False
-    """Its reader had all it wanted of it: the ranks need not have seen the same steps of it end."""
 
     @property
     def forks(self) -> bool:
@@ -56,6 +53,8 @@ class Job:
     replies: Replies[inference_pb2.StreamRoomReply] | None = None
     """Where its caller hears of it, on the leader."""
     choices: tuple[Choice, ...] = field(init=False)
+    ends: Choices = field(init=False)
+    """Of those."""
     record: MetadataRecord | None = None
     """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
     near_until_s: float | None = None
@@ -73,6 +72,12 @@ class Job:
         self.choices = tuple(
             Choice(place, Sequence(each, list(each.output))) for place, each in enumerate(asked)
         )
+        self.ends = Choices(len(asked))
+
+    @property
+    def going_on(self) -> list[Choice]:
+        """Its choices that have not ended."""
+        return [self.choices[place] for place in self.ends.going_on]
 
     def lay(self, pages: abc.Sequence[int]) -> None:
         """The room's pages are these: give each choice its own."""

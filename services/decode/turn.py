@@ -281,7 +281,7 @@ class DecodeWork:
         self._reporter.note(job.receiver.id, "admitted")
         if further:
             self._reporter.note(job.receiver.id, "forked", counted(len(further), "further choice"))
-        if not first.over:
+        if first.place not in job.ends.over:
             token = Token(record.first_token, record.first_logprob, record.alternatives)
             self._answers.emit(job, first, token)
 
@@ -308,7 +308,7 @@ class DecodeWork:
         """The one way out of every table that knows the room (`one-retire`)."""
         receiver = job.receiver
         self._peers.over(receiver.id)
-        if job.finished and not receiver.stopping and not job.choices[0].cut:
+        if job.finished and not receiver.stopping and 0 not in job.ends.cut:
             # Of one that was stopped or cut, the ranks need not have seen the same steps end.
             self._holdings.keep(receiver.id, job.computed)
         self._holdings.give_back(receiver.id)

@@ -64,7 +64,7 @@ def test_sequences_are_counted_and_a_rooms_choices_that_fit_run_in_their_order()
     _drawn(jobs[0])
     assert _batch(jobs, 2) == [(1, 0), (1, 1)]
     assert _batch(jobs, 4) == [(1, 0), (1, 1), (1, 2), (2, 0)]
-    jobs[0].choices[1].over = True
+    jobs[0].ends.end(1)
     assert _batch(jobs, 4) == [(1, 0), (1, 2), (2, 0), (3, 0)]
 
 

@@ -6,6 +6,7 @@ Left out: tensors, gRPC, and words for people. Time stands still; a deadline tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.pages.choices import ChoicePages
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.holdings import Standing as Held
@@ -13,6 +14,7 @@ from services.pages.pool import PagePool
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, read_slot, seal_bytes
 from services.pages.slots import SlotPool
 from services.rooms.ballot import Ballot, read_verdict
+from services.rooms.choices import Choices
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
 from services.rooms.ids import Generation, Incarnation, RoomId
@@ -28,6 +30,8 @@ from tests.model.shapes import content, layouts, strips
 from tests.model.standing import At, Standing, check_tables, nothing_held
 
 FIRST_TOKEN = 5
+_DRAWN, _DRAWN_MAX = 200, 8
+"""What is drawn, at most so many tokens of each choice, says this and more, and no prompt does."""
 _LATE_MS = 1 << 50
 """When every proof is overdue."""
 
@@ -40,8 +44,12 @@ Done = tuple[RoomId, Effect, tuple[object, ...]]
 @dataclass(slots=True)
 class Job:
     receiver: Receiver
+    ends: Choices
+    steps: list[int]
+    """Of each choice, that have ended and counted."""
     record: MetadataRecord | None = None
-    drawn: int = 0
+    cut: frozenset[int] = frozenset()
+    """Choices that the world has said are enough."""
     exposure: Incarnation | None = None
     """By which its sender was told of its memory."""
 
@@ -60,8 +68,11 @@ class DecodeRank:
         self._revoking = False
         self._draining = self._left = False
         self._prompt = scope.prompt_pages
-        self._needed = scope.prompt_pages + scope.more_pages
-        self._tokens = scope.tokens
+        self._division = ChoicePages(
+            scope.prompt_pages, scope.prompt_pages + scope.more_pages, scope.choices, page_tokens=1
+        )
+        self._lasts = [scope.tokens + choice % 2 for choice in range(scope.choices)]
+        """Steps of each choice."""
         self._steps = scope.steps or scope.receiver_steps
         self._slot_memory = bytearray(scope.slots * SLOT_BYTES)
         self._kv = bytearray(scope.pages * len(self._strips))
@@ -71,7 +82,8 @@ class DecodeRank:
         self._holdings = Holdings(PagePool(scope.pages), SlotPool(memoryview(self._slot_memory)))
         self._roster: Roster[Receiver] = Roster(scope.rooms)
         self._jobs: dict[RoomId, Job] = {}
-        self._step: list[RoomId] = []
+        self._step: list[tuple[RoomId, int]] = []
+        """Rooms, and which choice of each."""
         self._opened: set[RoomId] = set()
         self._forgotten: set[RoomId] = set()
         self._cancelled: set[RoomId] = set()
@@ -91,7 +103,14 @@ class DecodeRank:
 
         def make(place: int) -> Receiver:
             return Receiver(
-                room, f"request-{room}", peer, place, self._needed, FAR, 0, pages_expected=self._prompt
+                room,
+                f"request-{room}",
+                peer,
+                place,
+                self._division.needed,
+                FAR,
+                0,
+                pages_expected=self._prompt,
             )
 
         try:
@@ -103,7 +122,8 @@ class DecodeRank:
         self._opened.add(room)
         self._cancelled.discard(room)
         self._forgotten.discard(room)
-        self._jobs[room] = Job(receiver)
+        count = self._division.choices
+        self._jobs[room] = Job(receiver, Choices(count), [0] * count)
         if peer in self._gone:
             receiver.note(Failed(Cause(Reason.CONNECT_FAILED, "its process is gone")))
         elif connected:
@@ -120,6 +140,15 @@ class DecodeRank:
         self._roster.cancel(room, Cause(reason, "as the world tells"), 0)
         if room not in self._opened:
             self._cancelled.add(room)
+        return ""
+
+    def end_choice(self, room: RoomId, choice: int) -> str:
+        job = self._jobs.get(room)
+        if job is not None:
+            job.cut |= {choice}
+            job.ends.cut.add(choice)
+            if choice not in job.ends.over and job.ends.end(choice):
+                job.receiver.note(Finished())
         return ""
 
     def quiet(self, room: RoomId, generation: Generation) -> str:
@@ -202,11 +231,17 @@ class DecodeRank:
 
     def step_ends(self) -> str:
         """Every sequence of the batch has drawn a token."""
-        for room in self._step:
+        for room, _ in self._step:
+            self._jobs[room].receiver.busy = False
+        for room, choice in self._step:
             job = self._jobs[room]
-            job.receiver.busy = False
-            job.drawn += 1
-            if job.drawn == self._tokens and not job.receiver.stopping:
+            if self._division.choices > 1:
+                self._read(job, choice)
+                self._write(job, choice)
+            if choice in job.ends.over or job.receiver.stopping:
+                continue
+            job.steps[choice] += 1
+            if job.steps[choice] == self._lasts[choice] and job.ends.end(choice):
                 job.receiver.note(Finished())
         self._step = []
         return ""
@@ -325,8 +360,10 @@ class DecodeRank:
     def _release(self, receiver: Receiver) -> None:
         if receiver.phase is Phase.RETIRED and receiver.cause is not None and receiver.proof is None:
             raise Broken(Law.PROOF_NOT_TIME, f"room {receiver.id} gives its memory back without a proof")
-        if receiver.id in self._step:
+        if any(room == receiver.id for room, _ in self._step):
             raise Broken(Law.EXITS_RELEASE_ALL, f"room {receiver.id} is released under a running step")
+        if receiver.cause is None and not receiver.stopping:
+            self._check_ends(self._jobs[receiver.id])
         if receiver.id in self._holdings:
             holding = self._holdings.get(receiver.id)
             self._blank(holding.pages)
@@ -340,9 +377,64 @@ class DecodeRank:
             receiver = job.receiver
             if receiver.phase is Phase.SUCCESS and not receiver.finished and not receiver.stopping:
                 receiver.busy = True
-                self._step.append(room)
+                self._step += [(room, choice) for choice in job.ends.going_on]
+        if self._division.choices > 1:
+            for room, choice in self._step:
+                self._begin(self._jobs[room], choice)
         if not self._steps:
             self.step_ends()
+
+    # ---- choices, of rooms that have several
+
+    def _begin(self, job: Job, choice: int) -> None:
+        """A step computes the choice's next token."""
+        if job.steps[choice] >= self._lasts[choice] or choice in job.cut:
+            text = f"choice {choice} of room {job.receiver.id} has ended, and is drawn on"
+            raise Broken(Law.CHOICES_END_ALONE, text)
+        tables = [self._table(job, each) for each in range(self._division.choices)]
+        position = self._position(job, choice)
+        if len(tables[choice]) <= position:
+            raise Broken(Law.CHOICES_APART, f"choice {choice} has no page for token {position}")
+        page = tables[choice][position]
+        for other, table in enumerate(tables):
+            if other != choice and page in table:
+                raise Broken(Law.CHOICES_APART, f"choice {choice} writes to page {page}, as {other} reads")
+        self._read(job, choice)
+
+    def _table(self, job: Job, choice: int) -> Sequence[int]:
+        return self._division.table(self._holdings.get(job.receiver.id).pages, choice)
+
+    def _position(self, job: Job, choice: int) -> int:
+        """Of the token that its next step computes: choice 0's first was drawn by the sender's side."""
+        return self._division.known_tokens + job.steps[choice] - (choice > 0)
+
+    def _read(self, job: Job, choice: int) -> None:
+        table, size = self._table(job, choice), len(self._strips)
+        for position in range(self._position(job, choice)):
+            for strip in range(size):
+                there = self._kv[table[position] * size + strip]
+                if there != self._drawn(job, choice, position, strip):
+                    text = f"choice {choice} of room {job.receiver.id} reads another's token {position}"
+                    raise Broken(Law.CHOICES_APART, text)
+
+    def _write(self, job: Job, choice: int) -> None:
+        position, size = self._position(job, choice), len(self._strips)
+        page = self._table(job, choice)[position]
+        for strip in range(size):
+            self._kv[page * size + strip] = self._drawn(job, choice, position, strip)
+
+    def _drawn(self, job: Job, choice: int, position: int, strip: int) -> int:
+        """What a strip of a token says: choices differ in what they have drawn."""
+        if position < self._prompt:
+            return self._expected(job.receiver.id, position, strip)
+        return _DRAWN + choice * _DRAWN_MAX + position - self._prompt
+
+    def _check_ends(self, job: Job) -> None:
+        """The room is answered."""
+        for choice, lasts in enumerate(self._lasts):
+            if job.steps[choice] < lasts and choice not in job.cut:
+                text = f"room {job.receiver.id} is answered, and its choice {choice} has not ended"
+                raise Broken(Law.CHOICES_END_ALONE, text)
 
     # ---- what it is
 

@@ -25,6 +25,8 @@ class Law(Enum):
     PROOF_NOT_TIME = "proof-not-time"
     ACK_IS_PROOF = "ack-is-proof"
     STALE_NEVER_SERVED = "stale-never-served"
+    CHOICES_APART = "choices-apart"
+    CHOICES_END_ALONE = "choices-end-alone"
     ONE_RETIRE = "one-retire"
     EXITS_RELEASE_ALL = "exits-release-all"
     ROOM_UNIQUE = "room-unique"

@@ -50,6 +50,8 @@ class Budget:
     strays: int = 0
     """A connect arrives that nobody waits for any more: it tells where the memory was before it was taken
     back the last time, and is refused where that is known."""
+    ends: int = 0
+    """The reader of one choice has all it wants, and the others go on."""
     misconnects: int = 0
     """One prefill rank cannot reach the receiver's memory (yet)."""
 
@@ -90,7 +92,9 @@ class Scope:
     receiver_steps: bool = False
     """The same of the receiver's engine alone."""
     tokens: int = 1
-    """Steps of the receiver's engine until a sequence ends."""
+    """Steps of the receiver's engine until a sequence ends; of every other choice, one more."""
+    choices: int = 1
+    """Of a room. Where there are several, prompt and answer have a token a page."""
     late_records: bool = True
     """A record may land at any time after it was posted, as every other write. False: it has landed before
     anything else happens."""
@@ -229,6 +233,35 @@ _ALL: Final = (
         tokens=2,
         slots=2,
         budget=Budget(revocations=1, aborts=1),
+        quick=False,
+    ),
+    Scope(
+        "choices",
+        "a room of three choices, whose steps end one by one on two ranks; a reader has enough of one",
+        receivers=_TP2,
+        kv_heads=1,
+        rooms=1,
+        prompt_pages=2,
+        more_pages=1,
+        pages=7,
+        choices=3,
+        receiver_steps=True,
+        late_records=False,
+        budget=Budget(aborts=1, failures=1, ends=1),
+    ),
+    Scope(
+        "choices-death",
+        "the same beside a sender's death and memory that is taken back",
+        receivers=_TP2,
+        kv_heads=1,
+        rooms=1,
+        prompt_pages=2,
+        more_pages=1,
+        pages=7,
+        choices=3,
+        receiver_steps=True,
+        late_records=False,
+        budget=Budget(ends=1, sender_deaths=1, revocations=1),
         quick=False,
     ),
     Scope(

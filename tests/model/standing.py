@@ -103,7 +103,7 @@ def nothing_held(roster: Roster[Any], holdings: Holdings) -> bool:
     )
 
 
-NEWS: Final = frozenset({"fail", "grant", "quiet", "cancel", "close"})
+NEWS: Final = frozenset({"fail", "grant", "quiet", "cancel", "close", "end_choice"})
 """Deeds that tell of one room."""
 
 REMEMBERED: Final = frozenset({"cancel", "close"})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from services.pages.choices import ChoicePages
 from services.rooms.errors import Reason
 from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase
@@ -89,6 +90,7 @@ _WORDS: Final[Mapping[str, Callable[..., str]]] = {
     "acknowledge": lambda close: f"# prefill acknowledges the close of room {close.room}",
     "step ends": lambda side, rank: f"# the step that runs on {SIDES[side]} r{rank} ends",
     "die": lambda side: f"# the {SIDES[side]} worker dies, and another takes its place",
+    "enough": lambda room, choice: f"# the reader of choice {choice} of room {room} has all it wants",
     "abort": lambda room: f"# the client of room {room} hangs up",
     "silence": lambda: "# the lease of the prefill worker runs out while it lives on",
     "stall": lambda: "# the prefill worker stands still",
@@ -137,13 +139,18 @@ def _message(scope: Scope, message: Message) -> str:
         case "open" if side == PREFILL:
             return f"open prefill room={about[0]} needed={scope.prompt_pages}"
         case "open":
-            needed = scope.prompt_pages + scope.more_pages
+            division = ChoicePages(
+                scope.prompt_pages, scope.prompt_pages + scope.more_pages, scope.choices, page_tokens=1
+            )
+            needed = division.needed
             room = about[0]
             return (
                 f"open decode room={room} needed={needed} expected={scope.prompt_pages}; connect room={room}"
             )
         case "cancel":
             return f"cancel {SIDES[side]} room={about[0]} reason={about[1].value}"
+        case "end_choice":
+            return f"# decode is told that choice {about[1]} of room {about[0]} is enough"
         case "depart":
             return f"# {SIDES[side]} hears that {SIDES[1 - side]} worker {about[0]} is gone"
         case "retired":

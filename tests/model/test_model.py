@@ -7,7 +7,17 @@ from tests.model.scopes import SCOPES
 from tests.model.search import Search
 
 LONGER = frozenset(
-    {"calm", "abort", "silence", "sender-death", "revocation", "draining", "connects", "reconnects"}
+    {
+        "calm",
+        "abort",
+        "silence",
+        "sender-death",
+        "revocation",
+        "draining",
+        "connects",
+        "reconnects",
+        "choices",
+    }
 )
 """Those that take more than three seconds are for `make test-all`."""
 

@@ -73,6 +73,18 @@ def _aborts(world: World, state: State, side: int) -> Steps:
             yield ("abort", room), partial(over, world, room=room, reason=CALLED_OFF)
 
 
+def _ends(world: World, state: State, side: int) -> Steps:
+    for index, entry in enumerate(state.rooms if side == DECODE else ()):
+        if entry.known in RUNNING:
+            for choice in range(world.scope.choices):
+                message: Message = (DECODE, "end_choice", RoomId(index + 1), choice)
+                yield ("enough", index + 1, choice), partial(_told, message=message)
+
+
+def _told(state: State, message: Message) -> State:
+    return state._replace(mail=state.mail | {message})
+
+
 def _orphans(world: World, state: State, side: int) -> Steps:
     for index, entry in enumerate(state.rooms if side == DECODE else ()):
         if entry.known is Known.CALLED:  # both sides were, and will report it retired
@@ -289,4 +301,5 @@ _OF: dict[str, Callable[[World, State, int], Steps]] = {
     "lags": _lags,
     "strays": _strays,
     "misconnects": _misconnects,
+    "ends": _ends,
 }
