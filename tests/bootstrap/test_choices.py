@@ -7,6 +7,7 @@ import pytest
 
 from services.bootstrap.attempts import RequestStream
 from services.openai.backend import Hangup, NoWorker, RoomFailed, TokenBatch
+from services.pages.choices import ChoicePages
 from services.rooms.errors import Cause, Reason
 from services.rooms.placement import Need
 from services.rooms.request import Request, Sampling
@@ -366,3 +367,13 @@ async def test_a_room_takes_the_pages_of_all_its_choices(at: House) -> None:
     with pytest.raises(NoWorker, match=r"no decode worker can hold 128 times 60 tokens"):
         await at.backend.generate(Request("2", tuple(range(40)), 21, further_seeds=(1,) * 127))
     await at.at_rest()
+
+
+def test_what_the_registry_counts_is_what_decode_reserves() -> None:
+    for page in (1, 4, 16):
+        for known in (1, 4, 5, 16, 40):
+            for more in (0, 1, 7, 30):
+                for choices in (1, 2, 5):
+                    reserved = ChoicePages(known, known + more, choices, page).needed
+                    taken = Need(known, known + more, choices=choices).on_decode(page)
+                    assert reserved == -(-taken // page)

@@ -157,6 +157,62 @@ def test_a_decode_worker_killed_in_mid_stream_is_not_noticed(
     pairs.wait_idle(start)
 
 
+CHOICES = 4
+
+
+def several(stack: Stack, on_tokens: Callable[[str, int], None] = lambda *_: None, **more: Any) -> list[Any]:
+    """Of each of the choices of a streamed completion, its token ids, how it ended and the usage of all."""
+    body = {
+        "model": model_of(stack),
+        "prompt": "Once upon a time, in a village by the sea,",
+        "temperature": 1.0,
+        "max_tokens": 24,
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
+    ids: list[list[int]] = [[] for _ in range(body.get("n", 1))]
+    finishes: list[str | None] = [None] * len(ids)
+    usage: dict[str, Any] = {}
+    with web().stream("POST", f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S) as reply:
+        request_id = reply.headers["x-request-id"]
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                assert "error" not in chunk, chunk
+                usage = chunk.get("usage") or usage
+                for choice in chunk["choices"]:
+                    place = choice["index"]
+                    assert finishes[place] is None
+                    ids[place] += choice.get("token_ids", [])
+                    finishes[place] = choice["finish_reason"]
+                on_tokens(request_id, sum(map(len, ids)))
+    assert None not in finishes
+    return [ids, finishes, counts(usage), request_id]
+
+
+def test_a_decode_worker_killed_while_it_draws_several_choices_is_not_noticed(pairs: Stack) -> None:
+    """Those that differ go on in rooms of their own; each is what a request with its seed gets."""
+    start = pairs.idle_gauges()
+    *unbroken, _ = several(pairs, n=CHOICES, seed=21)
+    killer = Killer(pairs, "decode")
+    *broken, request_id = several(pairs, killer, n=CHOICES, seed=21)
+    assert killer.victim
+    assert broken == unbroken
+    *new, old = reversed(rooms_of(pairs, request_id))
+    assert (old["choices"], old["cause"]["reason"]) == (CHOICES, "decode_lost")
+    assert sum(room["choices"] for room in new) == CHOICES
+    assert len(new) > 1
+    assert {room["retry_of"] for room in new} == {old["id"]}
+    for place in range(CHOICES):
+        alone, *_ = several(pairs, seed=21 + place)
+        assert alone == [unbroken[0][place]]
+    pairs.restart(killer.victim)
+    pairs.wait_ready(4)
+    pairs.wait_idle(start)
+
+
 def counts(usage: Any) -> dict[str, Any]:
     """All but what was cached: of two rooms that ask the same the second may find it there."""
     return {name: count for name, count in usage.items() if name != "prompt_tokens_details"}

@@ -1,0 +1,80 @@
+"""Are several answers of a real stack those that requests of their own get?"""
+
+from collections import defaultdict
+from typing import Any
+
+import openai
+import pytest
+
+from tests.http import web
+from tests.process.stack import Stack
+
+QUESTION: Any = {"role": "user", "content": "Name an animal, and say what it eats."}
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 2**64 - 3, "max_tokens": 12}
+
+
+def test_eight_answers_streamed_are_those_of_eight_requests(client: openai.OpenAI, model: str) -> None:
+    """The second half of their seeds begins anew at 0."""
+    texts: dict[int, str] = defaultdict(str)
+    finishes: dict[int, str] = {}
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[QUESTION],
+        n=8,
+        stream=True,
+        stream_options={"include_usage": True},
+        **DRAWN,
+    )
+    for chunk in stream:
+        for choice in chunk.choices:
+            assert choice.index not in finishes, "nothing follows an answer's end"
+            texts[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                finishes[choice.index] = choice.finish_reason
+    assert chunk.usage is not None
+    prompt_tokens, drawn = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+    assert sorted(finishes) == list(range(8))
+    assert len(set(texts.values())) > 4, "they differ"
+    for place in (0, 1, 4, 7):
+        alone = client.chat.completions.create(
+            model=model, messages=[QUESTION], **DRAWN | {"seed": (DRAWN["seed"] + place) % 2**64}
+        )
+        assert alone.choices[0].message.content == texts[place]
+        assert alone.usage is not None
+        assert alone.usage.prompt_tokens == prompt_tokens
+    assert 8 < drawn <= 8 * 12
+
+
+def test_the_best_of_four_is_the_likeliest_and_a_stop_string_ends_its_own(
+    idle_stack: Stack, client: openai.OpenAI, model: str
+) -> None:
+    asked: dict[str, Any] = {"model": model, "prompt": "My favourite animal is", "seed": 5, "max_tokens": 8}
+    four = client.completions.create(n=4, logprobs=0, stop=[" the"], **asked)
+    means = []
+    for choice in four.choices:
+        assert " the" not in choice.text
+        assert choice.logprobs is not None
+        told = choice.logprobs.token_logprobs or []
+        means.append(sum(each or 0.0 for each in told) / len(told))
+    best = client.completions.create(best_of=4, stop=[" the"], **asked)
+    assert [each.text for each in best.choices] == [four.choices[means.index(max(means))].text]
+    assert best.usage is not None
+    assert four.usage is not None
+    assert best.usage.completion_tokens == four.usage.completion_tokens
+
+
+@pytest.mark.parametrize("max_tokens", [2000, None])
+def test_more_than_the_cache_holds_is_refused_and_what_fits_is_served(
+    idle_stack: Stack, max_tokens: int | None
+) -> None:
+    body = {"prompt": [5] * 40, "n": 8, "temperature": 0, "return_token_ids": True}
+    url = f"{idle_stack.url}/v1/completions"
+    if max_tokens is not None:
+        reply = web().post(url, json=body | {"max_tokens": max_tokens})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "n")
+        assert "8 answers of up to 2000 tokens" in reply.json()["error"]["message"]
+        return
+    reply = web().post(url, json=body, timeout=120)
+    ids = [choice["token_ids"] for choice in reply.json()["choices"]]
+    assert len(ids) == 8
+    assert all(each == ids[0] for each in ids), "greedily all are equal"
