@@ -1,0 +1,67 @@
+"""Do clients that people have work, unmodified, against a running stack? python -m tests.clients [NAME …]
+
+Each is installed by itself, from its registry, into `--cache`, and runs its script from `scripts`
+against `--url` or a stack of the demo model that this starts. One JSON line for each; the exit code says
+whether all of them worked. `--table` prints the rows of docs/clients.md instead. It takes minutes, a
+network and, for two of them, Node: no test runs it.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
+from tests.clients.page import row
+from tests.clients.table import CLIENTS
+from tests.clients.trial import NotInstalled, Outcome, tried
+from tests.process.stack import running_stack
+
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton" / "clients"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__)
+    names = [client.name for client in CLIENTS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"without, all: {', '.join(names)}")
+    parser.add_argument("--url", help="of a stack that runs already, such as http://127.0.0.1:8000")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where clients are installed (%(default)s)")
+    parser.add_argument("--table", action="store_true", help="rows of docs/clients.md instead of JSON")
+    args = parser.parse_args()
+    if unknown := sorted({*args.names} - {*names}):
+        parser.error(f"no client is called {', '.join(unknown)}")
+    failed = 0
+    with _stack(args.url) as url:
+        model = httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
+        for client in CLIENTS:
+            if args.names and client.name not in args.names:
+                continue
+            try:
+                outcome = tried(client, url, model, args.cache)
+            except NotInstalled as error:
+                outcome = Outcome(client.name, client.packages, False, (), f"not installed: {error}")
+            failed += not outcome.ok
+            sys.stdout.write((row(client, outcome) if args.table else json.dumps(asdict(outcome))) + "\n")
+            sys.stdout.flush()
+    return min(failed, 1)
+
+
+@contextmanager
+def _stack(url: str | None) -> Iterator[str]:
+    """`url`, or that of a stack of the demo model, which ends with this."""
+    if url is not None:
+        yield url.rstrip("/")
+        return
+    with running_stack(str(prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None))) as stack:
+        yield stack.url
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Which clients are tried against a running stack, in which versions, and by which script?"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SCRIPTS: Final = Path(__file__).with_name("scripts")
+LINES_MAX: Final = 60
+"""Of a script: it is what a user would write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What somebody installs, unmodified, and does with it."""
+
+    name: str
+    script: str
+    """In `scripts`; `.mjs` runs in Node."""
+    packages: tuple[str, ...]
+    """From PyPI or from npm, each with its version."""
+    asks: str
+    """What the script does with it, for the page."""
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def is_node(self) -> bool:
+        return self.script.endswith(".mjs")
+
+
+OPENAI: Final = "openai==3.57.0"
+OPENAI_NODE: Final = ("openai@7.57.0", "zod@4.6.7")
+CLIENTS: Final = (
+    Client(
+        "openai",
+        "openai_python.py",
+        (OPENAI,),
+        "chat, stream, `.parse`, tools and their results, the stream helper",
+    ),
+    Client(
+        "openai-responses",
+        "openai_python_responses.py",
+        (OPENAI,),
+        "responses, their stream, `.parse`, tools and their results",
+    ),
+    Client(
+        "openai-node",
+        "openai_node.mjs",
+        OPENAI_NODE,
+        "chat, stream, `.parse`, `.runTools`",
+        ("chat",),
+    ),
+    Client(
+        "openai-node-responses",
+        "openai_node.mjs",
+        OPENAI_NODE,
+        "responses, `.parse`, a tool in their stream",
+        ("responses",),
+    ),
+    Client(
+        "langchain",
+        "langchain_chat.py",
+        ("langchain-openai==1.7.4", "langchain==1.5.2", OPENAI),
+        "invoke, stream, `bind_tools`, structured output by `json_schema`, `function_calling`, `json_mode`",
+    ),
+    Client(
+        "llama-index",
+        "llama_index_llm.py",
+        ("llama-index-llms-openai-like==0.8.1", "llama-index-core==0.14.25"),
+        "chat, stream, `chat_with_tools`, `predict_and_call`, `structured_predict`, `as_structured_llm`",
+    ),
+    Client(
+        "pydantic-ai",
+        "pydantic_ai_agent.py",
+        ("pydantic-ai-slim[openai]==2.68.0", OPENAI),
+        "`ToolOutput`, `NativeOutput`, `PromptedOutput`, a tool that it may call, a function that it has to",
+    ),
+    Client(
+        "instructor",
+        "instructor_modes.py",
+        ("instructor==1.17.0",),
+        "`TOOLS`, `JSON_SCHEMA`, `JSON`, `create_partial`",
+    ),
+    Client(
+        "openai-agents",
+        "openai_agents_sdk.py",
+        ("openai-agents==0.24.0", OPENAI),
+        "`OpenAIChatCompletionsModel`: an output type, a tool, a tool and an answer",
+        ("chat",),
+    ),
+    Client(
+        "openai-agents-responses",
+        "openai_agents_sdk.py",
+        ("openai-agents==0.24.0", OPENAI),
+        "the same by `OpenAIResponsesModel`",
+        ("responses",),
+    ),
+    Client(
+        "smolagents",
+        "smolagents_agent.py",
+        ("smolagents[openai]==1.26.0", OPENAI),
+        "a tool, a form of output, `ToolCallingAgent`",
+    ),
+    Client(
+        "inspect-ai",
+        "inspect_task.py",
+        ("inspect-ai==0.3.285", OPENAI),
+        "a task with a tool that has to be called, and one without",
+    ),
+    Client("llm", "llm_command.py", ("llm==0.36", OPENAI), "a prompt, `--schema`, `-T`"),
+    Client(
+        "vercel-ai",
+        "vercel_ai.mjs",
+        ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
+        "`generateText`, `streamText`, `Output.object`, tools, two steps in a stream",
+    ),
+    Client(
+        "anthropic",
+        "anthropic_python.py",
+        ("anthropic==2.14.0",),
+        "messages, their stream, tools whole and streamed, their results, `count_tokens`",
+    ),
+)
