@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from services.openai.edge import Edge
+from services.openai.responses.items import KINDS
+from services.openai.responses.shapes import ResponsesRequest
 from services.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.openai.unsupported import HARMLESS, IGNORED
 from tests.openai import tiny
@@ -22,6 +24,7 @@ FIXTURES_STAY = settings(suppress_health_check=[HealthCheck.function_scoped_fixt
 SHAPES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -51,8 +54,29 @@ MESSAGE = st.fixed_dictionaries(
     },
     optional={"name": JSON, "tool_calls": JSON},
 )
+TEXTS = st.text() | st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["input_text", "output_text", "refusal", "x"]), "text": st.text()}
+    ),
+    max_size=2,
+)
+ITEM = st.fixed_dictionaries(
+    {"type": st.sampled_from(KINDS) | JSON},
+    optional={
+        "role": st.sampled_from(["user", "system", "assistant", "developer"]) | JSON,
+        "content": TEXTS | JSON,
+        "call_id": st.sampled_from(["a", "b"]) | JSON,
+        "name": st.just("f") | JSON,
+        "arguments": st.just("{}") | JSON,
+        "output": TEXTS | JSON,
+        "summary": st.just([]) | JSON,
+        "encrypted_content": st.just("baton1.AAAA") | JSON,
+        "id": st.just("msg_" + "0" * 32 + "_0") | JSON,
+    },
+)
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "model": st.just(tiny.MODEL),
+    "input": st.text() | st.lists(ITEM, min_size=1, max_size=3),
     "messages": st.lists(MESSAGE, min_size=1, max_size=3),
     "prompt": st.text(min_size=1)
     | st.lists(st.integers(0, 450), min_size=1)
@@ -116,6 +140,7 @@ def test_never_a_5xx(app: Edge, backend: ScriptedBackend, path: str, data: st.Da
 PLAUSIBLE: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": tiny.MODEL, "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": tiny.MODEL, "prompt": "hi"},
+    "/v1/responses": {"input": [{"role": "user", "content": "hi"}, {"type": "reasoning", "summary": []}]},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
