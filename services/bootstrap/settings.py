@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from services.openai.dialects import AUTO, NONE, THOUGHT_FORMS, names_of
+from services.rooms.request import LOGPROBS_MAX
 from services.runtime.api_keys import API_KEYS
 from services.runtime.errors import SettingsError
 from services.runtime.model_files import GenerationConfig
@@ -32,6 +33,7 @@ ADMIN_PORT = optional(PORT, None)
 DURATION_MS_OR_NONE = optional(DURATION_MS, None)
 LOOPBACK = "127.0.0.1"
 ROOMS_KEPT = number(1, 100_000)
+LOGPROBS = number(-1, LOGPROBS_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,12 @@ class BootstrapSettings(ServiceSettings):
         "Take chat templates that requests bring, for callers that are trusted: they are programs, in a"
         " sandbox that bounds their loops and what they write.",
         SWITCH,
+    )
+    max_logprobs: int = setting(
+        20,
+        "Most log-probabilities that a request may ask for beside each token's own (-1: as many as the"
+        " vocabulary has, which are megabytes a token).",
+        LOGPROBS,
     )
     clip_max_tokens: bool = setting(
         False,

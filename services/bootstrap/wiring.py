@@ -121,6 +121,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
             body_bytes_max=settings.max_body_bytes,
             log_prompts=settings.log_prompts,
             trust_request_chat_template=settings.trust_request_chat_template,
+            max_logprobs=settings.max_logprobs,
             clip_max_tokens=settings.clip_max_tokens,
             responses_kept=settings.responses_kept,
             responses_kept_bytes=settings.responses_kept_bytes,

@@ -10,6 +10,8 @@ class ApiSettings:
     body_bytes_max: int = 4 * 2**20
     body_timeout_s: float = 60.0
     """A request's body has to be there within this time."""
+    max_logprobs: int = 20
+    """Most alternatives told of a token; -1: any number."""
     clip_max_tokens: bool = False
     """More output tokens than fit are as many as fit."""
     trust_request_chat_template: bool = False

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from services.openai.answering import Usage
+from services.openai.beginnings import asked_top, shown_scores
 from services.openai.choice import Called, Choice, Delta
 from services.openai.errors import ApiError
 from services.openai.logprobs import chat_logprobs, token_text
@@ -26,6 +27,7 @@ class ChatRendering:
         )
         self._tokenizer = model.tokenizer
         self._logprobs = body.logprobs
+        self._prompt_top = asked_top(body, model.vocabulary)
         self._token_ids = body.return_token_ids
         self._usage = UsageShown.of(body.stream_options)
         self.text_alone = not (self._logprobs or self._token_ids or self._usage.so_far)
@@ -76,6 +78,9 @@ class ChatRendering:
         }
         if self._token_ids:
             reply["prompt_token_ids"] = list(parts[0].choice.request.prompt)
+        beginning = parts[0].choice.beginning
+        if self._prompt_top is not None and beginning is not None:
+            reply["prompt_logprobs"] = shown_scores(beginning, self._prompt_top, self._token_text)
         return reply
 
     def _choice(self, part: Collected) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from services.openai.backend import TokenBatch
+from services.openai.beginnings import Beginning
 from services.openai.detokenizer import Detokenizer
 from services.openai.schemas import GenerationRequest
 from services.openai.speech import Call, Part, Said, Thought, Voice, joined
@@ -58,6 +59,8 @@ class Delta:
     finish: FinishReason | None = None
     parts: Sequence[Said | Thought | Called] | None = None
     """What the text is, where it is told apart; None: all of it is the answer."""
+    beginning: Beginning | None = None
+    """The prompt, whose text the text begins with; of a choice's first, where it is echoed."""
 
     @property
     def said_alone(self) -> str | None:
@@ -73,6 +76,7 @@ class Choice:
     """One request's answer. Feed it batches until a delta has a `finish`."""
 
     __slots__ = (
+        "_begun",
         "_chars",
         "_detokenizer",
         "_heard",
@@ -82,6 +86,7 @@ class Choice:
         "_parts",
         "_stopped_by",
         "_stops",
+        "beginning",
         "calls",
         "finish",
         "index",
@@ -97,7 +102,9 @@ class Choice:
         body: GenerationRequest,
         tokenizer: Tokenizer,
         heard: Heard | None = None,
+        beginning: Beginning | None = None,
     ) -> None:
+        """`beginning`: what is told of the prompt, if anything is."""
         self.index = index
         self.request = request
         self.output_tokens = 0
@@ -119,7 +126,9 @@ class Choice:
         self._stopped_by: int | None = None
         self._stops = StopStrings(body.stop, include=self._include_stop)
         self._may_stop = bool(body.stop)
-        self._chars = 0
+        self.beginning = beginning
+        self._begun = False
+        self._chars = 0 if beginning is None else len(beginning.text or "")
 
     @property
     def stopped(self) -> bool:
@@ -147,6 +156,17 @@ class Choice:
 
     def take(self, batch: TokenBatch) -> Delta:
         """Add the next batch. Tokens behind a completed stop string are dropped."""
+        beginning, begins = self.beginning, not self._begun
+        self._begun = True
+        if beginning is not None and batch.scores:
+            beginning.scores = batch.scores
+        if not begins or beginning is None or beginning.text is None:
+            return self._answered(batch)
+        told = Delta(finish=FinishReason.LENGTH) if beginning.alone else self._answered(batch)
+        told.text, told.beginning = beginning.text + told.text, beginning
+        return told
+
+    def _answered(self, batch: TokenBatch) -> Delta:
         tokens, finish = batch.tokens, batch.finish
         said = len(tokens) - (finish is FinishReason.STOP and not self._include_stop)
         texts: list[str] = []

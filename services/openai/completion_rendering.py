@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from services.openai.answering import Usage
+from services.openai.beginnings import ALL, asked_top, prompt_tokens, shown_scores
 from services.openai.choice import Choice, Delta
 from services.openai.errors import ApiError
 from services.openai.logprobs import completion_logprobs, token_text
@@ -25,6 +26,8 @@ class CompletionRendering:
             token_text, tokenizer=model.tokenizer, by_id=body.return_tokens_as_token_ids
         )
         self._logprobs = body.logprobs is not None
+        self._top = model.vocabulary if body.logprobs == ALL else body.logprobs or 0
+        self._prompt_top = asked_top(body, model.vocabulary)
         self._token_ids = body.return_token_ids
         self._usage = UsageShown.of(body.stream_options)
         self.text_alone = not (self._logprobs or self._token_ids or self._usage.so_far)
@@ -37,7 +40,13 @@ class CompletionRendering:
         }
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return completion_logprobs(delta.tokens, delta.offsets, self._token_text) if self._logprobs else None
+        if not self._logprobs:
+            return None
+        tokens, offsets, beginning = delta.tokens, delta.offsets, delta.beginning
+        if beginning is not None:
+            tokens = [*prompt_tokens(beginning, self._top), *tokens]
+            offsets = [*beginning.offsets, *offsets]
+        return completion_logprobs(tokens, offsets, self._token_text)
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
         if not self._token_ids:
@@ -69,6 +78,8 @@ class CompletionRendering:
         piece = self._piece(part.choice, part.text, part.tokens, part.logprobs, part.finish)
         if self._token_ids:
             piece["prompt_token_ids"] = list(part.choice.request.prompt)
+        if self._prompt_top is not None and part.choice.beginning is not None:
+            piece["prompt_logprobs"] = shown_scores(part.choice.beginning, self._prompt_top, self._token_text)
         return piece
 
     def _chunk(self, choice: Choice, piece: dict[str, Any]) -> dict[str, Any]:

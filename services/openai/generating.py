@@ -14,6 +14,7 @@ from starlette.responses import Response
 from services.grammars.judge import Ask
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
+from services.openai.beginnings import beginning_of
 from services.openai.choice import Choice, Heard
 from services.openai.conversation import check_tools, offered
 from services.openai.door import caller_in
@@ -106,7 +107,9 @@ class Generating:
         )
         tokens = [truncated(each, body, asked, self._backend.limits()) for each in tokens]
         self._prompts.check_texts(body.prompt, tokens, asked.prompt_param)
-        return self._reply(request, body, asked, tokens, render, grammar)
+        whole = body.truncate_prompt_tokens is None
+        given = body.prompt if whole else [None] * len(tokens)
+        return self._reply(request, body, asked, tokens, render, grammar, given=given)
 
     def _reply(
         self,
@@ -117,17 +120,26 @@ class Generating:
         render: Render,
         grammar: Grammar | None,
         told_apart: Callable[[], Heard | None] = lambda: None,
+        given: Sequence[str | list[int] | None] = (None,),
     ) -> Response:
+        """`given`: the prompts as they were sent, where that is what they are."""
         model, exchange, limits = self._model, exchange_of(request), self._backend.limits()
-        asked = replace(asked, clips=asked.clips or self._settings.clip_max_tokens)
+        clips = asked.clips or self._settings.clip_max_tokens
+        asked = replace(asked, clips=clips, logprobs_max=self._settings.max_logprobs)
         salt = salt_of(body.cache_salt, caller_in(request.scope) if self._settings.isolate_keys else b"")
         admitted = admit(
             body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar, salt=salt
         )
         exchange.describe(lambda: _described(body, model, admitted))
+        # Shared by a request's choices.
+        beginnings = {
+            id(each): beginning_of(body, each.prompt, prompt, model.tokenizer)
+            for each, prompt in zip(admitted, given, strict=True)
+        }
         requests = (each for each in admitted for _ in range(each.choices))
         choices = [
-            Choice(index, each, body, model.tokenizer, told_apart()) for index, each in enumerate(requests)
+            Choice(index, each, body, model.tokenizer, told_apart(), beginnings[id(each)])
+            for index, each in enumerate(requests)
         ]
         logs = self._settings.log_prompts
         answering = Answering(

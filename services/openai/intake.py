@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from services.openai.backend import Limits
+from services.openai.beginnings import ALL, alternatives, check_scores, scored
 from services.openai.drawing import drawing_of
 from services.openai.errors import ApiError, invalid, too_long, unknown_model
 from services.openai.model import ServedModel
@@ -61,8 +62,11 @@ class Asked:
     default_tokens: int | None
     """Output tokens if the caller names no number; None: as many as fit, within bounds."""
     top_logprobs: int | None
+    top_logprobs_param: str
     clips: bool = False
     """More tokens than there is room for are as many as there is room for."""
+    logprobs_max: int = ALL
+    """Most alternatives told of a token."""
 
 
 def asked_in_chat(body: ChatRequest) -> Asked:
@@ -79,17 +83,25 @@ def asked_in_chat(body: ChatRequest) -> Asked:
         max_tokens_param="max_completion_tokens" if newer else "max_tokens",
         default_tokens=None,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        top_logprobs_param="top_logprobs",
     )
 
 
 def asked_in_completion(body: CompletionRequest) -> Asked:
+    """Raises ApiError where two fields contradict each other."""
     given = "max_tokens" in body.model_fields_set
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid("max_tokens", "'max_tokens' is 0, which only 'echo' leaves anything to answer.")
+    if body.max_tokens == 0 and body.min_tokens:
+        raise invalid("min_tokens", "'min_tokens' is more than the 0 tokens that may come.")
     return Asked(
         prompt_param="prompt",
-        max_tokens=body.max_tokens if given else None,
+        # A worker draws a token with the prompt's last one. It is not told.
+        max_tokens=(body.max_tokens or 1) if given else None,
         max_tokens_param="max_tokens",
         default_tokens=COMPLETION_TOKENS_DEFAULT,
         top_logprobs=body.logprobs,
+        top_logprobs_param="logprobs",
     )
 
 
@@ -115,6 +127,13 @@ def admit(
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
     check_ids(body.stop_token_ids, "stop_token_ids", model.vocabulary)
     check_ids(body.allowed_token_ids, "allowed_token_ids", model.vocabulary)
+    check_ids(body.logprob_token_ids, "logprob_token_ids", model.vocabulary)
+    if body.logprob_token_ids and asked.top_logprobs is None:
+        raise invalid("logprob_token_ids", "'logprob_token_ids' needs 'logprobs'.")
+    top, param = scored(body)
+    if top is not None:
+        top = alternatives(top, param, model.vocabulary, asked.logprobs_max)
+        check_scores(prompts, top, param)
     stops = tuple(id_ for id_ in dict.fromkeys(body.stop_token_ids) if _may_come(id_, body))
     endless = body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
     choices = _choices(body, len(prompts))
@@ -144,6 +163,7 @@ def admit(
                 grammar=grammar,
                 salt=salt,
                 further_seeds=tuple((sampling.seed + each) % SEEDS for each in range(1, choices.drawn)),
+                prompt_logprobs=top,
             )
         )
     return requests
@@ -234,13 +254,16 @@ def _sampling(body: GenerationRequest, asked: Asked, model: Defaults) -> Samplin
         frequency_penalty=body.frequency_penalty,
         seed=_any_seed() if body.seed is None else body.seed % SEEDS,
         logit_bias=tuple(sorted(bias.items())),
-        top_logprobs=_top_logprobs(body, asked),
+        top_logprobs=_top_logprobs(body, asked, vocabulary),
+        logprob_token_ids=tuple(dict.fromkeys(body.logprob_token_ids)),
     )
 
 
-def _top_logprobs(body: GenerationRequest, asked: Asked) -> int | None:
+def _top_logprobs(body: GenerationRequest, asked: Asked, vocabulary: int) -> int | None:
     """Which answers are the best is judged by how likely their tokens were."""
-    return 0 if asked.top_logprobs is None and answers_drawn(body) > body.n else asked.top_logprobs
+    if asked.top_logprobs is None:
+        return 0 if answers_drawn(body) > body.n else None
+    return alternatives(asked.top_logprobs, asked.top_logprobs_param, vocabulary, asked.logprobs_max)
 
 
 def _any_seed() -> int:

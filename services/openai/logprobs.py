@@ -25,16 +25,24 @@ def chat_logprobs(tokens: Sequence[Token], tokenizer: Tokenizer, text: TokenText
 
 
 def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], text: TokenText) -> dict[str, Any]:
-    """`logprobs` of a completion choice. `top_logprobs` always has the chosen token, as OpenAI's does."""
+    """`logprobs` of a completion choice. `top_logprobs` always has the chosen token, as OpenAI's does, and is
+    null of one that has no log-probability: a prompt's first."""
     return {
         "text_offset": list(offsets),
         "tokens": [text(token.id) for token in tokens],
         "token_logprobs": [_shown(token.logprob) for token in tokens],
-        "top_logprobs": [
-            {text(id_): _shown(logprob) for id_, logprob in (*token.top, (token.id, token.logprob))}
-            for token in tokens
-        ],
+        "top_logprobs": [None if token.logprob is None else _by_text(token, text) for token in tokens],
     }
+
+
+def _by_text(token: Token, text: TokenText) -> dict[str, float]:
+    """Of two tokens that are the same text the likelier one is told: else one that was not the likeliest
+    would look as if it was."""
+    told: dict[str, float] = {}
+    for id_, logprob in (*token.top, (token.id, token.logprob or 0.0)):
+        name, shown = text(id_), max(logprob, LOGPROB_MIN)
+        told[name] = max(told.get(name, shown), shown)
+    return told
 
 
 def token_text(id_: int, tokenizer: Tokenizer, *, by_id: bool = False) -> str:

@@ -25,8 +25,14 @@ from pydantic_core import PydanticCustomError, from_json
 
 from services.openai.chat_template import Content
 from services.openai.headers import REQUEST_ID
-from services.openai.unsupported import OF_OPENAI, Unserved
-from services.rooms.request import CHOICES_MAX, LOGIT_BIAS_MAX, STOP_TOKEN_IDS_MAX
+from services.openai.unsupported import OF_COMPLETIONS, OF_OPENAI, Unserved
+from services.rooms.request import (
+    CHOICES_MAX,
+    LOGIT_BIAS_MAX,
+    LOGPROB_TOKEN_IDS_MAX,
+    LOGPROBS_MAX,
+    STOP_TOKEN_IDS_MAX,
+)
 
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_CHARS_MAX: Final = 1024
@@ -35,7 +41,6 @@ PROMPTS_MAX: Final = 64
 ANSWERS_MAX: Final = 512
 """Drawn for one request, over all its prompts."""
 MESSAGES_MAX: Final = 8192
-TOP_LOGPROBS_MAX: Final = 20
 COMPLETION_TOKENS_DEFAULT: Final = 16
 """OpenAI's, of /v1/completions only."""
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -277,6 +282,8 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 RequestId = Annotated[str, AfterValidator(_request_id)]
 TokenId = Annotated[Whole, Field(ge=0)]
+Logprobs = Annotated[Whole, Field(ge=-1, le=LOGPROBS_MAX)]
+"""How many of the likeliest tokens; -1: all of the vocabulary."""
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
 Nothing = Annotated[Any, AfterValidator(_nothing)]
 Words = Annotated[dict[str, Any], AfterValidator(_words)]
@@ -495,6 +502,12 @@ class GenerationRequest(Sampled):
     """Answers to each prompt."""
     best_of: Annotated[Whole, Field(ge=1, le=CHOICES_MAX)] | None = None
     """So many are drawn, and the best `n` of them are given. Absent: `n`."""
+    prompt_logprobs: Logprobs | None = None
+    """The prompt's tokens are scored, with so many of the likeliest in the place of each."""
+    logprob_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=LOGPROB_TOKEN_IDS_MAX)] = Field(
+        default_factory=list
+    )
+    """Told beside each drawn token, where log-probabilities are."""
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     """In log-probabilities."""
@@ -529,7 +542,7 @@ class ChatRequest(GenerationRequest, Conversation):
     separate_reasoning: bool = True
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[Whole, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    top_logprobs: Logprobs | None = None
     tool_choice: Annotated[str | NamedTool | AllowedTools, BeforeValidator(_tool_choice)] = "auto"
     parallel_tool_calls: bool = True
 
@@ -537,10 +550,15 @@ class ChatRequest(GenerationRequest, Conversation):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
+    unserved: ClassVar[Unserved] = OF_COMPLETIONS
+
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
     add_special_tokens: bool = True
-    max_tokens: Annotated[Whole, Field(ge=1)] | None = COMPLETION_TOKENS_DEFAULT
-    logprobs: Annotated[Whole, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=0)] | None = COMPLETION_TOKENS_DEFAULT
+    """0: with `echo`, for the prompt alone."""
+    logprobs: Logprobs | None = None
+    echo: bool = False
+    """The prompt comes before its answer, with its log-probabilities where `logprobs` asks for some."""
 
 
 class TokenizeRequest(Conversation):

@@ -6,7 +6,7 @@ served yet is refused by name, unless its value asks for what happens anyway.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from services.openai.errors import ApiError, invalid
@@ -45,7 +45,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "modalities": (["text"],),
     "no_stop_trim": (False,),
     "prediction": (),
-    "prompt_logprobs": (),
     "return_full_text": (False,),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
@@ -65,16 +64,17 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 _OF_A_BODY: Final = """
-    bootstrap_host bootstrap_port bootstrap_room
-    custom_logit_processor data_parallel_rank decoder_input_details dry_allowed_length dry_base
-    dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range
-    enable_thinking extra_key format grammar id_slot input input_ids instructions keep_alive lora_path
-    max_new_tokens max_output_tokens media_io_kwargs min_keep min_new_tokens mirostat_eta mirostat_tau
-    models n_keep n_predict n_probs options plugins previous_response_id prompt_embeds provider
-    random_seed reasoning repeat_last_n repeat_penalty repetition_context_size response_format_schema
-    route samplers sampling_params sampling_seed session_params stop_regex stop_sequences structural_tag
-    system template text think thinking thinking_budget thinking_token_budget top_a top_n_sigma
-    top_n_tokens transforms truncate truncation xtc_probability xtc_threshold
+    bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank
+    decoder_input_details dry_allowed_length dry_base dry_multiplier dry_penalty_last_n
+    dry_sequence_breakers dynatemp_exponent dynatemp_range enable_thinking extra_key format grammar
+    id_slot input input_ids instructions keep_alive logprob_start_len lora_path max_new_tokens
+    max_output_tokens media_io_kwargs min_keep min_new_tokens mirostat_eta mirostat_tau models n_keep
+    n_predict n_probs options plugins previous_response_id prompt_embeds provider random_seed reasoning
+    repeat_last_n repeat_penalty repetition_context_size response_format_schema return_logprob
+    return_text_in_logprobs route samplers sampling_params sampling_seed session_params stop_regex
+    stop_sequences structural_tag system template text think thinking thinking_budget
+    thinking_token_budget token_ids_logprob top_a top_logprobs_num top_n_sigma top_n_tokens transforms
+    truncate truncation xtc_probability xtc_threshold
 """
 _OF_A_MESSAGE: Final = """
     cache_control images partial prefix reasoning_details thinking
@@ -96,6 +96,10 @@ INSTEAD: Final[Mapping[str, str]] = {
     "min_new_tokens": "min_tokens",
     "n_predict": "max_tokens",
     "random_seed": "seed",
+    "logprob_start_len": "prompt_logprobs",
+    "return_logprob": "logprobs",
+    "token_ids_logprob": "logprob_token_ids",
+    "top_logprobs_num": "top_logprobs",
     "repeat_penalty": "repetition_penalty",
     "sampling_seed": "seed",
     "stop_sequences": "stop",
@@ -138,3 +142,6 @@ class Unserved:
 
 
 OF_OPENAI: Final = Unserved(IGNORED, HARMLESS, NOT_SERVED, INSTEAD)
+OF_COMPLETIONS: Final = replace(
+    OF_OPENAI, harmless={name: choices for name, choices in HARMLESS.items() if name != "echo"}
+)

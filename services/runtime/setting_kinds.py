@@ -50,7 +50,7 @@ def _text(text: str) -> str:
 
 
 def _whole(text: str, least: int, most: int) -> int:
-    if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or not least <= int(text) <= most:
+    if not re.fullmatch(r"-?\d{1,12}", text, re.ASCII) or not least <= int(text) <= most:
         raise BadValue
     return int(text)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from services.openai.backend import Hangup, Limits, TokenBatch, client_gone
-from services.rooms.request import FinishReason, Request, Token
+from services.rooms.request import FinishReason, Request, Score, Token
 from tests.openai import tiny
 
 Step = TokenBatch | BaseException | asyncio.Event
@@ -42,6 +42,20 @@ def in_turn(*scripts: Sequence[Step]) -> list[Step]:
     return [step for steps in zip_longest(*told) for step in steps if step is not None]
 
 
+def scores_of(request: Request) -> tuple[Score, ...]:
+    """Of its prompt, where it is scored: token t is t % 7 / 8 unlikely, and every third the likeliest in its
+    place."""
+    if request.prompt_logprobs is None:
+        return ()
+    told = []
+    for place, token in enumerate(request.prompt[1:]):
+        own = -(token % 7) / 8 - 0.125
+        first = (token, own) if place % 3 == 0 else (token + 1, own / 2)
+        top = (first, *((each, -9.0) for each in range(3, 9)))[: request.prompt_logprobs]
+        told.append(Score(own, 1 if place % 3 == 0 else 2, top))
+    return tuple(told)
+
+
 @dataclass
 class Stream:
     request: Request
@@ -73,6 +87,8 @@ class Stream:
                 case TokenBatch():
                     self.cached_tokens = 3
                     self.read += 1
+                    if self.read == 1:
+                        step = step._replace(scores=step.scores or scores_of(self.request))
                     if step.finish is not None:
                         self.over.add(step.choice)
                         self.ended = len(self.over.union(self.enough)) == self.request.choices

@@ -157,7 +157,7 @@ COMPLETION_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": [1] * 512}, "prompt", "context_length_exceeded"),
     ({"prompt": [1] * 401}, "prompt", "context_length_exceeded"),
     ({"prompt": [1] * 400, "max_tokens": 52}, "max_tokens", "context_length_exceeded"),
-    ({"echo": True}, "echo", "unsupported_value"),
+    ({"echo": "yes"}, "echo", "invalid_type"),
     ({"suffix": "end"}, "suffix", "unsupported_value"),
     ({"logprobs": 21}, "logprobs", None),
     ({"logprobs": True}, "logprobs", "invalid_type"),

@@ -15,10 +15,10 @@ from services.openai.responses.items import Id, Input
 from services.openai.responses.unserved import OF_RESPONSES
 from services.openai.schemas import (
     TOOLS_MAX,
-    TOP_LOGPROBS_MAX,
     AllowedTools,
     Function,
     JsonSchema,
+    Logprobs,
     NamedTool,
     Nothing,
     Sampled,
@@ -198,7 +198,7 @@ class ResponsesRequest(Sampled):
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
     """Of tools that a server runs. None are run here, so it is kept to."""
-    top_logprobs: Annotated[Whole, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    top_logprobs: Logprobs | None = None
     include: Annotated[list[Annotated[str, AfterValidator(_included)]], FailFast(), Field(max_length=64)] = (
         Field(default_factory=list)
     )
