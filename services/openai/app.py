@@ -14,7 +14,7 @@ around it (Starlette's BaseHTTPMiddleware does): it would hide clients that hang
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +29,7 @@ from services.grammars.judge import Ask, Judge
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend, BackendError
 from services.openai.bodies import Bodies
+from services.openai.document import document
 from services.openai.door import Door
 from services.openai.edge import Edge, api_error, backend_error, bug, exchange_of, routing_error
 from services.openai.errors import ApiError
@@ -116,6 +117,7 @@ def _application(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # ours is the edge's
         exception_handlers={
             ApiError: api_error,
@@ -125,11 +127,19 @@ def _application(
             Exception: bug,
         },
     )
+    app.openapi = lambda: _documented(app)  # type: ignore[method-assign]
     for router in routers:
         app.include_router(router)
         # The application itself does not list their routes: it keeps the routers.
         metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
     return Edge(app, metrics, direct, door or Door(), tracer, manners_of)
+
+
+def _documented(app: FastAPI) -> dict[str, Any]:
+    """Made when it is asked for first."""
+    if app.openapi_schema is None:
+        app.openapi_schema = document(app)
+    return app.openapi_schema
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

@@ -6,9 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, CompletionChunk
 from services.openai.bodies import Bodies
 from services.openai.chat_rendering import ChatRendering
 from services.openai.completion_rendering import CompletionRendering
+from services.openai.document import GENERATING, told
 from services.openai.edge import exchange_of
 from services.openai.generating import Generating
 from services.openai.model import ServedModel
@@ -21,12 +23,14 @@ def generate_routes(generating: Generating, model: ServedModel, bodies: Bodies, 
     """`/v1/chat/completions` and `/v1/completions`."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", **told(ChatRequest, ChatAnswer, events=ChatChunk, of=GENERATING))
     async def chat_completions(request: Request) -> Response:
         async with bodies.of(request, ChatRequest) as body:
             return await generating.chat(request, body, partial(chat_rendering, request, body))
 
-    @router.post("/v1/completions")
+    @router.post(
+        "/v1/completions", **told(CompletionRequest, CompletionAnswer, events=CompletionChunk, of=GENERATING)
+    )
     async def completions(request: Request) -> Response:
         async with bodies.of(request, CompletionRequest) as body:
             return await generating.completion(request, body, partial(completion_rendering, request, body))

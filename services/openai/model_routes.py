@@ -8,7 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from services.openai.answers import ModelCard, ModelCards, Release
 from services.openai.backend import Backend
+from services.openai.document import NAMING, told
 from services.openai.drawing import differing
 from services.openai.intake import check_model
 from services.openai.model import ServedModel
@@ -35,13 +37,13 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
             "lifecycle": "active",
         }
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", **told(answers=ModelCards))
     async def models() -> dict[str, Any]:
         names = model.names
         page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return {"object": "list", "data": [card(name) for name in names], **page}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", **told(answers=ModelCard, of=NAMING))
     async def one_model(name: str) -> dict[str, Any]:
         check_model(name, model)
         return card(name)
@@ -50,7 +52,7 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
     async def tokenizer_info() -> dict[str, Any]:
         return model.tokenizer.info
 
-    @router.get("/version")
+    @router.get("/version", **told(answers=Release))
     async def version() -> dict[str, str]:
         return {"version": release}
 

@@ -19,6 +19,7 @@ from pydantic import (
     FailFast,
     Field,
     StringConstraints,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
@@ -43,6 +44,8 @@ ANSWERS_MAX: Final = 512
 MESSAGES_MAX: Final = 8192
 COMPLETION_TOKENS_DEFAULT: Final = 16
 """OpenAI's, of /v1/completions only."""
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+FORMATS: Final = ("text", "json_object", "json_schema")
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 """As Anthropic has it; OpenAI's are half as long."""
 BAD_WORDS_MAX: Final = 64
@@ -128,10 +131,8 @@ def _content(value: Any) -> Any:
 def _role(value: str) -> str:
     if value == "function":
         raise PydanticCustomError("role", "role 'function' is not supported; use 'tool'")
-    if value not in ("system", "developer", "user", "assistant", "tool"):
-        raise PydanticCustomError(
-            "role", "the role has to be one of system, developer, user, assistant, tool"
-        )
+    if value not in ROLES:
+        raise PydanticCustomError("role", f"the role has to be one of {', '.join(ROLES)}")
     return value
 
 
@@ -241,8 +242,8 @@ def _schema(value: Any) -> Any:
 def _format_type(value: str) -> str:
     if value == "structural_tag":
         raise PydanticCustomError("unsupported", "it is not supported")
-    if value not in ("text", "json_object", "json_schema"):
-        raise PydanticCustomError("format_type", "it has to be one of text, json_object, json_schema")
+    if value not in FORMATS:
+        raise PydanticCustomError("format_type", f"it has to be one of {', '.join(FORMATS)}")
     return value
 
 
@@ -278,14 +279,56 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _as(schema: dict[str, Any]) -> WithJsonSchema:
+    """How what a function judges is told to who reads `/openapi.json`."""
+    return WithJsonSchema(schema, mode="validation")
+
+
+class TextPart(BaseModel):
+    """Of a message's content. What else it says is passed over."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChosenFunction(BaseModel):
+    name: str
+
+
+class ChosenTool(BaseModel):
+    """`tool_choice`: a call of this one."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ToolsAllowed(BaseModel):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class AllowedToolsChoice(BaseModel):
+    """`tool_choice`: some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolsAllowed
+
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, BeforeValidator(_whole)]
-RequestId = Annotated[str, AfterValidator(_request_id)]
+RequestId = Annotated[
+    str, AfterValidator(_request_id), _as({"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"})
+]
 TokenId = Annotated[Whole, Field(ge=0)]
 Logprobs = Annotated[Whole, Field(ge=-1, le=LOGPROBS_MAX)]
 """How many of the likeliest tokens; -1: all of the vocabulary."""
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
-Nothing = Annotated[Any, AfterValidator(_nothing)]
+StopStrings = Annotated[list[StopString], Field(max_length=STOP_STRINGS_MAX)]
+Prompts = Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX)]
+PromptsOfIds = Annotated[
+    list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=PROMPTS_MAX)
+]
+Nothing = Annotated[Any, AfterValidator(_nothing), _as({"enum": [None, [], {}]})]
 Words = Annotated[dict[str, Any], AfterValidator(_words)]
 """Of a chat template's own."""
 
@@ -326,7 +369,9 @@ class AllowedTools:
 
 class CalledFunction(Shape):
     name: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
-    arguments: Annotated[str, BeforeValidator(call_arguments)] = "{}"
+    arguments: Annotated[
+        str, BeforeValidator(call_arguments, json_schema_input_type=str | dict[str, Any])
+    ] = "{}"
     parsed_arguments: Any = None
     """The same, as OpenAI's client has read it and sends it back."""
 
@@ -344,8 +389,10 @@ class ToolCall(Shape):
 class Message(Shape):
     """One turn of the conversation. What needs a content, or may have calls, `conversation` judges."""
 
-    role: Annotated[str, AfterValidator(_role)]
-    content: Annotated[Content, BeforeValidator(_content)] | None = None
+    role: Annotated[str, AfterValidator(_role), _as({"type": "string", "enum": [*ROLES]})]
+    content: (
+        Annotated[Content, BeforeValidator(_content, json_schema_input_type=str | list[TextPart])] | None
+    ) = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FailFast(), Field(max_length=CALLS_MAX)] = Field(
         default_factory=list
@@ -376,7 +423,9 @@ class StreamOptions(Shape):
 class Function(Shape):
     """That a model may call."""
 
-    name: Annotated[str, AfterValidator(function_name)]
+    name: Annotated[
+        str, AfterValidator(function_name), _as({"type": "string", "pattern": f"^{FUNCTION_NAME.pattern}$"})
+    ]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -393,7 +442,7 @@ Messages = Annotated[list[Message], FailFast(), BeforeValidator(_few_messages), 
 Tools = Annotated[list[Annotated[Tool, AfterValidator(_bounded)]], FailFast(), BeforeValidator(_few_tools)]
 
 
-JsonSchema = Annotated[dict[str, Any], BeforeValidator(_schema)]
+JsonSchema = Annotated[dict[str, Any], BeforeValidator(_schema, json_schema_input_type=dict[str, Any] | str)]
 Choices = Annotated[list[str], FailFast(), Field(min_length=1)]
 
 
@@ -409,7 +458,7 @@ class NamedSchema(Shape):
 class ResponseFormat(Shape):
     """OpenAI's."""
 
-    type: Annotated[str, AfterValidator(_format_type)]
+    type: Annotated[str, AfterValidator(_format_type), _as({"type": "string", "enum": [*FORMATS]})]
     json_schema: NamedSchema | None = None
 
 
@@ -445,11 +494,22 @@ class Sampled(Drawing):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[
-        list[StopString], FailFast(), BeforeValidator(_one_or_many), Field(max_length=STOP_STRINGS_MAX)
+        list[StopString],
+        FailFast(),
+        Field(max_length=STOP_STRINGS_MAX),
+        BeforeValidator(_one_or_many, json_schema_input_type=StopString | StopStrings),
     ] = Field(default_factory=list)
     logit_bias: Annotated[
         dict[Annotated[str, AfterValidator(_token_id_key)], Annotated[Number, Field(ge=-100, le=100)]],
         BeforeValidator(_few_biases),
+        _as(
+            {
+                "type": "object",
+                "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                "maxProperties": LOGIT_BIAS_MAX,
+            }
+        ),
     ] = Field(default_factory=dict)
 
     min_tokens: Annotated[Whole, Field(ge=0)] = 0
@@ -543,7 +603,13 @@ class ChatRequest(GenerationRequest, Conversation):
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
-    tool_choice: Annotated[str | NamedTool | AllowedTools, BeforeValidator(_tool_choice)] = "auto"
+    tool_choice: Annotated[
+        str | NamedTool | AllowedTools,
+        BeforeValidator(
+            _tool_choice,
+            json_schema_input_type=Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice,
+        ),
+    ] = "auto"
     parallel_tool_calls: bool = True
 
 
@@ -552,7 +618,16 @@ class CompletionRequest(GenerationRequest):
 
     unserved: ClassVar[Unserved] = OF_COMPLETIONS
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    prompt: Annotated[
+        list[str | list[int]],
+        BeforeValidator(
+            _prompts,
+            json_schema_input_type=str
+            | Prompts
+            | Annotated[list[TokenId], Field(min_length=1)]
+            | PromptsOfIds,
+        ),
+    ]
     add_special_tokens: bool = True
     max_tokens: Annotated[Whole, Field(ge=0)] | None = COMPLETION_TOKENS_DEFAULT
     """0: with `echo`, for the prompt alone."""

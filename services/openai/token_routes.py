@@ -8,9 +8,11 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.openai.answers import TextOfTokens, TokensOfText
 from services.openai.backend import Backend
 from services.openai.bodies import Bodies
 from services.openai.conversation import check_tools
+from services.openai.document import TAKING, told
 from services.openai.errors import invalid, too_long
 from services.openai.intake import check_ids, check_model
 from services.openai.model import ServedModel
@@ -22,7 +24,7 @@ def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, bodies:
     """`/tokenize` and `/detokenize`."""
     router = APIRouter()
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", **told(TokenizeRequest, TokensOfText, of=TAKING))
     async def tokenize(request: Request) -> Response:
         async with bodies.of(request, TokenizeRequest) as body:
             check_model(body.model, model)
@@ -39,7 +41,7 @@ def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, bodies:
             }
         )
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", **told(DetokenizeRequest, TextOfTokens, of=TAKING))
     async def detokenize(request: Request) -> Response:
         async with bodies.of(request, DetokenizeRequest) as body:
             check_model(body.model, model)

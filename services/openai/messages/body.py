@@ -5,7 +5,9 @@ with one is told by its own path.
 """
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import or_
+from types import GenericAlias
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
@@ -141,7 +143,8 @@ def _blocks(**kinds: type[Shape]) -> PlainValidator:
     """A text, or blocks of these kinds."""
     each = Annotated[Any, PlainValidator(partial(_kind, kinds=kinds))]
     listed = TypeAdapter(Annotated[list[each], FailFast(), Field(max_length=BLOCKS_MAX)])
-    return PlainValidator(partial(_content, blocks=listed))
+    told: Any = GenericAlias(list, (reduce(or_, kinds.values()),))
+    return PlainValidator(partial(_content, blocks=listed), json_schema_input_type=str | told)
 
 
 Texts = Annotated[str | list[Text], _blocks(text=Text)]

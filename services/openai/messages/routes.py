@@ -6,7 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from services.openai.answers import MessagesError, TokenCount
 from services.openai.bodies import Bodies
+from services.openai.document import GENERATING, TAKING, told
 from services.openai.edge import exchange_of
 from services.openai.generating import Generating
 from services.openai.messages.body import CountRequest, MessagesRequest
@@ -20,14 +22,14 @@ def messages_routes(generating: Generating, bodies: Bodies) -> APIRouter:
     """`/v1/messages` and `/v1/messages/count_tokens`."""
     router = APIRouter()
 
-    @router.post(ROUTE)
+    @router.post(ROUTE, **told(MessagesRequest, of=GENERATING, errors=MessagesError))
     async def messages(request: Request) -> Response:
         async with bodies.of(request, MessagesRequest) as body:
             chat, terms = translated(body)
             with terms.spoken():
                 return await generating.chat(request, chat, partial(rendering, request, body), clips=True)
 
-    @router.post(f"{ROUTE}/count_tokens")
+    @router.post(f"{ROUTE}/count_tokens", **told(CountRequest, TokenCount, of=TAKING, errors=MessagesError))
     async def count_tokens(request: Request) -> Response:
         async with bodies.of(request, CountRequest) as body:
             chat, terms = translated(body)

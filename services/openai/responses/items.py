@@ -48,7 +48,9 @@ def _role(value: str) -> str:
     return value
 
 
-Texts = Annotated[str | list[str], BeforeValidator(texts_of)]
+Texts = Annotated[
+    str | list[str], BeforeValidator(texts_of, json_schema_input_type=str | list[dict[str, Any]])
+]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -71,7 +73,9 @@ class CallItem(Shape):
     type: Literal["function_call"]
     call_id: Id
     name: Id
-    arguments: Annotated[str, BeforeValidator(call_arguments)] = "{}"
+    arguments: Annotated[
+        str, BeforeValidator(call_arguments, json_schema_input_type=str | dict[str, Any])
+    ] = "{}"
     namespace: Id | None = None
     id: Id | None = None
     status: Status | None = None

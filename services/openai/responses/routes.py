@@ -14,7 +14,9 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from services.openai.answers import TokenCount
 from services.openai.bodies import Bodies
+from services.openai.document import GENERATING, NAMING, TAKING, told
 from services.openai.door import owner_in
 from services.openai.drawing import drawing_of
 from services.openai.edge import exchange_of
@@ -51,7 +53,7 @@ def response_routes(
     """What is computed. `carrier`: of the thoughts that clients carry."""
     router = APIRouter()
 
-    @router.post("/v1/responses")
+    @router.post("/v1/responses", **told(ResponsesRequest, of=GENERATING))
     async def responses(request: Request) -> Response:
         terms = Terms()
         async with bodies.of(request, ResponsesRequest) as body:
@@ -60,7 +62,7 @@ def response_routes(
                 chat = chat_of(body, items, carrier, terms)
                 return await generating.chat(request, chat, partial(rendering, request, body, items))
 
-    @router.post("/v1/responses/input_tokens")
+    @router.post("/v1/responses/input_tokens", **told(ResponsesRequest, TokenCount, of=TAKING))
     async def input_tokens(request: Request) -> Response:
         terms = Terms()
         async with bodies.of(request, ResponsesRequest) as body:
@@ -106,19 +108,19 @@ def kept_routes(kept: KeptResponses) -> APIRouter:
     """What is kept."""
     router = APIRouter()
 
-    @router.get("/v1/responses/{id}")
+    @router.get("/v1/responses/{id}", **told(of=NAMING))
     async def response(request: Request, id: str, stream: bool = False) -> Response:  # noqa: A002
         if stream:
             raise invalid("stream", "'stream' is not supported of an answer that is kept.")
         return JSONResponse(found(request, id).whole())
 
-    @router.delete("/v1/responses/{id}")
+    @router.delete("/v1/responses/{id}", **told(of=NAMING))
     async def forget(request: Request, id: str) -> Response:  # noqa: A002
         if not kept.forget(id, owner_in(request.scope)):
             raise not_kept(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
-    @router.get("/v1/responses/{id}/input_items")
+    @router.get("/v1/responses/{id}/input_items", **told(of=NAMING))
     async def input_items(
         request: Request,
         id: str,  # noqa: A002

@@ -203,7 +203,10 @@ class ResponsesRequest(Sampled):
         Field(default_factory=list)
     )
     tools: Annotated[list[AnyTool], FailFast(), BeforeValidator(_few_tools)] = Field(default_factory=list)
-    tool_choice: Annotated[str | NamedTool | AllowedTools, BeforeValidator(_choice)] = "auto"
+    tool_choice: Annotated[
+        str | NamedTool | AllowedTools,
+        BeforeValidator(_choice, json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any]),
+    ] = "auto"
     parallel_tool_calls: bool = True
     text: Text = Field(default_factory=Text)
     reasoning: Reasoning = Field(default_factory=Reasoning)
