@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.bench.room_times import STAGES, _times
+from services.cli.bench.room_times import STAGES, times_of
 from tests.cli.typed import BENCH_S, bench
 
 pytestmark = pytest.mark.bench
@@ -27,6 +27,15 @@ def test_rooms_are_set_beside_bare_calls() -> None:
     assert body["calls_s"] > 0
     assert set(body["cpu_ms_a_room"]) == {"registry", "prefill", "decode"}
     assert min(body["turns_a_room"].values()) > 0
+
+
+@pytest.mark.timeout(BENCH_S + 20)
+def test_several_answers_are_set_beside_one() -> None:
+    lengths = ("--prompt-tokens", "40", "--output-tokens", "2", "--n", "3")
+    body = bench("choices", "--runs", "3", *lengths, "--json")
+    assert body["bytes"]["1"] == body["bytes"]["3"], "the prompt is sent once"
+    assert body["bytes"]["1"][0] > 0
+    assert body["ratio_every"] >= body["ratio"] > 0
 
 
 @pytest.mark.timeout(BENCH_S + 20)
@@ -56,7 +65,7 @@ def test_a_timeline_is_read_by_who_saw_what_first() -> None:
             event("d", "admitted", 60),
         ],
     }
-    times = _times({"client sent": 1}, room)
+    times = times_of({"client sent": 1}, room)
     assert (times.chunks, times.length, times.transfer_us, times.hidden_us) == (3, 640, 9, 4)
     assert times.at_us["prefill chunk computed"] == 20
     assert times.handover_us == 55

@@ -2,6 +2,7 @@
 
     baton bench transfer    pages as prefill pushes them, beside bare NIXL writes of as many bytes and memcpy
     baton bench handover    one request's time by stage, and what its hand-over costs beside the transfer
+    baton bench choices     several answers to one prompt beside one: bytes sent, time to the first token
     baton bench rooms       rooms opened to retired with a toy engine, beside bare gRPC calls
     baton bench step        a decode step beside reading weights and KV once, a prefill beside its products
     baton bench perplexity  a text's perplexity with the model's weights as codes, beside plain ones
@@ -19,6 +20,7 @@ import typer
 
 from services.cli.bench.agree import agree
 from services.cli.bench.burst import burst
+from services.cli.bench.choices import choices
 from services.cli.bench.compare import compare
 from services.cli.bench.handover import handover
 from services.cli.bench.perplexity import perplexity
@@ -30,5 +32,18 @@ from services.cli.bench.transfer import transfer
 from services.cli.bench.turn import turn
 
 bench = typer.Typer(name="bench", help="Measure a part beside its limit; prints JSON.", no_args_is_help=True)
-for command in (transfer, handover, rooms, turn, step, perplexity, agree, burst, serve, compare, router):
+for command in (
+    transfer,
+    handover,
+    choices,
+    rooms,
+    turn,
+    step,
+    perplexity,
+    agree,
+    burst,
+    serve,
+    compare,
+    router,
+):
     bench.command()(command)

@@ -82,24 +82,24 @@ def measure_rooms(url: str, runs: int, prompt_tokens: int, output_tokens: int) -
                 "stream": True,
             }
             seen = _ask(client, name, body)
-            room = _filed(client, name)
+            room = filed_room(client, name)
             if run >= WARM_UP:
-                measured.append(_times(seen, room))
+                measured.append(times_of(seen, room))
     return measured
 
 
 def _ask(client: httpx.Client, name: str, body: Mapping[str, Any]) -> dict[str, int]:
     arrived: list[int] = []
-    seen = {SENT: _now_us()}
+    seen = {SENT: now_us()}
     with client.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": name}) as reply:
         if reply.status_code != httpx.codes.OK:
             reply.read()
             raise RuntimeError(f"HTTP {reply.status_code}: {reply.text[:500]}")
-        arrived.extend(_now_us() for line in reply.iter_lines() if line.startswith("data: {"))
-    return {**seen, FIRST: arrived[0], SECOND: arrived[1], LAST: _now_us()}
+        arrived.extend(now_us() for line in reply.iter_lines() if line.startswith("data: {"))
+    return {**seen, FIRST: arrived[0], SECOND: arrived[1], LAST: now_us()}
 
 
-def _filed(client: httpx.Client, name: str) -> Mapping[str, Any]:
+def filed_room(client: httpx.Client, name: str) -> Mapping[str, Any]:
     """Its room, once both workers have reported it retired."""
     deadline = time.monotonic() + FILED_S
     while True:
@@ -112,7 +112,7 @@ def _filed(client: httpx.Client, name: str) -> Mapping[str, Any]:
         time.sleep(POLL_S)
 
 
-def _times(seen: Mapping[str, int], room: Mapping[str, Any]) -> RoomTimes:
+def times_of(seen: Mapping[str, int], room: Mapping[str, Any]) -> RoomTimes:
     sides = {"bootstrap": "bootstrap", room["prefill"]: "prefill", room["decode"]: "decode"}
     at_us, chunks, moved = dict(seen), 1, (0, 0, 0)
     for event in room["events"]:
@@ -124,5 +124,5 @@ def _times(seen: Mapping[str, int], room: Mapping[str, Any]) -> RoomTimes:
     return RoomTimes(at_us, chunks, *moved)
 
 
-def _now_us() -> int:
+def now_us() -> int:
     return time.monotonic_ns() // 1000
