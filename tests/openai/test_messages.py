@@ -83,6 +83,14 @@ CALL: Final = {"id": "t", "function": {"name": "now", "arguments": '{"at": "é"}
             ],
         ),
         (
+            {"messages": [USER, assistant(USE), user(RESULT), {"role": "system", "content": "S"}]},
+            [
+                USER,
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "t", "content": ["noon", "\n\nS"]},
+            ],
+        ),
+        (
             {
                 "messages": [
                     USER,
@@ -295,6 +303,10 @@ def test_each_path_of_the_chat_is_one_of_the_body() -> None:
         "messages[4].content[1].text": "messages[2].content[2].text",
     }
     assert {path: terms.own(path) for path in paths} == paths
+    said = [USER, assistant(USE), {"role": "system", "content": "S"}, user(RESULT)]
+    _, terms = translated(parse(json.dumps(body(messages=said)).encode(), MessagesRequest))
+    assert terms.own("messages[2].content[0].text") == "messages[3].content[0].content"
+    assert terms.own("messages[2].content[1].text") == "messages[2].content"
 
 
 async def test_events_have_names_and_blocks_follow_each_other(

@@ -5,7 +5,8 @@
     thinking                    the message's thoughts; what only Anthropic can read is left out
     tool_use                    a call
     tool_result                 a message of the role tool, before what the user says beside it
-    system among the messages   told by the user, where the conversation has begun
+    system among the messages   told by the user, where the conversation has begun: behind what the user says,
+                                or else behind the last result, since a user's word ends what a model thinks
 
 Messages of one role that follow each other are one turn, as there. Which path of the body each part of the
 chat request came from is kept in `Terms`.
@@ -53,6 +54,8 @@ class _Turn:
     thoughts: list[tuple[str, str]] = field(default_factory=list)
     calls: list[tuple[ToolUse, str]] = field(default_factory=list)
     results: list[tuple[ToolResult, str]] = field(default_factory=list)
+    said: bool = False
+    """Whether one of its texts is its own, and not the system's."""
 
 
 def translated(body: CountRequest) -> tuple[ChatRequest, Terms]:
@@ -97,7 +100,7 @@ def _turns(body: CountRequest) -> Iterator[_Turn]:
                 yield turn
             turn = _Turn(role, here)
         _check_role(message.role, message.content, here)
-        _add(turn, message.content, f"{here}.content")
+        _add(turn, message.content, f"{here}.content", said=message.role == role)
     yield turn
 
 
@@ -113,43 +116,54 @@ def _misplaced(path: str, why: str) -> ApiError:
     return invalid(path, f"Invalid value for '{path}': {why}.")
 
 
-def _add(turn: _Turn, content: str | Sequence[Block], here: str) -> None:
-    between = BETWEEN if turn.texts else ""
+def _add(turn: _Turn, content: str | Sequence[Block], here: str, *, said: bool = True) -> None:
+    """`said`: by whoever's turn it is."""
+    first = len(turn.texts)
     if isinstance(content, str):
-        _say(turn, between, content, here)
-        return
-    for place, block in enumerate(content):
-        path = f"{here}[{place}]"
-        match block:
-            case Text(text=text):
-                _say(turn, between, text, f"{path}.text")
-                between = "" if turn.texts else between
-            case Thought(thinking=text):
-                turn.thoughts.append((text, path))
-            case ToolUse():
-                turn.calls.append((block, path))
-            case ToolResult():
-                turn.results.append((block, path))
-            case HiddenThought():
-                pass
+        _say(turn, content, here)
+    else:
+        for place, block in enumerate(content):
+            _add_block(turn, block, f"{here}[{place}]")
+    if first < len(turn.texts):
+        turn.said = turn.said or said
+        if first:
+            text, path = turn.texts[first]
+            turn.texts[first] = BETWEEN + text, path
 
 
-def _say(turn: _Turn, between: str, text: str, path: str) -> None:
+def _add_block(turn: _Turn, block: Block, path: str) -> None:
+    match block:
+        case Text(text=text):
+            _say(turn, text, f"{path}.text")
+        case Thought(thinking=text):
+            turn.thoughts.append((text, path))
+        case ToolUse():
+            turn.calls.append((block, path))
+        case ToolResult():
+            turn.results.append((block, path))
+        case HiddenThought():
+            pass
+
+
+def _say(turn: _Turn, text: str, path: str) -> None:
     if text and not (turn.role == "system" and text.startswith(BILLING)):
-        turn.texts.append((between + text, path))
+        turn.texts.append((text, path))
 
 
 def _told(turn: _Turn) -> Iterator[dict[str, Any]]:
     """The messages of a turn, each with its `paths`."""
-    yield from (_result(result, path) for result, path in turn.results)
-    if turn.results and not turn.texts:
-        return
+    if turn.results:
+        *results, (last, path) = turn.results
+        yield from (_result(result, path) for result, path in results)
+        yield _result(last, path, () if turn.said else turn.texts)
+        if not turn.said:
+            return
     texts = [text for text, _ in turn.texts]
     said: dict[str, Any] = {"role": turn.role, "content": _parts(texts)}
     content = turn.here if turn.here == "system" else f"{turn.here}.content"
     paths = {"": turn.here, ".content": turn.texts[0][1] if len(texts) == 1 else content}
     if len(texts) > 1:
-        paths |= {f".content[{place}].text": path for place, (_, path) in enumerate(turn.texts)}
+        paths |= _paths(turn.texts)
     if turn.thoughts:
         said["reasoning_content"] = BETWEEN.join(text for text, _ in turn.thoughts)
         paths[".reasoning_content"] = f"{turn.thoughts[0][1]}.thinking"
@@ -162,17 +176,24 @@ def _told(turn: _Turn) -> Iterator[dict[str, Any]]:
     yield {**said, "paths": paths}
 
 
-def _result(result: ToolResult, path: str) -> dict[str, Any]:
+def _result(result: ToolResult, path: str, behind: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+    """`behind`: texts that follow it, with their paths."""
     content = result.content
     texts = [content] if isinstance(content, str) else [block.text for block in content]
     if result.is_error:
-        texts = [WRONG, *texts] if not texts else [WRONG + texts[0], *texts[1:]]
-    return {
-        "role": "tool",
-        "tool_call_id": result.tool_use_id,
-        "content": _parts(texts),
-        "paths": {"": path, ".tool_call_id": f"{path}.tool_use_id"},
-    }
+        texts = [WRONG + "".join(texts[:1]), *texts[1:]]
+    paths = {"": path, ".tool_call_id": f"{path}.tool_use_id"} | _paths(behind, len(texts))
+    if behind and isinstance(content, str):
+        paths[".content[0].text"] = f"{path}.content"
+    between = BETWEEN if any(texts) else ""
+    texts += [(between if place == 0 else "") + text for place, (text, _) in enumerate(behind)]
+    told = {"role": "tool", "tool_call_id": result.tool_use_id, "content": _parts(texts)}
+    return {**told, "paths": paths}
+
+
+def _paths(texts: Sequence[tuple[str, str]], first: int = 0) -> dict[str, str]:
+    """Of the parts of a message."""
+    return {f".content[{place}].text": path for place, (_, path) in enumerate(texts, first)}
 
 
 def _parts(texts: Sequence[str]) -> Any:
