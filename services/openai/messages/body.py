@@ -58,7 +58,6 @@ OF_MESSAGES: Final = Unserved(
         "inference_geo": ("global",),
         "mcp_servers": ([],),
         "speed": ("standard",),
-        "thread": (),
     },
     known={
         "": frozenset(
@@ -270,6 +269,8 @@ class CountRequest(Shape):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """The same as `output_config.format`, by its older name."""
+    thread: dict[str, Any] | None = None
+    """Of a conversation that a server keeps; none is kept here."""
 
 
 class MessagesRequest(Sampled, CountRequest):

@@ -1,8 +1,8 @@
 """How does Anthropic's API tell what went wrong?
 
-    {"type": "error", "error": {"type": …, "message": …}, "request_id": …}
+    {"type": "error", "error": {"type": …, "message": …, "details": {"error_code": …}}, "request_id": …}
 
-It names no field beside the message, so that the message names it.
+It names no field beside the message, so that the message names it. The code is that of OpenAI's shape.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,10 @@ def told(error: ApiError, request_id: str) -> dict[str, Any]:
         message = f"{TOO_LONG}: {message}"
     elif error.param is not None and error.param not in message:
         message = f"'{error.param}': {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    shown: dict[str, Any] = {"type": kind, "message": message}
+    if error.code is not None:
+        shown["details"] = {"error_code": error.code}
+    return {"type": "error", "error": shown, "request_id": request_id}
 
 
 ANTHROPIC: Final = Manners(told, "request-id")

@@ -133,7 +133,7 @@ class MessagesRendering:
                 case Said(text) if last["type"] == "text":
                     last["text"] += text
                 case Said(text):
-                    blocks.append({"type": "text", "text": text, "citations": None})
+                    blocks.append({"type": "text", "text": text})
                 case Thought(text):
                     thought = "" if self._hides else text
                     if last["type"] == "thinking":
@@ -156,7 +156,7 @@ class MessagesRendering:
 
 
 _EMPTY: Final[Mapping[type, Mapping[str, Any]]] = {
-    Said: {"type": "text", "text": "", "citations": None},
+    Said: {"type": "text", "text": ""},
     Thought: {"type": "thinking", "thinking": "", "signature": ""},
 }
 

@@ -38,6 +38,10 @@ BILLING: Final = "x-anthropic-billing-header:"
 first, so that no prompt began as another did."""
 WRONG: Final = "Error: "
 """Before what a tool said that failed."""
+UNTHREADED: Final = (
+    "'thread' is not supported: no conversation is kept; send the whole of it without 'thread'."
+)
+"""Its code tells the client library to go on like that by itself."""
 SHARED: Final = frozenset(Sampled.model_fields)
 OF_THE_ASSISTANT: Final = (ToolUse, Thought, HiddenThought)
 
@@ -60,6 +64,8 @@ class _Turn:
 
 def translated(body: CountRequest) -> tuple[ChatRequest, Terms]:
     """Raises ApiError, in the terms of `body`."""
+    if body.thread is not None:
+        raise ApiError(400, UNTHREADED, param="thread", code="thread_unsupported_request")
     terms = Terms({"tool_calls": "tool_use"})
     messages = [each for turn in _turns(body) for each in _told(turn)]
     for place, message in enumerate(messages):
