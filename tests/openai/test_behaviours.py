@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.openai.behaviours import page
-from tests.openai.behaviours.asking import Behaviour, Refused, asked
+from tests.openai.behaviours.asking import MESSAGES, Behaviour, Refused, asked
 from tests.openai.behaviours.table import GROUPS, is_right
 from tests.openai.test_bad_input import check
 
@@ -19,6 +19,11 @@ ROWS = [(f"{group}: {row.says}, {row.path}", row) for group, rows in GROUPS.item
 async def test_what_the_peers_assert_is_so_or_refused_by_name(row: Behaviour) -> None:
     reply, answer = await asked(row)
     match row.expected:
+        case Refused(param, status) if row.path.startswith(MESSAGES):
+            assert answer.status == status, reply.text
+            assert set(answer.body) >= {"type", "error"}
+            assert param is None or param in answer.body["error"]["message"]
+            assert answer.asked == []
         case Refused(param, status):
             check(reply, status, param)
             assert answer.asked == []

@@ -22,7 +22,7 @@ from services.openai.model import ServedModel
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import FinishReason, Request
 from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend, Step, batch
+from tests.openai.scripted import ScriptedBackend, Step, batch, in_turn
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -42,7 +42,7 @@ BASE: Final[Mapping[str, Mapping[str, Any]]] = {
     CHAT: {"model": tiny.MODEL, "messages": [USER]},
     COMPLETIONS: {"model": tiny.MODEL, "prompt": "The fox"},
     RESPONSES: {"model": tiny.MODEL, "input": "hi"},
-    MESSAGES: {"model": tiny.MODEL, "messages": [USER], "max_tokens": 64},
+    MESSAGES: {"model": tiny.MODEL, "messages": [USER], "max_tokens": 400},
     "/v1/messages/count_tokens": {"model": tiny.MODEL, "messages": [USER]},
 }
 """What is asked where a row says nothing else."""
@@ -219,20 +219,26 @@ def _script(row: Behaviour) -> Callable[[Request], Sequence[Step]]:
     def said(request: Request) -> Sequence[Step]:
         if not isinstance(row.said, str):
             return row.said
-        top = request.sampling.top_logprobs
-        towards = model.tokenizer.encode(row.said, add_special_tokens=False)
-        output = towards if request.grammar is None else _drawn(request, model, towards, chance)
-        ends = row.ends
-        if request.grammar is None and ends is FinishReason.STOP:
-            output = [*output, tiny.END_ID]
-        elif request.grammar is not None:
-            ends = FinishReason.STOP if output[-1] == tiny.END_ID else FinishReason.LENGTH
-        if len(output) > request.max_tokens:
-            output, ends = output[: request.max_tokens], FinishReason.LENGTH
-        last = len(output) - 1
-        return [batch([id_], ends if place == last else None, top) for place, id_ in enumerate(output)]
+        return in_turn(*(_answer(row, row.said, request, model, chance) for _ in range(request.choices)))
 
     return said
+
+
+def _answer(
+    row: Behaviour, said: str, request: Request, model: ServedModel, chance: random.Random
+) -> list[Step]:
+    top = request.sampling.top_logprobs
+    output = model.tokenizer.encode(said, add_special_tokens=False)
+    ends = row.ends
+    if request.grammar is not None:
+        output = _drawn(request, model, output, chance)
+        ends = FinishReason.STOP if output[-1] == tiny.END_ID else FinishReason.LENGTH
+    elif ends is FinishReason.STOP:
+        output = [*output, tiny.END_ID]
+    if len(output) > request.max_tokens:
+        output, ends = output[: request.max_tokens], FinishReason.LENGTH
+    last = len(output) - 1
+    return [batch([id_], ends if place == last else None, top) for place, id_ in enumerate(output)]
 
 
 def _drawn(request: Request, model: ServedModel, towards: Sequence[int], chance: random.Random) -> list[int]:

@@ -1,11 +1,11 @@
 """How tokens are drawn, where answers end, log-probabilities, and several answers."""
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from tests.openai import tiny
-from tests.openai.behaviours.asking import CHAT, COMPLETIONS, Behaviour, Check, Refused, behaviours
-from tests.openai.behaviours.texts import LONG, SG, SP, SX, VC, VP, streams
+from tests.openai.behaviours.asking import CHAT, COMPLETIONS, Answer, Behaviour, Check, Refused, behaviours
+from tests.openai.behaviours.texts import LONG, SC, SG, SP, SX, VC, VP, streams
 from tests.openai.scripted import STOP, batch
 
 chat = partial(Behaviour, path=CHAT)
@@ -338,7 +338,6 @@ LOGPROBS: Final = behaviours(
         fields={"top_logprobs": 5},
     ),
 )
-N: Final = Refused("n", why="comes with several answers")
 SEVERAL: Final = behaviours(
     *streams(
         chat(
@@ -389,5 +388,161 @@ SEVERAL: Final = behaviours(
         lambda a: all(c["message"]["content"].startswith("{") for c in a.choices),
         said='{"a": 1}',
         fields={"n": 2, "response_format": {"type": "json_object"}},
+    ),
+)
+
+ECHO: Final = {"echo": True, "logprobs": 1, "max_tokens": 5}
+
+
+def of_the_prompt(answer: Answer) -> Any:
+    """The log-probabilities of a prompt, of each route in its place."""
+    return answer.choice["prompt_logprobs"] if "text" in answer.choice else answer.body["prompt_logprobs"]
+
+
+SCORED: Final = behaviours(
+    *streams(
+        text(
+            "echo gives the prompt before the answer",
+            VP,
+            lambda a: a.text == "The foxHello world",
+            fields={"echo": True},
+        ),
+        text(
+            "echo spells token ids",
+            SC,
+            lambda a: a.text.startswith("The"),
+            fields={"echo": True, "prompt": tiny.ids("The")},
+        ),
+        text(
+            "echo of two prompts is each one's own",
+            SC,
+            lambda a: [c["text"] for c in a.choices] == ["aHello world", "bHello world"],
+            fields={"echo": True, "prompt": ["a", "b"]},
+        ),
+        text(
+            "echo goes with n",
+            SG,
+            lambda a: [c["text"] for c in a.choices] == ["The foxHello world"] * 2,
+            fields={"echo": True, "n": 2},
+        ),
+        text(
+            "with logprobs, the first token of the prompt has none",
+            VP,
+            lambda a: a.choice["logprobs"]["token_logprobs"][0] is None,
+            fields=ECHO,
+        ),
+        text(
+            "with logprobs, the prompt's tokens come before the answer's",
+            VP,
+            lambda a: len(a.choice["logprobs"]["tokens"]) == len(a.request.prompt) + 5,
+            fields=ECHO,
+            said=LONG,
+        ),
+        text(
+            "with logprobs, the first token has no alternatives",
+            VP,
+            lambda a: a.choice["logprobs"]["top_logprobs"][0] is None,
+            fields=ECHO,
+        ),
+        text(
+            "with logprobs 1, each of the others has one or two",
+            VP,
+            lambda a: {len(each) for each in a.choice["logprobs"]["top_logprobs"][1:]} <= {1, 2},
+            fields=ECHO,
+        ),
+        text(
+            "with logprobs 0, each of the others has its own",
+            VP,
+            lambda a: {len(each) for each in a.choice["logprobs"]["top_logprobs"][1:]} == {1},
+            fields={**ECHO, "logprobs": 0},
+        ),
+        text(
+            "with logprobs, token ids are scored, too",
+            VP,
+            lambda a: a.choice["logprobs"]["token_logprobs"][0] is None,
+            fields={**ECHO, "prompt": [5, 6, 7, 8]},
+        ),
+        text(
+            "max_tokens 0 scores the prompt and draws nothing",
+            VP,
+            lambda a: len(a.choice["logprobs"]["tokens"]) == len(a.request.prompt),
+            fields={**ECHO, "max_tokens": 0},
+        ),
+    ),
+    text(
+        "max_tokens 0 without echo is refused", VP, Refused("max_tokens", why=FAULT), fields={"max_tokens": 0}
+    ),
+    text(
+        "a negative prompt_logprobs is refused",
+        VP,
+        Refused("prompt_logprobs", why=FAULT),
+        fields={"prompt_logprobs": -2},
+    ),
+    chat(
+        "a negative prompt_logprobs of a chat is refused",
+        VC,
+        Refused("prompt_logprobs", why=FAULT),
+        fields={"prompt_logprobs": -2},
+    ),
+    text(
+        "prompt_logprobs in a stream are refused",
+        VP,
+        Refused("prompt_logprobs", why=FAULT),
+        fields={"prompt_logprobs": 1, "stream": True},
+    ),
+    *(
+        row
+        for make, source in ((chat, VC), (text, VP))
+        for row in (
+            make(
+                "prompt_logprobs null gives none",
+                source,
+                lambda a: a.body.get("prompt_logprobs") is None and a.choice.get("prompt_logprobs") is None,
+            ),
+            make(
+                "prompt_logprobs 0 has every token's own",
+                source,
+                lambda a: (
+                    len(of_the_prompt(a)) == len(a.request.prompt)
+                    and of_the_prompt(a)[0] is None
+                    and {len(each) for each in of_the_prompt(a)[1:]} == {1}
+                ),
+                fields={"prompt_logprobs": 0},
+            ),
+            make(
+                "prompt_logprobs 1 has one or two",
+                source,
+                lambda a: {len(each) for each in of_the_prompt(a)[1:]} <= {1, 2},
+                fields={"prompt_logprobs": 1},
+            ),
+            make(
+                "prompt_logprobs 2 has more",
+                source,
+                lambda a: {len(each) for each in of_the_prompt(a)[1:]} <= {2, 3},
+                fields={"prompt_logprobs": 2},
+            ),
+            make(
+                "each is named by its id, with logprob, rank and text",
+                source,
+                lambda a: all(
+                    int(id_) >= 0 and {"logprob", "rank", "decoded_token"} <= told.keys()
+                    for each in of_the_prompt(a)[1:]
+                    for id_, told in each.items()
+                ),
+                fields={"prompt_logprobs": 1},
+            ),
+            make(
+                "more prompt_logprobs than 20 are refused",
+                source,
+                Refused("prompt_logprobs", why=FAULT),
+                fields={"prompt_logprobs": 21},
+            ),
+            make(
+                "logprob_token_ids outside the vocabulary are refused",
+                "vLLM chat_completion/test_logprob_token_ids_validation.py",
+                Refused("logprob_token_ids[0]", why=FAULT),
+                fields={"logprob_token_ids": [999999], "logprobs": make is chat or 1},
+            ),
+        )
     ),
 )

@@ -275,16 +275,6 @@ KINDS: Final = behaviours(
         )
     ),
 )
-VE = "vLLM completion/test_completion.py"
-NOT_SCORED: Final = "comes with prompts that are scored"
-SCORED: Final = behaviours(
-    text(
-        "echo gives the prompt before the answer",
-        VE,
-        lambda a: a.text.startswith("The fox"),
-        fields={"echo": True},
-    ),
-)
 VS, VY, VZ = (
     "vLLM responses/test_simple.py",
     "vLLM responses/test_function_call.py",
@@ -521,7 +511,7 @@ RESPONDED: Final = behaviours(
     respond(
         "a previous_response_id that is not kept is refused",
         SV,
-        Refused("previous_response_id", 404, "nothing is kept"),
+        Refused("previous_response_id", why=FAULT),
         fields={"previous_response_id": "bad"},
     ),
     respond(
@@ -533,20 +523,20 @@ RESPONDED: Final = behaviours(
     respond(
         "a tool of another type is refused by name",
         SV,
-        Refused("tools[0].type", why="functions are served"),
+        Refused("tools[0]", why="functions are served"),
         fields={"tools": [{"type": "some_invalid_tool_type"}]},
     ),
     respond(
         "web_search is refused by name",
         "vLLM responses/test_mcp_tools.py",
-        Refused("tools[0].type", why="functions are served"),
+        Refused("tools[0]", why="functions are served"),
         fields={"tools": [{"type": "web_search"}]},
     ),
     respond("an input is needed", VZ, Refused("input", why=FAULT), fields={"input": ...}),
     respond(
         "an image is refused by name",
         "vLLM responses/test_image.py",
-        Refused("input[0].content[0].type", why="images, audio, video"),
+        Refused("input[0].content", why="images, audio, video"),
         fields={"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/y"}]}]},
     ),
 )
@@ -779,7 +769,7 @@ MESSAGED: Final = behaviours(
     ask(
         "an image is refused by name",
         VX,
-        Refused("messages[0].content[0].type", why="images, audio, video"),
+        Refused("messages[0].content", why="images, audio, video"),
         fields={
             "messages": [said("user", [{"type": "image", "source": {"type": "url", "url": "http://x/y"}}])]
         },
