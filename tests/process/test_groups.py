@@ -166,6 +166,7 @@ async def test_what_is_served_equals_the_reference_whatever_the_shapes(
     await load.rounds_until(PAIR, rounds_min=1)
     assert load.hung_up > 0
     check_draws(stack)
+    check_choices(stack)
     if case["model"] == "demo":
         check_held(stack)
     stack.wait_idle(start)
@@ -186,6 +187,20 @@ def check_draws(stack: Stack) -> None:
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(
             [token.logprob for token in expected], abs=LOGPROB_ERROR
         )
+
+
+def check_choices(stack: Stack) -> None:
+    """Three answers to one prompt are those of three requests."""
+    model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": DRAWN_FROM, "ignore_eos": True, "return_token_ids": True}
+    body |= {"temperature": 0.9, "max_tokens": OUTPUT_TOKENS}
+
+    def ask(**more: int) -> list[list[int]]:
+        reply = web().post(f"{stack.url}/v1/completions", json=body | more, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return [choice["token_ids"] for choice in reply.json()["choices"]]
+
+    assert ask(n=3, seed=11) == [ask(seed=seed)[0] for seed in (11, 12, 13)]
 
 
 def check_held(stack: Stack) -> None:

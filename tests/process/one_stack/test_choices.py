@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from tests.http import web
+from tests.process.load import any_prompts
 from tests.process.stack import Stack
 
 QUESTION: Any = {"role": "user", "content": "Name an animal, and say what it eats."}
@@ -78,3 +79,38 @@ def test_more_than_the_cache_holds_is_refused_and_what_fits_is_served(
     ids = [choice["token_ids"] for choice in reply.json()["choices"]]
     assert len(ids) == 8
     assert all(each == ids[0] for each in ids), "greedily all are equal"
+
+
+def choices_of(stack: Stack, prompt: list[int], **more: Any) -> list[list[int]]:
+    """The token ids of each choice."""
+    body = {"prompt": prompt, "max_tokens": 8, "return_token_ids": True, **more}
+    reply = web().post(f"{stack.url}/v1/completions", json=body, timeout=120)
+    assert reply.status_code == 200, reply.text
+    return [choice["token_ids"] for choice in reply.json()["choices"]]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("length", "drawing"), [(16, {"temperature": 0.9, "presence_penalty": 0.3}), (130, {"temperature": 0})]
+)
+def test_own_draws_each_answer_is_that_of_a_request_with_its_seed(
+    idle_stack: Stack, length: int, drawing: dict[str, Any]
+) -> None:
+    """Token by token, where the prompt ends with a page and where it does not."""
+    [prompt] = any_prompts([length], 40_000, seed=9)
+    several = choices_of(idle_stack, prompt, n=4, seed=40, **drawing)
+    assert several == [choices_of(idle_stack, prompt, seed=seed, **drawing)[0] for seed in range(40, 44)]
+    assert len({*map(tuple, several)}) == (4 if drawing["temperature"] else 1)
+
+
+@pytest.mark.timeout(300)
+def test_the_pages_of_a_prompt_are_sent_once_for_eight_answers(idle_stack: Stack) -> None:
+    one, eight = any_prompts((1_000, 1_000), 40_000, seed=10)
+    sender = idle_stack.services["prefill-0"]
+
+    def sent(prompt: list[int], count: int) -> float:
+        before = sender.total("baton_kv_transfer_bytes_total")
+        choices_of(idle_stack, prompt, n=count, seed=40, temperature=0.9)
+        return sender.total("baton_kv_transfer_bytes_total") - before
+
+    assert sent(eight, 8) == sent(one, 1) > 0
