@@ -30,15 +30,6 @@ def test_rooms_are_set_beside_bare_calls() -> None:
 
 
 @pytest.mark.timeout(BENCH_S + 20)
-def test_several_answers_are_set_beside_one() -> None:
-    lengths = ("--prompt-tokens", "40", "--output-tokens", "2", "--n", "3")
-    body = bench("choices", "--runs", "3", *lengths, "--json")
-    assert body["bytes"]["1"] == body["bytes"]["3"], "the prompt is sent once"
-    assert body["bytes"]["1"][0] > 0
-    assert body["ratio_every"] >= body["ratio"] > 0
-
-
-@pytest.mark.timeout(BENCH_S + 20)
 def test_every_stage_of_a_request_has_its_time() -> None:
     lengths = ("--prompt-tokens", "150", "--output-tokens", "3", "--flags", "--chunk-tokens 64")
     body = bench("handover", "--runs", "3", *lengths, "--json")

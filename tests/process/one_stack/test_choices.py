@@ -1,11 +1,14 @@
 """Are several answers of a real stack those that requests of their own get?"""
 
+import json
 from collections import defaultdict
 from typing import Any
 
 import openai
 import pytest
+from typer.testing import CliRunner
 
+from services.cli.bench.app import bench
 from tests.http import web
 from tests.process.load import any_prompts
 from tests.process.stack import Stack
@@ -114,3 +117,14 @@ def test_the_pages_of_a_prompt_are_sent_once_for_eight_answers(idle_stack: Stack
         return sender.total("baton_kv_transfer_bytes_total") - before
 
     assert sent(eight, 8) == sent(one, 1) > 0
+
+
+def test_the_benchmark_of_several_answers_sees_the_prompt_sent_once(idle_stack: Stack) -> None:
+    lengths = ["--prompt-tokens", "150", "--output-tokens", "2", "--n", "4"]
+    ran = CliRunner().invoke(bench, ["choices", "--runs", "3", *lengths, "--url", idle_stack.url])
+    assert ran.exit_code == 0, ran.output
+    body = json.loads(ran.stdout)
+    assert body["bytes"]["1"] == body["bytes"]["4"]
+    assert len(body["bytes"]["1"]) == 1
+    assert body["bytes"]["1"][0] > 0
+    assert body["ratio_every"] >= body["ratio"] > 0
