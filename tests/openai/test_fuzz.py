@@ -1,4 +1,4 @@
-"""Whatever JSON comes in, the answer is a reply or a 4xx in OpenAI's shape; never a 5xx."""
+"""Whatever JSON comes in, the answer is a reply or a 4xx in the shape of its API; never a 5xx."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from services.openai.edge import Edge
+from services.openai.messages.body import MessagesRequest
 from services.openai.responses.items import KINDS
 from services.openai.responses.shapes import ResponsesRequest
 from services.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -25,6 +26,7 @@ SHAPES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -47,10 +49,26 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )
+BLOCK = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image", "redacted_thinking"])
+        | JSON
+    },
+    optional={
+        "text": st.text() | JSON,
+        "thinking": st.text() | JSON,
+        "id": st.just("a") | JSON,
+        "tool_use_id": st.just("a") | JSON,
+        "name": st.just("f") | JSON,
+        "input": st.just({}) | JSON,
+        "content": st.text() | JSON,
+        "is_error": st.booleans() | JSON,
+    },
+)
 MESSAGE = st.fixed_dictionaries(
     {
         "role": st.sampled_from(["user", "system", "assistant", "developer", "tool"]) | JSON,
-        "content": st.text() | JSON,
+        "content": st.text() | st.lists(BLOCK, max_size=3) | JSON,
     },
     optional={"name": JSON, "tool_calls": JSON},
 )
@@ -76,6 +94,8 @@ ITEM = st.fixed_dictionaries(
 )
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "model": st.just(tiny.MODEL),
+    "max_tokens": st.integers(1, 9),
+    "system": st.text() | st.lists(BLOCK, max_size=2),
     "input": st.text() | st.lists(ITEM, min_size=1, max_size=3),
     "messages": st.lists(MESSAGE, min_size=1, max_size=3),
     "prompt": st.text(min_size=1)
@@ -113,7 +133,7 @@ def exchange(app: Edge, path: str, raw: bytes, content_type: str = "application/
 
 
 def judge(reply: httpx.Response, backend: ScriptedBackend) -> None:
-    """An answer, or a refusal in OpenAI's shape of which the pipeline has not heard."""
+    """An answer, or a refusal in its API's shape of which the pipeline has not heard."""
     asked = len(backend.asked)
     backend.asked.clear()
     if reply.status_code == 200:
@@ -122,10 +142,15 @@ def judge(reply: httpx.Response, backend: ScriptedBackend) -> None:
         return
     assert 400 <= reply.status_code < 500, reply.text
     assert asked == 0, "refused, and in the pipeline all the same"
-    error = reply.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    told = reply.json()
+    error = told["error"]
     assert error["message"]
     assert len(error["message"]) < 2000
+    if reply.url.path.startswith("/v1/messages"):
+        assert (told["type"], told["request_id"]) == ("error", reply.headers["request-id"])
+        assert set(error) == {"type", "message", "details"}
+        return
+    assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] is None or isinstance(error["param"], str)
 
 
@@ -141,6 +166,7 @@ PLAUSIBLE: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": tiny.MODEL, "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": tiny.MODEL, "prompt": "hi"},
     "/v1/responses": {"input": [{"role": "user", "content": "hi"}, {"type": "reasoning", "summary": []}]},
+    "/v1/messages": {"model": tiny.MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
@@ -175,8 +201,10 @@ def test_a_wrong_type_in_any_field_is_served_or_refused_by_name(
         reply = exchange(app, path, json.dumps({**PLAUSIBLE[path], field: value}).encode())
         judge(reply, backend)
         if reply.status_code in (400, 422):
-            param = reply.json()["error"]["param"]
-            assert param is None or param.startswith(field) or field in reply.text
+            error = reply.json()["error"]
+            param = error.get("param")
+            silent = "param" in error or value == "\ud800"  # which is no JSON
+            assert field in error["message"] or (silent and (param is None or param.startswith(field)))
 
 
 def nested(opening: bytes, depth: int, closing: bytes) -> bytes:
