@@ -24,6 +24,7 @@ TYPES: Final[Mapping[str, str]] = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "list_type": "a list",
+    "model_attributes_type": "an object",
     "model_type": "an object",
     "string_type": "a text",
 }
@@ -41,10 +42,9 @@ VALUES: Final[Mapping[str, Words]] = {
     "too_long": lambda told: f"it holds more than {told['max_length']} elements",
     "too_short": lambda _: "it is empty",
 }
-OWN_TYPES: Final = frozenset(
-    {"arguments_type", "choice_type", "content_type", "item_type", "prompt_type", "schema_type"}
-)
+OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type", "schema_type"})
 """Of the faults that our own schemas find: those of a value of another type."""
+QUOTE: Final = "'"
 NEIGHBOUR_CUTOFF: Final = 0.75
 
 
@@ -65,6 +65,13 @@ def first_fault(
     match kind:
         case "missing":
             return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+        case "union_tag_not_found":
+            where = f"{param}.{told['discriminator'].strip(QUOTE)}"
+            return invalid(where, f"Missing required parameter: '{where}'.", "missing_required_parameter")
+        case "union_tag_invalid":
+            where = f"{param}.{told['discriminator'].strip(QUOTE)}"
+            why = f"'{shown(told['tag'])}' is not served; it has to be one of {told['expected_tags']}"
+            return invalid(where, f"Invalid value for '{where}': {why}.")
         case "unsupported":
             return unserved.not_supported(param)
         case "extra_forbidden":

@@ -147,7 +147,7 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
         ({"Max_Tokens": 1}, "Max_Tokens", "Unrecognized"),
         ({"messages": [USER | {"contents": "x"}]}, "messages[0].contents", "did you mean 'content'?"),
         ({"stream_options": {"include_usages": True}}, "stream_options.include_usages", "'include_usage'?"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs", "'prompt_logprobs' is not supported."),
+        ({"verbosity": 1}, "verbosity", "'verbosity' is not supported."),
         ({"enable_thinking": False}, "enable_thinking", "is not supported"),
         ({"max_new_tokens": 5}, "max_new_tokens", "is not supported; use 'max_tokens'."),
         ({"messages": [USER | {"reasoning_details": "x"}]}, "messages[0].reasoning_details", "is not"),

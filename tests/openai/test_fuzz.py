@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from services.openai.edge import Edge
 from services.openai.messages.body import MessagesRequest
-from services.openai.responses.items import KINDS
 from services.openai.responses.shapes import ResponsesRequest
 from services.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.openai.unsupported import HARMLESS, IGNORED
@@ -78,6 +77,7 @@ TEXTS = st.text() | st.lists(
     ),
     max_size=2,
 )
+KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 ITEM = st.fixed_dictionaries(
     {"type": st.sampled_from(KINDS) | JSON},
     optional={

@@ -36,7 +36,6 @@ METADATA_CHARS_MAX: Final = 512
 """OpenAI's three."""
 LABEL_CHARS_MAX: Final = 512
 FORMAT_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-SEVERAL: Final = "namespace"
 BETWEEN: Final = "__"
 """Between a namespace and the name of its function, as the model is told of it."""
 
@@ -44,27 +43,6 @@ BETWEEN: Final = "__"
 def _included(value: str) -> str:
     if value not in (LOGPROBS, THOUGHTS):
         raise PydanticCustomError("include", f"'{shown(value)}' is not served; {LOGPROBS} and {THOUGHTS} are")
-    return value
-
-
-def _tool(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise PydanticCustomError("item_type", "it has to be an object")
-    kind = value.get("type")
-    if kind is None:
-        raise PydanticCustomError("tool", 'it has no type; "function" is one')
-    if kind not in ("function", SEVERAL):
-        raise PydanticCustomError(
-            "tool", f"tools of the type '{shown(str(kind))}' are not served; functions are"
-        )
-    return value
-
-
-def _format(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise PydanticCustomError("item_type", "it has to be an object")
-    if value.get("type") not in (None, "text", "json_object", "json_schema"):
-        raise PydanticCustomError("format", "its type has to be one of text, json_object, json_schema")
     return value
 
 
@@ -142,16 +120,14 @@ class NamespaceTool(Shape):
     name: Id
     description: str = ""
     tools: Annotated[
-        list[Annotated[FunctionTool, BeforeValidator(_tool)]],
+        list[FunctionTool],
         FailFast(),
         BeforeValidator(_few_tools),
         Field(min_length=1),
     ]
 
 
-AnyTool = Annotated[
-    Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")], BeforeValidator(_tool)
-]
+AnyTool = Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")]
 
 
 class TextFormat(Shape):
@@ -165,7 +141,7 @@ class TextFormat(Shape):
 
 
 class Text(Shape):
-    format: Annotated[TextFormat, BeforeValidator(_format)] | None = None
+    format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 

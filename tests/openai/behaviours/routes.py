@@ -523,13 +523,13 @@ RESPONDED: Final = behaviours(
     respond(
         "a tool of another type is refused by name",
         SV,
-        Refused("tools[0]", why="functions are served"),
+        Refused("tools[0].type", why="functions are served"),
         fields={"tools": [{"type": "some_invalid_tool_type"}]},
     ),
     respond(
         "web_search is refused by name",
         "vLLM responses/test_mcp_tools.py",
-        Refused("tools[0]", why="functions are served"),
+        Refused("tools[0].type", why="functions are served"),
         fields={"tools": [{"type": "web_search"}]},
     ),
     respond("an input is needed", VZ, Refused("input", why=FAULT), fields={"input": ...}),
