@@ -25,7 +25,7 @@ class Panel:
 BOTH: Final = "prefill|decode"
 WHO: Final = "{{worker}}/{{rank}}"
 REQUESTS: Final = "baton_http_requests_total"
-GENERATING: Final = "~/v1/.*completions"
+GENERATING: Final = "~/v1/(chat/completions|completions|messages|responses)"
 
 ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "How is it for clients?": (

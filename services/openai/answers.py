@@ -5,7 +5,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 
 class Error(BaseModel):
@@ -210,9 +210,14 @@ class Release(BaseModel):
     version: str
 
 
+class MessagesCode(BaseModel):
+    error_code: str
+
+
 class MessagesFault(BaseModel):
     type: str
     message: str
+    details: MessagesCode | None = None
 
 
 class MessagesError(BaseModel):
@@ -221,6 +226,119 @@ class MessagesError(BaseModel):
     type: Literal["error"]
     error: MessagesFault
     request_id: str
+
+
+class ThinkingTokens(BaseModel):
+    thinking_tokens: int
+
+
+class MessagesUsage(BaseModel):
+    input_tokens: int
+    """That were computed; those that were found cached are the second next."""
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens | None = None
+
+
+class TextBlock(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(BaseModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
+
+
+class MessageEnd(BaseModel):
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class MessagesAnswer(MessageEnd):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Block]
+    usage: MessagesUsage
+
+
+class MessageStart(BaseModel):
+    type: Literal["message_start"]
+    message: MessagesAnswer
+
+
+class Ping(BaseModel):
+    type: Literal["ping"]
+
+
+class BlockStart(BaseModel):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: Block
+
+
+class TextDelta(BaseModel):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(BaseModel):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(BaseModel):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputDelta(BaseModel):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class BlockDelta(BaseModel):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class BlockStop(BaseModel):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageDelta(BaseModel):
+    type: Literal["message_delta"]
+    delta: MessageEnd
+    usage: MessagesUsage
+
+
+class MessageStop(BaseModel):
+    type: Literal["message_stop"]
+
+
+class MessagesEvent(
+    RootModel[
+        MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesError
+    ]
+):
+    """Of Anthropic's API; its name is its `type`."""
 
 
 class TokenCount(BaseModel):

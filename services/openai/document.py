@@ -64,7 +64,7 @@ def told(
     if answers is not None:
         good["content"] = {"application/json": {"schema": _referred(answers)}}
     if events is not None:
-        good["description"] = "The answer; with `stream`, the data of each event but the last, `[DONE]`."
+        good["description"] = "The answer; with `stream`, the data of each event (`[DONE]` beside)."
         good["content"]["text/event-stream"] = {"schema": _referred(events)}
     more: dict[str, Any] = {}
     if takes is not None:

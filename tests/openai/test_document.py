@@ -10,6 +10,7 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from jsonschema import Draft202012Validator
 
+from services.openai.backend import Limits
 from services.openai.unsupported import HARMLESS, IGNORED
 from services.rooms.request import Request
 from tests.openai.scripted import ScriptedBackend, Step, saying
@@ -22,6 +23,10 @@ WEATHER: Final = {
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {}}}},
 }
 CALL: Final = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CALLING: Final = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+MESSAGES: Final = "/v1/messages"
+MESSAGE: Final = {"model": "tiny", "messages": HELLO, "max_tokens": 60}
+NOW: Final = {"name": "now", "input_schema": {"type": "object"}}
 BEFORE_ANY_ROUTE: Final = {405, 414, 431, 501}
 
 GOOD: Final[list[tuple[str, dict[str, Any]]]] = [
@@ -46,6 +51,10 @@ GOOD: Final[list[tuple[str, dict[str, Any]]]] = [
     (COMPLETIONS, {"prompt": ["Hi", "Ho"], "logprobs": 1, "return_token_ids": True}),
     (COMPLETIONS, {"prompt": [1, 2]}),
     (COMPLETIONS, {"prompt": [[1], [2, 3]], "allowed_token_ids": [4], "truncate_prompt_tokens": -1}),
+    (MESSAGES, MESSAGE),
+    (MESSAGES, MESSAGE | {"system": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}]}),
+    (MESSAGES, MESSAGE | {"tools": [NOW], "tool_choice": {"type": "tool", "name": "now"}}),
+    (MESSAGES, MESSAGE | {"thinking": {"type": "adaptive"}, "metadata": {}, "speed": "standard"}),
     ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
     ("/tokenize", {"messages": HELLO}),
     ("/detokenize", {"tokens": [1, 2]}),
@@ -66,6 +75,9 @@ WRONG: Final[list[tuple[str, dict[str, Any]]]] = [
     (COMPLETIONS, {"prompt": []}),
     (COMPLETIONS, {"prompt": [1, "a"]}),
     (COMPLETIONS, {"prompt": "Hi", "stop": [""]}),
+    (MESSAGES, {"messages": HELLO, "max_tokens": 1}),
+    (MESSAGES, MESSAGE | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    (MESSAGES, MESSAGE | {"speed": "fast"}),
     ("/detokenize", {"tokens": [-1]}),
 ]
 
@@ -82,6 +94,8 @@ def judge(told: dict[str, Any], schema: dict[str, Any], *, strict: bool = False)
     if strict:
         shapes = json.loads(json.dumps(shapes))
         for each in shapes["schemas"].values():
+            if "properties" not in each:
+                continue
             each.setdefault("additionalProperties", False)
     return Draft202012Validator({**schema, "components": shapes})
 
@@ -137,22 +151,27 @@ async def test_what_is_told_to_be_taken_is_taken_and_answered_as_it_is_told(
     http: httpx.AsyncClient, backend: ScriptedBackend, told: dict[str, Any], path: str, body: dict[str, Any]
 ) -> None:
     taken(told, path).validate(body)
+    backend.known_limits = Limits(context_tokens=2048, prompt_tokens=2048, sequence_tokens=2048)
     backend.script = _alike
     reply = await http.post(path, json=body)
     assert reply.status_code == 200, reply.text
     answered(told, path, 200).validate(reply.json())
     if "token" in path:
         return
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    streamed = await http.post(path, json=body | {"stream": True, "stream_options": options})
-    *events, last = re.findall(r"^data: (.*)$", streamed.text, re.MULTILINE)
-    assert last == "[DONE]"
+    more: dict[str, Any] = {"stream": True}
+    if path != MESSAGES:
+        more["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    streamed = await http.post(path, json=body | more)
+    events = re.findall(r"^data: (.*)$", streamed.text, re.MULTILINE)
+    if path != MESSAGES:
+        assert events.pop() == "[DONE]"
     for event in events:
         answered(told, path, 200, events=True).validate(json.loads(event))
 
 
 def _alike(request: Request) -> list[Step]:
-    return saying("Hello world", top=request.sampling.top_logprobs)
+    text = CALLING if request.grammar is not None else "Hello world"
+    return saying(text, top=request.sampling.top_logprobs)
 
 
 @pytest.mark.parametrize(("path", "body"), WRONG)

@@ -9,12 +9,17 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
 
 from deploy.grafana import generate
-from deploy.grafana.rows import REQUESTS, ROWS
+from deploy.grafana.rows import GENERATING, REQUESTS, ROWS
 from services.cli.metric_catalog import QUESTIONS, exported
 from services.cli.metric_page import metric_page
+from services.openai.app import create_app
 from services.openai.metrics import OTHER, STATUSES
+from tests.openai import tiny
+from tests.openai.scripted import ScriptedBackend
 from tests.watch.prometheus import RULES, promtool
 
 ROOT: Final = Path(__file__).parents[2]
@@ -63,6 +68,20 @@ def test_the_dashboard_is_the_one_that_its_description_makes(rewrite: bool) -> N
     else:
         told = "run python -m deploy.grafana.generate"
         assert generate.TARGET.read_text(encoding="utf-8") == generate.rendered(), told
+
+
+def test_the_dashboard_counts_the_requests_of_every_route_that_generates_and_of_no_other() -> None:
+    served = generate_routes_of()
+    assert {path for path in served if re.fullmatch(GENERATING.removeprefix("~"), path)} == {
+        path for path, generates in served.items() if generates
+    }
+
+
+def generate_routes_of() -> Mapping[str, bool]:
+    """Every route of the API that is posted to, and whether it generates: only such a one finds no worker."""
+    with TestClient(create_app(ScriptedBackend(), tiny.model(), CollectorRegistry())) as http:
+        paths = http.get("/openapi.json").json()["paths"]
+    return {path: "503" in each["post"]["responses"] for path, each in paths.items() if "post" in each}
 
 
 def test_a_dashboards_panels_do_not_overlap_and_each_is_explained() -> None:

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from services.openai.answers import MessagesError, TokenCount
+from services.openai.answers import MessagesAnswer, MessagesError, MessagesEvent, TokenCount
 from services.openai.bodies import Bodies
 from services.openai.document import GENERATING, TAKING, told
 from services.openai.edge import exchange_of
@@ -22,7 +22,10 @@ def messages_routes(generating: Generating, bodies: Bodies) -> APIRouter:
     """`/v1/messages` and `/v1/messages/count_tokens`."""
     router = APIRouter()
 
-    @router.post(ROUTE, **told(MessagesRequest, of=GENERATING, errors=MessagesError))
+    @router.post(
+        ROUTE,
+        **told(MessagesRequest, MessagesAnswer, events=MessagesEvent, of=GENERATING, errors=MessagesError),
+    )
     async def messages(request: Request) -> Response:
         async with bodies.of(request, MessagesRequest) as body:
             chat, terms = translated(body)
