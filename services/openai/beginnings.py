@@ -33,6 +33,11 @@ class Beginning:
     scores: Sequence[Score] = ()
     """Of the prompt's tokens but the first, once they are told; none where they are not scored."""
 
+    @property
+    def entries(self) -> int:
+        """Log-probabilities that are told of it."""
+        return len(self.scores) * (1 + len(self.scores[0].top)) if self.scores else 0
+
 
 def scored(body: GenerationRequest) -> tuple[int | None, str]:
     """With how many of the likeliest the prompt's tokens are scored, or None, and the field that asks for it.
@@ -60,9 +65,10 @@ def alternatives(asked: int, param: str, vocabulary: int, most: int) -> int:
     return told
 
 
-def check_scores(prompts: Sequence[Sequence[int]], top: int, param: str) -> None:
-    """Raise ApiError for more log-probabilities than are told of one request's prompts."""
-    count = sum(map(len, prompts)) * (1 + top)
+def check_scores(prompts: Sequence[Sequence[int]], answers: int, top: int, param: str) -> None:
+    """Raise ApiError for more log-probabilities than are told of one request's prompts, with each of the
+    `answers` to one."""
+    count = sum(map(len, prompts)) * answers * (1 + top)
     if count > SCORES_MAX:
         raise _too_many(param, count)
 

@@ -133,7 +133,7 @@ def admit(
     top, param = scored(body)
     if top is not None:
         top = alternatives(top, param, model.vocabulary, asked.logprobs_max)
-        check_scores(prompts, top, param)
+        check_scores(prompts, answers_drawn(body), top, param)
     stops = tuple(id_ for id_ in dict.fromkeys(body.stop_token_ids) if _may_come(id_, body))
     endless = body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
     choices = _choices(body, len(prompts))

@@ -4,9 +4,10 @@ Before the first byte every failure is an exception and becomes an error status.
 spent: the failure is the last event, and the stream does not end as whole ones do.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.openai.answering import Emit, Usage, answer, by_request
 from services.openai.backend import Backend, BackendError
+from services.openai.beginnings import Beginning
 from services.openai.best import best_of
 from services.openai.choice import Choice, Delta
 from services.openai.errors import ApiError, from_backend, internal_error
@@ -26,6 +28,11 @@ from services.openai.transcript import Transcript
 from services.runtime.logging import Log
 
 log = Log(__name__)
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 4096
+"""Log-probabilities of prompts that are shown in the event loop: a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,14 @@ class Answering:
                 self.transcript.write()
 
 
+async def made(work: Callable[[], T], *told: Beginning | None) -> T:
+    """What `work` makes of what is `told` of prompts: in a thread where that is much, for which everybody
+    else would wait."""
+    if sum(each.entries for each in told if each is not None) <= AT_ONCE:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
 class WholeReply(Response):
     """One JSON object, once everything is there."""
 
@@ -84,11 +99,14 @@ class WholeReply(Response):
         parts = {choice.index: Collected(choice) for choice in asked.choices}
 
         async def collect(choice: Choice, delta: Delta) -> None:
-            parts[choice.index].add(delta, asked.rendering.logprobs(delta))
+            shown = await made(lambda: asked.rendering.logprobs(delta), delta.beginning)
+            parts[choice.index].add(delta, shown)
 
         usage = await asked.answer(collect)
+        told = [choice.beginning for choice in asked.choices]
         if asked.given is None:
-            return asked.rendering.whole([parts[choice.index] for choice in asked.choices], usage)
+            collected = [parts[choice.index] for choice in asked.choices]
+            return await made(lambda: asked.rendering.whole(collected, usage), *told)
         best = [
             part
             for own in by_request(asked.choices)
@@ -96,7 +114,7 @@ class WholeReply(Response):
         ]
         for index, part in enumerate(best):
             part.choice.index = index
-        return asked.rendering.whole(best, usage)
+        return await made(lambda: asked.rendering.whole(best, usage), *told)
 
 
 class StreamedReply(Response):
@@ -131,7 +149,7 @@ class StreamedReply(Response):
             if choice.index not in opened:
                 opened.add(choice.index)
                 chunks += rendering.opening(choice)
-            chunks += rendering.chunks(choice, delta)
+            chunks += await made(lambda: rendering.chunks(choice, delta), delta.beginning)
             if chunks:
                 await stream.write(events(chunks))
 

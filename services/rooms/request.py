@@ -16,7 +16,7 @@ LOGPROBS_MAX = 2**18
 hold of the first token's, prefill alone tells (`record-fits`)."""
 LOGPROB_TOKEN_IDS_MAX = 128
 """Of a caller's own, whose log-probabilities are told beside each drawn token's: vLLM's."""
-SCORES_MAX = 2**18
+SCORES_MAX = 2**17
 """Most log-probabilities that are told of one prompt: of its tokens, and of their alternatives."""
 
 STOP_TOKEN_IDS_MAX = 64

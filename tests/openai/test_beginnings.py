@@ -1,11 +1,14 @@
 """Is a prompt told before its answer, and how likely its tokens are, as in vLLM and for evaluations?"""
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.openai import completion_rendering
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.rooms.request import SCORES_MAX, Token
@@ -174,11 +177,36 @@ async def test_how_many_likeliest_tokens_are_told_is_bounded(
 async def test_more_scores_than_are_told_of_a_request_are_refused(
     http: httpx.AsyncClient, scoring: ScriptedBackend
 ) -> None:
-    prompts = [[5] * 300] * (SCORES_MAX // (21 * 300) + 1)
-    fields = completion(prompt=prompts[:60], prompt_logprobs=20)
-    assert (await http.post(COMPLETIONS, json=fields | {"prompt": prompts[:40]})).status_code == 200
-    message = check(await http.post(COMPLETIONS, json=fields), 400, "prompt_logprobs")
-    assert str(SCORES_MAX) in message
+    """Of all its prompts, and with each answer."""
+    fits = completion(prompt=[[5] * 300] * (SCORES_MAX // (21 * 300)), prompt_logprobs=20)
+    assert (await http.post(COMPLETIONS, json=fits)).status_code == 200
+    for more in ({"n": 2}, {"prompt": [*fits["prompt"], [5] * 300]}):
+        message = check(await http.post(COMPLETIONS, json=fits | more), 400, "prompt_logprobs")
+        assert str(SCORES_MAX) in message
+
+
+async def test_what_is_much_is_shown_beside_the_event_loop(
+    http: httpx.AsyncClient, scoring: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.openai.reply.AT_ONCE", 100)
+    seen: list[tuple[str, bool]] = []
+
+    def shown(what: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def showing(*given: Any) -> Any:
+            seen.append((what, threading.current_thread() is threading.main_thread()))
+            return work(*given)
+
+        return showing
+
+    for name in ("shown_scores", "completion_logprobs"):
+        work = shown(name, getattr(completion_rendering, name))
+        monkeypatch.setattr(completion_rendering, name, work)
+    asked = {"echo": True, "logprobs": 20, "max_tokens": 0}
+    for count in (2, 300):
+        await answer(http, prompt=[5] * count, prompt_logprobs=20, **asked)
+        await events(http, COMPLETIONS, completion(prompt=[5] * count, **asked))
+    whole = ["completion_logprobs", "shown_scores", "completion_logprobs"]
+    assert seen == [*((each, True) for each in whole), *((each, False) for each in whole)]
 
 
 async def test_given_tokens_are_told_beside_the_drawn_ones(
