@@ -6,7 +6,7 @@ from typing import Any
 
 from services.openai.answering import Usage
 from services.openai.beginnings import asked_top, shown_scores
-from services.openai.choice import Called, Choice, Delta
+from services.openai.choice import Begun, Called, Choice, Delta, Grown
 from services.openai.errors import ApiError
 from services.openai.logprobs import chat_logprobs, token_text
 from services.openai.model import ServedModel
@@ -127,10 +127,21 @@ def _shown(delta: Delta) -> list[dict[str, Any]]:
             case Thought(text):
                 shown.append(_thinking(text))
             case Called(place, id_, name, arguments):
-                begun = {"index": place, "id": id_, "type": "function"}
-                shown.append({"tool_calls": [{**begun, "function": {"name": name, "arguments": ""}}]})
-                shown.append({"tool_calls": [{"index": place, "function": {"arguments": arguments}}]})
+                shown += [_begun(place, id_, name), _grown(place, arguments)]
+            case Begun(place, id_, name):
+                shown.append(_begun(place, id_, name))
+            case Grown(place, arguments):
+                shown.append(_grown(place, arguments))
     return shown
+
+
+def _begun(place: int, id_: str, name: str) -> dict[str, Any]:
+    call = {"index": place, "id": id_, "type": "function", "function": {"name": name, "arguments": ""}}
+    return {"tool_calls": [call]}
+
+
+def _grown(place: int, arguments: str) -> dict[str, Any]:
+    return {"tool_calls": [{"index": place, "function": {"arguments": arguments}}]}
 
 
 def _thinking(text: str) -> dict[str, str]:

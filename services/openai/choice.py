@@ -11,7 +11,7 @@ from services.openai.backend import TokenBatch
 from services.openai.beginnings import Beginning
 from services.openai.detokenizer import Detokenizer
 from services.openai.schemas import GenerationRequest
-from services.openai.speech import Call, Part, Said, Thought, Voice, joined
+from services.openai.speech import Call, CallBegun, CallGrown, Part, Said, Thought, Voice, joined
 from services.openai.stop_strings import StopStrings
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import FinishReason, Request, Token
@@ -28,6 +28,25 @@ class Called(NamedTuple):
     id: str
     name: str
     arguments: str
+
+
+class Begun(NamedTuple):
+    """A call whose arguments follow as they come."""
+
+    place: int
+    id: str
+    name: str
+
+
+class Grown(NamedTuple):
+    """The call that was begun last."""
+
+    place: int
+    arguments: str
+    """What comes to them: all that came join to JSON, unless the answer is cut off."""
+
+
+Told = Said | Thought | Called | Begun | Grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +76,7 @@ class Delta:
     offsets: list[int] = field(default_factory=list)
     """For each token: how many characters of output came before it."""
     finish: FinishReason | None = None
-    parts: Sequence[Said | Thought | Called] | None = None
+    parts: Sequence[Told] | None = None
     """What the text is, where it is told apart; None: all of it is the answer."""
     beginning: Beginning | None = None
     """The prompt, whose text the text begins with; of a choice's first, where it is echoed."""
@@ -79,6 +98,7 @@ class Choice:
         "_begun",
         "_chars",
         "_detokenizer",
+        "_growing",
         "_heard",
         "_include_stop",
         "_may_stop",
@@ -114,6 +134,8 @@ class Choice:
         """Of tools."""
         self.reasoning_tokens = 0
         self._heard = heard
+        self._growing: int | None = None
+        """The place of the call that grows, if it is passed on."""
         self._parts: list[Part] = []
         self._min_tokens = request.min_tokens
         self._include_stop = body.include_stop_str_in_output
@@ -203,25 +225,36 @@ class Choice:
             self._parts += self._heard.voice.push(text)
         return text
 
-    def _ended(self) -> Sequence[Said | Thought | Called] | None:
+    def _ended(self) -> Sequence[Told] | None:
         if self._heard is not None:
             self._parts += self._heard.voice.flush()
         return self._certain()
 
-    def _certain(self) -> Sequence[Said | Thought | Called] | None:
+    def _certain(self) -> Sequence[Told] | None:
         """The parts that nobody was told of yet."""
         heard = self._heard
         if heard is None:
             return None
         parts, self._parts = joined(self._parts), []
-        told: list[Said | Thought | Called] = []
+        told: list[Told] = []
         for part in parts:
-            if not isinstance(part, Call):
-                if heard.thoughts_shown or isinstance(part, Said):
-                    told.append(part)
-            elif heard.calls_max is None or self.calls < heard.calls_max:
-                told.append(Called(self.calls, heard.name_call(part.name, self.calls), *part))
-                self.calls += 1
+            match part:
+                case Said() | Thought():
+                    if heard.thoughts_shown or isinstance(part, Said):
+                        told.append(part)
+                case CallGrown(arguments):
+                    if self._growing is not None:
+                        told.append(Grown(self._growing, arguments))
+                case _ if heard.calls_max is not None and self.calls >= heard.calls_max:
+                    self._growing = None
+                case CallBegun(name) | Call(name):
+                    place, id_ = self.calls, heard.name_call(name, self.calls)
+                    whole = isinstance(part, Call)
+                    told.append(
+                        Called(place, id_, *part) if isinstance(part, Call) else Begun(place, id_, name)
+                    )
+                    self._growing = None if whole else place
+                    self.calls += 1
         return told
 
     def _passed(self, text: str) -> str:

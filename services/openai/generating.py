@@ -81,8 +81,8 @@ class Generating:
         prompt = await self._prompts.of_messages(request, body, tools, fit=fit)
         prompt = truncated(prompt, body, asked, self._backend.limits())
         await self._prompts.check_messages(request, body, tools, prompt)
-        grammar, calls = await self._structures.of_chat(request, body, prompt)
-        told_apart = partial(heard, body, prompt, model.forms, model.tokenizer, calls)
+        grammar, calls, held = await self._structures.of_chat(request, body, prompt)
+        told_apart = partial(heard, body, prompt, model.forms, model.tokenizer, calls, held)
         return self._reply(request, body, asked, [prompt], render, grammar, told_apart)
 
     async def count(self, request: Request, body: ChatRequest) -> int:

@@ -20,6 +20,7 @@ from services.openai.dialects import (
     named,
     names_of,
 )
+from services.openai.held_reading import CallShape
 from services.openai.response_template import ResponseTemplate, TemplateVoice, read_template, template_file
 from services.openai.schemas import ChatRequest, NamedTool
 from services.openai.speech import Dialect, Kind, Speech, Voice
@@ -103,9 +104,15 @@ class Opening(Enum):
 
 
 def heard(
-    body: ChatRequest, prompt: Sequence[int], forms: Forms, tokenizer: Tokenizer, calls: Form | None
+    body: ChatRequest,
+    prompt: Sequence[int],
+    forms: Forms,
+    tokenizer: Tokenizer,
+    calls: Form | None,
+    held: CallShape | None,
 ) -> Heard | None:
-    """`calls`: the form in which they come. None: there is nothing to tell apart."""
+    """`calls`: the form in which they come. `held`: as what a grammar has them written. None: there is
+    nothing to tell apart."""
     tools = offered(body)
     callable_ = calls.dialect if tools and calls is not None else None
     where = opening(body, prompt, forms, tokenizer)
@@ -114,7 +121,14 @@ def heard(
     if callable_ is None and thoughts is None and not by_template:
         return None
     dialect = (callable_ or Dialect()) | (thoughts or Dialect())
-    voice: Voice = Speech(dialect, schemas_of(tools), thinking=where is Opening.WITHIN)
+    cut_short = body.stop or body.stop_token_ids
+    voice: Voice = Speech(
+        dialect,
+        schemas_of(tools),
+        thinking=where is Opening.WITHIN,
+        held=held,
+        grows=body.stream and not cut_short,
+    )
     marks = _among(tokenizer, dialect)
     if by_template and forms.template is not None:
         end = tokenizer.decode(prompt[-PREFIX_TOKENS:], skip_special_tokens=False)

@@ -16,6 +16,7 @@ from services.openai.conversation import offered
 from services.openai.dialects import CALL_FORMS, HERMES, Form, named
 from services.openai.errors import invalid
 from services.openai.hearing import Forms, Opening, opening
+from services.openai.held_reading import CallShape
 from services.openai.schemas import OPTIONS, AllowedTools, ChatRequest, NamedTool, Tool
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import Grammar, GrammarKind
@@ -60,6 +61,20 @@ def form_held(forms: Forms) -> Form:
     own, hermes = forms.calls, named(HERMES, CALL_FORMS)
     assert hermes is not None
     return own if own is not None and own.names[0] in SHAPES else hermes
+
+
+def shape_held(form: Form) -> CallShape:
+    """As what a grammar has calls in that form written."""
+    shape = SHAPES[form.names[0]]
+    name, arguments = shape.index(NAME), shape.index(ARGUMENTS)
+    bare = shape[0].startswith("{")
+    closed = any(shape[0] in region.opens and region.closes for region in form.dialect.regions)
+    return CallShape(
+        mark="" if bare else shape[0],
+        before="".join(shape[0 if bare else 1 : name]),
+        between="".join(shape[name + 1 : arguments]),
+        after="" if closed else "".join(shape[arguments + 1 :]),
+    )
 
 
 def is_forced(body: ChatRequest) -> bool:

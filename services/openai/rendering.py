@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.openai.answering import Usage, counted
-from services.openai.choice import Called, Choice, Delta
+from services.openai.choice import Called, Choice, Delta, Told
 from services.openai.errors import ApiError
 from services.openai.schemas import StreamOptions
 from services.openai.speech import Said, Thought
@@ -19,7 +19,7 @@ class Collected:
 
     choice: Choice
     texts: list[str] = field(default_factory=list)
-    parts: list[Said | Thought | Called] | None = None
+    parts: list[Told] | None = None
     """Of the text, where it is told apart."""
     tokens: list[Token] = field(default_factory=list)
     logprobs: dict[str, Any] | None = None

@@ -2,15 +2,19 @@
 
 A model writes all of it into one text, between marks of its own (`dialects`). This is a fold over that text:
 how it was cut into pieces changes nothing. A call is told when it is whole and can be read, so that what is
-told of it is never broken; one that cannot be read stays the text that it was.
+told of it is never broken; one that cannot be read stays the text that it was. One that a grammar holds is
+told as it grows, where that is asked for: it cannot be broken, but cut off.
 
 Pure.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
+
+from services.openai.held_reading import CallShape, HeldCall
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """Of each tool that may be called: the JSON schema of its arguments."""
@@ -34,7 +38,20 @@ class Call(NamedTuple):
     """A JSON object."""
 
 
-Part = Said | Thought | Call
+class CallBegun(NamedTuple):
+    """Of a tool; its arguments follow."""
+
+    name: str
+
+
+class CallGrown(NamedTuple):
+    """The call that was begun last."""
+
+    arguments: str
+    """What comes to its JSON."""
+
+
+Part = Said | Thought | Call | CallBegun | CallGrown
 
 
 class Kind(Enum):
@@ -150,14 +167,30 @@ class _Open:
     head: list[str] = field(default_factory=list)
     in_head: bool = False
     body: list[str] = field(default_factory=list)
+    call: HeldCall | None = None
+    """That is being written as a grammar has it."""
+    told: bool = False
+    """What is in it was told, or has begun to be."""
+    arguments: list[str] = field(default_factory=list)
 
 
 class Speech:
     """One answer in a dialect. Whitespace around thoughts and calls is layout, and belongs to nothing."""
 
-    def __init__(self, dialect: Dialect, schemas: Schemas, *, thinking: bool = False) -> None:
-        """`thinking`: the prompt has opened a thought already."""
+    def __init__(
+        self,
+        dialect: Dialect,
+        schemas: Schemas,
+        *,
+        thinking: bool = False,
+        held: CallShape | None = None,
+        grows: bool = False,
+    ) -> None:
+        """`thinking`: the prompt has opened a thought already. `held`: as what a grammar has calls written.
+        `grows`: those are told as they come."""
         self._dialect = dialect
+        self._shape = held
+        self._grows = grows
         self._schemas = schemas
         self._calls_come = any(each.kind is Kind.CALLS or each.sort for each in dialect.regions)
         self._held = ""
@@ -184,6 +217,9 @@ class Speech:
 
     def flush(self) -> list[Part]:
         parts = self._advance(last=True)
+        if self._open is not None and self._open.call is not None and not self._open.told:
+            self._read_as_any(self._open)
+            parts += self._advance(last=True)
         if self._open is not None:
             self._close(parts, "")
         if self._gap and not self._fresh:
@@ -196,6 +232,9 @@ class Speech:
         while self._held:
             if self._open is None and self._opens_bare(last=last):
                 break
+            if self._open is not None and self._open.call is not None:
+                self._grow(parts, self._open, self._open.call)
+                continue
             start, mark = _first(self._held, self._marks(), last=last)
             self._pass(parts, self._held[:start])
             self._held = self._held[start:]
@@ -217,7 +256,7 @@ class Speech:
         for region in bare:
             if said.startswith(region.opens):
                 self._begun, self._gap, self._held = True, NO_GAP, said
-                self._open = _Open(region, region.kind, "")
+                self._open = _Open(region, region.kind, "", call=self._held_call(""))
                 return False
         return False
 
@@ -239,7 +278,8 @@ class Speech:
             self._held = self._held[len(mark) :]
             for region in self._dialect.regions:
                 if not region.bare and mark in region.opens:
-                    self._open = _Open(region, region.kind, mark, in_head=bool(region.head))
+                    call = self._held_call(mark) if region.kind is Kind.CALLS else None
+                    self._open = _Open(region, region.kind, mark, in_head=bool(region.head), call=call)
                     self._begin(region.kind)
                     return
             return
@@ -257,6 +297,43 @@ class Speech:
             self._close(parts, "")
         else:
             self._held = self._held[len(mark) :]  # a thought that is opened again
+
+    def _held_call(self, mark: str) -> HeldCall | None:
+        shape = self._shape
+        return HeldCall(shape, self._schemas) if shape is not None and shape.mark == mark else None
+
+    def _grow(self, parts: list[Part], now: _Open, call: HeldCall) -> None:
+        """What comes is of a call that a grammar holds."""
+        begun = call.name is not None
+        taken, arguments = call.take(self._held)
+        now.body.append(self._held[:taken])
+        self._held = self._held[taken:]
+        if call.is_none:
+            self._read_as_any(now)
+            return
+        if self._grows and call.name is not None and not begun:
+            now.told = True
+            parts.append(CallBegun(call.name))
+        if arguments and self._grows:
+            parts.append(CallGrown(arguments))
+        now.arguments.append(arguments)
+        if call.arguments_end and not now.told:
+            written = "".join(now.arguments)
+            if call.name is None or not _is_json(written):
+                self._read_as_any(now)
+                return
+            now.told = True
+            parts.append(Call(call.name, written))
+        if now.region.closes and call.arguments_end:
+            now.call = None
+        elif call.ends:
+            self._open, self._begun, self._fresh, self._gap = None, False, True, NO_GAP
+
+    def _read_as_any(self, now: _Open) -> None:
+        """As what nobody holds to anything."""
+        self._held = "".join(now.body) + self._held
+        now.body.clear()
+        now.call = None
 
     def _begin(self, kind: Kind) -> None:
         if kind is Kind.THOUGHT:
@@ -302,6 +379,9 @@ class Speech:
         self._begin(now.kind)
         if now.kind is not Kind.CALLS:
             return
+        if now.told:
+            self._begun, self._fresh, self._gap = True, True, NO_GAP
+            return
         head, body = now.mark + "".join(now.head), "".join(now.body)
         try:
             calls = now.region.calls(head, body, self._schemas, closed=bool(mark))
@@ -333,6 +413,15 @@ def _begun_from(text: str, mark: str) -> int:
     return len(text)
 
 
+def _is_json(text: str) -> bool:
+    """That can be passed on: halves of characters cannot."""
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def joined(parts: list[Part]) -> list[Part]:
     """Neighbours of one kind are one part."""
     joined: list[Part] = []
@@ -342,6 +431,8 @@ def joined(parts: list[Part]) -> list[Part]:
             joined[-1] = Said(before.text + part.text)
         elif isinstance(part, Thought) and isinstance(before, Thought):
             joined[-1] = Thought(before.text + part.text)
+        elif isinstance(part, CallGrown) and isinstance(before, CallGrown):
+            joined[-1] = CallGrown(before.arguments + part.arguments)
         else:
             joined.append(part)
     return joined

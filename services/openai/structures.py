@@ -20,7 +20,16 @@ from services.openai.dialects import Form
 from services.openai.door import caller_in
 from services.openai.errors import invalid
 from services.openai.hangup import unless_gone
-from services.openai.held_calls import form_held, held_tools, is_forced, is_held, literal_regex, whole_grammar
+from services.openai.held_calls import (
+    form_held,
+    held_tools,
+    is_forced,
+    is_held,
+    literal_regex,
+    shape_held,
+    whole_grammar,
+)
+from services.openai.held_reading import CallShape
 from services.openai.intake import check_ids
 from services.openai.metrics import HttpMetrics, Judged
 from services.openai.model import ServedModel
@@ -69,16 +78,16 @@ class Structures:
 
     async def of_chat(
         self, request: Request, body: ChatRequest, prompt: Sequence[int]
-    ) -> tuple[Grammar | None, Form | None]:
-        """The same of a chat, whose answer may begin with thoughts, and whose calls may be held, too; and the
-        form in which those come."""
+    ) -> tuple[Grammar | None, Form | None, CallShape | None]:
+        """The same of a chat, whose answer may begin with thoughts, and whose calls may be held, too; the
+        form in which those come; and as what they are written if they are held."""
         form = self._of(body)
         if form is not None and form.of_all:
             if is_held(body, to_a_form=False):
                 raise invalid(
                     form.param, f"'{form.param}' does not go with calls that are held to their tools."
                 )
-            return await self._made(request, form), self._model.forms.calls
+            return await self._made(request, form), self._model.forms.calls, None
         if form is not None and is_forced(body):
             raise invalid(form.param, f"Give '{form.param}' or force a call: an answer is held to one form.")
         answer = None if form is None else await self._made(request, form)
@@ -90,11 +99,14 @@ class Structures:
         whole = whole_grammar(body, prompt, model.forms, model.tokenizer, tools, answer)
         calls = form_held(model.forms) if held else model.forms.calls
         if whole is None or whole == answer:
-            return answer, calls
+            return answer, calls, None
         param = form.param if form is not None else "tools"
         if len(whole.text.encode()) > GRAMMAR_BYTES_MAX:
             raise invalid(param, f"'{param}' makes a grammar of more than {GRAMMAR_BYTES_MAX} bytes.")
-        return await self._made(request, Structure(param, whole)), calls
+        shape = shape_held(calls) if held and calls is not None else None
+        if shape is not None and not shape.mark and answer is not None:
+            shape = None  # an answer that is JSON may begin as a call does
+        return await self._made(request, Structure(param, whole)), calls, shape
 
     def _of(self, body: GenerationRequest) -> Structure | None:
         """Raises ApiError."""

@@ -78,16 +78,33 @@ class Held:
             )
             output.append(wanted if wanted in allowed else self._random.choice(allowed))
             if output[-1] == tiny.END_ID:
-                return [batch(output, FinishReason.STOP)]
-        return [batch(output, FinishReason.LENGTH)]
+                return _by_tokens(output, FinishReason.STOP)
+            if len(output) == request.max_tokens:
+                break
+        return _by_tokens(output, FinishReason.LENGTH)
 
     async def ask(self, **fields: Any) -> dict[str, Any]:
+        choice: dict[str, Any] = (await self.post(CHAT, chat(**fields))).json()["choices"][0]
+        return choice
+
+    async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         app = create_app(self.backend, self.model, CollectorRegistry())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-            reply = await http.post(CHAT, json=chat(**fields))
+            reply = await http.post(path, json=body)
         assert reply.status_code == 200, reply.text
-        choice: dict[str, Any] = reply.json()["choices"][0]
-        return choice
+        return reply
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Of a stream."""
+        text = (await self.post(path, body | {"stream": True})).text
+        lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+        return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def _by_tokens(output: list[int], finish: FinishReason) -> list[Step]:
+    """One a batch."""
+    last = len(output) - 1
+    return [batch([id_], finish if place == last else None) for place, id_ in enumerate(output)]
 
 
 def check_calls(choice: dict[str, Any], names: set[str]) -> None:

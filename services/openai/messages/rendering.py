@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from services.openai.answering import Usage
-from services.openai.choice import Called, Choice, Delta
+from services.openai.choice import Begun, Called, Choice, Delta, Grown, Told
 from services.openai.errors import ApiError
 from services.openai.messages.body import MessagesRequest
 from services.openai.messages.manners import told
@@ -38,7 +38,7 @@ class MessagesRendering:
         self._hides = body.thinking is not None and body.thinking.display == "omitted"
         self._place = -1
         """Of the last block, among all."""
-        self._open: type[Said] | type[Thought] | None = None
+        self._open: type[Said] | type[Thought] | type[Begun] | None = None
         """What the last block is, if it goes on."""
         self._ended: tuple[Choice, FinishReason | None] | None = None
 
@@ -63,17 +63,21 @@ class MessagesRendering:
     def chunks(self, choice: Choice, delta: Delta) -> Chunks:
         chunks: Chunks = []
         for part in _parts(delta.text, delta.parts):
-            if isinstance(part, Called):
-                chunks += [*self._closed(), *self._call(part)]
-                continue
-            kind = type(part)
-            if self._open is not kind:
-                chunks += [*self._closed(), self._opened(_EMPTY[kind])]
-                self._open = kind
-            if isinstance(part, Said):
-                chunks.append(self._added({"type": "text_delta", "text": part.text}))
-            elif not self._hides:
-                chunks.append(self._added({"type": "thinking_delta", "thinking": part.text}))
+            match part:
+                case Called(_, id_, name, arguments):
+                    chunks += [*self._closed(), self._call(id_, name), self._argued(arguments)]
+                    self._open = Begun
+                case Begun(_, id_, name):
+                    chunks += [*self._closed(), self._call(id_, name)]
+                    self._open = Begun
+                case Grown(_, arguments):
+                    chunks.append(self._argued(arguments))
+                case Said(text):
+                    chunks += [*self._ready(Said), self._added({"type": "text_delta", "text": text})]
+                case Thought(text):
+                    chunks += self._ready(Thought)
+                    if not self._hides:
+                        chunks.append(self._added({"type": "thinking_delta", "thinking": text}))
         if delta.finish is not None:
             chunks += self._closed()
             self._ended = choice, delta.finish
@@ -116,10 +120,19 @@ class MessagesRendering:
     def _stopped(self) -> dict[str, Any]:
         return {"type": "content_block_stop", "index": self._place}
 
-    def _call(self, call: Called) -> Chunks:
-        opened = self._opened({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        added = self._added({"type": "input_json_delta", "partial_json": call.arguments})
-        return [opened, added, self._stopped()]
+    def _ready(self, kind: type[Said] | type[Thought]) -> Chunks:
+        """A block of that kind is open."""
+        if self._open is kind:
+            return []
+        chunks = [*self._closed(), self._opened(_EMPTY[kind])]
+        self._open = kind
+        return chunks
+
+    def _call(self, id_: str, name: str) -> dict[str, Any]:
+        return self._opened({"type": "tool_use", "id": id_, "name": name, "input": {}})
+
+    def _argued(self, arguments: str) -> dict[str, Any]:
+        return self._added({"type": "input_json_delta", "partial_json": arguments})
 
     def _blocks(self, part: Collected) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
@@ -161,7 +174,7 @@ _EMPTY: Final[Mapping[type, Mapping[str, Any]]] = {
 }
 
 
-def _parts(text: str, parts: Sequence[Said | Thought | Called] | None) -> Sequence[Said | Thought | Called]:
+def _parts(text: str, parts: Sequence[Told] | None) -> Sequence[Told]:
     if parts is not None:
         return parts
     return [Said(text)] if text else []

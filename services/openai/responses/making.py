@@ -9,7 +9,6 @@ Pure.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from services.openai.choice import Called
 from services.openai.responses.carrier import Carrier
 from services.openai.responses.naming import Names
 
@@ -65,12 +64,16 @@ class Making:
             events += self._begun(now)
         return events + now.grow(text)
 
-    def call(self, called: Called) -> list[Event]:
-        """A whole one."""
-        name, namespace = self._functions.get(called.name, (called.name, None))
+    def call(self, id_: str, name: str) -> list[Event]:
+        """One begins; `name`: as the model knows it."""
+        own, namespace = self._functions.get(name, (name, None))
         events = self.close()
-        now = self._open = _Call(self._next("fc"), len(self.items), called.id, name, namespace)
-        return [*events, *self._begun(now), *now.grow(called.arguments), *self.close()]
+        now = self._open = _Call(self._next("fc"), len(self.items), id_, own, namespace)
+        return [*events, *self._begun(now)]
+
+    def argue(self, arguments: str) -> list[Event]:
+        """What comes to the arguments of the call that is open."""
+        return self._open.grow(arguments) if isinstance(self._open, _Call) else []
 
     def close(self, status: str = COMPLETED) -> list[Event]:
         """What is open is done; `status`: as what."""

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from services.openai.answering import Usage
-from services.openai.choice import Called, Choice, Delta
+from services.openai.choice import Begun, Called, Choice, Delta, Grown, Told
 from services.openai.errors import ApiError
 from services.openai.logprobs import chat_logprobs, token_text
 from services.openai.model import ServedModel
@@ -109,7 +109,7 @@ class ResponsesRendering:
 
     def _made(
         self,
-        parts: Iterable[Said | Thought | Called],
+        parts: Iterable[Told],
         logprobs: Sequence[Any],
         finish: FinishReason | None,
     ) -> list[Event]:
@@ -124,8 +124,12 @@ class ResponsesRendering:
                     logprobs = ()
                 case Thought(text):
                     events += making.think(text)
-                case Called():
-                    events += making.call(part)
+                case Called(_, id_, name, arguments):
+                    events += [*making.call(id_, name), *making.argue(arguments), *making.close()]
+                case Begun(_, id_, name):
+                    events += making.call(id_, name)
+                case Grown(_, arguments):
+                    events += making.argue(arguments)
         if finish is not None:
             self._finish = finish
             if logprobs and making.speaks:
