@@ -99,6 +99,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
     stop_reason: int | str | None
+    matched_stop: int | str | None
     token_ids: list[int] | None = None
 
 
@@ -138,6 +139,7 @@ class ChatChunkChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
     stop_reason: int | str | None = None
+    matched_stop: int | str | None = None
     token_ids: list[int] | None = None
 
 
@@ -154,6 +156,7 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: int | str | None
+    matched_stop: int | str | None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
@@ -176,6 +179,8 @@ class ModelCard(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: None
     max_model_len: int
     default_sampling_params: dict[str, Any]
     type: Literal["model"]

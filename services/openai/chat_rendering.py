@@ -58,7 +58,7 @@ class ChatRendering:
                 piece["token_ids"] = [] if place else [token.id for token in delta.tokens]
             chunks.append(self._chunk(choice, piece))
         if delta.finish is not None:
-            ended = {"finish_reason": choice.reason(delta.finish), "stop_reason": choice.stop_reason}
+            ended = {"finish_reason": choice.reason(delta.finish), **choice.ended_by}
             chunks.append(self._chunk(choice, {"delta": {}, **ended}))
         return chunks
 
@@ -89,7 +89,7 @@ class ChatRendering:
             "message": _message(part),
             "logprobs": part.logprobs,
             "finish_reason": None if part.finish is None else part.choice.reason(part.finish),
-            "stop_reason": part.choice.stop_reason,
+            **part.choice.ended_by,
         }
         if self._token_ids:
             choice["token_ids"] = [token.id for token in part.tokens]

@@ -98,6 +98,7 @@ class Choice:
         "_begun",
         "_chars",
         "_detokenizer",
+        "_ended_by",
         "_growing",
         "_heard",
         "_include_stop",
@@ -146,6 +147,7 @@ class Choice:
             alone=tokenizer.alone,
         )
         self._stopped_by: int | None = None
+        self._ended_by: int | None = None
         self._stops = StopStrings(body.stop, include=self._include_stop)
         self._may_stop = bool(body.stop)
         self.beginning = beginning
@@ -171,6 +173,16 @@ class Choice:
         """Of its stop strings and stop ids the one that ended it, if one did."""
         return self._stopped_by if self._stops.matched is None else self._stops.matched
 
+    @property
+    def ended_by(self) -> dict[str, str | int | None]:
+        """What ended it, as answers tell it in the words of vLLM and of SGLang. None before it ends."""
+        return {"stop_reason": self.stop_reason, "matched_stop": self.matched_stop}
+
+    @property
+    def matched_stop(self) -> str | int | None:
+        """The same in SGLang's words, to which an end-of-sequence token is one of them."""
+        return self._ended_by if self.stop_reason is None else self.stop_reason
+
     def reason(self, finish: FinishReason) -> str:
         """Why it ended, for its caller."""
         ends = self.calls and self._heard is not None and self._heard.calls_end
@@ -178,13 +190,11 @@ class Choice:
 
     def take(self, batch: TokenBatch) -> Delta:
         """Add the next batch. Tokens behind a completed stop string are dropped."""
-        beginning = self.beginning
-        if beginning is None or self._begun:
-            return self._answered(batch)
+        beginning, begins = self.beginning, not self._begun
         self._begun = True
-        if batch.scores:
+        if beginning is not None and batch.scores:
             beginning.scores = batch.scores
-        if beginning.text is None:
+        if not begins or beginning is None or beginning.text is None:
             return self._answered(batch)
         told = Delta(finish=FinishReason.LENGTH) if beginning.alone else self._answered(batch)
         told.text, told.beginning = beginning.text + told.text, beginning
@@ -210,8 +220,10 @@ class Choice:
         texts += self._told(self._passed(self._detokenizer.flush())), self._told(self._stops.flush())
         if self.stopped:
             finish = FinishReason.STOP
-        elif finish is FinishReason.STOP and tokens[-1].id in self.request.stop_token_ids:
-            self._stopped_by = tokens[-1].id
+        elif finish is FinishReason.STOP:
+            self._ended_by = tokens[-1].id
+            if self._ended_by in self.request.stop_token_ids:
+                self._stopped_by = self._ended_by
         return Delta("".join(texts), tokens, offsets, finish, self._ended())
 
     def _text_of(self, id_: int) -> str:

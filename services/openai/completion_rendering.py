@@ -98,7 +98,7 @@ class CompletionRendering:
             "text": text,
             "logprobs": logprobs,
             "finish_reason": None if finish is None else finish.value,
-            "stop_reason": None if finish is None else choice.stop_reason,
+            **choice.ended_by,
         }
         if self._token_ids:
             piece["token_ids"] = [token.id for token in tokens]

@@ -71,7 +71,7 @@ class Asked:
 
 def asked_in_chat(body: ChatRequest) -> Asked:
     """Raises ApiError where two fields contradict each other."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     both = body.max_tokens, body.max_completion_tokens
     if None not in both and both[0] != both[1]:

@@ -27,6 +27,8 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
             "object": "model",
             "created": created_s,
             "owned_by": "baton",
+            "root": name,
+            "parent": None,
             "max_model_len": backend.limits().context_tokens,
             "default_sampling_params": differing(model.drawing),
             "type": "model",

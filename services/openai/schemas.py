@@ -274,6 +274,11 @@ OPTIONS: Final = "x-guidance"
 """The word under which a schema tells the library how it is to be read: ours alone."""
 
 
+def _unless_false(value: Any) -> Any:
+    """Of completions, a number; SGLang's clients say, as in chats, that none are asked for."""
+    return None if value is False else value
+
+
 def _whole(value: Any) -> Any:
     """`4.0` is 4: some languages know one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -434,6 +439,15 @@ class Function(Shape):
 class Tool(Shape):
     type: Literal["function"]
     function: Function
+    strict: bool | None = None
+    """Of its function, where the Responses API and some clients write it."""
+
+    @model_validator(mode="after")
+    def _strict_function(self) -> "Tool":
+        if self.strict is None or self.function.strict is not None:
+            return self
+        function = self.function.model_copy(update={"strict": self.strict})
+        return self.model_copy(update={"function": function, "strict": None})
 
 
 Messages = Annotated[list[Message], FailFast(), BeforeValidator(_few_messages), Field(min_length=1)]
@@ -473,6 +487,10 @@ class StructuredOutputs(Shape):
     json_object: bool = False
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    disable_fallback: bool = False
+    """To another library: there is one."""
+    disable_additional_properties: bool = False
+    """There are none where a schema does not ask for them."""
 
 
 class Drawing(Shape):
@@ -631,7 +649,7 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool = True
     max_tokens: Annotated[Whole, Field(ge=0)] | None = COMPLETION_TOKENS_DEFAULT
     """0: with `echo`, for the prompt alone."""
-    logprobs: Logprobs | None = None
+    logprobs: Annotated[Logprobs | None, BeforeValidator(_unless_false)] = None
     echo: bool = False
     """The prompt comes before its answer, with its log-probabilities where `logprobs` asks for some."""
 

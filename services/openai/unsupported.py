@@ -64,23 +64,26 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 _OF_A_BODY: Final = """
-    bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank
-    decoder_input_details dry_allowed_length dry_base dry_multiplier dry_penalty_last_n
-    dry_sequence_breakers dynatemp_exponent dynatemp_range enable_thinking extra_key format grammar
-    id_slot input input_ids instructions keep_alive logprob_start_len lora_path max_new_tokens
-    max_output_tokens media_io_kwargs min_keep min_new_tokens mirostat_eta mirostat_tau models n_keep
-    n_predict n_probs options plugins previous_response_id prompt_embeds provider random_seed reasoning
-    repeat_last_n repeat_penalty repetition_context_size response_format_schema return_logprob
-    return_text_in_logprobs route samplers sampling_params sampling_seed session_params stop_regex
-    stop_sequences structural_tag system template text think thinking thinking_budget
-    thinking_token_budget token_ids_logprob top_a top_logprobs_num top_n_sigma top_n_tokens transforms
-    truncate truncation xtc_probability xtc_threshold
+    bootstrap_host bootstrap_port bootstrap_room custom_labels custom_logit_processor
+    data_parallel_rank decoder_input_details disagg_prefill_dp_rank dry_allowed_length dry_base
+    dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range
+    ec_transfer_params enable_thinking extra_key format grammar id_slot images_config input
+    input_ids instructions keep_alive logprob_start_len lora_path max_new_tokens max_output_tokens
+    media_io_kwargs min_keep min_new_tokens mirostat_eta mirostat_tau models n_keep n_predict
+    n_probs ngram_corpus_id options plugins previous_response_id prompt_embeds provider random_seed
+    reasoning repeat_last_n repeat_penalty repetition_context_size repetition_detection
+    response_format_schema return_cached_tokens_details return_logprob return_prompt_text
+    return_prompt_token_ids return_text_in_logprobs route routed_dp_rank routed_experts_start_len
+    samplers sampling_params sampling_seed session_id session_params stop_regex stop_sequences
+    structural_tag system template text think thinking thinking_budget thinking_token_budget
+    token_ids_logprob top_a top_logprobs_num top_n_sigma top_n_tokens transforms truncate truncation
+    watermarking xtc_probability xtc_threshold
 """
 _OF_A_MESSAGE: Final = """
     cache_control images partial prefix reasoning_details thinking
     thinking_blocks tool_name tools
 """
-_OF_STRUCTURED_OUTPUTS: Final = "backend disable_additional_properties disable_fallback structural_tag"
+_OF_STRUCTURED_OUTPUTS: Final = "backend structural_tag"
 NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
     "": frozenset(_OF_A_BODY.split()),
     "messages.[]": frozenset(_OF_A_MESSAGE.split()),
@@ -96,6 +99,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "min_new_tokens": "min_tokens",
     "n_predict": "max_tokens",
     "random_seed": "seed",
+    "return_prompt_token_ids": "return_token_ids",
     "logprob_start_len": "prompt_logprobs",
     "return_logprob": "logprobs",
     "token_ids_logprob": "logprob_token_ids",

@@ -15,6 +15,7 @@ from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, batch
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ID = {"X-Request-Id": "r1"}
+MATCHED = {"stop": tiny.END_ID}
 T, FOX = tiny.ids("The")[0], tiny.ids(" fox")[0]
 
 
@@ -39,7 +40,10 @@ async def events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> li
 
 
 def chat_chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
-    ended = {"finish_reason": finish, **({} if finish is None else {"stop_reason": None})}
+    ended = {
+        "finish_reason": finish,
+        **({} if finish is None else {"stop_reason": None, "matched_stop": MATCHED.get(finish)}),
+    }
     choice = {"index": 0, "delta": delta, "logprobs": None, **ended, **more.pop("choice", {})}
     return {
         "id": "chatcmpl-r1",
@@ -177,6 +181,7 @@ async def test_whole_chat(http: httpx.AsyncClient, backend: ScriptedBackend) -> 
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
+                "matched_stop": tiny.END_ID,
                 "token_ids": [T, tiny.END_ID],
             }
         ],
@@ -199,8 +204,8 @@ async def test_completion_chunks(http: httpx.AsyncClient, backend: ScriptedBacke
         "model": tiny.MODEL,
         "system_fingerprint": None,
     }
-    going_on: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
-    ended = {"finish_reason": "length", "stop_reason": None}
+    going_on: dict[str, Any] = {"finish_reason": None, "stop_reason": None, "matched_stop": None}
+    ended = {"finish_reason": "length", "stop_reason": None, "matched_stop": None}
     assert await events(http, COMPLETIONS, completion()) == [
         {**head, "choices": [{"index": 0, "text": "The", "logprobs": None, **going_on}]},
         {**head, "choices": [{"index": 0, "text": " fox", "logprobs": None, **ended}]},

@@ -98,7 +98,7 @@ FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tool_choice": {"type": "function", "name": "x"}, "tools": [WEATHER]}, "tool_choice", None),
     ({"metadata": {"a": 5}}, "metadata.a", "invalid_type"),
     ({"metadata": {"a": "x" * 513}}, "metadata", None),
-    ({"stream_options": {"include_usage": True}, "stream": True}, "stream_options.include_usage", None),
+    ({"stream_options": {"include_usages": True}, "stream": True}, "stream_options.include_usages", None),
     ({"stream": "yes"}, "stream", "invalid_type"),
     ({"store": 1}, "store", "invalid_type"),
     ({"stop": [""]}, "stop[0]", None),

@@ -157,6 +157,8 @@ class Reasoning(Shape):
 
 
 class StreamOptions(Shape):
+    include_usage: bool = False
+    """The last event has it, whether it is asked for or not."""
     include_obfuscation: bool = False
     """Padding against traffic analysis; never added here."""
 

@@ -23,12 +23,12 @@ assert reply.status in ("completed", "incomplete")
 assert reply.output_text
 print("responses:", reply.status, reply.usage.total_tokens)
 
-with client.responses.stream(model=model, input=ask, max_output_tokens=16) as stream:
+with client.responses.stream(model=model, input=ask, text_format=Weather, max_output_tokens=64) as stream:
     events = [event.type for event in stream]
     final = stream.get_final_response()
 assert events[0] == "response.created"
 assert "response.output_text.delta" in events
-assert final.output_text
+assert isinstance(final.output_parsed, Weather)
 print("stream:", len(events), "events, the last is", events[-1])
 
 told = client.responses.parse(model=model, input=ask, text_format=Weather, max_output_tokens=64)

@@ -232,6 +232,18 @@ def tool(name: str = "weather", **said: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "It.", "parameters": CITY, **said}}
 
 
+EVERY_WORD: Final = {
+    "json": PERSON,
+    "regex": None,
+    "choice": None,
+    "grammar": None,
+    "json_object": None,
+    "disable_fallback": False,
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+    "structural_tag": None,
+}
 TOOLS: Final = {"tools": [tool(), tool("pokemon")]}
 CALL: Final = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>'
 WEATHER: Final = ("weather", {"city": "Rome", "days": 3})
@@ -254,6 +266,27 @@ def forced(answer: Answer) -> bool:
 
 
 CALLS: Final = behaviours(
+    chat(
+        "structured_outputs with every word that vLLM knows hold the answer",
+        VT,
+        is_person,
+        said=ANN,
+        fields={"structured_outputs": EVERY_WORD},
+    ),
+    chat(
+        "strict beside the function is the function's",
+        VR,
+        forced,
+        said="I will not.",
+        fields={"tools": [{**tool(), "strict": True}], "tool_choice": "required"},
+    ),
+    chat(
+        "strict beside the function holds a call that it may make",
+        VR,
+        forced,
+        said='<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"',
+        fields={"tools": [{**tool(), "strict": True}]},
+    ),
     *streams(
         chat(
             "a call that the model writes comes as one",

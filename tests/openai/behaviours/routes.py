@@ -207,6 +207,7 @@ SERVER: Final = behaviours(
     ),
     get("a model is told by its name", SG, lambda a: a.body["id"] == tiny.MODEL, f"/v1/models/{tiny.MODEL}"),
     get("another model is not found", SG, Refused("model", 404, FAULT), "/v1/models/other"),
+    get("a model's root is its name", SG, lambda a: a.body["root"] == tiny.MODEL, f"/v1/models/{tiny.MODEL}"),
     get("the version is told", VB, lambda a: set(a.body) == {"version"}, "/version"),
     get("/openapi.json describes the routes", VB, lambda a: CHAT in a.body["paths"], "/openapi.json"),
     get("a route that is not there is a 404", VB, Refused(None, 404, FAULT), "/nothing"),
@@ -448,6 +449,12 @@ RESPONDED: Final = behaviours(
         SV,
         lambda a: a.types[:2] == ["response.created", "response.in_progress"],
         fields={"stream": True},
+    ),
+    respond(
+        "include_usage of a stream is taken",
+        SV,
+        lambda a: final(a)["usage"]["total_tokens"] > 0,
+        fields={"stream": True, "stream_options": {"include_usage": True}},
     ),
     respond(
         "a stream ends with response.completed",
