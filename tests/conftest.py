@@ -2,12 +2,17 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from services.runtime.model_files import DEMO, prepare, resolve
+
+if TYPE_CHECKING:
+    from tests.grammars.answers import Slow
 
 # The same examples in every run; what failed is printed as a blob that replays it. Many and others:
 # pytest --hypothesis-profile=search
@@ -41,6 +46,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rewrite(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be regenerated instead of compared."""
     return bool(request.config.getoption("--rewrite"))
+
+
+@pytest.fixture
+def slow() -> Iterator["Slow"]:
+    """The vocabulary of a worker's grammars, which is there when a test lets it go."""
+    from tests.grammars.answers import Slow
+
+    made = Slow()
+    yield made
+    made.go.set()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

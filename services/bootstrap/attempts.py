@@ -294,6 +294,7 @@ class RoomBackend:
             registry.tokens_max(Side.DECODE),
             registry.tokens_least_now(Side.DECODE),
             registry.decode_page_tokens,
+            registry.quantize,
         )
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:

@@ -183,6 +183,8 @@ class ModelCard(BaseModel):
     parent: None
     max_model_len: int
     default_sampling_params: dict[str, Any]
+    quantize: str | None
+    """As what the workers hold its weights; null while none is known."""
     type: Literal["model"]
     """This and the next: Anthropic's."""
     display_name: str

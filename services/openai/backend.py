@@ -99,6 +99,8 @@ class Limits:
     """The same of the smallest of the workers that get requests now (0: none is known yet)."""
     page_tokens: int = 1
     """Of one page of a decode cache: several choices share whole pages of their prompt."""
+    quantize: str | None = None
+    """As what the workers hold the model's weights (None: no worker is known yet)."""
 
 
 class Backend(Protocol):

@@ -31,6 +31,7 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
             "parent": None,
             "max_model_len": backend.limits().context_tokens,
             "default_sampling_params": differing(model.drawing),
+            "quantize": backend.limits().quantize,
             "type": "model",
             "display_name": name,
             "created_at": created_at,

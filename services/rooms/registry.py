@@ -263,6 +263,12 @@ class Registry:
         """Of a page of decode's, the largest where they differ; 1 without workers."""
         return max((worker.facts.page_tokens for worker in self._on[Side.DECODE]), default=1)
 
+    @property
+    def quantize(self) -> str | None:
+        """As what all workers hold the model's weights; None without workers."""
+        known = (worker for role in self._on.values() for worker in role)
+        return next((dict(worker.facts.geometry).get("quantize") for worker in known), None)
+
     def tokens_least_now(self, side: Side) -> int:
         """The same of the smallest of those that get rooms now or may again at once, if there are any."""
         serving = (worker.facts.tokens_max for worker in self._on[side] if worker.is_serving)

@@ -18,13 +18,6 @@ HELD = replace(ASKED, grammar=regex("[0-9]"))
 
 
 @pytest.fixture
-async def slow() -> AsyncIterator[Slow]:
-    made = Slow()
-    yield made
-    made.go.set()
-
-
-@pytest.fixture
 async def bench(slow: Slow) -> AsyncIterator[DecodeBench]:
     async with decoding(grammars=Shelf(slow)) as made:
         yield made

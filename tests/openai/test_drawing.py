@@ -104,3 +104,13 @@ async def test_clients_are_told_what_is_recommended() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
             card = (await client.get(f"/v1/models/{tiny.MODEL}")).json()
         assert card["default_sampling_params"] == told
+
+
+async def test_clients_are_told_what_the_workers_quantise_once_there_are_any() -> None:
+    backend = ScriptedBackend()
+    app = create_app(backend, tiny.model(), CollectorRegistry())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        for told in (None, "int8"):
+            backend.known_limits = replace(backend.known_limits, quantize=told)
+            (card,) = (await client.get("/v1/models")).json()["data"]
+            assert card["quantize"] == told

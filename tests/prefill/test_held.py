@@ -16,13 +16,6 @@ HELD = toy.request("1", PROMPT, grammar=regex("[0-9]"))
 
 
 @pytest.fixture
-async def slow() -> AsyncIterator[Slow]:
-    made = Slow()
-    yield made
-    made.go.set()
-
-
-@pytest.fixture
 async def pair(slow: Slow) -> AsyncIterator[Pair]:
     made = Pair(grammars=Shelf(slow))
     yield made

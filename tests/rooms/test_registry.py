@@ -68,6 +68,13 @@ def registry_of(*workers: WorkerFacts, first_room: int = 500) -> Registry:
     return registry
 
 
+def test_what_the_workers_quantise_is_known_once_one_is_there() -> None:
+    registry = Registry("model", 500, LEASE_MS, KEPT, FAILED_KEPT)
+    assert registry.quantize is None
+    registry.register(replace(facts(Side.DECODE, 1), geometry=(*GEOMETRY, ("quantize", "int8"))), 0)
+    assert registry.quantize == "int8"
+
+
 def pair(registry: Registry, tokens: int = 10) -> tuple[Worker, Worker]:
     return registry.place(Need(tokens, tokens))
 
