@@ -1,5 +1,6 @@
 """What was answered can be named by a later request while it is kept, by its owner alone."""
 
+import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from services.openai.responses.carrier import Carrier, NotOurs
 from services.openai.responses.kept import KeptResponses
 from services.runtime.api_keys import ApiKeys
 from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend, saying
+from tests.openai.scripted import LENGTH, ScriptedBackend, saying
 from tests.openai.test_bad_input import check
 from tests.openai.test_responses import CALL, WEATHER, told
 
@@ -81,6 +82,24 @@ async def test_a_call_of_a_kept_answer_is_answered_alone(client: Client, backend
         result["call_id"] = "other"
         reply = await http.post(RESPONSES, json={"input": [result], "previous_response_id": first["id"]})
         check(reply, 400, "input[0].call_id", "invalid_value")
+
+
+async def test_a_call_that_was_cut_off_is_no_part_of_what_follows(
+    client: Client, backend: ScriptedBackend
+) -> None:
+    begun = CALL.partition("Paris")[0]
+    backend.script = lambda _: saying(begun, finish=LENGTH)
+    async with client() as http:
+        forced = {"input": "hi", "tools": [WEATHER], "tool_choice": "required", "stream": True}
+        reply = await http.post(RESPONSES, json=forced)
+        first = json.loads(reply.text.strip().rpartition("data: ")[2])["response"]
+        (call,) = first["output"]
+        assert (call["type"], call["status"]) == ("function_call", "incomplete")
+        assert call["arguments"] == '{"city": "'
+        await ask(http, input="More", previous_response_id=first["id"])
+        assert prompt(backend) == told(("user", "hi"), ("user", "More"))
+        reply = await http.post(RESPONSES, json={"input": [said("hi"), {"id": call["id"]}]})
+        check(reply, 400, "input[1].id", "invalid_value")
 
 
 async def test_an_item_is_named_by_its_id(client: Client, backend: ScriptedBackend) -> None:

@@ -4,6 +4,7 @@ Whatever else is to be said of it is said of that request, in the caller's own t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import filterfalse
 from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -13,6 +14,7 @@ from services.openai.field_faults import first_fault
 from services.openai.responses.carrier import Carrier
 from services.openai.responses.items import MessageItem, ReferenceItem, Told
 from services.openai.responses.kept import KeptResponses
+from services.openai.responses.making import INCOMPLETE
 from services.openai.responses.naming import item_of
 from services.openai.responses.shapes import (
     LOGPROBS,
@@ -58,7 +60,7 @@ def _before(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterat
     if (found := kept.find(id_, owner)) is None:
         why = f"'{PREVIOUS}': the answer '{shown(id_)}' is not kept{_why_not(kept)}; send all items."
         raise invalid(PREVIOUS, why, "previous_response_not_found")
-    for item in (*found.read(), *found.whole()["output"]):
+    for item in (*found.read(), *filterfalse(_is_cut_off, found.whole()["output"])):
         yield Placed(_read(item), PREVIOUS)
 
 
@@ -74,7 +76,16 @@ def _own(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterator[
         if (found := item_of(kept, item.id, owner)) is None:
             why = f"'{path}.id': the item '{shown(item.id)}' is not kept{_why_not(kept)}; send it whole."
             raise invalid(f"{path}.id", why, "item_not_found")
+        if _is_cut_off(found):
+            raise invalid(
+                f"{path}.id", f"'{path}.id': the call '{shown(item.id)}' was cut off; leave it out."
+            )
         yield Placed(_read(found), path)
+
+
+def _is_cut_off(item: Mapping[str, Any]) -> bool:
+    """A call that has no end: nobody can answer it, and no chat template show it."""
+    return (item["type"], item["status"]) == ("function_call", INCOMPLETE)
 
 
 def _why_not(kept: KeptResponses) -> str:
