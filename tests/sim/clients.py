@@ -3,10 +3,11 @@
 import asyncio
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from services.openai.backend import Hangup, NoWorker, Overloaded, RoomFailed
+from services.openai.backend import Hangup, NoWorker, Overloaded, RoomFailed, TokenBatch
 from services.rooms.errors import Cause, Reason
 from services.rooms.request import Request, Sampling
 from tests.sim.bootstrap import Bootstrap
@@ -31,8 +32,15 @@ class Client:
     """After how many tokens it has read all it wants."""
     cancel_s: float | None = None
     """When somebody cancels its room by number."""
-    tokens: list[int] = field(default_factory=list)
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    """Of each choice."""
     outcome: str = ""
+
+    def has_enough(self, choice: int) -> bool:
+        """Of several choices some readers have, and others wait for the end."""
+        several = self.request.choices > 1
+        read = len(self.outputs.get(choice, ()))
+        return self.enough is not None and read >= self.enough and (not several or choice % 2 == 1)
 
 
 class Clients:
@@ -81,16 +89,20 @@ class Clients:
             self._explain("no worker", str(error))
             return
         try:
-            while True:
+            going = set(range(client.request.choices))
+            while going:
                 batch = await stream.next()
-                self._got(client, [token.id for token in batch.tokens], whole=batch.finish is not None)
+                self._got(client, batch, going)
                 if batch.finish is not None:
-                    client.outcome = "answered"
-                    return
-                if client.enough is not None and len(client.tokens) >= client.enough:
-                    await stream.hang_up(Hangup.STOP_STRING)
-                    client.outcome = "had enough"
-                    return
+                    going.discard(batch.choice)
+                elif client.has_enough(batch.choice):
+                    going.discard(batch.choice)
+                    if not going:
+                        await stream.hang_up(Hangup.STOP_STRING)
+                        client.outcome = "had enough"
+                        return
+                    stream.end_choice(batch.choice)
+            client.outcome = "answered"
         except RoomFailed as error:
             client.outcome = error.reason
             self._explain(error.reason, str(error))
@@ -115,7 +127,7 @@ class Clients:
         )
 
     async def _try(self, client: Client) -> None:
-        client.tokens.clear()
+        client.outputs.clear()
         try:
             async with asyncio.timeout(END_S):
                 await self._connection(client, self._platform.bootstrap)
@@ -157,19 +169,21 @@ class Clients:
             self._world.trace.fault(self._world.loop.time(), "cancel")
             bootstrap.rooms.fail(entry.id, Cause(Reason.CANCELLED, "cancelled"))
 
-    def _got(self, client: Client, tokens: list[int], *, whole: bool) -> None:
-        client.tokens.extend(tokens)
-        right = answer(client.request)
-        count = len(client.tokens)
-        self._world.trace.note(
-            self._world.loop.time(), "client", "tokens", 0, f"{client.request.request_id} {tokens}"
-        )
-        if client.tokens != right[:count] or (whole and count != len(right)):
-            self._world.trace.violate(
-                self._world.loop.time(),
-                "stale-never-served",
-                f"request {client.request.request_id} got {client.tokens}, the model says {right}",
-            )
+    def _got(self, client: Client, batch: TokenBatch, going: Set[int]) -> None:
+        request, choice, now_s = client.request, batch.choice, self._world.loop.time()
+        output = client.outputs.setdefault(choice, [])
+        tokens = [token.id for token in batch.tokens]
+        output.extend(tokens)
+        right, count, whole = answer(request.choice(choice)), len(output), batch.finish is not None
+        of_choice = f"choice {choice} of " if request.choices > 1 else ""
+        self._world.trace.note(now_s, "client", "tokens", 0, f"{of_choice}{request.request_id} {tokens}")
+        if choice not in going:
+            text = f"choice {choice} of request {request.request_id} goes on behind its end"
+            self._world.trace.violate(now_s, "choices-end-alone", text)
+        if output != right[:count] or (whole and count != len(right)):
+            broken = "own-draws" if request.choices > 1 else "stale-never-served"
+            text = f"{of_choice}request {request.request_id} got {output}, the model says {right}"
+            self._world.trace.violate(now_s, broken, text)
 
     def _explain(self, reason: str, text: str) -> None:
         if not explained(reason, self._world.trace.faults):
@@ -194,6 +208,16 @@ def make_request(draw: random.Random, number: int, shape: Profile) -> Request:
             prompt = (*prompt[:8], *stem, *prompt[8:])[: draw.choice((longest, len(prompt)))]
     max_tokens = draw.choice((1, 1, 2, 3, 5, 8))
     name = f"r{number % 5}" if draw.random() < 0.1 else f"request-{number}"
-    return Request(
+    asked = Request(
         name, prompt, max_tokens, ignore_eos=True, sampling=Sampling(temperature=0.0, seed=number + 1)
     )
+    return _several(draw, asked) if shape.several and draw.random() < shape.several else asked
+
+
+def _several(draw: random.Random, asked: Request) -> Request:
+    """Several choices of it, of which one or another is stopped by a token of its own."""
+    seeds = tuple(draw.getrandbits(64) for _ in range(draw.choice((1, 2, 3))))
+    sampling = replace(asked.sampling, temperature=1.0)
+    asked = replace(asked, sampling=sampling, further_seeds=seeds)
+    output = answer(asked.choice(draw.randrange(asked.choices)))
+    return replace(asked, stop_token_ids=(draw.choice(output),))

@@ -42,20 +42,25 @@ _NOISE: Final = b"\xa5"
 _MASK: Final = (1 << 64) - 1
 
 
-def next_token(tokens: Sequence[int]) -> int:
+def luck(asked: Request) -> int:
+    """What is drawn depends on this, beside the tokens."""
+    return asked.sampling.seed if asked.sampling.temperature else 0
+
+
+def next_token(tokens: Sequence[int], seed: int = 0) -> int:
     """What the model says comes after `tokens`: it depends on each of them and its place."""
-    value = 7
+    value = 7 + seed
     for token in tokens:
         value = (value * 1_000_003 + token + 1) & _MASK
     return (value >> 7) % VOCABULARY
 
 
 def answer(asked: Request) -> list[int]:
-    """The whole output of `asked`, computed without any pages."""
-    tokens = list(asked.prompt)
-    for _ in range(asked.max_tokens):
-        tokens.append(next_token(tokens))
-    return tokens[len(asked.prompt) :]
+    """The whole output of `asked`, of one choice, computed without any pages."""
+    tokens, output = list(asked.prompt), list[int]()
+    while asked.finish_reason(output) is None:
+        output.append(next_token([*tokens, *output], luck(asked)))
+    return output
 
 
 def history(known: tuple[int, ...]) -> int:
@@ -124,7 +129,7 @@ class Engine:
             known = row.sequence.tokens(0, row.stop)
             for first in range(row.start - row.start % self._size, row.stop, self._size):
                 self._write(row, first, self._page(first, known))
-            drawn.append(Token(next_token(known)) if row.sample else None)
+            drawn.append(Token(next_token(known, luck(row.sequence.request))) if row.sample else None)
             summed = row.sequence.page_sum
             if summed is not None and summed.stop < row.stop:
                 # What the ranks tell each other is known here without.

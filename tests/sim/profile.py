@@ -87,6 +87,8 @@ class Profile:
     """Workers keep the pages of ended sequences for those that begin alike."""
     alike: float = 0.2
     """Of prompts: begin as others do."""
+    several: float = 0.0
+    """Of requests: ask for several choices."""
     kv_heads: tuple[int, ...] = (1, 2)
     checksum: KvChecksum = KvChecksum.RECORD
     slow: float = 1.0
@@ -121,6 +123,7 @@ NAMES: Final = (
     "packed",
     "renewals",
     "stalls",
+    "choices",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
@@ -147,6 +150,13 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "busy_bootstraps": (1, 2, 4),
         "late_renewals": (True, True, True, False),
         "crashes": (0, 0, 1),
+    },
+    "choices": {
+        "crashes": (0, 1, 2),
+        "rank_aborts": (0, 10),
+        "step_failure_share": (0.0, 0.01),
+        "hangup_share": (0.2, 0.5),
+        "drains": (0, 0, 1),
     },
     "stalls": {"rank_stalls": (1, 2, 3), "group_s": (60.0,), "slow_ranks": (0, 1)},
 }
@@ -257,6 +267,8 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
             prefills = tuple(draw.choice(THIRDS) for _ in shape.prefills)
             decodes = tuple(draw.choice(THIRDS) for _ in shape.decodes)
             shape = replace(shape, kv_heads=SIX_HEADS, prefills=prefills, decodes=decodes)
+        case "choices":
+            shape = replace(shape, several=draw.choice((0.5, 0.9)))
         case "fence":
             while len(shape.prefills) < 2:
                 shape = replace(shape, prefills=(*shape.prefills, draw.choice(shape.prefills)))

@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from services.openai.backend import Hangup, RoomFailed
@@ -193,7 +193,7 @@ class _Scene:
 
     async def _last(self, draw: random.Random, pair: tuple[Worker, Worker]) -> None:
         for attempt in range(LAST_TRIES):
-            request = make_request(draw, draw.getrandbits(60), self._world.shape)
+            request = make_request(draw, draw.getrandbits(60), replace(self._world.shape, several=0.0))
             bootstrap = self._platform.bootstrap
             need = Need(request.prefill_tokens, request.tokens_max)
             entry = bootstrap.rooms.admission.open_on(request.request_id, pair, need)
