@@ -1,37 +1,20 @@
 """What became of each mutant? Each runs in a process of its own, some at a time, each within its budget."""
 
-import multiprocessing
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Final
 
+from tests.apart import NoAnswer, answer_of
 from tests.mutants.checks import Finding, find
-from tests.mutants.mutant import Check, Drifted, Mutant
+from tests.mutants.mutant import Check, Mutant
 from tests.mutants.patched import put_in_place
 from tests.suite.tiers import starts
 
 BUDGET_S: Final = 60.0
 TOGETHER_S: Final = 900.0
 """For all stories, or all tests, that see some mutant, one after the other on the source as it is."""
-PRELOADED: Final = [
-    "fastapi",
-    "google.protobuf.message",
-    "grpc.aio",
-    "grpc_health.v1.health",
-    "grpc_reflection.v1alpha.reflection",
-    "httpx",
-    "hypothesis",
-    "prometheus_client",
-    "pytest",
-    "pytest_asyncio",
-    "torch",
-    "transformers.modeling_utils",
-]
-"""Imported once, for all mutants: what takes long and is none of the product. Its modules are changed as they
-are imported, so this is not what the processes of other tests are forked from (`tests/forks.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +47,11 @@ class Errand:
     def run(self) -> Outcome:
         starts("search")
         started = time.monotonic()
-        found, problem = _apart(self)
+        found, problem = None, ""
+        try:
+            found = answer_of(_first, self, limit_s=self.budget_s)
+        except NoAnswer as error:
+            problem = str(error)
         return Outcome(self.name, found, problem, round(time.monotonic() - started, 2))
 
 
@@ -92,38 +79,6 @@ def judge(all_errands: Iterable[Errand], jobs: int) -> Iterator[Outcome]:
         running = [lanes.submit(each.run) for each in all_errands]
         for each in as_completed(running):
             yield each.result()
-
-
-def _apart(errand: Errand) -> tuple[Finding | None, str]:
-    """Run its checks in another process. Returns what they found, or why there is no answer."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(errand, there), daemon=True)
-    process.start()
-    there.close()
-    try:
-        if not here.poll(errand.budget_s):
-            return None, f"no answer within {errand.budget_s:g} s"
-        found, problem = here.recv()
-    except EOFError:
-        process.join()
-        return None, f"its process ended with status {process.exitcode}"
-    else:
-        return found, problem
-    finally:
-        process.kill()
-        process.join()
-        here.close()
-
-
-def _answer(errand: Errand, there: Connection) -> None:
-    try:
-        there.send((_first(errand), ""))
-    except Drifted as error:
-        there.send((None, str(error)))
-    except Exception as error:
-        there.send((None, f"{type(error).__name__}: {error}"))
 
 
 def _first(errand: Errand) -> Finding | None:

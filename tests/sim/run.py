@@ -93,6 +93,7 @@ def _simulate(seed: int, rooms: int, name: str | None) -> Report:
     finally:
         asyncio.set_event_loop(None)
         logging.getLogger("services").removeHandler(errors)
+        logging.getLogger("services").setLevel(logging.CRITICAL + 1)  # what is left over is only collected
     for problem in loop.problems:
         trace.violate(loop.time(), "moves-listed", problem)
     loop.forget()

@@ -1,4 +1,4 @@
-"""Does the hand-over hold? `make verify`: the model, the kernels, the simulation and the mutants, two
+"""Does the hand-over hold? `make verify`: the model, the kernels, the simulation and the mutants, three
 processes at a time. One JSON object on stdout, progress on stderr; exit status 1 if anything is broken,
 missed or short.
 
@@ -24,7 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.verify", description=__doc__)
     parser.add_argument("--rooms", type=int, default=ROOMS, help="to simulate, at least")
     parser.add_argument("--seed", type=int, help="the first of the simulation")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--jobs", type=int, default=3, help="at a time: a mutant's test often waits")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--hours", type=float, help="of --long; without it, until it is stopped")
     args = parser.parse_args()

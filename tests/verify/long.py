@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tests.model.scopes import SCOPES
 from tests.verify.lanes import Piece, in_lanes
-from tests.verify.parts import SEEDS_AT_A_TIME, SEEDS_S, asked
+from tests.verify.parts import SEEDS_AT_A_TIME, asked, simulated
 
 HOURS_MAX: Final = 24.0
 """Of one scope of the model."""
@@ -42,16 +42,16 @@ class _Batches:
 
     def simulation(self, first: int) -> Iterator[Piece]:
         while time.monotonic() < self._until_s:
-            seeds = f"{first}:{first + SEEDS_AT_A_TIME}"
-            yield Piece(f"simulation, seeds {seeds}", partial(self._simulate, seeds))
-            first += SEEDS_AT_A_TIME
+            seeds = range(first, first + SEEDS_AT_A_TIME)
+            yield Piece(f"simulation, seeds {seeds.start}:{seeds.stop}", partial(self._simulate, seeds))
+            first = seeds.stop
 
     def _model(self, scope: str) -> str:
         came = asked("tests.model", "--scope", scope, "--json", limit_s=3600 * HOURS_MAX)
         return self._told({"model": came}, came["violations"])
 
-    def _simulate(self, seeds: str) -> str:
-        came = asked("tests.sim", "--seeds", seeds, "--json", limit_s=SEEDS_S)
+    def _simulate(self, seeds: range) -> str:
+        came = simulated(seeds)
         return self._told({"simulation": came}, came["violations"])
 
     def _told(self, batch: dict[str, Any], violations: int) -> str:

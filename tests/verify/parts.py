@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from tests.apart import answer_of
 from tests.mutants.__main__ import summary
 from tests.mutants.checks import ROOMS, seeds_of
 from tests.mutants.lanes import Errand, Outcome, controls, errands
@@ -39,6 +40,21 @@ def asked(module: str, *words: str, limit_s: float) -> dict[str, Any]:
         said = (done.stdout + done.stderr)[-2000:]
         raise Broken(f"{' '.join(command[1:])} ended with status {done.returncode}:\n{said}") from error
     return answer
+
+
+def simulated(seeds: range, profile: str | None = None, rooms: int | None = None) -> dict[str, Any]:
+    """What these seeds of the simulation come to, of a profile or of their own ones, with so many requests
+    each. Raises NoAnswer."""
+    came: dict[str, Any] = answer_of(_simulate, seeds, profile, rooms, limit_s=SEEDS_S)
+    return came
+
+
+def _simulate(seeds: range, profile: str | None, rooms: int | None) -> dict[str, Any]:
+    from tests.sim import run
+    from tests.sim.__main__ import reports, summary
+
+    ran = reports(seeds, run.ROOMS if rooms is None else rooms, profile, jobs=1)
+    return summary(ran, (seeds.start, seeds.stop), time.monotonic())
 
 
 def seeds_of_mutants() -> dict[str, range]:
@@ -71,19 +87,18 @@ class Simulation:
 
     def pieces(self) -> Iterator[Piece]:
         for profile, seeds in seeds_of_mutants().items():
-            words = "--profile", profile, "--rooms", str(ROOMS)
-            yield self._piece(f"{profile}, ", seeds, words)
+            yield self._piece(f"{profile}, ", seeds, profile, ROOMS)
         self.end_seed = self.first_seed
         while self.rooms < self.rooms_wanted and time.monotonic() < self.until_s:
             first, self.end_seed = self.end_seed, self.end_seed + SEEDS_AT_A_TIME
-            yield self._piece("", range(first, self.end_seed), ())
+            yield self._piece("", range(first, self.end_seed))
 
-    def _piece(self, what: str, seeds: range, words: Sequence[str]) -> Piece:
-        told = f"{seeds.start}:{seeds.stop}"
-        return Piece(f"simulation, {what}seeds {told}", partial(self._run, told, words))
+    def _piece(self, what: str, seeds: range, profile: str | None = None, rooms: int | None = None) -> Piece:
+        named = f"simulation, {what}seeds {seeds.start}:{seeds.stop}"
+        return Piece(named, partial(self._run, seeds, profile, rooms))
 
-    def _run(self, seeds: str, words: Sequence[str]) -> str:
-        came = asked("tests.sim", "--seeds", seeds, *words, "--json", limit_s=SEEDS_S)
+    def _run(self, seeds: range, profile: str | None, rooms: int | None) -> str:
+        came = simulated(seeds, profile, rooms)
         with self._lock:
             self.rooms += came["rooms"]
             self.runs += came["runs"]
