@@ -130,7 +130,7 @@ class BootstrapSettings(ServiceSettings):
         "",
         "File whose content signs the thoughts that clients carry (reasoning.encrypted_content); the same for"
         " all bootstraps (not given: a key is drawn at each start).",
-        FILE,
+        TEXT,
     )
     max_body_bytes: int = setting(4 * 2**20, "Largest request body.", SIZE)
     rate_limit: int = setting(
