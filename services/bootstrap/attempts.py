@@ -246,12 +246,13 @@ class RequestStream:
             self._rooms.admission.discard(entry, QUEUED_GONE)
             self._rooms.timelines.tell(failed.id, "not retried", GIVEN_UP_BETWEEN)
             raise RoomFailed(cause.text, cause.reason.value)
+        wanted = tuple(choice for choice in strand.choices if choice in self._going)
+        if wanted != strand.choices:  # the reader ended others meanwhile
+            strand.choices = wanted
+            request = self._request_of(strand)
         strand.opened += 1
         strand.began = len(request.output)
         strand.room = self._follow(entry, request, max(self._left_s(), 0.0))
-        for place, choice in enumerate(strand.choices):
-            if choice not in self._going:
-                strand.room.end_choice(place)
 
     def _request_of(self, strand: _Strand) -> Request:
         """What is left of the request to its choices, which have one output."""

@@ -306,6 +306,31 @@ async def test_a_reader_ends_a_choice_that_has_a_room_of_its_own(pairs: Pairs) -
     await pairs.all_at_rest(2, 3, 4)
 
 
+async def test_a_choice_that_is_ended_while_its_room_is_waited_for_is_not_drawn(pairs: Pairs) -> None:
+    """One of two that wait for a room together, and one that waits alone and gets none."""
+    pairs.decode.choose = in_turn(
+        fails(*(tokens(0, DRAWN[seed][:1], None, place) for place, seed in enumerate(DRAWN)))
+    )
+    stream = await pairs.backend.generate(several())
+    for _ in range(4):
+        await stream.next()
+    going_on = asyncio.ensure_future(stream.next())
+    await until(lambda: pairs.admission.retrying[pairs.entry(2).id] == 2)
+    stream.end_choice(1)
+    stream.end_choice(3)
+    finished = 0
+    while finished < 2:
+        batch = await going_on
+        assert batch.choice in (0, 2)
+        finished += batch.finish is not None
+        if finished < 2:
+            going_on = asyncio.ensure_future(stream.next())
+    assert [seeds(each) for each in both(pairs)] == [(5, 7)]
+    told = [event.detail for event in pairs.entry(2).events if event.name == "not retried"]
+    assert told == ["given up while it waited for another room"]
+    await pairs.all_at_rest(2, 3)
+
+
 async def test_a_room_that_finally_fails_ends_the_request_and_its_other_rooms(pairs: Pairs) -> None:
     pairs.decode.choose = in_turn(fails(tokens(0, DRAWN[5][:1]), tokens(0, DRAWN[8][:1], None, 1)))
     lasting = Cause(Reason.GRAMMAR_FAILED, "no token is allowed")

@@ -177,6 +177,42 @@ async def test_while_another_room_is_looked_for_it_has_not_failed_yet(at: House)
     assert told["headline"].startswith("Its room failed, and it may go on in another: decode worker decode-0")
 
 
+async def test_a_request_whose_choices_went_on_in_several_rooms_is_one_story() -> None:
+    """As long as one of them goes on, it does; it fails with the cause of the one that failed by itself."""
+    lost = Cause(Reason.DECODE_LOST, "decode worker decode-0: gone")
+    async with house(places=9) as at:
+
+        async def parted(name: str) -> tuple[RoomEntry, RoomEntry]:
+            entry = await at.admission.admit(name, 3, 5, choices=3)
+            at.rooms.fail(entry.id, lost)
+            retry = Retry(entry.id, lost.reason, frozenset(), None)
+            one = await at.admission.admit(name, 3, 5, retry, choices=2)
+            return one, await at.admission.admit(name, 3, 5, retry)
+
+        one, other = await parted("whole")
+        at.registry.streaming(one.id)
+        at.rooms.answered(other.id, "2 tokens passed on")
+        assert (await story(at, "whole"))["state"] == "streaming"
+        at.clock.advance(10)
+        at.rooms.answered(one.id, "4 tokens of 2 choices passed on")
+        told = await story(at, "whole")
+        assert (told["state"], told["total_ms"]) == ("answered", 10)
+        assert "its choices ended in 2 rooms" in told["headline"]
+        assert [each["room"] for each in told["attempts"]] == ["1", "3", "2"], "the last one ended last"
+        assert told["others"] == []
+        one, other = await parted("failed")
+        at.rooms.fail(one.id, Cause(Reason.GRAMMAR_FAILED, "no token is allowed"))
+        at.rooms.fail(other.id, Cause(Reason.CANCELLED, "another part of the request failed"))
+        told = await story(at, "failed")
+        assert (told["state"], told["cause"]["text"]) == ("failed", "no token is allowed")
+        async with client(at) as http:
+            listed = (await http.get("/requests")).json()["requests"]
+        assert [each["request_id"] for each in listed] == ["failed", "whole"]
+        for room in range(1, 7):
+            at.retired(room)
+        await at.at_rest()
+
+
 async def test_a_dead_workers_part_ends_with_its_room(at: House) -> None:
     entry = await at.admission.admit("request-1", 3, 5)
     hand_over(at)

@@ -40,7 +40,7 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
             rooms,
             total_ms,
             first_ms,
-            _detail(lines, "answered") or _detail(lines, "broken off"),
+            _passed_on(lines),
             _detail(lines, "not retried"),
         ),
         cause=why(rooms[-1].cause) if state is not State.ANSWERED else None,
@@ -130,6 +130,14 @@ def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
         cause=why(entry.cause),
         events_dropped=entry.events_dropped,
     )
+
+
+def _passed_on(lines: Sequence[Line]) -> str:
+    """What the client had."""
+    rooms = sum(line.name == "answered" for line in lines)
+    if rooms > 1:
+        return f"its choices ended in {rooms} rooms"
+    return _detail(lines, "answered") or _detail(lines, "broken off")
 
 
 def _detail(lines: Sequence[Line], name: str) -> str:
