@@ -23,6 +23,7 @@ from services.rooms.request import Grammar, GrammarKind
 
 NAME: Final = "\0name"
 ARGUMENTS: Final = "\0arguments"
+HARMONY: Final = "harmony"
 SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
     HERMES: ("<tool_call>", '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n", "</tool_call>"),
     "llama3": ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"),
@@ -36,6 +37,16 @@ SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
         "<|tool_call_argument_begin|>",
         ARGUMENTS,
         "<|tool_call_end|>",
+    ),
+    HARMONY: (
+        "<|channel|>",
+        "commentary to=functions.",
+        NAME,
+        " ",
+        "<|constrain|>",
+        "json",
+        "<|message|>",
+        ARGUMENTS,
     ),
 }
 """Of one call, by the form: marks, texts, the name and the arguments. The first mark tells that it is one."""
@@ -67,6 +78,9 @@ def shape_held(form: Form) -> CallShape:
     """As what a grammar has calls in that form written."""
     shape = SHAPES[form.names[0]]
     name, arguments = shape.index(NAME), shape.index(ARGUMENTS)
+    heads = [region.head for region in form.dialect.regions if region.head and shape[0] in region.opens]
+    if heads:  # which names the call
+        return CallShape(mark=heads[0], before="", between="", after="")
     bare = shape[0].startswith("{")
     closed = any(shape[0] in region.opens and region.closes for region in form.dialect.regions)
     return CallShape(
@@ -130,7 +144,8 @@ def whole_grammar(
         return Grammar(GrammarKind.LARK, "\n".join((f"start: {before}answer", *rules)))
     form = form_held(forms)
     shape = SHAPES[form.names[0]]
-    several = body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool)
+    framed = form.names[0] == HARMONY  # all of an answer is messages, and a call is the last of them
+    several = not framed and body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool)
     calls = f'call ("\\n"? call){{0,{CALLS_MAX - 1}}}' if several else "call"
     names = " | ".join(f"call_{place}" for place, _ in enumerate(tools))
     for place, tool in enumerate(tools):
@@ -145,7 +160,10 @@ def whole_grammar(
         start = f"{before}(({calls}) | answer)"
     else:
         _check_held(body, forms, form)
-        start = _start_with_text(shape[0], first, calls, names, rules, several=several, before=before)
+        if framed:
+            start = _start_with_messages(calls, term, rules)
+        else:
+            start = _start_with_text(shape[0], first, calls, names, rules, several=several, before=before)
     return Grammar(GrammarKind.LARK, "\n".join((f"start: {start}", *dict.fromkeys(rules))))
 
 
@@ -158,6 +176,19 @@ def _start_with_text(
         return f"{before}(({calls}) | OTHER?)"
     rules += [f"behind: {names}", *_until(mark, first)]
     return "(until behind)* TEXT?" if several else "(until behind) | TEXT?"
+
+
+def _start_with_messages(calls: str, term: Callable[[str], str], rules: list[str]) -> str:
+    """Of an answer that is messages with heads: thoughts and what is said on the way, then the answer or a
+    call."""
+    channel, message = term("<|channel|>"), term("<|message|>")
+    ended = f'{_ends("<|end|>", term, rules)} {term("<|start|>")} "assistant"'
+    rules += [
+        f'early: {channel} ("analysis" | "commentary") {message} {ended}',
+        f'final: {channel} "final" {message} TEXT?',
+        _until("<|channel|>", channel)[1],
+    ]
+    return f"early* (({calls}) | final)"
 
 
 def _check_held(body: ChatRequest, forms: Forms, form: Form) -> None:

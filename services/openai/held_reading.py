@@ -6,7 +6,7 @@ can be told as it grows, and a mark of its end may stand within a text of it.
 Pure.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -23,14 +23,18 @@ class CallShape:
     after: str
     """Behind the arguments, where no mark tells the end."""
 
+    def of_any(self, names: Collection[str]) -> "HeldCall":
+        """One of these names."""
+        return HeldCall({f"{self.before}{name}{self.between}": name for name in names}, self.after)
+
 
 class HeldCall:
     """One that is being written."""
 
-    def __init__(self, shape: CallShape, names: Collection[str]) -> None:
-        """`names`: that it may have."""
-        self._heads = {f"{shape.before}{name}{shape.between}": name for name in names}
-        self._left = shape.after
+    def __init__(self, heads: Mapping[str, str], after: str) -> None:
+        """`heads`: the name that it has, by what stands before its arguments. `after`: of its shape."""
+        self._heads = heads
+        self._left = after
         self._head = ""
         self._depth = 0
         self._in_text = False

@@ -289,6 +289,8 @@ class Speech:
             if now.region.sort is not None:
                 now.kind = now.region.sort(now.mark + "".join(now.head))
             self._begin(now.kind)
+            if now.kind is Kind.CALLS and self._shape is not None and self._shape.mark == mark:
+                now.call = self._named_by(now)
             return
         if mark in now.region.closes:
             self._held = self._held[len(mark) :]
@@ -300,7 +302,15 @@ class Speech:
 
     def _held_call(self, mark: str) -> HeldCall | None:
         shape = self._shape
-        return HeldCall(shape, self._schemas) if shape is not None and shape.mark == mark else None
+        return shape.of_any(self._schemas) if shape is not None and shape.mark == mark else None
+
+    def _named_by(self, now: _Open) -> HeldCall | None:
+        """A call whose name stands in its head."""
+        try:
+            (call,) = now.region.read(now.mark + "".join(now.head), "{}", self._schemas)
+        except Unreadable:
+            return None
+        return HeldCall({"": call.name}, "")
 
     def _grow(self, parts: list[Part], now: _Open, call: HeldCall) -> None:
         """What comes is of a call that a grammar holds."""

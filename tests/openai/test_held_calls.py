@@ -44,7 +44,9 @@ def tool(name: str = "weather", **said: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": CITY, **said}}
 
 
-def served(template: str, calls: str = AUTO, added: Sequence[str] = ()) -> ServedModel:
+def served(
+    template: str, calls: str = AUTO, added: Sequence[str] = (), end: int = tiny.END_ID
+) -> ServedModel:
     reference = copy(tiny.byte_level())
     if added:
         reference = copy(type(reference)(tokenizer_object=reference.backend_tokenizer, eos_token="<|end|>"))
@@ -52,7 +54,7 @@ def served(template: str, calls: str = AUTO, added: Sequence[str] = ()) -> Serve
     reference.chat_template = template
     tokenizer = Tokenizer(reference)
     forms = forms_of(tokenizer, "", calls)
-    return ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms)
+    return ServedModel(tiny.MODEL, tokenizer, (end,), len(reference), forms=forms)
 
 
 class Held:
@@ -66,6 +68,7 @@ class Held:
 
     def _script(self, request: Request) -> list[Step]:
         codec, model = self.model.tokenizer.codec, self.model
+        (end,) = model.eos_token_ids
         assert request.grammar is not None
         fold = compiled(request.grammar, vocabulary_of(codec, model.vocabulary, model.eos_token_ids))
         output: list[int] = []
@@ -73,11 +76,9 @@ class Held:
             mask = fold.allowed(request, output)
             allowed = [id_ for id_ in range(model.vocabulary) if mask[id_ // 8] >> id_ % 8 & 1]
             at = len(output)
-            wanted = (
-                self.towards[at] if output == self.towards[:at] and at < len(self.towards) else tiny.END_ID
-            )
+            wanted = self.towards[at] if output == self.towards[:at] and at < len(self.towards) else end
             output.append(wanted if wanted in allowed else self._random.choice(allowed))
-            if output[-1] == tiny.END_ID:
+            if output[-1] == end:
                 return _by_tokens(output, FinishReason.STOP)
             if len(output) == request.max_tokens:
                 break
@@ -118,6 +119,32 @@ def check_calls(choice: dict[str, Any], names: set[str]) -> None:
 
 
 MARKS: Final = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
+
+
+CHANNELS: Final = ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>")
+HARMONY: Final = "{# <|channel|> #}" + tiny.CHAT_TEMPLATE
+PAD_ID: Final = tiny.SPECIAL.index("<pad>")
+"""Where "<|end|>" ends a message alone."""
+COMMENTARY: Final = "<|channel|>commentary to=functions."
+
+
+@pytest.mark.parametrize("added", [(), CHANNELS], ids=["marks in letters", "marks as tokens"])
+async def test_a_strict_tool_is_called_rightly_on_channels_or_the_answer_is_another(
+    added: Sequence[str],
+) -> None:
+    model = served(HARMONY, "harmony", added, end=PAD_ID)
+    asked: dict[str, Any] = {"tools": [tool(strict=True), tool("later")]}
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    said = "<|channel|>final<|message|>There is no need."
+    choice = await Held(model, thought + said).ask(**asked)
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("There is no need.", "stop")
+    assert choice["message"]["reasoning_content"] == "Hm."
+    for before in ("", thought):
+        choice = await Held(model, f"{before}{COMMENTARY}weather").ask(**asked)
+        check_calls(choice, {"weather"})
+        assert choice["finish_reason"] == "tool_calls"
+    choice = await Held(model, "I will not.").ask(**asked, tool_choice="required")
+    check_calls(choice, {"weather", "later"})
 
 
 @pytest.mark.parametrize("added", [(), MARKS], ids=["marks in letters", "marks as tokens"])
