@@ -128,6 +128,10 @@ def test_messages_are_turns(fields: dict[str, Any], messages: list[dict[str, Any
             {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
             {"parallel_tool_calls": False},
         ),
+        (
+            {"chat_template_kwargs": {"thinking": True, "x": 1}},
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": True, "x": 1}},
+        ),
         ({"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
     ],
 )

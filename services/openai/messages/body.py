@@ -32,6 +32,7 @@ from services.openai.schemas import (
     Shape,
     StopString,
     Whole,
+    Words,
     function_name,
 )
 from services.openai.unsupported import Unserved
@@ -269,6 +270,8 @@ class CountRequest(Shape):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """The same as `output_config.format`, by its older name."""
+    chat_template_kwargs: Words = Field(default_factory=dict)
+    """Beside what `thinking` says, as in a chat."""
     thread: dict[str, Any] | None = None
     """Of a conversation that a server keeps; none is kept here."""
 

@@ -221,7 +221,8 @@ def _thinking(body: CountRequest) -> dict[str, Any]:
     if asked is not None and asked.type == "enabled" and asked.budget_tokens is None:
         raise _missing("thinking.budget_tokens")
     on = thinks(body)
-    return {"chat_template_kwargs": {"enable_thinking": on, "thinking": on}, "include_reasoning": on}
+    words = {"enable_thinking": on, "thinking": on} | body.chat_template_kwargs
+    return {"chat_template_kwargs": words, "include_reasoning": on}
 
 
 def _tools(body: CountRequest, terms: Terms) -> dict[str, Any]:
