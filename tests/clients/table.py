@@ -112,6 +112,20 @@ CLIENTS: Final = (
         "vercel_ai.mjs",
         ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
         "`generateText`, `streamText`, `Output.object`, tools, two steps in a stream",
+        ("chat",),
+    ),
+    Client(
+        "vercel-ai-anthropic",
+        "vercel_ai.mjs",
+        ("ai@7.0.173", "@ai-sdk/anthropic@4.0.105", "zod@4.6.7"),
+        "the same by Anthropic's API",
+        ("messages",),
+    ),
+    Client(
+        "claude-code",
+        "claude_code.mjs",
+        ("@anthropic-ai/claude-code@2.1.197",),
+        "an answer, its stream, and what it says of a prompt that is too long",
     ),
     Client(
         "anthropic",

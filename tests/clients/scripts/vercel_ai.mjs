@@ -1,15 +1,18 @@
-// Vercel's AI SDK: text, streams, tools and objects.
-import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
+// Vercel's AI SDK: text, streams, tools and objects, by the API that its argument names.
 import { generateText, isStepCount, Output, streamText, tool } from 'ai'
 import { z } from 'zod'
 
-const provider = createOpenAICompatible({
-  name: 'baton',
-  baseURL: process.env.OPENAI_BASE_URL,
-  apiKey: process.env.OPENAI_API_KEY,
-  includeUsage: true,
-  supportsStructuredOutputs: true
-})
+const at = { name: 'baton', baseURL: process.env.OPENAI_BASE_URL, apiKey: process.env.OPENAI_API_KEY }
+const providers = {
+  chat: async () =>
+    (await import('@ai-sdk/openai-compatible')).createOpenAICompatible({
+      ...at,
+      includeUsage: true,
+      supportsStructuredOutputs: true
+    }),
+  messages: async () => (await import('@ai-sdk/anthropic')).createAnthropic(at)
+}
+const provider = await providers[process.argv[2]]()
 const model = provider(process.env.MODEL)
 const prompt = 'What is the weather in Paris?'
 const city = z.enum(['Paris', 'London'])
