@@ -8,9 +8,11 @@ import pytest
 import torch
 import transformers
 
+from services.decode.settings import DecodeSettings
 from services.engine.engine import PromptScores, Row, Sequence, load_engine
 from services.engine.sampler import NotANumber, sample
-from services.engine.scores import LOGITS_BYTES, scored_at_once
+from services.engine.scores import BESIDE_BYTES, LOGITS_BYTES, scored_at_once
+from services.prefill.settings import PrefillSettings
 from services.rooms.request import Request, Sampling, Score, Token
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
@@ -153,3 +155,20 @@ def test_given_ids_are_told_behind_the_likeliest() -> None:
     (token,) = sample(scores, [Sequence(Request("r", (1,), 4, sampling=asked), [])])
     logprobs = torch.log_softmax(scores, dim=-1)[0].tolist()
     assert token == Token(3, logprobs[3], tuple((each, logprobs[each]) for each in (3, 2, 0, 3)))
+
+
+def test_a_workers_memory_is_looked_at_for_what_scoring_takes(
+    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed: dict[bool, list[int]] = {False: [], True: []}
+    for scores_prompts, sizes in needed.items():
+        monkeypatch.setattr("services.engine.kv_cache.shortage", lambda _, size, to=sizes: to.append(size))
+        load_engine(
+            tiny_dir("llama-gqa-untied"),
+            dtype="float32",
+            device="cpu",
+            kv_cache_memory=2**20,
+            scores_prompts=scores_prompts,
+        )
+    assert max(needed[True]) - max(needed[False]) == BESIDE_BYTES >= 2 * LOGITS_BYTES
+    assert (PrefillSettings().scores_prompts, DecodeSettings().scores_prompts) == (True, False)

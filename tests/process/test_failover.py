@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.http import web
-from tests.oracle import reference_greedy
+from tests.oracle import reference_greedy, reference_scores
 from tests.process.stack import Stack, running_stack
 from tests.suite.shared import Shared
 
@@ -219,6 +219,7 @@ def counts(usage: Any) -> dict[str, Any]:
 
 
 def test_a_prefill_worker_killed_while_it_computes_is_not_noticed(pairs: Stack, demo_model_dir: Path) -> None:
+    """Nor by what is told of the prompt, which the next one scores whole."""
     start = pairs.idle_gauges()
     prompt = [(7 * place) % 1_000 for place in range(LONG)]
     (expected,) = reference_greedy(demo_model_dir, [prompt], 8, "float32")
@@ -228,6 +229,8 @@ def test_a_prefill_worker_killed_while_it_computes_is_not_noticed(pairs: Stack, 
         "max_tokens": 8,
         "temperature": 0,
         "return_token_ids": True,
+        "echo": True,
+        "logprobs": 0,
     }
     headers = {"X-Request-Id": "killed-prefill"}
     replies: list[httpx.Response] = []
@@ -249,7 +252,13 @@ def test_a_prefill_worker_killed_while_it_computes_is_not_noticed(pairs: Stack, 
     victim.kill()
     asker.join(ANSWER_S)
     assert replies[0].status_code == 200, replies[0].text
-    assert replies[0].json()["choices"][0]["token_ids"] == expected
+    (choice,) = replies[0].json()["choices"]
+    assert choice["token_ids"] == expected
+    told, reference = choice["logprobs"]["token_logprobs"], reference_scores(demo_model_dir, prompt)
+    own = [float(row[token]) for row, token in zip(reference, prompt[1:], strict=True)]
+    assert told[0] is None
+    assert told[1:LONG] == pytest.approx(own, abs=1e-3)
+    assert len(told) == LONG + 8
     old, new = rooms_of(pairs, "killed-prefill")
     assert (old["prefill"], old["cause"]["reason"]) == (victim.name, "prefill_lost")
     assert new["prefill"] != victim.name
