@@ -149,7 +149,12 @@ async def test_a_kept_answer_is_read_and_forgotten(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "fields"),
-    [({}, {"store": False}), ({"responses_kept": 0}, {}), ({"responses_kept": 0}, {"store": True})],
+    [
+        ({}, {"store": False}),
+        ({"responses_kept": 0}, {}),
+        ({"responses_kept": 0}, {"store": True}),
+        ({"responses_kept_bytes": 1000}, {}),
+    ],
 )
 async def test_what_is_not_kept_says_so_and_is_not_there(
     client: Client, settings: dict[str, Any], fields: dict[str, Any]
@@ -160,7 +165,7 @@ async def test_what_is_not_kept_says_so_and_is_not_there(
         check(await http.get(f"{RESPONSES}/{answer['id']}"), 404, "id")
         reply = await http.post(RESPONSES, json={"input": "hi", "previous_response_id": answer["id"]})
         message = check(reply, 400, "previous_response_id", "previous_response_not_found")
-        assert ("--responses-kept is 0" in message) == bool(settings)
+        assert ("--responses-kept is 0" in message) == ("responses_kept" in settings)
 
 
 async def test_an_answer_is_its_keys_alone(client: Client) -> None:
@@ -199,7 +204,7 @@ def test_what_is_kept_has_no_more_than_its_bytes() -> None:
         kept.keep(answer(number, "x" * 1000), [], b"")
         assert kept.size <= 10_000
     assert 1 < len(kept) < 10
-    kept.keep(answer(100, "x" * 10_000), [], b"")
+    assert not kept.keep(answer(100, "x" * 10_000), [], b"")
     assert kept.find("resp_100", b"") is None
     for number in range(100):
         kept.forget(f"resp_{number}", b"")

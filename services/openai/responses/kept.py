@@ -64,17 +64,18 @@ class KeptResponses:
         """Whether any is kept at all."""
         return self._most > 0
 
-    def keep(self, answer: Mapping[str, Any], items: Sequence[Item], owner: bytes) -> None:
-        """`answer` under its id; `items` are what it answered. One that is larger than all space is not
-        kept."""
+    def keep(self, answer: Mapping[str, Any], items: Sequence[Item], owner: bytes) -> bool:
+        """Whether there is space for `answer`, which is kept under its id then; `items` are what it
+        answered."""
         kept = Kept(owner, to_json(answer), to_json(items))
         if kept.size > self._bytes_max:
-            return
+            return False
         self._kept[answer["id"]] = kept
         self._bytes += kept.size
         while len(self._kept) > self._most or self._bytes > self._bytes_max:
             _, oldest = self._kept.popitem(last=False)
             self._bytes -= oldest.size
+        return True
 
     def find(self, id_: str, owner: bytes) -> Kept | None:
         """The owner's answer of this id, if it is still kept. It is used by that."""

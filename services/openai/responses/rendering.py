@@ -19,8 +19,8 @@ FAILED: Final = "failed"
 CUT_OFF: Final[Mapping[str, str]] = {"reason": "max_output_tokens"}
 RATE_STATUS: Final = 429
 
-Keep = Callable[[Mapping[str, Any]], None]
-"""An answer that has ended by itself."""
+Keep = Callable[[Mapping[str, Any]], bool]
+"""An answer that has ended by itself; whether it is kept."""
 
 
 class ResponsesRendering:
@@ -97,7 +97,8 @@ class ResponsesRendering:
         self._making.close(INCOMPLETE)
         told = {"code": error.code, "message": str(error), "param": error.param}
         code = "rate_limit_exceeded" if error.status == RATE_STATUS else "server_error"
-        response = self._response(FAILED) | {"error": {"code": code, "message": str(error)}}
+        said = {"code": code, "message": str(error)}
+        response = self._response(FAILED) | {"error": said, "store": False}
         return self._numbered([{"type": "error", **told}, {"type": "response.failed", "response": response}])
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
@@ -147,8 +148,7 @@ class ResponsesRendering:
             "incomplete_details": None if whole else CUT_OFF,
             "usage": _counted(usage),
         }
-        self._keep(response)
-        return response
+        return response if self._keep(response) else response | {"store": False}
 
     def _response(self, status: str) -> dict[str, Any]:
         return {**self._head, "status": status, "output": [*self._making.items]}

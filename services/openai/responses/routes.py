@@ -75,13 +75,12 @@ def response_routes(
         exchange, owner = exchange_of(request), owner_in(request.scope)
         number = secrets.token_hex(NUMBER_BYTES) if exchange.named else exchange.request_id
         names, keeps = Names(number), body.store and kept.takes
-        told = (
+        read = (
             [plain(item, f"in_{number}_{place}") for place, (item, *_) in enumerate(items)] if keeps else []
         )
 
-        def keep(answer: Mapping[str, Any]) -> None:
-            if keeps:
-                kept.keep(answer, told, owner)
+        def keep(answer: Mapping[str, Any]) -> bool:
+            return keeps and kept.keep(answer, read, owner)
 
         head = head_of(
             body,
