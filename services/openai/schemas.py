@@ -510,7 +510,7 @@ class Sampled(Drawing):
 
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[
         list[StopString],
         FailFast(),

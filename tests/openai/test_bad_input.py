@@ -98,7 +98,7 @@ CHAT_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"repetition_penalty": 0}, "repetition_penalty", None),
     ({"presence_penalty": 3}, "presence_penalty", None),
     ({"frequency_penalty": -3}, "frequency_penalty", None),
-    ({"seed": 2**64}, "seed", None),
+    ({"seed": 2**63}, "seed", None),
     ({"stop": ["a"] * 17}, "stop", None),
     ({"stop": [1] * 1000}, "stop[0]", "invalid_type"),
     ({"stop": ""}, "stop", None),

@@ -13,7 +13,7 @@ text = partial(Behaviour, path=COMPLETIONS)
 VD = "vLLM chat_completion/test_serving_chat.py"
 SM = "SGLang validation/test_matched_stop.py"
 FAULT: Final = "a fault of the request"
-BIG: Final = 2**70
+BIG: Final = 2**63
 TAKEN: Final = {
     "temperature": (0.8, "temperature", 0.8),
     "top_p": (0.9, "top_p", 0.9),
@@ -417,6 +417,26 @@ SEVERAL: Final = behaviours(
             lambda a: all(c["logprobs"]["tokens"] for c in a.choices),
             fields={"n": 2, "logprobs": 0},
         ),
+    ),
+    chat(
+        "each of n calls a tool, and says so at its end",
+        "SGLang function_call/test_openai_function_calling.py",
+        lambda a: [c["finish_reason"] for c in a.choices] == ["tool_calls"] * 2,
+        said="No.",
+        fields={
+            "n": 2,
+            "stream": True,
+            "tool_choice": "required",
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "f",
+                        "parameters": {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}},
+                    },
+                }
+            ],
+        },
     ),
     chat("n 1 is one choice", VC, lambda a: len(a.choices) == 1, fields={"n": 1}),
     chat("n 0 is refused", VD, Refused("n", why=FAULT), fields={"n": 0}),

@@ -265,7 +265,92 @@ def forced(answer: Answer) -> bool:
     )
 
 
+OPTIONS: Final = {
+    "title": "Options",
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {"forecast": {"type": "boolean", "default": False, "title": "Forecast"}},
+}
+ODD: Final = {
+    "type": "object",
+    "strict": True,
+    "properties": {
+        "city": {"type": "string", "enum": ["Paris", "Rome"], "default": "Rome"},
+        "days": {"type": "integer", "maximum": 7},
+        "options": {"$ref": "#/$defs/Options", "description": "Optional."},
+    },
+    "required": ["city", "days"],
+    "$defs": {"Options": OPTIONS},
+}
+"""Words that say nothing, as tools of real clients have them."""
+
+
 CALLS: Final = behaviours(
+    *streams(
+        chat(
+            "parameters with a default, a $ref, a $defs and words that say nothing are held to",
+            VF,
+            forced,
+            fields={"tools": [tool(parameters=ODD)], "tool_choice": "required"},
+            said="I will not.",
+        ),
+        chat(
+            "a named function by such parameters is called",
+            VF,
+            forced,
+            said="I will not.",
+            fields={"tools": [tool(parameters=ODD)], "tool_choice": BY_NAME},
+        ),
+        chat(
+            "a forced call that max_tokens cuts off at once is no call, and ends by length",
+            VF,
+            lambda a: (a.message.get("tool_calls") or [], a.choice["finish_reason"]) == ([], "length"),
+            fields={**TOOLS, "tool_choice": "required", "max_completion_tokens": 1},
+        ),
+        chat(
+            "a named call that max_tokens cuts off at once is no call, and ends by length",
+            VF,
+            lambda a: (a.message.get("tool_calls") or [], a.choice["finish_reason"]) == ([], "length"),
+            fields={**TOOLS, "tool_choice": BY_NAME, "max_completion_tokens": 1},
+        ),
+    ),
+    chat(
+        "an object that is empty is no choice",
+        VF,
+        Refused("tool_choice", why=FAULT),
+        fields={**TOOLS, "tool_choice": {}},
+    ),
+    chat(
+        "a named function without tools is refused",
+        VF,
+        Refused("tool_choice", why=FAULT),
+        fields={"tool_choice": BY_NAME},
+    ),
+    *(
+        chat(
+            f"arguments {arguments!r} of a call of history are none",
+            VF,
+            lambda a: "warm" in a.prompt,
+            fields={
+                "messages": [
+                    USER,
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [
+                            {
+                                "id": "c1",
+                                "type": "function",
+                                "function": {"name": "now", "arguments": arguments},
+                            }
+                        ],
+                    },
+                    RESULT,
+                ]
+            },
+        )
+        for arguments in ("{}", "")
+    ),
     chat(
         "structured_outputs with every word that vLLM knows hold the answer",
         VT,

@@ -300,7 +300,199 @@ def final(answer: Answer) -> Any:
     return answer.events[-1]["response"] if answer.events else answer.body
 
 
+OPENS: Final = {
+    "response.completed": "response.created",
+    "response.output_item.done": "response.output_item.added",
+    "response.output_text.done": "response.output_text.delta",
+    "response.content_part.done": "response.content_part.added",
+    "response.reasoning_text.done": "response.reasoning_text.delta",
+    "response.reasoning_part.done": "response.reasoning_part.added",
+    "response.function_call_arguments.done": "response.function_call_arguments.delta",
+}
+
+
+def nests(answer: Answer) -> bool:
+    """Whether what the stream opened last is closed first, and all of it."""
+    opened: list[str] = []
+    for kind in answer.types:
+        if kind in OPENS:
+            if opened.pop() != OPENS[kind]:
+                return False
+        elif kind.endswith(("created", "added")) or (kind.endswith("delta") and opened[-1] != kind):
+            opened.append(kind)
+    return not opened
+
+
+def grown(answer: Answer) -> bool:
+    """Whether a function's arguments are what their deltas join to."""
+    deltas = [e["delta"] for e in answer.events if e["type"] == "response.function_call_arguments.delta"]
+    (call,) = output(answer, "function_call")
+    return "".join(deltas) == str(call["arguments"]) != ""
+
+
+VH = "vLLM responses/test_sampling_params.py"
+SB = "SGLang function_call/test_responses_function_calling.py"
 RESPONDED: Final = behaviours(
+    respond(
+        "a stop string ends it",
+        VH,
+        lambda a: output_text(a) == "The quick ",
+        fields={"stop": "brown"},
+        said=LONG,
+    ),
+    respond(
+        "several stop strings are taken",
+        VH,
+        lambda a: output_text(a) == "The quick ",
+        said=LONG,
+        fields={"stop": ["lazy", "brown"]},
+    ),
+    respond("ignore_eos is taken", VH, lambda a: a.request.ignore_eos, fields={"ignore_eos": True}),
+    respond(
+        "temperature, top_p and top_k reach the draw",
+        VH,
+        lambda a: (
+            (a.request.sampling.temperature, a.request.sampling.top_p, a.request.sampling.top_k)
+            == (0.8, 0.95, 50)
+        ),
+        fields={"temperature": 0.8, "top_p": 0.95, "top_k": 50},
+    ),
+    respond(
+        "a seed and a repetition_penalty reach the draw",
+        VH,
+        lambda a: (a.request.sampling.seed, a.request.sampling.repetition_penalty) == (42, 1.2),
+        fields={"seed": 42, "repetition_penalty": 1.2},
+    ),
+    *(
+        respond(f"a seed of {seed} is refused", VH, Refused("seed", why=FAULT), fields={"seed": seed})
+        for seed in (2**63, -(2**63) - 1)
+    ),
+    *(
+        respond(f"a seed of {seed} is taken", VH, lambda a: a.status == 200, fields={"seed": seed})
+        for seed in (2**63 - 1, -(2**63))
+    ),
+    respond(
+        "json_object holds the text",
+        VH,
+        lambda a: isinstance(json.loads(output_text(a)), dict),
+        said="{}",
+        fields={"text": {"format": {"type": "json_object"}}},
+    ),
+    respond(
+        "structured_outputs hold the text",
+        VH,
+        lambda a: output_text(a) == "hello",
+        said="hello",
+        fields={"structured_outputs": {"grammar": 'root ::= "hello"'}},
+    ),
+    respond(
+        "structured_outputs and a format are refused",
+        VH,
+        Refused("structured_outputs.grammar", why=FAULT),
+        fields={"structured_outputs": {"grammar": 'root ::= "hello"'}, "text": TYPED},
+    ),
+    respond(
+        "vllm_xargs are refused by name",
+        VH,
+        Refused("vllm_xargs", why="no engine has other arguments"),
+        fields={"vllm_xargs": {"custom": "value"}},
+    ),
+    respond(
+        "tool_choice none calls nothing",
+        SB,
+        lambda a: not output(a, "function_call"),
+        said=CALL,
+        fields={"tools": [FUNCTION], "tool_choice": "none"},
+    ),
+    respond(
+        "a strict function is called by its schema",
+        SB,
+        lambda a: set(json.loads(output(a, "function_call")[0]["arguments"])) == {"city", "days"},
+        said=CALL,
+        fields={"tools": [{**FUNCTION, "strict": True}]},
+    ),
+    respond(
+        "several functions are told",
+        SB,
+        lambda a: "weather" in a.prompt and "clock" in a.prompt,
+        fields={"tools": [FUNCTION, {"type": "function", "name": "clock", "parameters": {"type": "object"}}]},
+    ),
+    respond(
+        "an answer without a call is completed",
+        SB,
+        lambda a: final(a)["status"] == "completed",
+        fields={"tools": [FUNCTION]},
+    ),
+    respond("the events of a text nest", VS, nests, fields={"stream": True}),
+    respond(
+        "the events of a function's call nest",
+        VY,
+        nests,
+        fields={"tools": [FUNCTION], "stream": True},
+        said=CALL,
+    ),
+    respond(
+        "the events of thoughts and a text nest",
+        VS,
+        nests,
+        fields={"stream": True},
+        model="thinks",
+        said=THOUGHT,
+    ),
+    respond(
+        "deltas of arguments join to the call's",
+        VY,
+        grown,
+        fields={"tools": [FUNCTION], "stream": True},
+        said=CALL,
+    ),
+    *streams(
+        respond(
+            "a required call that is cut off is none",
+            VY,
+            lambda a: (
+                not output(a, "function_call")
+                and final(a)["incomplete_details"]["reason"] == "max_output_tokens"
+            ),
+            said="No.",
+            fields={"tools": [FUNCTION], "tool_choice": "required", "max_output_tokens": 5},
+        ),
+        respond(
+            "a named function is called",
+            VY,
+            lambda a: output(a, "function_call")[0]["name"] == "weather",
+            fields={"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "weather"}},
+            said="No.",
+        ),
+    ),
+    respond(
+        "a developer's message is the system's",
+        "vLLM responses/test_protocol.py",
+        lambda a: a.prompt.startswith("<|start|>system\nBe brief."),
+        fields={
+            "input": [
+                {
+                    "type": "message",
+                    "role": "developer",
+                    "content": [{"type": "input_text", "text": "Be brief."}],
+                },
+                {"role": "user", "content": "hi"},
+            ]
+        },
+    ),
+    respond(
+        "a penalty is taken",
+        SV,
+        lambda a: a.request.sampling.frequency_penalty == 1.0,
+        fields={"frequency_penalty": 1.0},
+    ),
+    Behaviour(
+        "tokens of an input are counted",
+        "vLLM responses/test_count_tokens.py",
+        lambda a: a.body["input_tokens"] > 5,
+        "/v1/responses/input_tokens",
+        {"model": tiny.MODEL, "input": "hi"},
+    ),
     *streams(
         respond("a text is answered", VS, lambda a: output_text(a) == "Hello world"),
         respond("its status is completed", VS, lambda a: final(a)["status"] == "completed"),
@@ -582,7 +774,139 @@ def stop_reason(answer: Answer) -> Any:
     )
 
 
+NO_BLOCK: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
+    "a tool_use without an id": ("assistant", {"type": "tool_use", "name": "f", "input": {}}, "id"),
+    "a tool_use with an empty id": (
+        "assistant",
+        {"type": "tool_use", "id": "", "name": "f", "input": {}},
+        "id",
+    ),
+    "a tool_use without a name": ("assistant", {"type": "tool_use", "id": "t", "input": {}}, "name"),
+    "a tool_use with an empty name": (
+        "assistant",
+        {"type": "tool_use", "id": "t", "name": "", "input": {}},
+        "name",
+    ),
+    "a tool_use without an input": ("assistant", {"type": "tool_use", "id": "t", "name": "f"}, "input"),
+    "a tool_result without a tool_use_id": ("user", {"type": "tool_result", "content": "x"}, "tool_use_id"),
+    "a tool_result with an empty tool_use_id": (
+        "user",
+        {"type": "tool_result", "tool_use_id": ""},
+        "tool_use_id",
+    ),
+    "a text block without a text": ("user", {"type": "text"}, "text"),
+    "a thought without its text": ("assistant", {"type": "thinking", "signature": "abc"}, "thinking"),
+}
+VQ = "vLLM anthropic/test_content_block_validation.py"
 MESSAGED: Final = behaviours(
+    *(
+        ask(
+            f"{name} is refused",
+            VQ,
+            Refused(field, why=FAULT),
+            fields={"messages": [USER, said(role, [block])]},
+        )
+        for name, (role, block, field) in NO_BLOCK.items()
+    ),
+    ask(
+        "a tool_use with an empty input is taken",
+        VQ,
+        lambda a: a.status == 200,
+        fields={
+            "messages": [
+                USER,
+                said("assistant", [{"type": "tool_use", "id": "t1", "name": "ping", "input": {}}]),
+                said("user", [{"type": "tool_result", "tool_use_id": "t1"}]),
+            ]
+        },
+    ),
+    ask(
+        "a text block that is empty is taken",
+        VQ,
+        lambda a: a.status == 200,
+        fields={"messages": [said("user", [{"type": "text", "text": ""}, {"type": "text", "text": "hi"}])]},
+    ),
+    ask(
+        "a thought without a signature is taken",
+        VQ,
+        lambda a: a.status == 200,
+        fields={
+            "messages": [
+                USER,
+                said("assistant", [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "x"}]),
+                USER,
+            ]
+        },
+    ),
+    Behaviour(
+        "tokens are counted with a system text",
+        SA,
+        lambda a: a.body["input_tokens"] > 25,
+        "/v1/messages/count_tokens",
+        {"system": "Be brief, be kind, be right, and be as short as can be."},
+    ),
+    ask(
+        "thinking disabled closes thoughts in the prompt",
+        SA,
+        lambda a: a.prompt.endswith("</think>\n\n"),
+        fields={"thinking": {"type": "disabled"}},
+        model="thinks",
+        said="Hello",
+    ),
+    ask(
+        "thoughts of an earlier turn reach the template",
+        SA,
+        lambda a: "Two and two." in a.prompt,
+        model="thinks",
+        fields={
+            "messages": [
+                USER,
+                said(
+                    "assistant",
+                    [
+                        {"type": "thinking", "thinking": "Two and two.", "signature": ""},
+                        {"type": "text", "text": "Four"},
+                    ],
+                ),
+                USER,
+            ]
+        },
+    ),
+    ask(
+        "redacted thoughts of an earlier turn are left out",
+        SA,
+        lambda a: "<think>\nx" not in a.prompt and "Hi" in a.prompt,
+        model="thinks",
+        fields={
+            "messages": [
+                USER,
+                said(
+                    "assistant", [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "Hi"}]
+                ),
+                USER,
+            ]
+        },
+    ),
+    ask(
+        "a stream is an event stream",
+        SA,
+        lambda a: a.headers["content-type"].startswith("text/event-stream"),
+        fields={"stream": True},
+    ),
+    ask(
+        "content blocks are read",
+        SA,
+        lambda a: "What is 2" in a.prompt,
+        fields={"messages": [said("user", [{"type": "text", "text": "What is 2+2?"}])]},
+    ),
+    ask(
+        "a schema of output_config holds the answer",
+        "vLLM anthropic/test_anthropic_messages_conversion.py",
+        lambda a: set(json.loads(blocks(a, "text")[0]["text"])) == {"name", "age"},
+        said=ANN,
+        fields={"output_config": {"format": {"type": "json_schema", "schema": PERSON}}},
+    ),
+    ask("a body that is no JSON is refused", SA, Refused(None, why=FAULT), raw=b"not json"),
     *streams(
         ask(
             "a message is answered in a text block",
