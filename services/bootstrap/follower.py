@@ -174,13 +174,12 @@ class RoomStream:
     def _take(self, side: Side, reply: Any) -> None:
         match reply.WhichOneof("what"):
             case "tokens":
-                tokens = tuple(token_from_wire(each) for each in reply.tokens.tokens)
                 told = reply.tokens
-                offer = told.choice, told.first, tokens, finish_from_wire(told.finish)
+                tokens, finish = tuple(map(token_from_wire, told.tokens)), finish_from_wire(told.finish)
                 if self._behind is None:
-                    self._offer(*offer)
+                    self._offer(told.choice, told.first, tokens, finish)
                 else:
-                    self._keep_behind(self._behind, offer)
+                    self._keep_behind(self._behind, (told.choice, told.first, tokens, finish))
             case "accepted" if side is Side.PREFILL:
                 self._accepted = True
             case "first_token":
@@ -301,7 +300,9 @@ class RoomStream:
             if self._over:
                 self._end()
                 self._rooms.answered(self.entry.id, self._passed_on())
-        scores, self._scores = tuple(self._scores), []  # `scored-once`
+        scores: tuple[Score, ...] = ()
+        if self._scores:
+            scores, self._scores = tuple(self._scores), []  # `scored-once`
         self._out.put(TokenBatch(fresh, finish, choice, scores))
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:

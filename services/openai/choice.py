@@ -190,11 +190,13 @@ class Choice:
 
     def take(self, batch: TokenBatch) -> Delta:
         """Add the next batch. Tokens behind a completed stop string are dropped."""
-        beginning, begins = self.beginning, not self._begun
+        beginning = self.beginning
+        if beginning is None or self._begun:
+            return self._answered(batch)
         self._begun = True
-        if beginning is not None and batch.scores:
+        if batch.scores:
             beginning.scores = batch.scores
-        if not begins or beginning is None or beginning.text is None:
+        if beginning.text is None:
             return self._answered(batch)
         told = Delta(finish=FinishReason.LENGTH) if beginning.alone else self._answered(batch)
         told.text, told.beginning = beginning.text + told.text, beginning
