@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.openai.unsupported import Unserved
+from services.openai.schemas import ChatRequest
+from services.openai.unsupported import OF_OPENAI, Unserved
 
 IGNORED: Final = frozenset(
     ("client_metadata", "guided_decoding_backend", "prompt_cache_options", "prompt_cache_retention")
@@ -20,14 +21,12 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "truncation": ("disabled",),
 }
 """The values that ask for nothing else than what is served."""
-_OF_A_BODY: Final = """
-    access_programs background_options enable_response_messages image kv_transfer_params
-    logit_processors logprobs max_completion_tokens max_tokens messages mm_processor_kwargs modalities
-    previous_input_messages reasoning_effort response_format return_token_ids
-    return_tokens_as_token_ids truncate_prompt_tokens truncation_side verbosity
-"""
+_OF_A_BODY: Final = {
+    *("access_programs", "background_options", "enable_response_messages", "image"),
+    *("previous_input_messages", *ChatRequest.model_fields, *OF_OPENAI.harmless),
+}
 KNOWN: Final[Mapping[str, frozenset[str]]] = {
-    "": frozenset(_OF_A_BODY.split()),
+    "": OF_OPENAI.known[""] | _OF_A_BODY,
     "input.[]": frozenset({"async", "caller", "cache_control", "tool_calls", "tool_call_id"}),
     "tools.[]": frozenset({"async", "function", "cache_control", "format"}),
     "tools.[].tools.[]": frozenset({"async", "function", "format"}),
@@ -35,10 +34,17 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
 """What this and other APIs have, and nobody misspelt, by the object that it stands in."""
 INSTEAD: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_output_tokens",
+    "max_new_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
+    "min_new_tokens": "min_tokens",
+    "random_seed": "seed",
     "reasoning_effort": "reasoning.effort",
+    "repeat_penalty": "repetition_penalty",
     "response_format": "text.format",
+    "sampling_seed": "seed",
+    "stop_sequences": "stop",
+    "system": "instructions",
     "verbosity": "text.verbosity",
 }
 """The field that means the same here."""
