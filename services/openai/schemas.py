@@ -474,6 +474,8 @@ class ResponseFormat(Shape):
 
     type: Annotated[str, AfterValidator(_format_type), _as({"type": "string", "enum": [*FORMATS]})]
     json_schema: NamedSchema | None = None
+    schema_: JsonSchema | None = Field(None, alias="schema")
+    """Without a name, beside its type, as SGLang and llama.cpp take it."""
 
 
 class StructuredOutputs(Shape):

@@ -230,12 +230,26 @@ def _asked(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Structur
 
 def _of_response_format(asked: ResponseFormat, options: Mapping[str, Any]) -> Iterator[Structure]:
     param = "response_format.json_schema"
+    if asked.schema_ is not None:
+        yield _of_a_schema_beside_its_type(asked, asked.schema_, options)
+        return
     if (asked.type == "json_schema") != (asked.json_schema is not None):
         raise invalid(param, f"'{param}' comes with the type json_schema, and with no other.")
     if asked.json_schema is not None:
         yield _json(f"{param}.schema", asked.json_schema.schema_, options)
     elif asked.type == "json_object":
         yield _json("response_format", ANY_OBJECT, options)
+
+
+def _of_a_schema_beside_its_type(
+    asked: ResponseFormat, schema: Mapping[str, Any], options: Mapping[str, Any]
+) -> Structure:
+    param = "response_format.schema"
+    if asked.type == "text" or asked.json_schema is not None:
+        raise invalid(
+            param, f"'{param}' comes with the type json_schema or json_object, and without 'json_schema'."
+        )
+    return _json(param, schema, options)
 
 
 def _of_structured_outputs(asked: StructuredOutputs, options: Mapping[str, Any]) -> Iterator[Structure]:

@@ -87,7 +87,7 @@ _OF_STRUCTURED_OUTPUTS: Final = "backend structural_tag"
 NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
     "": frozenset(_OF_A_BODY.split()),
     "messages.[]": frozenset(_OF_A_MESSAGE.split()),
-    "response_format": frozenset({"schema", "structural_tag", "structures", "triggers"}),
+    "response_format": frozenset({"structural_tag", "structures", "triggers"}),
     "structured_outputs": frozenset(_OF_STRUCTURED_OUTPUTS.split()),
 }
 """What OpenAI's other routes and other servers take and nobody misspelt (vLLM, SGLang, llama.cpp,

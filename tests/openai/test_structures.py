@@ -114,7 +114,7 @@ FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"response_format": {"type": "structural_tag"}}, "response_format.type", "unsupported_parameter"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", None),
-    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", None),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", None),
     (
         {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}},
         "response_format.json_schema",

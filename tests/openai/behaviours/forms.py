@@ -211,11 +211,27 @@ STRUCTURED: Final = behaviours(
         Refused("structural_tag", why="as above"),
         fields={"structural_tag": "{}"},
     ),
+    *streams(
+        chat(
+            "a schema beside its type holds the answer",
+            SP,
+            is_person,
+            said=ANN,
+            fields={"response_format": {"type": "json_schema", "schema": PERSON}},
+        ),
+    ),
     chat(
-        "a schema beside its type is refused by name",
+        "a schema beside json_object holds the answer",
         SP,
-        Refused("response_format.schema", why="it stands in json_schema"),
-        fields={"response_format": {"type": "json_schema", "schema": PERSON}},
+        is_person,
+        said=ANN,
+        fields={"response_format": {"type": "json_object", "schema": PERSON}},
+    ),
+    chat(
+        "a schema beside its type and in json_schema is refused",
+        SP,
+        Refused("response_format.schema", why=FAULT),
+        fields={"response_format": {**named(PERSON), "schema": PERSON}},
     ),
 )
 CITY: Final[dict[str, Any]] = {
