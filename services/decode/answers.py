@@ -45,7 +45,7 @@ class Answers:
     def cut(self, job: Job, choice: Choice) -> None:
         """The choice's reader has all it wants of it, and is told nothing more of it."""
         job.ends.cut.add(choice.place)
-        if choice.place not in job.ends.over and not job.outcome_told:
+        if choice.place in job.ends.going_on and not job.outcome_told:
             self._end(job, choice, "cut off")
 
     def _end(self, job: Job, choice: Choice, how: str) -> None:

@@ -24,12 +24,17 @@ class Part(NamedTuple):
 
 def unfinished(jobs: Iterable[Job]) -> list[Part]:
     """Choices of admitted rooms that go on, in the order of `jobs`, oldest first, and of each room's."""
-    return [
-        Part(job, choice)
-        for job in jobs
-        if job.receiver.phase is Phase.SUCCESS and not job.finished and not job.receiver.stopping
-        for choice in job.going_on
-    ]
+    return [Part(job, job.choices[place]) for job in jobs if _runs(job) for place in job.ends.going_on]
+
+
+def how_many(jobs: Iterable[Job]) -> int:
+    """Sequences that go on."""
+    return sum(len(job.ends.going_on) for job in jobs if _runs(job))
+
+
+def _runs(job: Job) -> bool:
+    receiver = job.receiver
+    return receiver.phase is Phase.SUCCESS and not job.finished and not receiver.stopping
 
 
 def next_batch(jobs: Iterable[Job], max_running: int) -> list[Part]:

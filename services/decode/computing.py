@@ -67,7 +67,7 @@ class Computing:
                 self._fail(job, token)
                 continue
             job.receiver.busy = False
-            if token is not None and choice.place not in job.ends.over and not job.receiver.stopping:
+            if token is not None and choice.place in job.ends.going_on and not job.receiver.stopping:
                 choice.computed = choice.sequence.length
                 choice.sequence.output.append(token.id)
                 self._answers.emit(job, choice, token)

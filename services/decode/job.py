@@ -74,11 +74,6 @@ class Job:
         )
         self.ends = Choices(len(asked))
 
-    @property
-    def going_on(self) -> list[Choice]:
-        """Its choices that have not ended."""
-        return [self.choices[place] for place in self.ends.going_on]
-
     def lay(self, pages: abc.Sequence[int]) -> None:
         """The room's pages are these: give each choice its own."""
         for choice in self.choices:

@@ -10,7 +10,7 @@ from collections import abc
 from typing import Final
 
 from services.decode.answers import Answers
-from services.decode.batch import unfinished
+from services.decode.batch import how_many
 from services.decode.commands import Commands
 from services.decode.computing import Computing
 from services.decode.grants import Grants
@@ -159,7 +159,7 @@ class DecodeWork:
         self._exposure.transfer.notices()
         for job in self._seals.touched(self._jobs.values()):
             news |= self._seals.look(job)
-        self._landing.start(self._jobs.values(), batch_waits=bool(unfinished(self._jobs.values())))
+        self._landing.start(self._jobs.values(), batch_waits=how_many(self._jobs.values()) > 0)
         return news
 
     def capacity(self) -> Capacity:
@@ -234,7 +234,7 @@ class DecodeWork:
         self._turns += 1
 
     def _queues(self, census: abc.Mapping[Phase, int]) -> dict[str, int]:
-        count = len(unfinished(self._jobs.values()))
+        count = how_many(self._jobs.values())
         return {
             "prealloc": census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
             "transfer": census[Phase.TRANSFERRING],
@@ -281,7 +281,7 @@ class DecodeWork:
         self._reporter.note(job.receiver.id, "admitted")
         if further:
             self._reporter.note(job.receiver.id, "forked", counted(len(further), "further choice"))
-        if first.place not in job.ends.over:
+        if first.place in job.ends.going_on:
             token = Token(record.first_token, record.first_logprob, record.alternatives)
             self._answers.emit(job, first, token)
 

@@ -12,18 +12,16 @@ class Choices:
     """Of one room, from 0 on."""
 
     count: int
-    over: set[int] = field(default_factory=set)
-    """Nothing more is drawn for these."""
+    going_on: list[int] = field(init=False)
+    """In their order: more is drawn for these."""
     cut: set[int] = field(default_factory=set)
     """Whose reader had all it wanted of them, as every rank was told in one turn. Which of their steps have
     ended is not the same on every rank: nothing that ranks agree on may follow from it."""
 
-    @property
-    def going_on(self) -> list[int]:
-        return [choice for choice in range(self.count) if choice not in self.over]
+    def __post_init__(self) -> None:
+        self.going_on = [*range(self.count)]
 
     def end(self, choice: int) -> bool:
-        """Whether it was the last that went on, so that the room is answered. At most once for each."""
-        last = self.going_on == [choice]
-        self.over.add(choice)
-        return last
+        """Whether it was the last that went on, so that the room is answered. Once for each."""
+        self.going_on.remove(choice)
+        return not self.going_on

@@ -1,6 +1,6 @@
 """Which sequences take part in the next step?"""
 
-from services.decode.batch import next_batch, unfinished
+from services.decode.batch import how_many, next_batch, unfinished
 from services.decode.job import Choice, Job
 from services.pages.choices import ChoicePages
 from services.rooms.ids import Incarnation, RoomId
@@ -66,6 +66,7 @@ def test_sequences_are_counted_and_a_rooms_choices_that_fit_run_in_their_order()
     assert _batch(jobs, 4) == [(1, 0), (1, 1), (1, 2), (2, 0)]
     jobs[0].ends.end(1)
     assert _batch(jobs, 4) == [(1, 0), (1, 2), (2, 0), (3, 0)]
+    assert how_many(jobs) == len(unfinished(jobs)) == 4
 
 
 def test_so_many_choices_begin_in_a_step_that_it_computes_no_more_tokens_than_a_full_batch() -> None:

@@ -147,7 +147,7 @@ class DecodeRank:
         if job is not None:
             job.cut |= {choice}
             job.ends.cut.add(choice)
-            if choice not in job.ends.over and job.ends.end(choice):
+            if choice in job.ends.going_on and job.ends.end(choice):
                 job.receiver.note(Finished())
         return ""
 
@@ -238,7 +238,7 @@ class DecodeRank:
             if self._division.choices > 1:
                 self._read(job, choice)
                 self._write(job, choice)
-            if choice in job.ends.over or job.receiver.stopping:
+            if choice not in job.ends.going_on or job.receiver.stopping:
                 continue
             job.steps[choice] += 1
             if job.steps[choice] == self._lasts[choice] and job.ends.end(choice):

@@ -33,6 +33,8 @@ KINDS: Final = {
     "connected": Kind.MOVE,
     "granted": Kind.MOVE,
     "admitted": Kind.MOVE,
+    "forked": Kind.MOVE,
+    "choice ended": Kind.END,
     "stopped": Kind.MOVE,
     "quarantined": Kind.MOVE,
 }
