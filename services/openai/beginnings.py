@@ -62,7 +62,7 @@ def alternatives(asked: int, param: str, vocabulary: int, most: int) -> int:
         all_of = f", all {vocabulary} tokens" if asked == ALL else ""
         why = f"'{param}' is {asked}{all_of}; at most {most} are told here (--max-logprobs)."
         raise invalid(param, why)
-    return told
+    return min(told, vocabulary)
 
 
 def check_scores(prompts: Sequence[Sequence[int]], answers: int, top: int, param: str) -> None:

@@ -82,6 +82,12 @@ class Delta:
     """The prompt, whose text the text begins with; of a choice's first, where it is echoed."""
 
     @property
+    def entries(self) -> int:
+        """Log-probabilities that are told with it, beside each token's own."""
+        prompt = 0 if self.beginning is None else self.beginning.entries
+        return prompt + sum(len(token.top) for token in self.tokens)
+
+    @property
     def said_alone(self) -> str | None:
         """The text of the answer; None if there is something else."""
         if self.parts is None:

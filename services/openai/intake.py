@@ -32,6 +32,11 @@ SEQUENCES_AT_ONCE: Final = 8
 most an eighth of the smallest cache: else the first has all of it, and every other waits for its end."""
 REQUESTS_AT_ONCE: Final = 2
 """Several answers to one prompt have together at most half of it."""
+FEW_LOGPROBS: Final = 256
+"""Of a token: they are bounded by the context."""
+TOLD_MAX: Final = 2**20
+"""Log-probabilities of one request's answers, where they are more of each token: some hundred megabytes as
+JSON is made of them."""
 GREEDY_BELOW: Final = 1e-5
 """A temperature below it means greedy, as in vLLM: dividing by it would overflow."""
 
@@ -147,6 +152,7 @@ def admit(
             raise invalid(
                 "min_tokens", f"'min_tokens' is more than the {counted(max_tokens, 'token')} that may come."
             )
+        _check_told(asked, sampling, model.vocabulary, max_tokens * choices.drawn * len(prompts))
         if place and body.seed is None:
             sampling = replace(sampling, seed=_any_seed())
         requests.append(
@@ -264,6 +270,14 @@ def _top_logprobs(body: GenerationRequest, asked: Asked, vocabulary: int) -> int
     if asked.top_logprobs is None:
         return 0 if answers_drawn(body) > body.n else None
     return alternatives(asked.top_logprobs, asked.top_logprobs_param, vocabulary, asked.logprobs_max)
+
+
+def _check_told(asked: Asked, sampling: Sampling, vocabulary: int, tokens: int) -> None:
+    """Raise ApiError where so many `tokens` may come with more log-probabilities than one request is told."""
+    tops = sampling.tops(vocabulary) or 0
+    if tops > FEW_LOGPROBS and tops * tokens > TOLD_MAX:
+        why = f"'{asked.top_logprobs_param}' asks for {tops} log-probabilities of up to {tokens} tokens"
+        raise invalid(asked.top_logprobs_param, f"{why}; at most {TOLD_MAX} are told of one request.")
 
 
 def _any_seed() -> int:

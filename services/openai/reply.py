@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from services.openai.answering import Emit, Usage, answer, by_request
 from services.openai.backend import Backend, BackendError
-from services.openai.beginnings import Beginning
 from services.openai.best import best_of
 from services.openai.choice import Choice, Delta
 from services.openai.errors import ApiError, from_backend, internal_error
@@ -32,7 +31,7 @@ log = Log(__name__)
 T = TypeVar("T")
 
 AT_ONCE: Final = 4096
-"""Log-probabilities of prompts that are shown in the event loop: a few milliseconds."""
+"""Log-probabilities that are shown in the event loop: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,10 @@ class Answering:
                 self.transcript.write()
 
 
-async def made(work: Callable[[], T], *told: Beginning | None) -> T:
-    """What `work` makes of what is `told` of prompts: in a thread where that is much, for which everybody
+async def made(work: Callable[[], T], entries: int) -> T:
+    """What `work` makes of so many log-probabilities: in a thread where they are many, for which everybody
     else would wait."""
-    if sum(each.entries for each in told if each is not None) <= AT_ONCE:
+    if entries <= AT_ONCE:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
@@ -99,14 +98,14 @@ class WholeReply(Response):
         parts = {choice.index: Collected(choice) for choice in asked.choices}
 
         async def collect(choice: Choice, delta: Delta) -> None:
-            shown = await made(lambda: asked.rendering.logprobs(delta), delta.beginning)
+            shown = await made(lambda: asked.rendering.logprobs(delta), delta.entries)
             parts[choice.index].add(delta, shown)
 
         usage = await asked.answer(collect)
-        told = [choice.beginning for choice in asked.choices]
+        told = sum(choice.beginning.entries for choice in asked.choices if choice.beginning is not None)
         if asked.given is None:
             collected = [parts[choice.index] for choice in asked.choices]
-            return await made(lambda: asked.rendering.whole(collected, usage), *told)
+            return await made(lambda: asked.rendering.whole(collected, usage), told)
         best = [
             part
             for own in by_request(asked.choices)
@@ -114,7 +113,7 @@ class WholeReply(Response):
         ]
         for index, part in enumerate(best):
             part.choice.index = index
-        return await made(lambda: asked.rendering.whole(best, usage), *told)
+        return await made(lambda: asked.rendering.whole(best, usage), told)
 
 
 class StreamedReply(Response):
@@ -149,7 +148,7 @@ class StreamedReply(Response):
             if choice.index not in opened:
                 opened.add(choice.index)
                 chunks += rendering.opening(choice)
-            chunks += await made(lambda: rendering.chunks(choice, delta), delta.beginning)
+            chunks += await made(lambda: rendering.chunks(choice, delta), delta.entries)
             if chunks:
                 await stream.write(events(chunks))
 

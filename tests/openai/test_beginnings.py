@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from services.openai import completion_rendering
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
+from services.openai.logprobs import chat_logprobs
 from services.rooms.request import SCORES_MAX, Token
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, batch, in_turn, scores_of
@@ -167,11 +168,36 @@ async def test_how_many_likeliest_tokens_are_told_is_bounded(
         assert ("--max-logprobs" in message) == (-2 not in fields.values())
     app = create_app(scoring, tiny.model(), CollectorRegistry(), ApiSettings(max_logprobs=-1))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as unbound:
-        assert (await unbound.post(CHAT, json=chat(logprobs=True, top_logprobs=-1))).status_code == 200
+        assert (
+            await unbound.post(CHAT, json=chat(logprobs=True, top_logprobs=-1, max_tokens=9))
+        ).status_code == 200
         reply = await unbound.post(COMPLETIONS, json=completion(prompt_logprobs=-1))
     asked, scored = scoring.asked
     assert asked.sampling.top_logprobs == ALL == scored.prompt_logprobs
     assert reply.status_code == 200
+
+
+async def test_a_whole_vocabulary_is_told_of_few_tokens_beside_the_event_loop(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def shown(*given: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return chat_logprobs(*given)
+
+    monkeypatch.setattr("services.openai.chat_rendering.chat_logprobs", shown)
+    monkeypatch.setattr("services.openai.reply.AT_ONCE", 100)
+    backend.script = lambda asked: [batch([FOX], LENGTH, asked.sampling.top_logprobs)]
+    app = create_app(backend, tiny.model(), CollectorRegistry(), ApiSettings(max_logprobs=-1))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        fields: dict[str, Any] = {"logprobs": True, "top_logprobs": -1}
+        assert (await http.post(CHAT, json=chat(**fields, max_tokens=2))).status_code == 200
+        assert threads == [False]
+        monkeypatch.setattr("services.openai.intake.TOLD_MAX", 3 * ALL)
+        assert (await http.post(CHAT, json=chat(**fields, max_tokens=3))).status_code == 200
+        for more in ({"max_tokens": 4}, {"max_tokens": 2, "n": 2}, {}):
+            check(await http.post(CHAT, json=chat(**fields, **more)), 400, "top_logprobs")
 
 
 async def test_more_scores_than_are_told_of_a_request_are_refused(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.openai.backend import Limits
 from services.openai.headers import REQUEST_ID
-from services.openai.intake import admit, asked_in_chat, asked_in_completion
+from services.openai.intake import FEW_LOGPROBS, admit, asked_in_chat, asked_in_completion
 from services.openai.schemas import (
     PROMPTS_MAX,
     ChatRequest,
@@ -24,7 +24,6 @@ from services.rooms.request import (
     EOS_TOKEN_IDS_MAX,
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
-    LOGPROBS_MAX,
     STOP_TOKEN_IDS_MAX,
     Grammar,
     GrammarKind,
@@ -105,7 +104,7 @@ def test_what_intake_admits_comes_back_from_the_wire_as_it_was(
     assert REQUEST_ID.fullmatch(request_id)
     count = 1 if chat else data.draw(at_borders(1, PROMPTS_MAX))
     prompts = [[0, LAST] * data.draw(at_borders(1, 12))] * count
-    logprobs = data.draw(at_borders(None, 0, LOGPROBS_MAX))
+    logprobs = data.draw(at_borders(None, 0, FEW_LOGPROBS))
     body: GenerationRequest
     if chat:
         told = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
