@@ -48,8 +48,9 @@ def luck(asked: Request) -> int:
 
 
 def next_token(tokens: Sequence[int], seed: int = 0) -> int:
-    """What the model says comes after `tokens`: it depends on each of them and its place."""
-    value = 7 + seed
+    """What the model says comes after `tokens`: it depends on each of them and its place, and at every
+    third on the seed, so that choices go together for a while."""
+    value = 7 if len(tokens) % 3 else 7 + seed
     for token in tokens:
         value = (value * 1_000_003 + token + 1) & _MASK
     return (value >> 7) % VOCABULARY
