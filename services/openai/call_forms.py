@@ -31,6 +31,9 @@ LAX: Final = re.compile(
     r"(?<=[{,])\s*(?P<key>[\w.$-]+)\s*(?=:)",
     re.DOTALL,
 )
+CALLED: Final = re.compile(r"([\w.-]+)\(")
+KEYED: Final = re.compile(r"(?:, )?(\w+)=")
+ENDED: Final = re.compile(r"\)(?:, |(\]))")
 MISTRAL_MARK: Final = "[TOOL_CALLS]"
 DEEPSEEK_SEP: Final = "<｜tool▁sep｜>"
 KIMI_SEP: Final = "<|tool_call_argument_begin|>"
@@ -73,12 +76,9 @@ def pythonic(_: str, body: str, schemas: Schemas) -> list[Call]:
     if len(body) > PYTHON_CHARS_MAX:
         _no(body)
     try:
-        tree = ast.parse(body.strip(), mode="eval").body
-        if not isinstance(tree, ast.List) or not tree.elts:
-            _no(body)
-        calls = [_python_call(each) for each in tree.elts]
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise Unreadable(body) from error
+        calls = _argued(body.strip())
+    except Unreadable:
+        calls = _python_calls(body.strip())
     if any(call.name not in schemas for call in calls):
         _no(body)
     return calls
@@ -222,6 +222,35 @@ def _call(name: Any, arguments: Any) -> Call:
     return Call(name, written)
 
 
+def _argued(text: str) -> list[Call]:
+    """`[f(a=1), g(b="x")]` whose values are JSON, as a grammar has them."""
+    calls: list[Call] = []
+    at = 1
+    while text.startswith("[") and (named := CALLED.match(text, at)):
+        given: dict[str, Any] = {}
+        at = named.end()
+        while key := KEYED.match(text, at):
+            given[key[1]], at = _decoded(text, key.end())
+        ends = ENDED.match(text, at)
+        if ends is None:
+            break
+        calls.append(_call(named[1], given))
+        at = ends.end()
+        if ends[1] == "]" and at == len(text):
+            return calls
+    return _no(text)
+
+
+def _python_calls(text: str) -> list[Call]:
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
+            _no(text)
+        return [_python_call(each) for each in tree.elts]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise Unreadable(text) from error
+
+
 def _python_call(node: ast.expr) -> Call:
     if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
         _no("no call with names")
@@ -237,7 +266,7 @@ def _line(text: str) -> str:
 
 def _typed(text: str, schemas: Schemas, name: str, key: str) -> Any:
     """A value that is written without quotes, as the tool's schema has it: a text, or JSON."""
-    types = set(_types(schemas.get(name, {}).get("properties"), key))
+    types = set(types_of(schemas.get(name, {}).get("properties"), key))
     if "string" in types and types <= {"string"}:
         return text
     stripped = text.strip()
@@ -262,7 +291,7 @@ PYTHON: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-def _types(properties: Any, key: str) -> Iterator[str]:
+def types_of(properties: Any, key: str) -> Iterator[str]:
     """That a property may be of, as far as its schema says it itself."""
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(schema, Mapping):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
+from services.openai.argued_calls import BRACKET, ArguedForm, NotByName, argued_in, call_rule
 from services.openai.closed_schemas import closed
 from services.openai.conversation import offered
 from services.openai.dialects import CALL_FORMS, HERMES, Form, named
@@ -67,16 +68,23 @@ class HeldTool:
     """JSON."""
 
 
-def form_held(forms: Forms) -> Form:
-    """In which calls are written that an answer is held to."""
+def form_held(body: ChatRequest, forms: Forms, template: str, *, to_a_form: bool) -> Form:
+    """In which calls are written that an answer is held to: in the model's own where arguments are JSON, and
+    where no call need come, since it is told by that; else in Hermes'. `template`: of its chats.
+    `to_a_form`: what is no call is held, too."""
     own, hermes = forms.calls, named(HERMES, CALL_FORMS)
     assert hermes is not None
-    return own if own is not None and own.names[0] in SHAPES else hermes
+    if own is None or own.names[0] in SHAPES:
+        return own or hermes
+    free = not (to_a_form or is_forced(body)) and argued_in(own.names[0], template) is not None
+    return own if free else hermes
 
 
-def shape_held(form: Form) -> CallShape:
-    """As what a grammar has calls in that form written."""
-    shape = SHAPES[form.names[0]]
+def shape_held(form: Form) -> CallShape | None:
+    """As what a grammar has calls in that form written, where their arguments are JSON."""
+    shape = SHAPES.get(form.names[0])
+    if shape is None:
+        return None
     name, arguments = shape.index(NAME), shape.index(ARGUMENTS)
     heads = [region.head for region in form.dialect.regions if region.head and shape[0] in region.opens]
     if heads:  # which names the call
@@ -103,21 +111,23 @@ def is_held(body: ChatRequest, *, to_a_form: bool) -> bool:
     return is_forced(body) or (bool(tools) and (to_a_form or any(each.function.strict for each in tools)))
 
 
-def held_tools(body: ChatRequest, options: Mapping[str, Any]) -> Iterator[HeldTool]:
-    """The tools that may be called. `options`: of each schema."""
+def held_tools(body: ChatRequest, options: Mapping[str, Any], form: Form) -> Iterator[HeldTool]:
+    """The tools that may be called. `options`: of each schema. In a form whose arguments are no JSON object
+    each is held to its schema, strict or not."""
+    loosely = form.names[0] in SHAPES
     allowed = offered(body)
     for place, tool in enumerate(body.tools):
         if isinstance(body.tool_choice, NamedTool) and tool.function.name != body.tool_choice.name:
             continue
         if tool not in allowed:
             continue
-        text = to_json({**_schema(body, tool), OPTIONS: options}).decode()
+        text = to_json({**_schema(body, tool, loosely=loosely), OPTIONS: options}).decode()
         yield HeldTool(f"tools[{place}].function.parameters", tool.function.name, text)
 
 
-def _schema(body: ChatRequest, tool: Tool) -> Mapping[str, Any]:
+def _schema(body: ChatRequest, tool: Tool, *, loosely: bool) -> Mapping[str, Any]:
     function = tool.function
-    if not (is_forced(body) or function.strict):
+    if loosely and not (is_forced(body) or function.strict):
         return ANY_OBJECT
     return NO_ARGUMENTS if not function.parameters else closed({"type": "object", **function.parameters})
 
@@ -142,18 +152,27 @@ def whole_grammar(
         if answer is None or not before + header:
             return answer
         return Grammar(GrammarKind.LARK, "\n".join((f"start: {before}answer", *rules)))
-    form = form_held(forms)
-    shape = SHAPES[form.names[0]]
+    template = tokenizer.chat.text
+    form = form_held(body, forms, template, to_a_form=answer is not None)
+    argued = argued_in(form.names[0], template)
+    shape = SHAPES.get(form.names[0], ())
+    mark = shape[0] if argued is None else argued.mark
     framed = form.names[0] == HARMONY  # all of an answer is messages, and a call is the last of them
     several = not framed and body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool)
     calls = f'call ("\\n"? call){{0,{CALLS_MAX - 1}}}' if several else "call"
     names = " | ".join(f"call_{place}" for place, _ in enumerate(tools))
     for place, tool in enumerate(tools):
+        if argued is not None:
+            rules.append(f"call_{place}: {_argued(place, tool, argued, form, term, rules)}")
+            continue
         told = {NAME: json.dumps(tool.name), ARGUMENTS: f"arguments_{place}"}
         rules.append(f"call_{place}: " + " ".join(told.get(each) or term(each) for each in shape[1:]))
         rules.append(f"arguments_{place}: %json {tool.schema}")
-    first = term(shape[0])
+    first = term(mark)
     rules.append(f"call: {first} ({names})")
+    if mark == BRACKET:
+        more = f'(", " ({names})){{0,{CALLS_MAX - 1}}} ' if several else ""
+        calls = f'call {more}"]"'
     if is_forced(body):
         start = f"{before}({calls})"
     elif answer is not None:
@@ -163,16 +182,27 @@ def whole_grammar(
         if framed:
             start = _start_with_messages(calls, term, rules)
         else:
-            start = _start_with_text(shape[0], first, calls, names, rules, several=several, before=before)
+            start = _start_with_text(mark, first, calls, names, rules, several=several, before=before)
     return Grammar(GrammarKind.LARK, "\n".join((f"start: {start}", *dict.fromkeys(rules))))
+
+
+def _argued(
+    place: int, tool: HeldTool, argued: ArguedForm, form: Form, term: Callable[[str], str], rules: list[str]
+) -> str:
+    """A call behind its mark. Raises ApiError."""
+    try:
+        return call_rule(place, tool.name, json.loads(tool.schema), argued, term, rules)
+    except NotByName as error:
+        why = f"in the form '{form.names[0]}' arguments stand one by one, and {error}."
+        raise invalid(tool.param, f"'{tool.param}': {why}", "unsupported_value") from None
 
 
 def _start_with_text(
     mark: str, first: str, calls: str, names: str, rules: list[str], *, several: bool, before: str
 ) -> str:
     """Of an answer that may call tools, and may not."""
-    if mark.startswith("{"):  # all of an answer is a call, or it begins otherwise
-        rules.append(r"OTHER: /\s*[^{\s](?s:.*)/")
+    if mark == BRACKET or mark.startswith("{"):  # all of an answer is a call, or it begins otherwise
+        rules.append(rf"OTHER: /\s*[^\{mark[0]}\s](?s:.*)/")
         return f"{before}(({calls}) | OTHER?)"
     rules += [f"behind: {names}", *_until(mark, first)]
     return "(until behind)* TEXT?" if several else "(until behind) | TEXT?"

@@ -92,12 +92,14 @@ class Structures:
             raise invalid(form.param, f"Give '{form.param}' or force a call: an answer is held to one form.")
         answer = None if form is None else await self._made(request, form)
         held = is_held(body, to_a_form=form is not None)
-        tools = [*held_tools(body, BLANKS)] if held else []
+        template = self._model.tokenizer.chat.text
+        own = form_held(body, self._model.forms, template, to_a_form=form is not None)
+        tools = [*held_tools(body, BLANKS, own)] if held else []
         for tool in tools:
             await self._made(request, Structure(tool.param, Grammar(GrammarKind.JSON_SCHEMA, tool.schema)))
         model = self._model
         whole = whole_grammar(body, prompt, model.forms, model.tokenizer, tools, answer)
-        calls = form_held(model.forms) if held else model.forms.calls
+        calls = own if held else model.forms.calls
         if whole is None or whole == answer:
             return answer, calls, None
         param = form.param if form is not None else "tools"

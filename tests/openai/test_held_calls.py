@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken
 
@@ -261,12 +262,85 @@ async def test_what_cannot_be_held_is_told_by_field(fields: dict[str, Any], para
     assert held.backend.asked == []
 
 
-async def test_a_strict_tool_is_refused_where_its_calls_could_not_be_told() -> None:
-    held = Held(served(tiny.CHAT_TEMPLATE, "gemma"), "")
+MANY: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "Where."},
+        "unit": {"enum": ["C", "F"], "type": "string"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 3},
+        "more": {"type": "object", "properties": {"wind": {"type": "boolean"}}, "required": ["wind"]},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/short"}, "maxItems": 2},
+    },
+    "required": ["city", "more"],
+    "$defs": {"short": {"type": "string", "maxLength": 2}},
+}
+ONE_BY_ONE: Final = [
+    ("gemma", "<|tool_call>", '<|tool_call>call:weather{city:<|"|>Bern "x"<|"|>,unit:<|"|>F<|"|>'),
+    ("gemma", "<start_function_call>", "<start_function_call>call:weather{city:<escape>Bern<escape>,d"),
+    (
+        "invoke",
+        "<minimax:tool_call>",
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">\nB</parameter>\n',
+    ),
+    (
+        "pythonic",
+        "",
+        '[weather(city="B\\/ern", days=2, more={"wind": true}, list=["\\ud83d\\ude00"]), weather(',
+    ),
+]
+OF_ONE_BY_ONE: Final = (
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+)
+
+
+@pytest.mark.parametrize("added", [(), OF_ONE_BY_ONE], ids=["marks in letters", "marks as tokens"])
+@pytest.mark.parametrize(("calls", "mark", "begun"), ONE_BY_ONE, ids=lambda each: each[:12])
+async def test_a_strict_tools_arguments_are_held_one_by_one_where_they_are_written_so(
+    calls: str, mark: str, begun: str, added: Sequence[str]
+) -> None:
+    model = served(f"{{# {mark} #}}{tiny.CHAT_TEMPLATE}", calls, added)
+    tools = [tool(strict=True, parameters=MANY), tool("now", parameters={"type": "object", "properties": {}})]
+    choice = await Held(model, "There is no need.").ask(tools=tools)
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("There is no need.", "stop")
+    for seed, towards in enumerate((begun, begun, begun.partition("weather")[0] + "now")):
+        choice = await Held(model, towards, seed).ask(tools=tools, parallel_tool_calls=False)
+        assert choice["finish_reason"] == "tool_calls", choice
+        (call,) = choice["message"]["tool_calls"]
+        told, name = json.loads(call["function"]["arguments"]), call["function"]["name"]
+        Draft202012Validator({**MANY, "additionalProperties": False} if name == "weather" else {}).validate(
+            told
+        )
+        assert (name == "now") == (towards != begun)
+
+
+@pytest.mark.parametrize(
+    ("calls", "mark", "parameters", "param"),
+    [
+        ("invoke", "<｜DSML｜function_calls>", CITY, "strict"),
+        ("gemma", "", CITY, "strict"),
+        ("gemma", "<|tool_call>", {"properties": {}, "anyOf": [{"required": ["a"]}]}, "parameters"),
+        ("gemma", "<|tool_call>", {"properties": {"a b": {"type": "string"}}}, "parameters"),
+        (
+            "invoke",
+            "<minimax:tool_call>",
+            {"properties": {"a": {"type": "string", "pattern": "b"}}},
+            "parameters",
+        ),
+        ("invoke", "<minimax:tool_call>", {"properties": {"a": {"type": ["string", "null"]}}}, "parameters"),
+    ],
+)
+async def test_a_strict_tool_is_refused_where_its_calls_could_not_be_told_or_held(
+    calls: str, mark: str, parameters: dict[str, Any], param: str
+) -> None:
+    held = Held(served(f"{{# {mark} #}}{tiny.CHAT_TEMPLATE}", calls), "")
     app = create_app(held.backend, held.model, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        reply = await http.post(CHAT, json=chat(tools=[tool(strict=True)]))
-    check(reply, 400, "tools[0].function.strict", "unsupported_value")
+        reply = await http.post(CHAT, json=chat(tools=[tool(strict=True, parameters=parameters)]))
+    check(reply, 400, f"tools[0].function.{param}", "unsupported_value")
 
 
 async def test_only_allowed_tokens_come() -> None:
