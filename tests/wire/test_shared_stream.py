@@ -15,7 +15,7 @@ from services.wire.callers import Callers
 from services.wire.conversions import cause_to_wire, outcome_to_wire
 from services.wire.errors import refusal_from_wire
 from services.wire.mailbox import Mailbox
-from services.wire.shared_stream import SharedStream, run_rooms_reply
+from services.wire.shared_stream import Rest, SharedStream, run_rooms_reply
 
 MOST = 4
 MINE = Incarnation(7)
@@ -36,6 +36,7 @@ class Bench:
         self.absent: list[int] = []
         self.refused: dict[int, str] = {}
         self.voices: dict[int, Any] = {}
+        self.rest: Rest | None = None
         self.read = asyncio.Event()
         """Clear: the caller takes nothing."""
         self.read.set()
@@ -63,7 +64,7 @@ class Bench:
         return taken
 
     async def serve(self) -> None:
-        shared = SharedStream(self.callers, _judge, MINE)
+        shared = SharedStream(self.callers, _judge, MINE, self._rest)
         async with shared.reading(self._asked()):
             async for lines in shared.lines():
                 said = run_rooms_reply(lines)
@@ -75,6 +76,10 @@ class Bench:
                     if line.HasField("refused")
                 }
                 await self.read.wait()
+
+    async def _rest(self, request: inference_pb2.RunRoomsRequest) -> None:
+        if self.rest is not None:
+            await self.rest(request)
 
     async def _asked(self) -> AsyncIterator[inference_pb2.RunRoomsRequest]:
         while (request := await self.requests.get()) is not None:
@@ -258,3 +263,33 @@ async def test_room_unique_a_second_opening_of_a_room_takes_nothing_from_the_fir
         at.voices[1].put_nowait(OVER)
         await steps()
         assert [line for message in at.messages for line in message] == [(1, "accepted"), (1, "outcome")]
+
+
+async def test_what_else_a_message_asks_for_enters_behind_the_rooms_that_it_opens() -> None:
+    async with stream() as (at, _):
+
+        async def ends(_: inference_pb2.RunRoomsRequest) -> None:
+            await at.box.ask(group_pb2.Command(end_choice=inference_pb2.EndChoiceRequest(room=1)))
+
+        at.rest = ends
+        at.ask(1)
+        await steps()
+        assert [what for what, _ in at.turn()] == ["run", "end_choice"]
+
+
+async def test_malformed_is_contained_what_a_message_asks_for_beside_rooms_ends_no_stream() -> None:
+    async with stream() as (at, task):
+
+        async def refuses(_: inference_pb2.RunRoomsRequest) -> None:
+            raise Refusal("there is no such choice")
+
+        at.rest = refuses
+        at.ask(1)
+        await steps()
+        at.rest = None
+        at.ask(2)
+        await steps()
+        assert at.turn() == [("run", 1), ("run", 2)]
+        await steps()
+        assert not task.done()
+        assert [room for message in at.messages for room, _ in message] == [1, 2]
