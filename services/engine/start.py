@@ -96,6 +96,8 @@ def start_engine(
         )
         engine.cache.populate()
         engine.warm_up()
+        if engine.grammars is not None:
+            engine.grammars.warm_up()
     tokens = engine.cache.pages * engine.layout.page_tokens
     log.info(
         "engine ready",

@@ -82,8 +82,8 @@ class Judge:
         self, tokenizer: Spelled, tokens: int, ends: Sequence[int], limit_s: float = JUDGE_S
     ) -> None:
         """`tokenizer`, `tokens`, `ends`: as of `vocabulary_of`. `limit_s`: as of JUDGE_S."""
-        self._tokenizer = tokenizer
-        self._told = {"tokens": tokens, "ends": [*ends], "limit_s": limit_s}
+        told = {"tokens": tokens, "ends": [*ends], "limit_s": limit_s, "tokenizer": tokenizer.to_str()}
+        self._told = _line(told)  # made while nobody is served: no other thread goes on meanwhile
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -91,7 +91,7 @@ class Judge:
         """See `Ask`."""
         with self._lock:
             process = self._alive()
-            if (answer := _said(process, [grammar.kind.value, grammar.text, any_bnf])) is None:
+            if (answer := _said(process, _line([grammar.kind.value, grammar.text, any_bnf]))) is None:
                 ended = process.wait()
                 self._process = None
                 return TOO_LONG if -ended in ALARMS else TOO_COMPLEX
@@ -115,16 +115,20 @@ class Judge:
                 stderr=subprocess.DEVNULL,  # nothing of a grammar is logged
                 start_new_session=True,
             )
-            _said(self._process, self._told | {"tokenizer": self._tokenizer.to_str()})
+            _said(self._process, self._told)
         return self._process
 
 
-def _said(process: "subprocess.Popen[bytes]", told: Any) -> Any:
+def _line(told: Any) -> bytes:
+    return json.dumps(told).encode() + b"\n"
+
+
+def _said(process: "subprocess.Popen[bytes]", told: bytes) -> Any:
     """What it answers; None where it ended instead."""
     if process.stdin is None or process.stdout is None:
         raise AssertionError("a process without pipes")
     try:
-        process.stdin.write(json.dumps(told).encode() + b"\n")
+        process.stdin.write(told)
         process.stdin.flush()
         line = process.stdout.readline()
     except BrokenPipeError:

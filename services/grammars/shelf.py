@@ -23,12 +23,17 @@ class Shelf:
     """Its thread ends with the process."""
 
     def __init__(self, read: Callable[[], LLTokenizer], kept_max: int = KEPT_MAX) -> None:
-        """`read`: the model's vocabulary, when the first grammar is asked for."""
+        """`read`: the model's vocabulary, when the first grammar is asked for or by `warm_up`."""
         self._read = read
         self._kept_max = kept_max
         self._vocabulary: LLTokenizer | None = None
         self._roots: OrderedDict[Grammar, Fold] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def warm_up(self) -> None:
+        """Read the vocabulary while nobody is served: for half a second no other thread goes on. Blocks. What
+        cannot be read is told to whoever asks for a grammar."""
+        self._thread.submit(self._vocabulary_read).exception()
 
     def fold(self, grammar: Grammar, output: Sequence[int]) -> Future[Fold]:
         """Of an answer that goes on behind `output`. Its future raises GrammarRefused, GrammarLost where the
@@ -50,10 +55,13 @@ class Shelf:
     def _root(self, grammar: Grammar) -> Fold:
         root = self._roots.get(grammar)
         if root is None:
-            if self._vocabulary is None:
-                self._vocabulary = self._read()
-            root = self._roots[grammar] = compiled(grammar, self._vocabulary)
+            root = self._roots[grammar] = compiled(grammar, self._vocabulary_read())
             if len(self._roots) > self._kept_max:
                 self._roots.popitem(last=False)
         self._roots.move_to_end(grammar)
         return root
+
+    def _vocabulary_read(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            self._vocabulary = self._read()
+        return self._vocabulary

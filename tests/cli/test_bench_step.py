@@ -9,6 +9,7 @@ from services.pages.layout import DTYPE_BYTES
 from tests.cli.typed import bench
 from tests.engine import tiny
 from tests.engine.kernels import MODELS, needs_kernel
+from tests.process.structured import tiny_model
 
 pytestmark = pytest.mark.bench
 
@@ -35,6 +36,18 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
     else:
         assert told["gflop"] > 0
         assert told["large_product_gflop"] > 0
+
+
+def test_rows_that_are_held_are_set_beside_rows_that_are_not(tmp_path: Path, demo_model_dir: Path) -> None:
+    """In one run, in turns."""
+    model = tiny_model(tmp_path, demo_model_dir)
+    told = step(model, "--grammar", "json")
+    assert told["held_ratio"] > 0
+    assert set(told["median_ms"]) == {"step", "held", "read"}
+    assert told["ratio_of"] == ["step", "read"]
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    assert step(model, "--grammar", str(schema))["held_ratio"] > 0, "an answer may be over within the run"
 
 
 def test_a_profile_names_the_operators(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from services.grammars.compiling import GrammarRefused, compiled
 from services.grammars.fold import Fold, GrammarLost
 from services.grammars.shelf import Shelf
 from services.rooms.request import Grammar
+from services.runtime.errors import StartupError
 from tests.grammars.answers import ids, regex, request, tokens_in, vocabulary
 
 
@@ -55,3 +56,28 @@ def test_what_is_refused_is_told_and_not_kept() -> None:
     with pytest.raises(GrammarLost):
         kept.fold(regex("[0-9]"), ids("fox")).result()
     kept.check(regex("[0-9]")).result()
+
+
+def test_a_vocabulary_is_read_before_anybody_is_served_and_once() -> None:
+    """No other thread goes on while it is read."""
+    reads: list[None] = []
+
+    def read() -> LLTokenizer:
+        reads.append(None)
+        return vocabulary()
+
+    kept = Shelf(read)
+    kept.warm_up()
+    assert len(reads) == 1
+    kept.check(regex("[0-9]")).result()
+    assert len(reads) == 1
+
+
+def test_a_vocabulary_that_cannot_be_read_is_told_to_whoever_asks_for_a_grammar() -> None:
+    def read() -> LLTokenizer:
+        raise StartupError("there is no tokenizer")
+
+    kept = Shelf(read)
+    kept.warm_up()
+    with pytest.raises(StartupError, match="no tokenizer"):
+        kept.check(regex("[0-9]")).result()

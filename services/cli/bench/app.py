@@ -5,6 +5,7 @@
     baton bench choices     several answers to one prompt beside one: bytes sent, time to the first token
     baton bench rooms       rooms opened to retired with a toy engine, beside bare gRPC calls
     baton bench step        a decode step beside reading weights and KV once, a prefill beside its products
+    baton bench grammars    an event loop's longest gap while grammars are compiled, beside one at rest
     baton bench perplexity  a text's perplexity with the model's weights as codes, beside plain ones
     baton bench agree       a turn's agreement of 1, 2 and 3 ranks, beside gloo's all-reduce of the same bytes
     baton bench router      the bootstrap on one core before workers that answer at once
@@ -22,6 +23,7 @@ from services.cli.bench.agree import agree
 from services.cli.bench.burst import burst
 from services.cli.bench.choices import choices
 from services.cli.bench.compare import compare
+from services.cli.bench.grammars import grammars
 from services.cli.bench.handover import handover
 from services.cli.bench.perplexity import perplexity
 from services.cli.bench.rooms import rooms
@@ -39,6 +41,7 @@ for command in (
     rooms,
     turn,
     step,
+    grammars,
     perplexity,
     agree,
     burst,

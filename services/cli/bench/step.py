@@ -6,25 +6,34 @@ weights in a library's layout: of all tokens in all layers, although a compiled 
 layer adds to tokens that nobody asks for (3 % of a model of thirty layers).
 """
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from operator import attrgetter
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli.bench.report import Runs, seconds_of, tell
+from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Token
 from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
 
 if TYPE_CHECKING:
     from services.engine.engine import Engine, Row
+    from services.grammars.fold import Fold
 
 PROFILE_LINES = 16
 GRAPHED_ROWS = 64
 """Of --cuda-graphs."""
 STEPS_MAX = 64
 """From here on the last step is repeated."""
+ANY_JSON = "json"
+GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=1.0)
+"""DRAWN: where --grammar is asked for, of the rows that are held and of those that are not."""
 SIDE, SIDE_ON_GPU = 2048, 8192
 """Of the square matrices whose product shows the machine's rate where shapes are no hindrance."""
 
@@ -56,6 +65,12 @@ def step(
     kv_cache_memory: Annotated[
         int, typer.Option(min=2**20, help="Bytes for the sequences' keys and values.")
     ] = 2**30,
+    grammar: Annotated[
+        str,
+        typer.Option(
+            help="Also the step with rows held to the JSON schema in this file, or to any JSON: json."
+        ),
+    ] = "",
     profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
@@ -81,7 +96,8 @@ def step(
     )
     if engine.recorded is not None:
         engine.warm_up()
-    rows = _rows(engine, phase, batch, context)
+    held = _grammar(grammar, phase)
+    rows = _rows(engine, phase, batch, context, DRAWN if held else GREEDY)
     facts: dict[str, object] = {
         "phase": phase.value,
         "batch": batch,
@@ -94,6 +110,9 @@ def step(
         "graphs": 0 if engine.recorded is None else len(engine.recorded.recorded),
     }
     works: dict[str, Callable[[], object]] = {"step": _stepping(engine, phase, rows)}
+    if held is not None:
+        holding = _rows(engine, phase, batch, context, DRAWN, held)
+        works["held"] = _stepping(engine, phase, holding)
     if phase is Phase.DECODE:
         limit = "read"
         size = engine.model.weight_bytes + batch * (context + 1) * engine.layout.token_bytes
@@ -114,17 +133,39 @@ def step(
     least = {name: min(values) for name, values in seconds.items()}
     facts["least_ms"] = {name: round(value * 1000, 3) for name, value in least.items()}
     facts["ratio_of_least"] = round(least["step"] / least[limit], 3)
+    if held is not None:
+        medians = {name: median(seconds[name]) for name in ("held", "step")}
+        facts["held_ratio"] = round(medians["held"] / medians["step"], 3)
     if profile:
         facts["profile_ms"] = _profile(engine, works["step"])
     tell("step", seconds, limit, facts)
 
 
-def _rows(engine: "Engine", phase: Phase, batch: int, context: int) -> "list[Row]":
-    """Those of the first step that is measured, after what has to come before it."""
-    from services.engine.engine import Row, Sequence
-    from services.rooms.request import Request, Sampling
+def _grammar(told: str, phase: Phase) -> Grammar | None:
+    """What rows are held to, if to anything. Raises StartupError."""
+    if not told:
+        return None
+    if phase is not Phase.DECODE:
+        raise StartupError("--grammar: a prompt is held to nothing but at its end; take --phase decode")
+    if told == ANY_JSON:
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "array", "minItems": STEPS_MAX}))
+    try:
+        return Grammar(GrammarKind.JSON_SCHEMA, Path(told).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"--grammar {told}: {error}") from error
 
-    greedy = Sampling(temperature=0.0)
+
+def _rows(
+    engine: "Engine",
+    phase: Phase,
+    batch: int,
+    context: int,
+    sampling: Sampling,
+    grammar: Grammar | None = None,
+) -> "list[Row]":
+    """Those of the first step that is measured, after what has to come before it. Raises StartupError."""
+    from services.engine.engine import Row, Sequence
+
     pages = engine.layout.pages_for(context + STEPS_MAX)
     if batch * pages > engine.cache.pages:
         needed = batch * pages * engine.layout.page_bytes
@@ -135,25 +176,51 @@ def _rows(engine: "Engine", phase: Phase, batch: int, context: int) -> "list[Row
         table = [place for start in (0, 1) for place in range(start, batch * pages, 2)]
         table = table[index * pages : (index + 1) * pages]
         prompt = tuple(range(7, 7 + context))
-        request = Request(f"bench-{index}", prompt, max_tokens=STEPS_MAX, sampling=greedy)
+        request = Request(
+            f"bench-{index}",
+            prompt,
+            max_tokens=STEPS_MAX,
+            eos_token_ids=engine.model.facts.eos_token_ids,
+            sampling=replace(sampling, seed=index),
+            grammar=grammar,
+        )
         if phase is Phase.PREFILL:
             rows.append(Row(Sequence(request, []), 0, context, table, sample=True))
             continue
-        sequence = Sequence(request, [7])
-        engine.step([Row(sequence, 0, context, table, sample=False)])
+        sequence = Sequence(request, [7] if grammar is None else [])
+        if grammar is not None:
+            sequence.fold = _fold(engine, grammar)
+        first = Row(sequence, 0, context, table, sample=grammar is not None)
+        for token in engine.step([first]):
+            if isinstance(token, Token):
+                sequence.output.append(token.id)
         rows.append(Row(sequence, context, context + 1, table, sample=True))
     return rows
 
 
+def _fold(engine: "Engine", grammar: Grammar) -> "Fold":
+    """Raises StartupError."""
+    from services.grammars.compiling import GrammarRefused
+
+    if engine.grammars is None:
+        raise StartupError("--grammar: this rank draws nothing")
+    try:
+        return engine.grammars.fold(grammar, []).result()
+    except GrammarRefused as error:
+        raise StartupError(f"--grammar: {error}") from error
+
+
 def _stepping(engine: "Engine", phase: Phase, rows: "list[Row]") -> Callable[[], object]:
-    """The step, which in decode goes on from the last one, up to `STEPS_MAX` times."""
+    """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
     from services.engine.engine import Row
-    from services.rooms.request import Token
 
     def step() -> None:
         for place, (row, token) in enumerate(zip(rows, engine.step(rows), strict=True)):
-            more = row.stop < row.sequence.request.tokens_max - 1
-            if phase is Phase.DECODE and isinstance(token, Token) and more:
+            request = row.sequence.request
+            more = row.stop < request.tokens_max - 1
+            if phase is not Phase.DECODE or not isinstance(token, Token) or not more:
+                continue
+            if request.grammar is None or token.id not in request.ending_token_ids:
                 row.sequence.output.append(token.id)
                 rows[place] = Row(row.sequence, row.stop, row.stop + 1, row.pages, sample=True)
 

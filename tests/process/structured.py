@@ -1,0 +1,272 @@
+"""Is every answer what its schema says, at temperature 1, and the same whatever is killed meanwhile?
+
+`python -m tests.process.structured --schemas 1000` asks for an answer to each of so many random schemas on a
+real stack, and again while prefill and decode workers are killed in turn. One JSON object; exit status 1 if
+an answer does not validate, if one is another the second time, or if too many are cut off by `max_tokens`.
+
+The model is a tiny one of random weights with the demo model's vocabulary: what it draws is any of what is
+allowed, and no model could be less inclined to keep a form by itself.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Final
+
+from jsonschema import Draft202012Validator, ValidationError
+from transformers import LlamaConfig
+
+from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
+from tests.engine.tiny import save
+from tests.grammars.test_schemas import random_schema
+from tests.http import web
+from tests.models.eight_heads import with_tokenizer
+from tests.process.load import any_prompts
+from tests.process.stack import Stack, running_stack
+
+AT_ONCE: Final = 8
+TOKENS: Final = 900
+SHORTEST, LONGEST = 500, 900
+"""Of the prompts, in tokens, so that a prefill worker computes at most times."""
+ANSWER_S: Final = 120.0
+BETWEEN_KILLS_S: Final = 1.0
+CUT_OFF_MAX: Final = 0.01
+"""Share of answers that `max_tokens` may end: they prove nothing."""
+LOST: Final = {"prefill": "prefill_lost", "decode": "decode_lost"}
+
+
+@dataclass(frozen=True)
+class Answered:
+    status: int
+    ids: tuple[int, ...]
+    text: str
+    finish: str
+
+
+@dataclass
+class Found:
+    schemas: int = 0
+    valid: int = 0
+    cut_off: int = 0
+    """By `max_tokens`."""
+    refused: int = 0
+    invalid: list[str] = field(default_factory=list)
+    """What is none of its schema's, and what was not answered."""
+    again: int = 0
+    """Answers while workers were killed, each compared with what it was undisturbed."""
+    differ: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+    went_on: Counter[str] = field(default_factory=Counter)
+    """By side: answers that another worker took over."""
+    rest: str = ""
+    """Which gauges were not back where they were."""
+    seconds: float = 0.0
+
+    @property
+    def sound(self) -> bool:
+        counted = self.valid + self.cut_off + self.refused
+        return (
+            not (self.invalid or self.differ or self.rest)
+            and counted == self.schemas > 0
+            and self.cut_off <= CUT_OFF_MAX * self.schemas
+        )
+
+
+def tiny_model(directory: Path, demo: Path) -> Path:
+    """With the demo model's whole vocabulary and its ends."""
+    config = json.loads((demo / "config.json").read_text(encoding="utf-8"))
+    shape = LlamaConfig(
+        vocab_size=config["vocab_size"],
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=LONGEST + TOKENS + 1,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        bos_token_id=config["bos_token_id"],
+        eos_token_id=config["eos_token_id"],
+        pad_token_id=None,
+    )
+    return with_tokenizer(save(shape, directory), demo)
+
+
+@contextmanager
+def pairs(model: Path) -> Iterator[Stack]:
+    """Two workers a side. Their caches hold the prompts of a few requests, so that none is there again."""
+    with running_stack(
+        str(model),
+        prefill=[{"chunk_tokens": "64"}] * 2,
+        decode=[{}, {}],
+        dtype="float32",
+        kv_cache_memory="12MiB",
+    ) as stack:
+        yield stack
+
+
+class Asking:
+    """Of one request for each schema, always the same."""
+
+    def __init__(self, stack: Stack, schemas: Sequence[dict[str, Any]]) -> None:
+        self._stack = stack
+        self._model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+        self._schemas = schemas
+        spread = LONGEST - SHORTEST
+        lengths = [SHORTEST + 37 * number % spread for number in range(len(schemas))]
+        self._prompts = any_prompts(lengths, 1_000)
+
+    def ask(self, number: int, request_id: str) -> Answered:
+        body = {
+            "model": self._model,
+            "prompt": self._prompts[number],
+            "max_tokens": TOKENS,
+            "temperature": 1,
+            "seed": number,
+            "structured_outputs": {"json": self._schemas[number]},
+            "return_token_ids": True,
+        }
+        url, headers = f"{self._stack.url}/v1/completions", {"X-Request-Id": request_id}
+        reply = web().post(url, json=body, headers=headers, timeout=ANSWER_S)
+        if reply.status_code != 200:
+            return Answered(reply.status_code, (), reply.text, "")
+        (choice,) = reply.json()["choices"]
+        return Answered(200, tuple(choice["token_ids"]), choice["text"], choice["finish_reason"])
+
+    def lost(self, request_id: str) -> set[str]:
+        """The sides whose worker an answer lost."""
+        listed = web().get(f"{self._stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
+        causes = {room["cause"]["reason"] for room in listed if room.get("cause")}
+        return {side for side, reason in LOST.items() if reason in causes}
+
+
+def problem(schema: dict[str, Any], answer: Answered) -> str:
+    """Why this is no answer to the schema; nothing where it is one."""
+    try:
+        checker = Draft202012Validator.FORMAT_CHECKER
+        Draft202012Validator(schema, format_checker=checker).validate(json.loads(answer.text))
+    except (ValidationError, ValueError) as error:
+        return f"{str(error).splitlines()[0]}: {answer.text!r}"
+    return ""
+
+
+def undisturbed(asking: Asking, schemas: Sequence[dict[str, Any]], found: Found) -> list[Answered]:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        answers = list(threads.map(lambda each: asking.ask(each, f"calm-{each}"), range(len(schemas))))
+    found.schemas = len(schemas)
+    for number, (schema, answer) in enumerate(zip(schemas, answers, strict=True)):
+        if answer.status == 400:
+            found.refused += 1
+        elif answer.status != 200:
+            found.invalid.append(f"{number}: {answer.status} {answer.text}")
+        elif answer.finish == "length":
+            found.cut_off += 1
+        elif why := problem(schema, answer):
+            found.invalid.append(f"{number}: {why}")
+        else:
+            found.valid += 1
+    return answers
+
+
+class Disturbed:
+    """Asks for all answers once more, and goes on until workers of both sides were lost in midst of some."""
+
+    def __init__(self, stack: Stack, asking: Asking, answers: Sequence[Answered], found: Found) -> None:
+        self._stack = stack
+        self._asking = asking
+        self._answers = answers
+        self._found = found
+        self._lock = threading.Lock()
+        self._next = 0
+        self._over = threading.Event()
+
+    def run(self, kills: int, limit_s: float) -> None:
+        """Each side loses a worker until `kills` of them were missed by an answer. Raises AssertionError."""
+        ends = time.monotonic() + limit_s
+        threads = [threading.Thread(target=self._go_on) for _ in range(AT_ONCE)]
+        for each in threads:
+            each.start()
+        try:
+            for side, index in cycle([("prefill", 0), ("decode", 0), ("prefill", 1), ("decode", 1)]):
+                if self._enough(kills):
+                    break
+                assert time.monotonic() < ends, (
+                    f"only {self._found.went_on} were missed, of {self._found.kills}"
+                )
+                time.sleep(BETWEEN_KILLS_S)
+                name = f"{side}-{index}"
+                self._stack.services[name].kill()
+                self._found.kills[side] += 1
+                self._stack.restart(name)
+                self._stack.wait_ready(4)
+        finally:
+            self._over.set()
+            for each in threads:
+                each.join(ANSWER_S)
+
+    def _enough(self, kills: int) -> bool:
+        with self._lock:
+            missed = all(self._found.went_on[side] >= kills for side in LOST)
+            return missed and self._found.again >= len(self._answers)
+
+    def _go_on(self) -> None:
+        while not self._over.is_set():
+            with self._lock:
+                turn, self._next = self._next, self._next + 1
+            number, request_id = turn % len(self._answers), f"killed-{turn}"
+            try:
+                answer, lost = self._asking.ask(number, request_id), self._asking.lost(request_id)
+            except Exception as error:
+                answer, lost = Answered(0, (), repr(error), ""), set()
+            with self._lock:
+                self._found.again += 1
+                self._found.went_on.update(lost)
+                if answer != self._answers[number]:
+                    self._found.differ.append(f"{number}, lost {lost}: {answer} for {self._answers[number]}")
+
+
+def run(stack: Stack, count: int, kills: int, limit_s: float) -> Found:
+    """Raises AssertionError where no worker's end is missed by an answer within `limit_s`."""
+    started, found = time.monotonic(), Found()
+    schemas = [random_schema(seed) for seed in range(count)]
+    start = stack.idle_gauges()
+    asking = Asking(stack, schemas)
+    answers = undisturbed(asking, schemas, found)
+    Disturbed(stack, asking, answers, found).run(kills, limit_s)
+    try:
+        stack.wait_idle(start)
+    except AssertionError as error:
+        found.rest = str(error).partition("\n----")[0]
+    found.seconds = round(time.monotonic() - started, 1)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.process.structured", description=__doc__)
+    parser.add_argument("--schemas", type=int, default=1_000)
+    parser.add_argument("--kills", type=int, default=5, help="that an answer goes on after, of each side")
+    parser.add_argument("--limit", type=float, default=3_600.0, help="seconds, of the answers with kills")
+    args = parser.parse_args()
+    demo = prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None)
+    with (
+        tempfile.TemporaryDirectory(prefix="baton-structured-") as folder,
+        pairs(tiny_model(Path(folder) / "tiny", demo)) as stack,
+    ):
+        found = run(stack, args.schemas, args.kills, args.limit)
+    sys.stdout.write(json.dumps(vars(found) | {"ok": found.sound}) + "\n")
+    return 0 if found.sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
