@@ -59,14 +59,14 @@ def check_tools(tools: Sequence[Tool], choice: str | NamedTool | AllowedTools = 
         name = tool.function.name
         if name in names:
             param = f"tools[{place}].function.name"
-            raise invalid(param, f"'{param}': there is another tool named '{name}'.")
+            raise invalid(param, f"'{param}': there is another tool named \"{name}\".")
         names.add(name)
     if isinstance(choice, NamedTool) and choice.name not in names:
-        raise invalid("tool_choice", f"'tool_choice': 'tools' has none named '{shown(choice.name)}'.")
+        raise invalid("tool_choice", f"'tool_choice': 'tools' has none named \"{shown(choice.name)}\".")
     if isinstance(choice, AllowedTools):
         for name in choice.names:
             if name not in names:
-                raise invalid("tool_choice", f"'tool_choice': 'tools' has none named '{shown(name)}'.")
+                raise invalid("tool_choice", f"'tool_choice': 'tools' has none named \"{shown(name)}\".")
         if not choice.names:
             raise invalid("tool_choice", "'tool_choice' allows no tools; say \"none\" for that.")
     if choice == "required" and not tools:

@@ -17,7 +17,7 @@ from services.openai.field_faults import first_fault
 from services.openai.schemas import Shape, fields_of
 
 QUOTED: Final = re.compile(r"'([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)'")
-"""A path as messages name it."""
+"""A path as messages name it; what a caller called something is in double quotes."""
 
 M = TypeVar("M", bound=Shape)
 

@@ -233,7 +233,11 @@ async def test_what_agents_send_besides_is_taken(http: httpx.AsyncClient, backen
             "'tools[0]': 'web_search_20250305' is not supported; a tool has to be of type 'custom'",
         ),
         ({"tools": [{"name": "now"}]}, "Missing required parameter: 'tools[0].input_schema'."),
-        ({"tools": [TOOL, TOOL]}, "'tools[1].name': there is another tool named 'now'."),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "stop"}, "stop_sequences": ["a"]},
+            "'tool_choice.name': 'tools' has none named \"stop\".",
+        ),
+        ({"tools": [TOOL, TOOL]}, "'tools[1].name': there is another tool named \"now\"."),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "'tools[0].defer_loading' is not supported."),
         ({"tools": [{**TOOL, "parameters": {}}]}, "'tools[0].parameters' is not supported."),
         ({"tool_choice": {"type": "any"}}, "'tool_choice' is required, and there are no 'tools'."),
@@ -243,7 +247,7 @@ async def test_what_agents_send_besides_is_taken(http: httpx.AsyncClient, backen
         ),
         (
             {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}},
-            "'tool_choice.name': 'tools' has none named 'x'.",
+            "'tool_choice.name': 'tools' has none named \"x\".",
         ),
         (
             {"tools": [{"name": "now", "strict": True, "input_schema": {"uniqueItems": 1, "type": "array"}}]},
