@@ -172,6 +172,26 @@ async def test_a_room_whose_choices_were_all_ended_is_answered(bench: DecodeBenc
     bench.assert_empty()
 
 
+@pytest.mark.parametrize("lands", [True, False], ids=["landed", "given up"])
+async def test_exits_release_all_of_choices_that_were_all_ended_before_anything_landed(
+    bench: DecodeBench, lands: bool
+) -> None:
+    caller = await started(bench)
+    for choice in range(3):
+        await end_choice(bench, choice)
+    assert await caller.outcome() == ""
+    said = len(caller.replies)
+    if lands:
+        bench.land(ASKED)
+    else:
+        bench.sender.quiet.set()
+        await bench.cancel(1)
+    await bench.settle()
+    assert len(caller.replies) == said
+    assert "step" not in bench.engine.ran
+    bench.assert_empty()
+
+
 async def test_terminal_creates_nothing_of_a_room_that_is_over_no_choice_is_ended(bench: DecodeBench) -> None:
     await end_choice(bench, 0, room=77)
     caller = await started(bench)
