@@ -8,7 +8,7 @@ beside its longest while nothing is compiled.
 import asyncio
 import json
 import statistics
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -77,35 +77,43 @@ FORMS = ("object", "words", "regex")
 
 
 async def _measured(runs: int, shelf: "Shelf", judge: "Judge") -> dict[str, object]:
+    from services.grammars.compiling import GrammarRefused
+
     gaps: dict[str, list[float]] = {"at rest": [], "worker": [], "bootstrap": []}
     spent: dict[str, list[float]] = {"worker": [], "bootstrap": []}
-    loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(AT_ONCE)
-    simple = Grammar(GrammarKind.REGEX, "a")
-    first_worker = await _watched(_checked(shelf, simple))
-    first_judge = await _watched(loop.run_in_executor(pool, judge.ask, simple, False))
+    pool = ThreadPoolExecutor(AT_ONCE)
+
+    async def in_worker(grammar: Grammar) -> None:
+        await asyncio.wrap_future(shelf.check(grammar))
+
+    async def in_bootstrap(grammar: Grammar) -> None:
+        told = await asyncio.get_running_loop().run_in_executor(pool, judge.ask, grammar, False)
+        if isinstance(told, str):
+            raise GrammarRefused(told)
+
+    asks: dict[str, Callable[[Grammar], Awaitable[None]]] = {
+        "worker": in_worker,
+        "bootstrap": in_bootstrap,
+    }
+    first = {name: (await _watched(ask(Grammar(GrammarKind.REGEX, "a"))))[0] for name, ask in asks.items()}
     number = 0
     for _ in range(runs):
         for form in FORMS:
             asked = [_form(form, number + each) for each in range(2 * AT_ONCE)]
             number += len(asked)
             gaps["at rest"].append((await _watched(asyncio.sleep(REST_S)))[0])
-            compiling = asyncio.gather(*(_checked(shelf, each) for each in asked[:AT_ONCE]))
-            judging = (loop.run_in_executor(pool, judge.ask, each, False) for each in asked[AT_ONCE:])
-            for name, work in (("worker", compiling), ("bootstrap", asyncio.gather(*judging))):
-                gap, took = await _watched(work)
+            for name, ask in asks.items():
+                several, asked = asked[:AT_ONCE], asked[AT_ONCE:]
+                gap, took = await _watched(asyncio.gather(*map(ask, several)))
                 gaps[name].append(gap)
                 spent[name].append(took / AT_ONCE)
     return {
         "grammars": number,
         "longest_gap_ms": {name: _ms(max(each)) for name, each in gaps.items()},
         "median_gap_ms": {name: _ms(statistics.median(each)) for name, each in gaps.items()},
-        "first_gap_ms": {"worker": _ms(first_worker[0]), "bootstrap": _ms(first_judge[0])},
+        "first_gap_ms": {name: _ms(gap) for name, gap in first.items()},
         "each_takes_ms": {name: _ms(statistics.median(each)) for name, each in spent.items()},
     }
-
-
-def _checked(shelf: "Shelf", grammar: Grammar) -> "asyncio.Future[None]":
-    return asyncio.wrap_future(shelf.check(grammar))
 
 
 async def _watched(work: Awaitable[object]) -> tuple[float, float]:
