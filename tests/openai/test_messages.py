@@ -355,20 +355,25 @@ async def test_an_answer_without_a_word_is_a_message_without_blocks(
     assert streamed.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n')
 
 
-async def test_text_after_a_thought_is_in_a_block_of_its_own_however_it_is_cut(
+async def test_text_after_a_call_is_in_a_block_of_its_own_however_it_is_cut(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
     """What comes at once opens what follows, too; a template of one block's text is not used for the next."""
     backend.known_limits = ROOMY
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-    backend.script = lambda _: [batch(tiny.ids(f"a{call}b")), *saying(f"c{call}d")]
+    one = "The quick brown fox"
+    backend.script = lambda _: [
+        *(batch([id_]) for id_ in tiny.ids(one)),
+        batch(tiny.ids(f"{call}b")),
+        *saying(f"{one}{call}d"),
+    ]
     reply = await http.post(ROUTE, json=body(stream=True, tools=[TOOL], max_tokens=99))
     texts: dict[int, str] = {}
     for line in reply.text.splitlines():
         if '"text_delta"' in line:
             event = json.loads(line.removeprefix("data: "))
             texts[event["index"]] = texts.get(event["index"], "") + event["delta"]["text"]
-    assert texts == {0: "a", 2: "bc", 4: "d"}
+    assert texts == {0: one, 2: f"b{one}", 4: "d"}
 
 
 async def test_before_any_route_errors_have_the_manners_of_the_api_that_is_asked() -> None:
