@@ -8,8 +8,8 @@ from services.decode.peers import Peers
 from services.decode.revocation import Revocation
 from services.decode.seals import Seals
 from services.engine.folds import Folds
-from services.pages.choices import ChoicePages
 from services.pages.layout import KvLayout
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Proof

@@ -4,8 +4,8 @@ from collections import abc
 from dataclasses import dataclass, field
 
 from services.engine.engine import PageSum, Row, Sequence
-from services.pages.choices import ChoicePages
 from services.pages.record import MetadataRecord
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.choices import Choices
 from services.rooms.errors import Cause
 from services.rooms.phases import Phase, Vote

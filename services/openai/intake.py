@@ -22,9 +22,9 @@ from services.openai.schemas import (
     Drawing,
     GenerationRequest,
 )
+from services.rooms.choice_pages import ChoicePages, longest_of
 from services.rooms.counts import counted
 from services.rooms.request import Grammar, Request, Sampling
-from services.rooms.shared_pages import longest_of, pages_taken
 from services.rooms.trace import TraceContext
 
 SEQUENCES_AT_ONCE: Final = 8
@@ -313,7 +313,9 @@ def _max_tokens(
 
 
 def _too_many(choices: _Choices, prompt_tokens: int, max_tokens: int, each: int, limits: Limits) -> ApiError:
-    pages = pages_taken(prompt_tokens, prompt_tokens + max_tokens - 1, choices.drawn, limits.page_tokens)
+    pages = ChoicePages(
+        prompt_tokens, prompt_tokens + max_tokens - 1, choices.drawn, limits.page_tokens
+    ).needed
     answers = f"{choices.drawn} answers of up to {counted(max_tokens, 'token')}"
     fits = f"so many of {counted(each, 'token')} each fit" if each >= 1 else "so many fit at no length"
     return invalid(

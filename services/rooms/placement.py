@@ -11,12 +11,12 @@ from itertools import product
 from typing import TypeAlias
 
 from services.rooms.affinity import Block
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.entries import Worker, WorkerFacts, WorkerState
 from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from services.rooms.ids import Incarnation
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
-from services.rooms.shared_pages import pages_taken
 
 Pair: TypeAlias = tuple[Worker, Worker]
 
@@ -42,7 +42,7 @@ class Need:
         """KV positions that it may come to take in pages of so many."""
         if self.choices == 1:
             return self.tokens
-        return pages_taken(self.prompt_tokens, self.tokens, self.choices, page_tokens) * page_tokens
+        return ChoicePages(self.prompt_tokens, self.tokens, self.choices, page_tokens).needed * page_tokens
 
     def told(self, side: Side) -> str:
         if side is Side.PREFILL:

@@ -7,7 +7,7 @@ import pytest
 
 from services.bootstrap.attempts import RequestStream
 from services.openai.backend import Hangup, NoWorker, RoomFailed, TokenBatch
-from services.pages.choices import ChoicePages
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.errors import Cause, Reason
 from services.rooms.placement import Need
 from services.rooms.request import Request, Sampling

@@ -2,7 +2,7 @@
 
 from services.decode.batch import how_many, next_batch, unfinished
 from services.decode.job import Choice, Job
-from services.pages.choices import ChoicePages
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver

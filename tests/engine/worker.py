@@ -8,7 +8,7 @@ from itertools import count
 import torch
 
 from services.engine.engine import Engine, PromptScores, Row, Sequence
-from services.pages.choices import ChoicePages
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.request import Request, Sampling, Token
 
 GREEDY = Sampling(temperature=0.0)

@@ -6,7 +6,6 @@ Left out: tensors, gRPC, and words for people. Time stands still; a deadline tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.pages.choices import ChoicePages
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.holdings import Standing as Held
@@ -14,6 +13,7 @@ from services.pages.pool import PagePool
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, read_slot, seal_bytes
 from services.pages.slots import SlotPool
 from services.rooms.ballot import Ballot, read_verdict
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.choices import Choices
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed

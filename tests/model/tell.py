@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from services.pages.choices import ChoicePages
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.errors import Reason
 from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase

@@ -17,8 +17,8 @@ from services.openai.app import create_app
 from services.openai.backend import Hangup, Limits, RoomFailed
 from services.openai.intake import admit, asked_in_chat, asked_in_completion
 from services.openai.schemas import ANSWERS_MAX, ChatRequest, CompletionRequest
+from services.rooms.choice_pages import ChoicePages, longest_of
 from services.rooms.request import Request
-from services.rooms.shared_pages import longest_of, pages_taken
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, LIMITS, STOP, ScriptedBackend, Step, batch, in_turn, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, check, completion
@@ -282,7 +282,7 @@ def fitting(prompt: int, choices: int, limits: Limits) -> int:
     pages = limits.sequence_tokens // limits.page_tokens
     most = limits.context_tokens - prompt
     for length in range(most, 0, -1):
-        if pages_taken(prompt, prompt + length - 1, choices, limits.page_tokens) <= pages:
+        if ChoicePages(prompt, prompt + length - 1, choices, limits.page_tokens).needed <= pages:
             return length
     return 0
 
@@ -301,7 +301,7 @@ async def test_as_many_answers_as_the_cache_holds_and_no_more(
         reply = await http.post(COMPLETIONS, json=body | {"max_tokens": most})
         assert reply.status_code == 200
     told = check(await http.post(COMPLETIONS, json=body | {"max_tokens": most + 1}), 400, "n")
-    takes = pages_taken(prompt, prompt + most, choices, page_tokens) * page_tokens
+    takes = ChoicePages(prompt, prompt + most, choices, page_tokens).needed * page_tokens
     assert f"{choices} answers" in told
     assert f"take {takes} positions" in told
     assert "holds 448" in told
@@ -343,8 +343,8 @@ def test_what_so_many_may_become_is_the_most_that_they_take() -> None:
             for choices in (1, 2, 7):
                 for pages in range(-(-beginning // page) * choices, 40):
                     most = longest_of(beginning, choices, pages * page, page)
-                    assert pages_taken(beginning, most, choices, page) <= pages
-                    assert pages_taken(beginning, most + 1, choices, page) > pages
+                    assert ChoicePages(beginning, most, choices, page).needed <= pages
+                    assert ChoicePages(beginning, most + 1, choices, page).needed > pages
 
 
 # ---- what is noted

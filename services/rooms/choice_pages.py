@@ -1,4 +1,4 @@
-"""Which pages does each of a room's choices read, and which are its own?
+"""Which pages does each of a room's choices read, which are its own, and how many is that?
 
 All choices read the whole pages of what they begin with, and none writes there (`shared-is-read-only`). The
 last token that is known has to be computed once more by each further choice, since its draw needs the logits:
@@ -23,7 +23,7 @@ class ChoicePages:
     @property
     def shared(self) -> int:
         """Leading pages that all choices read."""
-        return (self.known_tokens - 1) // self.page_tokens
+        return _shared(self.known_tokens, self.page_tokens)
 
     @property
     def shared_tokens(self) -> int:
@@ -47,3 +47,14 @@ class ChoicePages:
         own = self.each - self.shared
         begin = self.each + (choice - 1) * own
         return (*pages[: self.shared], *pages[begin : begin + own])
+
+
+def longest_of(known_tokens: int, choices: int, tokens: int, page_tokens: int) -> int:
+    """Most positions of each of `choices` in a cache of `tokens` positions; fewer than `known_tokens` where
+    it does not hold them."""
+    pages = tokens // page_tokens + (choices - 1) * _shared(known_tokens, page_tokens)
+    return pages // choices * page_tokens
+
+
+def _shared(known_tokens: int, page_tokens: int) -> int:
+    return (known_tokens - 1) // page_tokens

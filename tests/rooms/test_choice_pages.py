@@ -5,8 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.pages.choices import ChoicePages
-from services.rooms.shared_pages import pages_taken
+from services.rooms.choice_pages import ChoicePages
 
 
 @st.composite
@@ -32,12 +31,6 @@ def _written(division: ChoicePages, table: tuple[int, ...], choice: int) -> set[
     """Of choice 0 the hand-over wrote what is known; each other computes from behind the shared pages on."""
     first = division.known_tokens if choice == 0 else division.shared_tokens
     return {table[position // division.page_tokens] for position in range(first, division.tokens_max)}
-
-
-@given(divisions())
-def test_whoever_places_the_room_counts_as_many_pages(division: ChoicePages) -> None:
-    taken = pages_taken(division.known_tokens, division.tokens_max, division.choices, division.page_tokens)
-    assert division.needed == taken
 
 
 @given(divisions())
