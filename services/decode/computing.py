@@ -63,11 +63,12 @@ class Computing:
         if tokens is None:
             return
         for (job, choice), token in zip(self._step, tokens, strict=True):
+            job.receiver.busy = False
+            if choice.place not in job.ends.going_on:
+                continue  # its reader had enough meanwhile, and the others do not end by it
             if isinstance(token, Undrawn):
                 self._fail(job, token)
-                continue
-            job.receiver.busy = False
-            if token is not None and choice.place in job.ends.going_on and not job.receiver.stopping:
+            elif token is not None and not job.receiver.stopping:
                 choice.computed = choice.sequence.length
                 choice.sequence.output.append(token.id)
                 self._answers.emit(job, choice, token)

@@ -23,9 +23,10 @@ log = Log(__name__)
 
 LINES_MAX: Final = 1024
 """Of one message."""
-MESSAGE_BYTES: Final = 2**20
-"""From this length on what else is said goes into the next message: the log-probabilities of a whole
-vocabulary are megabytes."""
+MESSAGE_BYTES: Final = 2**15
+"""From this length on what else is said goes into the next message. Who reads it takes each at once, and all
+others wait for that: log-probabilities of so many bytes take milliseconds, and of a prompt or of a whole
+vocabulary there may be megabytes."""
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 Rooms = TypeVar("Rooms", inference_pb2.RunRoomsReply, inference_pb2.StreamRoomsReply)

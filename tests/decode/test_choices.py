@@ -159,6 +159,21 @@ async def test_a_choice_whose_reader_has_enough_ends_and_the_others_go_on(bench:
     bench.assert_empty()
 
 
+async def test_choices_end_alone_one_that_was_cut_fails_nothing_by_its_last_step(bench: DecodeBench) -> None:
+    caller = await started(bench)
+    bench.land(ASKED)
+    bench.engine.hold()
+    await bench.turns_until(lambda: not bench.stepper.free)
+    await end_choice(bench, 1)
+    bench.engine.unheld.add(ASKED.further_seeds[0])
+    bench.engine.go()
+    await bench.settle()
+    assert await caller.outcome() == ""
+    right = answers(ASKED)
+    assert caller.choices == {0: right[0], 2: right[2]}
+    bench.assert_empty()
+
+
 async def test_a_room_whose_choices_were_all_ended_is_answered(bench: DecodeBench) -> None:
     caller = await started(bench)
     await end_choice(bench, 0)

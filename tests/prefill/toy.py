@@ -12,7 +12,7 @@ import torch
 
 from services.engine.checksum import PageSummer
 from services.engine.engine import Row, SumPart
-from services.engine.sampler import Drawn, NotANumber
+from services.engine.sampler import Drawn, NotANumber, NotHeld
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Sampling, Score, Token
 from services.runtime.host_memory import HostMemory
@@ -96,6 +96,8 @@ class ToyEngine:
         self.fail_next: Exception | None = None
         self.broken: set[int] = set()
         """Marks of requests that get no token."""
+        self.unheld: set[int] = set()
+        """Seeds of choices that get none, by their grammar."""
         self._permits = threading.Semaphore(_UNHELD)
 
     def hold(self) -> None:
@@ -152,6 +154,8 @@ class ToyEngine:
             self.scored_most = max(self.scored_most, row.stop - row.start)
         if whose in self.broken:
             return NotANumber()
+        if row.sequence.request.sampling.seed in self.unheld:
+            return NotHeld("nothing is allowed there")
         if not row.sample:
             return None
         token = next_token(known, luck(row.sequence.request))

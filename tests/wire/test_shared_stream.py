@@ -1,6 +1,7 @@
 """Does each of many rooms on one stream hear what a call of its own would have told it?"""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 
 from services.rooms.errors import Cause, Reason, Refusal, RoomExists
 from services.rooms.ids import Incarnation, RoomId
+from services.rooms.request import SCORES_MAX, Score
 from services.wire import shared_stream
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.callers import Callers
-from services.wire.conversions import cause_to_wire, outcome_to_wire
+from services.wire.conversions import SCORES_A_MESSAGE, cause_to_wire, outcome_to_wire, scores_to_wire
 from services.wire.errors import refusal_from_wire
 from services.wire.mailbox import Mailbox
 from services.wire.shared_stream import Rest, SharedStream, run_rooms_reply
@@ -164,6 +166,18 @@ async def test_what_is_long_leaves_in_several_messages(monkeypatch: pytest.Monke
         at.read.set()
         await steps()
         assert at.messages[1:] == [[(1, "first_token"), (1, "first_token")], [(1, "outcome")]]
+
+
+def test_no_blocking_of_a_long_prompts_scores_a_message_has_few() -> None:
+    """As many as its reader takes without keeping all others waiting."""
+    several = scores_to_wire([Score(-1.5, 3)] * SCORES_MAX)
+    said = deque((RoomId(1), inference_pb2.RunRoomReply(scores=each)) for each in several)
+    at = Bench()
+    shared = SharedStream(at.callers, _judge, MINE)
+    shared._said.extend(said)
+    while lines := shared._next():
+        told = sum(len(line.reply.scores.logprobs) for line in run_rooms_reply(lines).lines)
+        assert told <= 2 * SCORES_A_MESSAGE
 
 
 async def test_a_refused_room_ends_alone() -> None:
