@@ -39,7 +39,7 @@ class ChatRendering:
         }
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
-        chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": "", "refusal": None}})
+        chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": "", "refusal": None}}, 0)
         if self._token_ids:
             chunk["prompt_token_ids"] = list(choice.request.prompt)
         return [chunk]
@@ -48,19 +48,19 @@ class ChatRendering:
         return chat_logprobs(delta.tokens, self._tokenizer, self._token_text) if self._logprobs else None
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
-        chunks = []
         shown = _shown(delta)
         if not shown and delta.tokens and (self._logprobs or self._token_ids):
             shown = [{"content": ""}]
+        if not shown and delta.finish is not None:
+            shown = [{}]
+        pieces: list[dict[str, Any]] = []
         for place, each in enumerate(shown):
-            piece: dict[str, Any] = {"delta": each, "logprobs": None if place else self.logprobs(delta)}
+            pieces.append({"delta": each, "logprobs": None if place else self.logprobs(delta)})
             if self._token_ids:
-                piece["token_ids"] = [] if place else [token.id for token in delta.tokens]
-            chunks.append(self._chunk(choice, piece))
+                pieces[-1]["token_ids"] = [] if place else [token.id for token in delta.tokens]
         if delta.finish is not None:
-            ended = {"finish_reason": choice.reason(delta.finish), **choice.ended_by}
-            chunks.append(self._chunk(choice, {"delta": {}, **ended}))
-        return chunks
+            pieces[-1] |= {"finish_reason": choice.reason(delta.finish), **choice.ended_by}
+        return [self._chunk(choice, piece, choice.output_tokens) for piece in pieces]
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
@@ -95,10 +95,10 @@ class ChatRendering:
             choice["token_ids"] = [token.id for token in part.tokens]
         return choice
 
-    def _chunk(self, choice: Choice, piece: dict[str, Any]) -> dict[str, Any]:
+    def _chunk(self, choice: Choice, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
         shown = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": None, **piece}
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [shown]}
-        return {**chunk, **self._usage.beside(choice)}
+        return {**chunk, **self._usage.beside(choice, tokens)}
 
 
 def _message(part: Collected) -> dict[str, Any]:

@@ -52,14 +52,14 @@ class CompletionRendering:
         if not self._token_ids:
             return []
         piece = self._piece(choice, "", [], self.logprobs(Delta()), None)
-        return [self._chunk(choice, {**piece, "prompt_token_ids": list(choice.request.prompt)})]
+        return [self._chunk(choice, {**piece, "prompt_token_ids": list(choice.request.prompt)}, 0)]
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         shown = delta.text or (delta.tokens and (self._logprobs or self._token_ids))
         if not shown and delta.finish is None:
             return []
         piece = self._piece(choice, delta.text, delta.tokens, self.logprobs(delta), delta.finish)
-        return [self._chunk(choice, piece)]
+        return [self._chunk(choice, piece, choice.output_tokens)]
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
         return [{**self._head, "choices": [], "usage": usage.rendered()}] if self._usage.at_end else []
@@ -82,8 +82,8 @@ class CompletionRendering:
             piece["prompt_logprobs"] = shown_scores(part.choice.beginning, self._prompt_top, self._token_text)
         return piece
 
-    def _chunk(self, choice: Choice, piece: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "choices": [piece], **self._usage.beside(choice)}
+    def _chunk(self, choice: Choice, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
+        return {**self._head, "choices": [piece], **self._usage.beside(choice, tokens)}
 
     def _piece(
         self,

@@ -74,11 +74,12 @@ class UsageShown:
         asked = options or StreamOptions()
         return UsageShown(asked.include_usage, asked.include_usage and asked.continuous_usage_stats)
 
-    def beside(self, choice: Choice) -> dict[str, Any]:
-        """What a chunk of `choice` has of it; how much of its prompt was cached is told at the end."""
+    def beside(self, choice: Choice, tokens: int) -> dict[str, Any]:
+        """What a chunk of `choice` has of it, with so many tokens told of its answer; how much of its prompt
+        was cached is told at the end."""
         if not self.at_end:
             return {}
-        return {"usage": counted(len(choice.request.prompt), choice.output_tokens) if self.so_far else None}
+        return {"usage": counted(len(choice.request.prompt), tokens) if self.so_far else None}
 
 
 class Rendering(Protocol):
@@ -93,7 +94,7 @@ class Rendering(Protocol):
         text. True stays true for a choice until a delta of it has something else."""
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
-        """The chunks that come before a choice's first delta."""
+        """The chunks that come before a choice's first delta, and tell nothing of it."""
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         """A delta's log-probabilities, if the caller asked for them."""

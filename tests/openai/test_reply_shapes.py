@@ -119,18 +119,17 @@ async def test_one_chunk_for_a_batch_of_tokens(http: httpx.AsyncClient, backend:
     backend.script = lambda _: [batch(tiny.ids("The fox"), LENGTH)]
     assert await events(http, CHAT, chat()) == [
         chat_chunk(ROLE),
-        chat_chunk({"content": "The fox"}),
-        chat_chunk({}, "length"),
+        chat_chunk({"content": "The fox"}, "length"),
     ]
 
 
 async def test_chat_usage_and_token_ids(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     backend.script = lambda _: [batch([T], LENGTH)]
     body = chat(return_token_ids=True, stream_options={"include_usage": True})
-    first, content, end, usage = await events(http, CHAT, body)
+    first, end, usage = await events(http, CHAT, body)
     prompt = list(backend.asked[0].prompt)
     assert first == chat_chunk(ROLE, prompt_token_ids=prompt, usage=None)
-    assert content["choices"][0]["token_ids"] == [T]
+    assert end["choices"][0]["token_ids"] == [T]
     assert (end["choices"][0]["finish_reason"], end["usage"]) == ("length", None)
     assert usage["choices"] == []
     assert usage["usage"] == {
@@ -152,7 +151,7 @@ async def test_usage_so_far_in_each_chunk(
     for index, request in enumerate(backend.asked):
         told = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
         prompt = len(request.prompt)
-        counts = [1, 1, 3, 4] if path == CHAT else [1, 3, 4]  # a chat opens with its first token
+        counts = [0, 1, 3, 4] if path == CHAT else [1, 3, 4]  # a chat opens with its role
         assert told == [
             {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
             for count in counts

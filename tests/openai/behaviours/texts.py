@@ -382,9 +382,11 @@ CHATS: Final = behaviours(
 
 
 def grows(answer: Answer) -> bool:
-    """What each event says of the tokens that came."""
-    counts = [event["usage"]["completion_tokens"] for event in answer.events]
-    return counts == sorted(counts) and counts[-1] > 0
+    """What each event says of the tokens that came: none yet, or more than the one before it, until the one
+    without choices says how many there were."""
+    *counts, whole = [event["usage"]["completion_tokens"] for event in answer.events]
+    told = [count for count in counts if count]
+    return counts[-len(told) :] == sorted({*told}) and whole == counts[-1] > 0
 
 
 OPTIONS: Final = {"include_usage": True}
@@ -402,6 +404,15 @@ STREAMS: Final = behaviours(
             [bool(e["choices"][0].get("finish_reason")) for e in a.events].index(True) == len(a.events) - 1
         ),
         fields={"stream": True},
+    ),
+    chat(
+        "the last event of an answer that is cut off has its last text",
+        VC,
+        lambda a: (
+            a.events[-1]["choices"][0]["delta"]["content"]
+            and a.events[-1]["choices"][0]["finish_reason"] == "length"
+        ),
+        fields={"stream": True, "max_tokens": 3},
     ),
     chat(
         "a stream's text is the whole answer's",
