@@ -3,7 +3,7 @@
 Each is installed by itself, from its registry, into `--cache`, and runs its script from `scripts`
 against `--url` or a stack of the demo model that this starts. One JSON line for each; the exit code says
 whether all of them worked. `--table` prints the rows of docs/clients.md instead. It takes minutes, a
-network and, for two of them, Node: no test runs it.
+network and, for some of them, Node: no test runs it.
 """
 
 import argparse
