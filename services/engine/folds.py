@@ -57,14 +57,12 @@ class Folds:
 
     def begin(self, room: Room, *sequences: Sequence) -> None:
         """Compile what the room's `sequences` are held to, if it is to be compiled here, and go through the
-        output of each."""
+        output that they share, once for all."""
         grammar = sequences[0].request.grammar
         if self._shelf is None or grammar is None:
             return
-        shelf = self._shelf
-        folds = asyncio.gather(
-            *(asyncio.wrap_future(shelf.fold(grammar, tuple(each.output))) for each in sequences)
-        )
+        output = tuple(sequences[0].output)
+        folds = asyncio.wrap_future(self._shelf.folds(grammar, output, len(sequences)))
         folds.add_done_callback(lambda _: self._wake())
         self._waiting[room.id] = _Waiting(room, sequences, folds)
 

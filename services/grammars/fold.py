@@ -48,7 +48,13 @@ class Fold:
         """The same grammar over another output, from its beginning. Only while nothing was taken here."""
         if self._taken:
             raise ValueError(f"a fold that has taken {self._taken} tokens is no beginning")
-        return Fold(self._matcher.deep_copy())
+        return self.copy()
+
+    def copy(self) -> "Fold":
+        """The same grammar behind the same output, from where each goes on by itself."""
+        copy = Fold(self._matcher.deep_copy())
+        copy._taken = self._taken
+        return copy
 
     def follow(self, output: Sequence[int]) -> None:
         """Take what `output` has beyond what was taken. Raises GrammarLost."""

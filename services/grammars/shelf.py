@@ -35,19 +35,20 @@ class Shelf:
         cannot be read is told to whoever asks for a grammar."""
         self._thread.submit(self._vocabulary_read).exception()
 
-    def fold(self, grammar: Grammar, output: Sequence[int]) -> Future[Fold]:
-        """Of an answer that goes on behind `output`. Its future raises GrammarRefused, GrammarLost where the
-        output is none of the grammar's, and StartupError for a model whose tokenizer cannot be read."""
-        return self._thread.submit(self._fold, grammar, output)
+    def folds(self, grammar: Grammar, output: Sequence[int], count: int) -> Future[list[Fold]]:
+        """Of so many answers that go on behind `output`, at least one. Its future raises GrammarRefused,
+        GrammarLost where the output is none of the grammar's, and StartupError for a model whose tokenizer
+        cannot be read."""
+        return self._thread.submit(self._folds, grammar, output, count)
 
     def check(self, grammar: Grammar) -> Future[None]:
         """Whether an answer can be held to it: its future raises as above."""
         return self._thread.submit(self._check, grammar)
 
-    def _fold(self, grammar: Grammar, output: Sequence[int]) -> Fold:
+    def _folds(self, grammar: Grammar, output: Sequence[int], count: int) -> list[Fold]:
         fold = self._root(grammar).anew()
         fold.follow(output)
-        return fold
+        return [fold, *(fold.copy() for _ in range(count - 1))]
 
     def _check(self, grammar: Grammar) -> None:
         self._root(grammar)

@@ -29,7 +29,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_a_grammar_is_compiled_once_for_all_outputs_that_are_held_to_it(counted: Counter[str]) -> None:
     kept = Shelf(vocabulary)
-    one, other = (kept.fold(regex("[0-9]{3}"), ids(text)).result() for text in ("1", "12"))
+    [one], [other] = (kept.folds(regex("[0-9]{3}"), ids(text), 1).result() for text in ("1", "12"))
     assert counted == {"[0-9]{3}": 1}
     asked = request()
     assert one.allowed(asked, ids("12")) == other.allowed(asked, ids("12"))
@@ -37,9 +37,31 @@ def test_a_grammar_is_compiled_once_for_all_outputs_that_are_held_to_it(counted:
 
 def test_outputs_that_are_held_to_one_grammar_are_folded_each_by_itself() -> None:
     kept = Shelf(vocabulary)
-    a, b = (kept.fold(regex("ax|by"), ids(text)).result() for text in "ab")
+    [a], [b] = (kept.folds(regex("ax|by"), ids(text), 1).result() for text in "ab")
     allowed = [tokens_in(fold.allowed(request(), ids(text))) for fold, text in ((a, "a"), (b, "b"), (a, "a"))]
     assert allowed == [ids("x"), ids("y"), ids("x")]
+
+
+def test_answers_behind_one_output_are_folded_each_by_itself_from_there_on() -> None:
+    a, b, c = Shelf(vocabulary).folds(regex("c(xy|zw)"), ids("c"), 3).result()
+    asked, outputs = request(), {a: "cx", b: "cz", c: "c"}
+    allowed = [tokens_in(fold.allowed(asked, ids(text))) for fold, text in outputs.items()]
+    assert allowed == [ids("y"), ids("w"), sorted(ids("xz"))]
+    assert tokens_in(b.allowed(asked, [])) == ids("c"), "cut back behind what they share"
+
+
+def test_a_grammar_that_is_refused_is_compiled_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = 0
+
+    def refuse(grammar: Grammar, tokens: LLTokenizer) -> Fold:
+        nonlocal times
+        times += 1
+        raise GrammarRefused("no such luck")
+
+    monkeypatch.setattr(shelf, "compiled", refuse)
+    with pytest.raises(GrammarRefused):
+        Shelf(vocabulary).folds(regex("a"), [], 128).result()
+    assert times == 1
 
 
 def test_those_asked_for_last_are_kept(counted: Counter[str]) -> None:
@@ -54,7 +76,7 @@ def test_what_is_refused_is_told_and_not_kept() -> None:
     with pytest.raises(GrammarRefused, match="unclosed"):
         kept.check(regex("(")).result()
     with pytest.raises(GrammarLost):
-        kept.fold(regex("[0-9]"), ids("fox")).result()
+        kept.folds(regex("[0-9]"), ids("fox"), 1).result()
     kept.check(regex("[0-9]")).result()
 
 

@@ -205,9 +205,10 @@ def _fold(engine: "Engine", grammar: Grammar) -> "Fold":
     if engine.grammars is None:
         raise StartupError("--grammar: this rank draws nothing")
     try:
-        return engine.grammars.fold(grammar, []).result()
+        [fold] = engine.grammars.folds(grammar, [], 1).result()
     except GrammarRefused as error:
         raise StartupError(f"--grammar: {error}") from error
+    return fold
 
 
 def _stepping(engine: "Engine", phase: Phase, rows: "list[Row]") -> Callable[[], object]:
