@@ -1,6 +1,5 @@
 """Is an answer of a real stack what its request holds it to, whole and streamed, one beside the other?"""
 
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
@@ -110,11 +109,55 @@ def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI, model: str) ->
     assert reply.choices[0].finish_reason == "length"
 
 
-def test_what_cannot_be_held_to_touches_no_worker(idle_stack: Stack, model: str) -> None:
+UNIQUE: Final = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+TOOL: Final[dict[str, Any]] = {"type": "function", "function": {"name": "now", "parameters": {}}}
+FORCED: Final = {"type": "function", "function": {"name": "then"}}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    """A call of an earlier turn."""
+    function = {"name": "now", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+
+
+FAULTS: Final[list[tuple[dict[str, Any], str, str]]] = [
+    ({"guided_json": UNIQUE}, "guided_json", "uniqueItems"),
+    ({"guided_regex": "(a"}, "guided_regex", "unclosed"),
+    ({"guided_grammar": CHAIN}, "guided_grammar", TOO_COMPLEX),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "now"),
+    ({"tools": [TOOL], "tool_choice": FORCED}, "tool_choice", "then"),
+    (
+        {"messages": [*ASK, {"role": "tool", "content": "x", "tool_call_id": "a"}]},
+        "messages[1].tool_call_id",
+        "",
+    ),
+    (
+        {"messages": [*ASK, called("{'a': 1}"), *ASK]},
+        "messages[1].tool_calls[0].function.arguments",
+        "",
+    ),
+    ({"n": 64, "max_tokens": 100_000}, "max_tokens", ""),
+]
+"""What is asked for, which field is told, and what is said of it."""
+
+
+def test_what_cannot_be_asked_for_touches_no_worker(idle_stack: Stack, model: str) -> None:
     """Nor the router, where it would have ended a process that compiles it."""
-    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    for held, why in (({"guided_json": schema}, "uniqueItems"), ({"guided_grammar": CHAIN}, TOO_COMPLEX)):
-        body = {"model": model, "messages": ASK, **held}
+    for fields, param, why in FAULTS:
+        body = {"model": model, "messages": ASK, "max_tokens": 8, **fields}
         reply = web().post(f"{idle_stack.url}/v1/chat/completions", json=body, timeout=60)
-        assert reply.status_code == 400
-        assert why in json.dumps(reply.json())
+        assert reply.status_code == 400, (fields, reply.text)
+        error = reply.json()["error"]
+        assert error["param"] == param, error
+        assert why in error["message"]
+
+
+def test_a_grammar_and_an_end_that_contradict_end_what_is_whole(client: openai.OpenAI, model: str) -> None:
+    """Nothing but the end is left then."""
+    against: list[dict[str, Any]] = [{"ignore_eos": True}, {"min_tokens": 20}, {"logit_bias": {"2": -100}}]
+    for each in against:
+        reply = client.completions.create(
+            model=model, prompt="2 + 2 =", max_tokens=40, extra_body={"regex": "[0-9]{3}", **each}
+        )
+        assert re.fullmatch("[0-9]{3}", reply.choices[0].text), each
+        assert reply.choices[0].finish_reason == "stop", each
