@@ -82,6 +82,9 @@ def beginning_of(
     body: GenerationRequest, prompt: Sequence[int], given: str | list[int] | None, tokenizer: Tokenizer
 ) -> Beginning | None:
     """`given`: the prompt as it was sent, where it was not shortened. None where nothing is told of it."""
+    if isinstance(body, ChatRequest):
+        text = _last_said(body) if body.echo else None
+        return None if text is None and body.prompt_logprobs is None else Beginning(prompt, text)
     if not isinstance(body, CompletionRequest) or not body.echo:
         return None if body.prompt_logprobs is None else Beginning(prompt)
     as_text = isinstance(given, str)
@@ -93,6 +96,12 @@ def beginning_of(
         chars += len(texts[-1])
     text = given if isinstance(given, str) else "".join([*texts, detokenizer.flush()])
     return Beginning(prompt, text, [min(each, len(text)) for each in offsets], alone=body.max_tokens == 0)
+
+
+def _last_said(body: ChatRequest) -> str | None:
+    """By the assistant, if the last message is its."""
+    last = body.messages[-1]
+    return "".join(last.content or ()) if last.role == "assistant" else None
 
 
 def prompt_tokens(beginning: Beginning, top: int) -> list[Token]:

@@ -206,6 +206,8 @@ class Choice:
             return self._answered(batch)
         told = Delta(finish=FinishReason.LENGTH) if beginning.alone else self._answered(batch)
         told.text, told.beginning = beginning.text + told.text, beginning
+        if told.parts is not None:
+            told.parts = [Said(beginning.text), *told.parts]
         return told
 
     def _answered(self, batch: TokenBatch) -> Delta:

@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from services.openai.chat_template import Content
 from services.openai.headers import REQUEST_ID
-from services.openai.unsupported import OF_COMPLETIONS, OF_OPENAI, Unserved
+from services.openai.unsupported import OF_OPENAI, Unserved
 from services.rooms.request import (
     CHOICES_MAX,
     LOGIT_BIAS_MAX,
@@ -631,12 +631,12 @@ class ChatRequest(GenerationRequest, Conversation):
         ),
     ] = "auto"
     parallel_tool_calls: bool = True
+    echo: bool = False
+    """The last message's text comes before the answer, where it is the assistant's."""
 
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
-
-    unserved: ClassVar[Unserved] = OF_COMPLETIONS
 
     prompt: Annotated[
         list[str | list[int]],

@@ -6,7 +6,7 @@ served yet is refused by name, unless its value asks for what happens anyway.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.openai.errors import ApiError, invalid
@@ -33,7 +33,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "details": (False,),
     "do_sample": (True,),
     "early_stopping": (False,),
-    "echo": (False,),
     "extra_body": ({},),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -146,6 +145,3 @@ class Unserved:
 
 
 OF_OPENAI: Final = Unserved(IGNORED, HARMLESS, NOT_SERVED, INSTEAD)
-OF_COMPLETIONS: Final = replace(
-    OF_OPENAI, harmless={name: choices for name, choices in HARMLESS.items() if name != "echo"}
-)

@@ -14,6 +14,7 @@ from services.openai.app import create_app
 from services.openai.logprobs import chat_logprobs
 from services.rooms.request import SCORES_MAX, Token
 from tests.openai import tiny
+from tests.openai.behaviours.asking import served
 from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, batch, in_turn, scores_of
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, check, completion
 from tests.openai.test_reply_shapes import events
@@ -49,6 +50,25 @@ async def test_the_prompt_comes_before_its_answer(
     assert scoring.asked[0].prompt_logprobs is None, "nobody asks how likely it is"
     streamed = await events(http, COMPLETIONS, completion(prompt=prompt, echo=True, max_tokens=1))
     assert [each["choices"][0]["text"] for each in streamed] == [TEXT + " fox"]
+
+
+@pytest.mark.parametrize("template", ["plain", "thinks"])
+async def test_what_the_assistant_said_last_comes_before_a_chats_answer(template: str) -> None:
+    """Whether the answer is told apart or not."""
+    app = create_app(backend := ScriptedBackend(), served(template), CollectorRegistry())
+    backend.script = lambda _: [batch([FOX]), batch([FOX], LENGTH)]
+    parts = [{"type": "text", "text": "The "}, {"type": "text", "text": "old"}]
+    said = {"role": "assistant", "content": parts}
+    asked = {"echo": True, "messages": [*chat()["messages"], said], "continue_final_message": True}
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        reply = (await http.post(CHAT, json=chat(**asked, logprobs=True))).json()
+        streamed = await events(http, CHAT, chat(**asked))
+        nobodys = (await http.post(CHAT, json=chat(echo=True))).json()
+    assert reply["choices"][0]["message"]["content"] == "The old fox fox"
+    assert len(reply["choices"][0]["logprobs"]["content"]) == 2, "of the answer alone"
+    assert "".join(each["choices"][0]["delta"]["content"] for each in streamed) == "The old fox fox"
+    assert nobodys["choices"][0]["message"]["content"] == " fox fox", "the user said that"
 
 
 async def test_each_of_several_prompts_comes_before_its_own_answer(
@@ -265,7 +285,7 @@ async def test_given_tokens_are_told_beside_the_drawn_ones(
     [
         (CHAT, {"stream": True, "prompt_logprobs": 0}, "prompt_logprobs", "unsupported_value"),
         (COMPLETIONS, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "unsupported_value"),
-        (CHAT, {"echo": True}, "echo", "unsupported_value"),
+        (CHAT, {"echo": 1}, "echo", "invalid_type"),
         (COMPLETIONS, {"echo": 1}, "echo", "invalid_type"),
         (CHAT, {"return_logprob": True}, "return_logprob", "unsupported_parameter"),
         (COMPLETIONS, {"logprob_start_len": 0}, "logprob_start_len", "unsupported_parameter"),

@@ -156,6 +156,7 @@ COMPLETION: Final = behaviours(
         said='{"a": 1}',
     ),
 )
+CONTINUES: Final = {"continue_final_message": True, "add_generation_prompt": False}
 CHATS: Final = behaviours(
     *streams(
         chat(
@@ -282,6 +283,16 @@ CHATS: Final = behaviours(
         SG,
         lambda a: a.prompt.endswith("assistant\n{"),
         fields={"messages": [USER, said("assistant", "{")], "continue_final_message": True},
+    ),
+    *(
+        chat(
+            f"echo{where} gives the assistant's message before what goes on with it",
+            "vLLM chat_completion/test_chat_echo.py",
+            lambda a: a.text == "Once upon a time",
+            fields={"messages": [USER, said("assistant", "Once")], "echo": True, **CONTINUES, **fields},
+            said=" upon a time",
+        )
+        for where, fields in (("", {}), (" in a stream", {"stream": True}))
     ),
     chat(
         "add_generation_prompt false adds nothing",
