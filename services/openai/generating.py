@@ -14,7 +14,6 @@ from starlette.responses import Response
 from services.grammars.judge import Ask
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
-from services.openai.beginnings import beginning_of
 from services.openai.choice import Choice, Heard
 from services.openai.conversation import check_tools, offered
 from services.openai.door import caller_in
@@ -83,7 +82,7 @@ class Generating:
         await self._prompts.check_messages(request, body, tools, prompt)
         grammar, calls, held = await self._structures.of_chat(request, body, prompt)
         told_apart = partial(heard, body, prompt, model.forms, model.tokenizer, calls, held)
-        return self._reply(request, body, asked, [prompt], render, grammar, told_apart)
+        return await self._reply(request, body, asked, [prompt], render, grammar, told_apart)
 
     async def count(self, request: Request, body: ChatRequest) -> int:
         """The tokens of the prompt that `chat` would compute; it may be longer than any that fits. Raises as
@@ -109,9 +108,9 @@ class Generating:
         self._prompts.check_texts(body.prompt, tokens, asked.prompt_param)
         whole = body.truncate_prompt_tokens is None
         given = body.prompt if whole else [None] * len(tokens)
-        return self._reply(request, body, asked, tokens, render, grammar, given=given)
+        return await self._reply(request, body, asked, tokens, render, grammar, given=given)
 
-    def _reply(
+    async def _reply(
         self,
         request: Request,
         body: GenerationRequest,
@@ -131,15 +130,13 @@ class Generating:
             body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar, salt=salt
         )
         exchange.describe(lambda: _described(body, model, admitted))
+        beginnings = await self._prompts.beginnings(request, body, [each.prompt for each in admitted], given)
         # Shared by a request's choices.
-        beginnings = {
-            id(each): beginning_of(body, each.prompt, prompt, model.tokenizer)
-            for each, prompt in zip(admitted, given, strict=True)
-        }
-        requests = (each for each in admitted for _ in range(each.choices))
+        begun = zip(admitted, beginnings, strict=True)
+        answers = ((each, beginning) for each, beginning in begun for _ in range(each.choices))
         choices = [
-            Choice(index, each, body, model.tokenizer, told_apart(), beginnings[id(each)])
-            for index, each in enumerate(requests)
+            Choice(index, each, body, model.tokenizer, told_apart(), beginning)
+            for index, (each, beginning) in enumerate(answers)
         ]
         logs = self._settings.log_prompts
         answering = Answering(

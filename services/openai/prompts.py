@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 
 from services.openai.backend import Backend
+from services.openai.beginnings import Beginning, beginning_of
 from services.openai.chat_template import ChatRefused, ChatTemplate, ChatTemplateFailed, ChatTemplateMissing
 from services.openai.conversation import (
     check_end,
@@ -24,7 +25,7 @@ from services.openai.door import caller_in
 from services.openai.errors import SERVER, ApiError, invalid, shown, too_long
 from services.openai.hangup import unless_gone
 from services.openai.model import ServedModel
-from services.openai.schemas import Conversation, Message, Tool
+from services.openai.schemas import CompletionRequest, Conversation, GenerationRequest, Message, Tool
 from services.openai.tokenizer import TooManyTokens
 from services.openai.turns import LONG_BYTES, Turns
 from services.rooms.counts import counted
@@ -217,6 +218,24 @@ class Prompts:
     async def spellings_of(self, request: Request, ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
         return await self._run(request, len(ids), lambda: [self._tokenizer.piece(id_) for id_ in ids])
+
+    async def beginnings(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        given: Sequence[str | list[int] | None],
+    ) -> list[Beginning | None]:
+        """What is told of each prompt with its answers. `given`: as of `beginning_of`, of each."""
+        spelled = isinstance(body, CompletionRequest) and body.echo
+        return await self._run(
+            request,
+            sum(map(len, prompts)) if spelled else 0,
+            lambda: [
+                beginning_of(body, prompt, each, self._tokenizer)
+                for prompt, each in zip(prompts, given, strict=True)
+            ],
+        )
 
     async def _run(self, request: Request, size: int, work: Callable[[], T]) -> T:
         """`size`: bytes of text, or about as much work as that."""

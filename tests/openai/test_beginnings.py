@@ -8,9 +8,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai import completion_rendering
+from services.openai import completion_rendering, prompts
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
+from services.openai.beginnings import beginning_of
 from services.openai.logprobs import chat_logprobs
 from services.rooms.request import SCORES_MAX, Token
 from tests.openai import tiny
@@ -69,6 +70,24 @@ async def test_what_the_assistant_said_last_comes_before_a_chats_answer(template
     assert len(reply["choices"][0]["logprobs"]["content"]) == 2, "of the answer alone"
     assert "".join(each["choices"][0]["delta"]["content"] for each in streamed) == "The old fox fox"
     assert nobodys["choices"][0]["message"]["content"] == " fox fox", "the user said that"
+
+
+async def test_no_blocking_a_long_prompt_is_spelled_beside_the_event_loop(
+    http: httpx.AsyncClient, scoring: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return beginning_of(*given)
+
+    monkeypatch.setattr(prompts, "beginning_of", watched)
+    monkeypatch.setattr(prompts, "INLINE_CHARS_MAX", len(IDS))
+    for times in (1, 2):
+        told = await answer(http, prompt=IDS * times, echo=True, max_tokens=1)
+        assert told["choices"][0]["text"] == TEXT * times + " fox"
+    assert threads[0] == threading.main_thread().name
+    assert threads[1].startswith("tokenise")
 
 
 async def test_each_of_several_prompts_comes_before_its_own_answer(
