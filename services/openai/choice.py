@@ -62,6 +62,8 @@ class Heard:
     calls_end: bool = True
     """Calls are why it ended; they are not where one tool had to be called."""
     thoughts_shown: bool = True
+    thoughts_whole: bool = False
+    """Each comes once it has ended."""
     thoughts_told: bool = False
     """Whether they can be told from the answer at all."""
 
@@ -252,13 +254,15 @@ class Choice:
     def _ended(self) -> Sequence[Told] | None:
         if self._heard is not None:
             self._parts += self._heard.voice.flush()
-        return self._certain()
+        return self._certain(ended=True)
 
-    def _certain(self) -> Sequence[Told] | None:
+    def _certain(self, *, ended: bool = False) -> Sequence[Told] | None:
         """The parts that nobody was told of yet."""
         heard = self._heard
         if heard is None:
             return None
+        if heard.thoughts_whole and not ended and self._parts and isinstance(self._parts[-1], Thought):
+            return ()
         parts, self._parts = joined(self._parts), []
         told: list[Told] = []
         for part in parts:

@@ -141,6 +141,7 @@ def heard(
         calls_max=None if body.parallel_tool_calls and not by_name else 1,
         calls_end=not by_name,
         thoughts_shown=body.include_reasoning,
+        thoughts_whole=not body.stream_reasoning,
         thoughts_told=thoughts is not None or by_template,
     )
 

@@ -620,6 +620,8 @@ class ChatRequest(GenerationRequest, Conversation):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool = True
     separate_reasoning: bool = True
+    stream_reasoning: bool = True
+    """Else a stream has a thought once it has ended."""
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Logprobs | None = None

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 from typing import Any, Final, NamedTuple, Protocol
 
 from services.openai.held_reading import CallShape, HeldCall
@@ -432,17 +433,19 @@ def _is_json(text: str) -> bool:
     return True
 
 
+_JOINED: Final[Mapping[type[Part], Callable[[str], Part]]] = {
+    Said: Said,
+    Thought: Thought,
+    CallGrown: CallGrown,
+}
+
+
 def joined(parts: list[Part]) -> list[Part]:
     """Neighbours of one kind are one part."""
     joined: list[Part] = []
-    for part in parts:
-        before = joined[-1] if joined else None
-        if isinstance(part, Said) and isinstance(before, Said):
-            joined[-1] = Said(before.text + part.text)
-        elif isinstance(part, Thought) and isinstance(before, Thought):
-            joined[-1] = Thought(before.text + part.text)
-        elif isinstance(part, CallGrown) and isinstance(before, CallGrown):
-            joined[-1] = CallGrown(before.arguments + part.arguments)
+    for kind, alike in groupby(parts, type):
+        if (made := _JOINED.get(kind)) is not None:
+            joined.append(made("".join(part[0] for part in alike)))
         else:
-            joined.append(part)
+            joined += alike
     return joined

@@ -49,7 +49,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "return_routed_experts": (False,),
     "safe_prompt": (False,),
     "spaces_between_special_tokens": (True,),
-    "stream_reasoning": (True,),
     "suffix": ("",),
     "typical_p": (1, 1.0),
     "tfs_z": (1, 1.0),

@@ -49,7 +49,6 @@ HARMLESS: Final[dict[str, Any]] = {
     "best_of": 1,
     "priority": 0,
     "do_sample": True,
-    "stream_reasoning": True,
 }
 
 

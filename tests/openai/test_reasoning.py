@@ -15,8 +15,9 @@ from services.openai.dialects import AUTO
 from services.openai.hearing import forms_of
 from services.openai.model import ServedModel
 from services.openai.tokenizer import Tokenizer
+from services.rooms.request import FinishReason
 from tests.openai import tiny
-from tests.openai.scripted import LENGTH, ScriptedBackend, saying
+from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, saying
 from tests.openai.test_bad_input import CHAT, USER, chat, check
 
 THINKING: Final = (
@@ -98,6 +99,23 @@ async def test_thoughts_are_streamed_before_the_answer(
     kinds = ["thought" if "reasoning" in each else "answer" for each in deltas[1:-1]]
     assert kinds == sorted(kinds, reverse=True)
     assert len(kinds) > 3
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "thought"), [(THOUGHT, STOP, "Hm, they ask."), (THOUGHT[:16], LENGTH, "Hm, they")]
+)
+async def test_a_thought_that_is_not_streamed_comes_in_one_piece(
+    http: httpx.AsyncClient, backend: ScriptedBackend, said: str, finish: FinishReason, thought: str
+) -> None:
+    """Also one that is cut off."""
+    backend.script = lambda _: saying(said, finish=finish)
+    reply = await http.post(CHAT, json=chat(stream=True, stream_reasoning=False))
+    chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    deltas = [each["choices"][0]["delta"] for each in chunks]
+    assert [each["reasoning"] for each in deltas if "reasoning" in each] == [thought]
+    whole = await message(http, stream_reasoning=False)
+    assert whole["reasoning"] == thought
+    assert "".join(each.get("content") or "" for each in deltas) == (whole["content"] or "")
 
 
 async def test_tokens_of_thoughts_are_counted(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:

@@ -719,6 +719,12 @@ REASONING: Final = behaviours(
         thinks("thoughts come as reasoning, too", VN, lambda a: a.message["reasoning"] == "Hm, they ask."),
         thinks("thoughts are no content", SR, lambda a: a.text == "Hello"),
         thinks(
+            "stream_reasoning false changes nothing of what they are",
+            SR,
+            lambda a: (a.message["reasoning_content"], a.text) == ("Hm, they ask.", "Hello"),
+            fields={"stream_reasoning": False},
+        ),
+        thinks(
             "separate_reasoning false leaves them in the content",
             SR,
             lambda a: a.text == THOUGHT,
