@@ -4,6 +4,9 @@ The library bounds most of what a grammar costs (`compiling.py`), and not all: c
 chains of rules overflow its stack, by which a process ends. So the one that judges ends instead of the one
 that serves: by its own alarm, or by a signal. What it lets pass is compiled by workers as it was here, on a
 larger stack.
+
+What is quickly compiled may be costly to follow. So the beginnings of two answers are drawn here, too: a
+grammar that passes its bounds within them is refused, where a worker would have to break an answer off.
 """
 
 import json
@@ -21,9 +24,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 from tokenizers import Tokenizer
 
 from services.grammars.compiling import WHY_CHARS_MAX, GrammarRefused, compiled
-from services.grammars.fold import first_line
+from services.grammars.fold import Fold, GrammarLost, first_line
 from services.grammars.vocabulary import vocabulary_of
-from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
+from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind, Request
 from services.runtime.errors import StartupError
 
 JUDGE_S: Final = 2.0
@@ -36,6 +39,10 @@ MEMORY_BYTES: Final = 2**29
 """Of addresses, beyond what it has when it is ready."""
 TOO_LONG: Final = "it takes too long to compile"
 TOO_COMPLEX: Final = "it is too complex to compile"
+TOO_COSTLY: Final = "it is too costly to follow"
+
+TRIED_TOKENS: Final = 32
+"""Of each of the two answers that are begun."""
 
 ALARMS: Final = (signal.SIGPROF, signal.SIGALRM)
 """By which a process ends that let them come."""
@@ -55,10 +62,31 @@ def judged(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar 
     """As the process judges."""
     try:
         made = _in_lark(grammar.text) if any_bnf else grammar
-        compiled(made, vocabulary)
+        _try(compiled(made, vocabulary), vocabulary.eos_tokens)
     except GrammarRefused as error:
         return str(error)
+    except GrammarLost as error:
+        return f"{TOO_COSTLY}: {error}"
     return made
+
+
+def _try(fold: Fold, ends: Sequence[int]) -> None:
+    """Begin an answer of the lowest tokens that are allowed, and one of the highest. Raises GrammarLost."""
+    longest = Request("", (), TRIED_TOKENS, eos_token_ids=tuple(ends), ignore_eos=True)
+    for chosen in (_lowest, _highest):
+        begun, output = fold.copy(), list[int]()
+        while len(output) < TRIED_TOKENS and (
+            allowed := int.from_bytes(begun.allowed(longest, output), "little")
+        ):
+            output.append(chosen(allowed))
+
+
+def _lowest(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
+
+
+def _highest(bits: int) -> int:
+    return bits.bit_length() - 1
 
 
 def _in_lark(text: str) -> Grammar:

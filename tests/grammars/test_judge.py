@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.grammars.judge import TOO_COMPLEX, TOO_LONG, Judge
+from services.grammars.judge import TOO_COMPLEX, TOO_COSTLY, TOO_LONG, Judge
 from services.rooms.request import Grammar
 from tests.grammars.answers import END, lark, regex, schema
 from tests.openai import tiny
@@ -13,6 +13,7 @@ CHAIN = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} | r{i + 1} "x"' for i in rang
 """Overflows the library's stack."""
 PATTERNS = [{"type": "string", "pattern": f".*[a-{chr(98 + i)}]{{{i}}}.*"} for i in range(20)]
 """Multiply with each other."""
+REPEATED = regex("((((a{1,100}){1,100}){1,100}){1,100}){1,100}")
 DIGITS = regex("[0-9]{2}")
 
 
@@ -38,8 +39,12 @@ def test_what_can_be_held_to_is_passed_on_and_what_cannot_is_refused_by_name(jud
 
 @pytest.mark.parametrize(
     ("grammar", "why"),
-    [(lark(CHAIN), TOO_COMPLEX), (schema({"allOf": PATTERNS}), TOO_LONG)],
-    ids=["it overflows the stack", "it takes for ever"],
+    [
+        (lark(CHAIN), TOO_COMPLEX),
+        (schema({"allOf": PATTERNS}), TOO_LONG),
+        (REPEATED, f"{TOO_COSTLY}: lexer error: too many expressions constructed"),
+    ],
+    ids=["it overflows the stack", "it takes for ever", "an answer explodes as it grows"],
 )
 def test_what_it_does_not_survive_is_refused_and_the_next_is_judged(
     judge: Judge, grammar: Grammar, why: str

@@ -123,6 +123,7 @@ def called(arguments: str) -> dict[str, Any]:
 FAULTS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ({"guided_json": UNIQUE}, "guided_json", "uniqueItems"),
     ({"guided_regex": "(a"}, "guided_regex", "unclosed"),
+    ({"guided_regex": "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"}, "guided_regex", "costly"),
     ({"guided_grammar": CHAIN}, "guided_grammar", TOO_COMPLEX),
     ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "now"),
     ({"tools": [TOOL], "tool_choice": FORCED}, "tool_choice", "then"),
