@@ -92,10 +92,12 @@ def check_end(body: Conversation) -> None:
 
 def words_of(body: Conversation) -> dict[str, Any]:
     """For the chat template. An effort is a word of its own; without any, most know how not to think."""
-    effort = body.reasoning_effort if isinstance(body, ChatRequest) else None
-    words: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if effort == "none":
-        words |= {"enable_thinking": False, "thinking": False}
+    words: dict[str, Any] = {}
+    if isinstance(body, ChatRequest):
+        if body.effort is not None:
+            words["reasoning_effort"] = body.effort
+        if body.effort == "none" or body.reasoning.enabled:
+            words |= dict.fromkeys(("enable_thinking", "thinking"), body.effort != "none")
     return words | body.chat_template_kwargs
 
 

@@ -140,7 +140,7 @@ def heard(
         _ids_of(calls),
         calls_max=None if body.parallel_tool_calls and not by_name else 1,
         calls_end=not by_name,
-        thoughts_shown=body.include_reasoning,
+        thoughts_shown=body.include_reasoning and not body.reasoning.exclude,
         thoughts_whole=not body.stream_reasoning,
         thoughts_told=thoughts is not None or by_template,
     )

@@ -81,6 +81,10 @@ def asked_in_chat(body: ChatRequest) -> Asked:
     both = body.max_tokens, body.max_completion_tokens
     if None not in both and both[0] != both[1]:
         raise invalid("max_tokens", "'max_tokens' and 'max_completion_tokens' differ; give one of them.")
+    efforts = {body.reasoning_effort, body.reasoning.effort, body.reasoning.reasoning_effort} - {None}
+    off = body.reasoning.enabled is False and efforts - {"none"}
+    if len(efforts) > 1 or off or (body.reasoning.enabled and "none" in efforts):
+        raise invalid("reasoning", "'reasoning' contradicts itself, or 'reasoning_effort'.")
     newer = body.max_completion_tokens is not None
     return Asked(
         prompt_param="messages",

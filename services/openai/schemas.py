@@ -334,6 +334,7 @@ PromptsOfIds = Annotated[
     list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=PROMPTS_MAX)
 ]
 Nothing = Annotated[Any, AfterValidator(_nothing), _as({"enum": [None, [], {}]})]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Words = Annotated[dict[str, Any], AfterValidator(_words)]
 """Of a chat template's own."""
 
@@ -614,10 +615,23 @@ class Conversation(Shape):
     """Absent: no, the chat template writes them."""
 
 
+class Reasoning(Shape):
+    """OpenRouter's and SGLang's."""
+
+    effort: Effort | None = None
+    reasoning_effort: Effort | None = None
+    """The same, SGLang's."""
+    enabled: bool | None = None
+    """Whether the model thinks. Absent: as its chat template has it."""
+    exclude: bool = False
+    """Thoughts are left out of the answer."""
+
+
 class ChatRequest(GenerationRequest, Conversation):
     """POST /v1/chat/completions"""
 
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning = Field(default_factory=Reasoning)
     include_reasoning: bool = True
     separate_reasoning: bool = True
     stream_reasoning: bool = True
@@ -635,6 +649,12 @@ class ChatRequest(GenerationRequest, Conversation):
     parallel_tool_calls: bool = True
     echo: bool = False
     """The last message's text comes before the answer, where it is the assistant's."""
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much is thought, by whichever name it is told."""
+        told = self.reasoning_effort or self.reasoning.effort or self.reasoning.reasoning_effort
+        return "none" if told is None and self.reasoning.enabled is False else told
 
 
 class CompletionRequest(GenerationRequest):

@@ -69,7 +69,7 @@ _OF_A_BODY: Final = """
     input_ids instructions keep_alive logprob_start_len lora_path max_new_tokens max_output_tokens
     media_io_kwargs min_keep min_new_tokens mirostat_eta mirostat_tau models n_keep n_predict
     n_probs ngram_corpus_id options plugins previous_response_id prompt_embeds provider random_seed
-    reasoning repeat_last_n repeat_penalty repetition_context_size repetition_detection
+    repeat_last_n repeat_penalty repetition_context_size repetition_detection
     response_format_schema return_cached_tokens_details return_logprob return_prompt_text
     return_prompt_token_ids return_text_in_logprobs route routed_dp_rank routed_experts_start_len
     samplers sampling_params sampling_seed session_id session_params stop_regex stop_sequences
@@ -85,6 +85,7 @@ _OF_STRUCTURED_OUTPUTS: Final = "backend structural_tag"
 NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
     "": frozenset(_OF_A_BODY.split()),
     "messages.[]": frozenset(_OF_A_MESSAGE.split()),
+    "reasoning": frozenset({"max_tokens"}),
     "response_format": frozenset({"structural_tag", "structures", "triggers"}),
     "structured_outputs": frozenset(_OF_STRUCTURED_OUTPUTS.split()),
 }

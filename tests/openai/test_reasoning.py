@@ -69,6 +69,7 @@ async def message(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
         ({"chat_template_kwargs": {"opens": True}}, "Hm, no end", None, "Hm, no end"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "Hello", "Hello", None),
         ({"reasoning_effort": "none"}, "Hello", "Hello", None),
+        ({"reasoning": {"exclude": True}}, THOUGHT, "Hello", None),
         ({"messages": [{"role": "user", "content": "What is <think>?"}]}, "A mark.", "A mark.", None),
     ],
 )
@@ -140,6 +141,46 @@ async def test_a_stop_string_and_a_limit_end_thoughts_too(
     backend.script = lambda _: saying(THOUGHT[:16], finish=LENGTH)
     reply = (await http.post(CHAT, json=chat())).json()["choices"][0]
     assert (reply["message"]["content"], reply["finish_reason"]) == (None, "length")
+
+
+NOT_THINKING: Final = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "effort", "thinks"),
+    [
+        ({}, "", True),
+        ({"effort": "high"}, "high", True),
+        ({"reasoning_effort": "high", "enabled": True}, "high", True),
+        ({"effort": "none"}, "none", False),
+        ({"enabled": False}, "none", False),
+    ],
+)
+async def test_the_reasoning_object_says_how_much_is_thought(
+    http: httpx.AsyncClient, backend: ScriptedBackend, reasoning: dict[str, Any], effort: str, thinks: bool
+) -> None:
+    await message(http, reasoning=reasoning)
+    nothing = "" if thinks else NOT_THINKING
+    assert prompt(backend).endswith(f"<|end|>\n{effort}<|start|>assistant\n{nothing}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning"),
+        ({"reasoning": {"effort": "low", "reasoning_effort": "high"}}, "reasoning"),
+        ({"reasoning": {"effort": "low", "enabled": False}}, "reasoning"),
+        ({"reasoning": {"effort": "none", "enabled": True}}, "reasoning"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+        ({"reasoning": "high"}, "reasoning"),
+    ],
+)
+async def test_a_reasoning_object_that_cannot_be_followed_is_refused(
+    http: httpx.AsyncClient, backend: ScriptedBackend, fields: dict[str, Any], param: str
+) -> None:
+    check(await http.post(CHAT, json=chat(**fields)), 400, param)
+    assert backend.asked == []
 
 
 async def test_what_a_template_asks_for_is_given_to_it(

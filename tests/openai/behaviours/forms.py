@@ -831,10 +831,10 @@ REASONING: Final = behaviours(
         fields={"messages": [USER, {"role": "assistant", "content": "4"}, USER]},
     ),
     thinks(
-        "OpenRouter's reasoning object is refused by name",
+        "the reasoning object has an effort and turns thoughts on",
         SP,
-        Refused("reasoning", why="reasoning_effort says it"),
-        fields={"reasoning": {"enabled": True}},
+        reaches_the_prompt("high<|start|>"),
+        fields={"reasoning": {"enabled": True, "reasoning_effort": "high"}},
     ),
     thinks(
         "a budget of thoughts is refused by name",
