@@ -75,9 +75,9 @@ class ChatRendering:
             "object": "chat.completion",
             "choices": [self._choice(part) for part in parts],
             "usage": usage.rendered(),
+            "prompt_token_ids": list(parts[0].choice.request.prompt) if self._token_ids else None,
+            "prompt_logprobs": None,
         }
-        if self._token_ids:
-            reply["prompt_token_ids"] = list(parts[0].choice.request.prompt)
         beginning = parts[0].choice.beginning
         if self._prompt_top is not None and beginning is not None:
             reply["prompt_logprobs"] = shown_scores(beginning, self._prompt_top, self._token_text)
@@ -90,13 +90,13 @@ class ChatRendering:
             "logprobs": part.logprobs,
             "finish_reason": None if part.finish is None else part.choice.reason(part.finish),
             **part.choice.ended_by,
+            "token_ids": [token.id for token in part.tokens] if self._token_ids else None,
         }
-        if self._token_ids:
-            choice["token_ids"] = [token.id for token in part.tokens]
         return choice
 
     def _chunk(self, choice: Choice, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
-        shown = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": None, **piece}
+        shown = {"index": choice.index, "logprobs": None, "finish_reason": None, **piece}
+        shown["delta"] = {"reasoning_content": None, **piece["delta"]}
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [shown]}
         return {**chunk, **self._usage.beside(choice, tokens)}
 
@@ -105,8 +105,7 @@ def _message(part: Collected) -> dict[str, Any]:
     said, thought, called = part.said, part.thought, part.called
     nothing = not said and bool(called or thought)
     message: dict[str, Any] = {"role": "assistant", "content": None if nothing else said, "refusal": None}
-    if thought:
-        message |= _thinking(thought)
+    message |= _thinking(thought or None)
     if called:
         message["tool_calls"] = [
             {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
@@ -144,6 +143,6 @@ def _grown(place: int, arguments: str) -> dict[str, Any]:
     return {"tool_calls": [{"index": place, "function": {"arguments": arguments}}]}
 
 
-def _thinking(text: str) -> dict[str, str]:
+def _thinking(text: str | None) -> dict[str, str | None]:
     """Under the name that most clients read, and under vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}

@@ -75,9 +75,12 @@ class CompletionRendering:
         }
 
     def _choice(self, part: Collected) -> dict[str, Any]:
-        piece = self._piece(part.choice, part.text, part.tokens, part.logprobs, part.finish)
-        if self._token_ids:
-            piece["prompt_token_ids"] = list(part.choice.request.prompt)
+        piece: dict[str, Any] = {
+            "token_ids": None,
+            "prompt_token_ids": list(part.choice.request.prompt) if self._token_ids else None,
+            "prompt_logprobs": None,
+            **self._piece(part.choice, part.text, part.tokens, part.logprobs, part.finish),
+        }
         if self._prompt_top is not None and part.choice.beginning is not None:
             piece["prompt_logprobs"] = shown_scores(part.choice.beginning, self._prompt_top, self._token_text)
         return piece

@@ -94,7 +94,7 @@ async def test_thoughts_are_streamed_before_the_answer(
     reply = await http.post(CHAT, json=chat(stream=True))
     chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
     deltas = [each["choices"][0]["delta"] for each in chunks]
-    assert "".join(each.get("reasoning_content", "") for each in deltas) == "Hm, they ask."
+    assert "".join(each["reasoning_content"] or "" for each in deltas) == "Hm, they ask."
     assert all(each.get("reasoning_content") == each.get("reasoning") for each in deltas)
     assert "".join(each.get("content") or "" for each in deltas) == "Hello"
     kinds = ["thought" if "reasoning" in each else "answer" for each in deltas[1:-1]]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -44,7 +44,13 @@ def chat_chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) ->
         "finish_reason": finish,
         **({} if finish is None else {"stop_reason": None, "matched_stop": MATCHED.get(finish)}),
     }
-    choice = {"index": 0, "delta": delta, "logprobs": None, **ended, **more.pop("choice", {})}
+    choice = {
+        "index": 0,
+        "delta": {**delta, "reasoning_content": None},
+        "logprobs": None,
+        **ended,
+        **more.pop("choice", {}),
+    }
     return {
         "id": "chatcmpl-r1",
         "object": "chat.completion.chunk",
@@ -162,6 +168,9 @@ async def test_usage_so_far_in_each_chunk(
     assert all("usage" not in chunk for chunk in await events(http, path, body | {"stream_options": options}))
 
 
+NO_THOUGHT: Final = {"reasoning_content": None, "reasoning": None}
+
+
 async def test_whole_chat(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     backend.script = lambda _: [batch([T, tiny.END_ID], STOP)]
     reply = (await http.post(CHAT, json=chat(return_token_ids=True), headers=ID)).json()
@@ -176,7 +185,7 @@ async def test_whole_chat(http: httpx.AsyncClient, backend: ScriptedBackend) -> 
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
+                "message": {"role": "assistant", "content": text, "refusal": None, **NO_THOUGHT},
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
@@ -185,6 +194,7 @@ async def test_whole_chat(http: httpx.AsyncClient, backend: ScriptedBackend) -> 
             }
         ],
         "prompt_token_ids": prompt,
+        "prompt_logprobs": None,
         "usage": {
             "prompt_tokens": len(prompt),
             "completion_tokens": 2,

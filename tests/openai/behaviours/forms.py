@@ -725,6 +725,12 @@ REASONING: Final = behaviours(
             fields={"stream_reasoning": False},
         ),
         thinks(
+            "where nothing is thought, reasoning_content is there and null",
+            SR,
+            lambda a: a.message["reasoning_content"] is None and a.text == "Hello",
+            said="Hello",
+        ),
+        thinks(
             "separate_reasoning false leaves them in the content",
             SR,
             lambda a: a.text == THOUGHT,

@@ -417,6 +417,22 @@ STREAMS: Final = behaviours(
         fields={"stream": True},
     ),
     chat(
+        "what was not asked for is there and null",
+        VC,
+        lambda a: (
+            a.body["prompt_logprobs"] is a.body["prompt_token_ids"] is a.choice["token_ids"] is None
+            and a.choice["logprobs"] is None
+        ),
+    ),
+    text(
+        "what was not asked for is there and null",
+        VP,
+        lambda a: all(
+            a.choice[name] is None
+            for name in ("logprobs", "prompt_logprobs", "prompt_token_ids", "token_ids")
+        ),
+    ),
+    chat(
         "the last event of an answer that is cut off has its last text",
         VC,
         lambda a: (
