@@ -29,8 +29,6 @@ CHOICES_MAX = 128
 """Of one request: as many as OpenAI takes."""
 GRAMMAR_BYTES_MAX = 128 * 2**10
 """Of a grammar's text: it is sent with each room."""
-
-
 SALT_BYTES: Final = 16
 """Of a salt: enough that nobody finds another text with the same one."""
 

@@ -57,7 +57,6 @@ PENALTY_MAX = 100
 BIAS_MAX = 1000
 """What a draw can use, and more than the HTTP API takes."""
 
-
 SCORES_A_MESSAGE: Final = 2**12
 """Log-probabilities of a prompt."""
 SCORE_MESSAGES_MAX: Final = 2 * (SCORES_MAX // SCORES_A_MESSAGE) + 1

@@ -35,8 +35,6 @@ Line: TypeAlias = tuple[RoomId, Reply | inference_pb2.Refused | None]
 Judge: TypeAlias = Callable[[Any], tuple[group_pb2.Command, int]]
 """Of a request to open a room: the command that opens it, and how many replies it can have. Raises a
 Refusal."""
-
-
 Rest: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
 """Raises what a mailbox does."""
 

@@ -1,5 +1,6 @@
 """Does each of a room's choices get an answer of its own, from pages that were handed over once?"""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import finish_from_wire
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import Group, group  # noqa: F401 - a fixture
+from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import PAGES
 
@@ -326,3 +328,32 @@ async def test_growth_is_agreed_a_choice_that_is_cut_ends_on_all_ranks_whatever_
     right = answers(ASKED)
     assert {place: caller.choices[place] for place in (0, 1)} == {0: right[0], 1: right[1]}
     assert caller.choices.get(2, []) == right[2][: len(caller.choices.get(2, []))]
+
+
+@pytest.mark.parametrize("late", [0, 1], ids=["the leader", "a follower"])
+async def test_admission_agreed_ranks_keep_the_same_of_a_choice_that_one_saw_end_before_it_was_cut(
+    group: Group,  # noqa: F811
+    late: int,
+) -> None:
+    """One rank saw it end by itself, and the other, which is late, was told first that it is over."""
+    request = asked(choices=2)
+    caller = await group.stream(request)
+    await group.granted(1)
+    for each in group.ranks:
+        each.land(request)
+    await group.turns_until(lambda: len(caller.choices.get(0, [])) == request.max_tokens - 2)
+    held, other = group.ranks[late], group.ranks[1 - late]
+    drawn = [each.work._jobs[RoomId(1)].choices[0].sequence.output for each in (held, other)]
+    await asyncio.gather(*(each.step_end() for each in group.ranks if not each.stepper.free))
+    held.engine.hold()
+    async with asyncio.timeout(PATIENCE_S):
+        while len(drawn[1]) < request.max_tokens:
+            await group.turn()
+            await asyncio.sleep(0.001)
+    group.leader.mailbox.put(group_pb2.Command(end_choice=inference_pb2.EndChoiceRequest(room=1, choice=0)))
+    await group.turn()
+    assert list(map(len, drawn)) == [request.max_tokens - 1, request.max_tokens]
+    held.engine.go()
+    await group.settle()
+    assert caller.choices[1] == answers(request)[1]
+    assert group.leader.holdings.prefixes.digest == group.follower.holdings.prefixes.digest

@@ -32,13 +32,13 @@ RANKS = 2
 
 
 class Group:
-    """Two ranks that hold the same, beside a sender that plays a script."""
+    """Two ranks that hold the same, and keep prefixes, beside a sender that plays a script."""
 
     def __init__(self, sender: Sender, address: str) -> None:
         self.sender = sender
         self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=5_000))
         self.ranks = [
-            DecodeBench(sender, address, fabric=self.fabric, group=group)
+            DecodeBench(sender, address, fabric=self.fabric, group=group, reuse=True)
             for group in Loopback(RANKS).groups()
         ]
         self.leader, self.follower = self.ranks
