@@ -42,6 +42,7 @@ class Usage:
         counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
         if self.reasoning_tokens is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+            counts["reasoning_tokens"] = self.reasoning_tokens  # SGLang's place
         return counts
 
 

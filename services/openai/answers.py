@@ -34,6 +34,8 @@ class TokenUsage(BaseModel):
     total_tokens: int
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
+    reasoning_tokens: int | None = None
+    """The same as in the details."""
 
 
 Finish = Literal["stop", "length", "tool_calls"]

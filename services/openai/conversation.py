@@ -102,7 +102,7 @@ def words_of(body: Conversation) -> dict[str, Any]:
 
 
 def thought_of(message: Message) -> str | None:
-    return message.reasoning if message.reasoning_content is None else message.reasoning_content
+    return message.reasoning_content if message.reasoning is None else message.reasoning
 
 
 def offered(body: ChatRequest) -> Sequence[Tool]:

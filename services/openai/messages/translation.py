@@ -217,9 +217,6 @@ def _check_continued(message: Mapping[str, Any], path: str) -> None:
 
 def _thinking(body: CountRequest) -> dict[str, Any]:
     """As templates know it, under its two names."""
-    asked = body.thinking
-    if asked is not None and asked.type == "enabled" and asked.budget_tokens is None:
-        raise _missing("thinking.budget_tokens")
     on = thinks(body)
     words = {"enable_thinking": on, "thinking": on} | body.chat_template_kwargs
     return {"chat_template_kwargs": words, "include_reasoning": on}

@@ -785,12 +785,12 @@ REASONING: Final = behaviours(
     thinks(
         "reasoning tokens are counted",
         SU,
-        lambda a: a.usage["completion_tokens_details"]["reasoning_tokens"] > 0,
+        lambda a: a.usage["completion_tokens_details"]["reasoning_tokens"] == a.usage["reasoning_tokens"] > 0,
     ),
     thinks(
         "reasoning tokens are counted in a stream",
         SU,
-        lambda a: a.usage["completion_tokens_details"]["reasoning_tokens"] > 0,
+        lambda a: a.usage["completion_tokens_details"]["reasoning_tokens"] == a.usage["reasoning_tokens"] > 0,
         fields={"stream": True, "stream_options": {"include_usage": True}},
     ),
     thinks(
@@ -829,6 +829,18 @@ REASONING: Final = behaviours(
             fields={"messages": [USER, {"role": "assistant", "content": "4", name: "Two."}, USER]},
         )
         for name in ("reasoning_content", "reasoning")
+    ),
+    thinks(
+        "of reasoning and reasoning_content of an earlier turn, reasoning is the one",
+        VT,
+        reaches_the_prompt("Two."),
+        fields={
+            "messages": [
+                USER,
+                {"role": "assistant", "content": "4", "reasoning": "Two.", "reasoning_content": "Three."},
+                USER,
+            ]
+        },
     ),
     thinks(
         "a turn without thoughts stays as it is",

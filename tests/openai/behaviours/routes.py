@@ -977,6 +977,14 @@ MESSAGED: Final = behaviours(
             said=THOUGHT,
             fields={"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1500},
         ),
+        ask(
+            "thoughts need no budget",
+            "SGLang features/test_enable_thinking.py",
+            lambda a: blocks(a, "thinking")[0]["thinking"] == "Hm, they ask.",
+            model="thinks",
+            said=THOUGHT,
+            fields={"thinking": {"type": "enabled"}, "max_tokens": 256},
+        ),
     ),
     ask(
         "an id, a type, a role, the model",
