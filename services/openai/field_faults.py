@@ -31,11 +31,11 @@ TYPES: Final[Mapping[str, str]] = {
 """What it has to be, by what the library says of a value of another type."""
 VALUES: Final[Mapping[str, Words]] = {
     "finite_number": lambda _: "it has to be a finite number",
-    "greater_than": lambda told: f"it has to be above {told['gt']:g}",
-    "greater_than_equal": lambda told: f"it has to be at least {told['ge']:g}",
+    "greater_than": lambda told: f"it has to be above {_number(told['gt'])}",
+    "greater_than_equal": lambda told: f"it has to be at least {_number(told['ge'])}",
     "int_parsing_size": lambda _: "it has too many digits",
-    "less_than": lambda told: f"it has to be below {told['lt']:g}",
-    "less_than_equal": lambda told: f"it has to be at most {told['le']:g}",
+    "less_than": lambda told: f"it has to be below {_number(told['lt'])}",
+    "less_than_equal": lambda told: f"it has to be at most {_number(told['le'])}",
     "literal_error": lambda told: f"it has to be {told['expected']}",
     "string_too_long": lambda told: f"it is longer than {told['max_length']} characters",
     "string_too_short": lambda _: "it is empty",
@@ -127,3 +127,8 @@ def own_steps(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> list
             continue
         steps.append(step)
     return steps
+
+
+def _number(bound: float) -> str:
+    """A whole one with all its digits."""
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"

@@ -142,6 +142,7 @@ def test_nothing_of_the_librarys_words_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
+        ({"seed": 2**63}, "seed", "it has to be below 9223372036854775808."),
         ({"logit_bias": {"-1": 1}}, "logit_bias.-1", "the key has to be a token id"),
         ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
         ({"Max_Tokens": 1}, "Max_Tokens", "Unrecognized"),

@@ -25,6 +25,7 @@ class ToyEngine:
     """What a worker asks of `services.engine.engine.Engine`."""
 
     grammars = None
+    scored_max = 0
 
     def __init__(self) -> None:
         self.layout = self.whole = LAYOUT
