@@ -133,8 +133,9 @@ class Engine:
             drawn.append(Token(next_token(known, luck(row.sequence.request))) if row.sample else None)
             summed = row.sequence.page_sum
             if summed is not None and summed.stop < row.stop:
-                # What the ranks tell each other is known here without.
                 summed.add(self._model.summed(tuple(known), summed.stop), row.stop)
+            if summed is not None and row.sample:
+                # What the ranks tell each other is known here without.
                 summed.everywhere = dict(summed.here)
         return drawn
 
