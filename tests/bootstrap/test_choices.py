@@ -114,7 +114,6 @@ def both(pairs: Pairs) -> list[Request]:
 async def test_one_room_draws_all_choices_and_is_answered_when_the_last_has_ended(at: House) -> None:
     stream = await at.backend.generate(several())
     assert await read(stream, 4) == WHOLE
-    assert at.prefill.asked == at.decode.asked == [several()]
     assert at.entry().cause is None
     events = {event.name: event.detail for event in at.entry().events}
     assert events["opened"].endswith(", 4 choices")
@@ -122,6 +121,7 @@ async def test_one_room_draws_all_choices_and_is_answered_when_the_last_has_ende
     assert room_to_wire(at.entry(), events=False).choices == 4
     at.retired()
     await at.at_rest()
+    assert at.prefill.asked == at.decode.asked == [several()], "whichever of them is heard first"
 
 
 async def test_a_choice_that_ends_first_ends_alone(at: House) -> None:

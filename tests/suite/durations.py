@@ -66,8 +66,9 @@ class Durations:
 
     def told(self) -> dict[str, Any]:
         """As it is written: the folders for people, since the files say the same."""
-        folders = {part: self.folders([part]) for part in self.files}
-        return {"folders": _rounded(folders), "files": _rounded(self.files)}
+        written = Durations(_rounded(self.files))
+        folders = {part: written.folders([part]) for part in written.files}
+        return {"folders": _rounded(folders), "files": written.files}
 
 
 def _rounded(parts: Mapping[str, Seconds]) -> dict[str, dict[str, float]]:
