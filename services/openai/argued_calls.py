@@ -6,7 +6,7 @@ What a schema says of its properties together has no place there.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from services.openai.call_forms import types_of
@@ -50,23 +50,21 @@ class ArguedForm:
     """Texts may be JSON's, too."""
 
 
+GEMMA_4: Final = ArguedForm(
+    "<|tool_call>",
+    before="call:",
+    behind="{",
+    key=("", ":"),
+    between=",",
+    after=("}", "<tool_call|>"),
+    text=('<|"|>', '<|"|>'),
+)
 ARGUED: Final[Mapping[str, tuple[ArguedForm, ...]]] = {
     "gemma": (
-        ArguedForm(
-            "<|tool_call>",
-            before="call:",
-            behind="{",
-            key=("", ":"),
-            between=",",
-            after=("}", "<tool_call|>"),
-            text=('<|"|>', '<|"|>'),
-        ),
-        ArguedForm(
-            "<start_function_call>",
-            before="call:",
-            behind="{",
-            key=("", ":"),
-            between=",",
+        GEMMA_4,
+        replace(
+            GEMMA_4,
+            mark="<start_function_call>",
             after=("}", "<end_function_call>"),
             text=("<escape>", "<escape>"),
         ),
@@ -156,7 +154,7 @@ def _value(
         if plain or (values is not None and set(own) <= PLAIN | {"enum", "const"}):
             if opens:
                 yield term(opens)
-            yield _any_text(closes, term, rules) if plain else _one_of(values, closes, term)
+            yield up_to(closes, "argued", term, rules) if plain else _one_of(values, closes, term)
             yield ends
             return
     if not form.quotes and "string" in types:
@@ -175,11 +173,12 @@ def _one_of(values: Any, closes: str, term: Callable[[str], str]) -> str:
     return f"({' | '.join(map(json.dumps, values))}) {term(closes)}"
 
 
-def _any_text(closes: str, term: Callable[[str], str], rules: list[str]) -> str:
-    """Up to the mark, which is not in it."""
-    mark = term(closes)
-    if mark.startswith("<["):
-        rules.append("ARGUED: /(?s:.+)/")
-        return f"ARGUED? {mark}"
-    rules.append(f"argued[suffix={mark}]: /(?s:.*)/")
-    return "argued"
+def up_to(mark: str, name: str, term: Callable[[str], str], rules: list[str]) -> str:
+    """Any text, and behind it the mark, which is not in it. `name`: of the rule that is added, one for each
+    mark."""
+    ended = term(mark)
+    if ended.startswith("<["):
+        rules.append(f"{name.upper()}: /(?s:.+)/")
+        return f"{name.upper()}? {ended}"
+    rules.append(f"{name}[suffix={ended}]: /(?s:.*)/")
+    return name

@@ -49,9 +49,8 @@ def scored(body: GenerationRequest) -> tuple[int | None, str]:
     asked = [each for each in (body.prompt_logprobs, echoed) if each is not None]
     if not asked:
         return None, ""
-    return ALL if ALL in asked else max(
-        asked
-    ), "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+    param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+    return (ALL if ALL in asked else max(asked)), param
 
 
 def alternatives(asked: int, param: str, vocabulary: int, most: int) -> int:

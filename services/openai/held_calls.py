@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
-from services.openai.argued_calls import BRACKET, ArguedForm, NotByName, argued_in, call_rule
+from services.openai.argued_calls import BRACKET, ArguedForm, NotByName, argued_in, call_rule, up_to
 from services.openai.closed_schemas import closed
 from services.openai.conversation import offered
 from services.openai.dialects import CALL_FORMS, HERMES, Form, named
@@ -212,7 +212,7 @@ def _start_with_messages(calls: str, term: Callable[[str], str], rules: list[str
     """Of an answer that is messages with heads: thoughts and what is said on the way, then the answer or a
     call."""
     channel, message = term("<|channel|>"), term("<|message|>")
-    ended = f'{_ends("<|end|>", term, rules)} {term("<|start|>")} "assistant"'
+    ended = f'{up_to("<|end|>", "thought", term, rules)} {term("<|start|>")} "assistant"'
     rules += [
         f'early: {channel} ("analysis" | "commentary") {message} {ended}',
         f'final: {channel} "final" {message} TEXT?',
@@ -260,30 +260,19 @@ def _before(
         return "", ""
     if thoughts.names[0] == "harmony":
         channel, message, start = term("<|channel|>"), term("<|message|>"), term("<|start|>")
-        rules += [
-            f'thoughts: {channel} "analysis" {message} {_ends("<|end|>", term, rules)} {start} "assistant"'
-        ]
+        body = up_to("<|end|>", "thought", term, rules)
+        rules.append(f'thoughts: {channel} "analysis" {message} {body} {start} "assistant"')
         return "thoughts? ", f'{channel} "final" {message} '
     region = thoughts.dialect.regions[0]
     opens, closes = region.opens[0], region.closes[0]
     rules.append(BLANKS)
-    body = _ends(closes, term, rules)
+    body = up_to(closes, "thought", term, rules)
     if where is Opening.WITHIN:
         return f"{body} BLANKS? ", ""
     if where is Opening.CLOSED:
         return "", ""
     rules.append(f"thoughts: {term(opens)} {body} BLANKS?")
     return "thoughts? ", ""
-
-
-def _ends(mark: str, term: Callable[[str], str], rules: list[str]) -> str:
-    """Any text, and behind it the mark."""
-    name = term(mark)
-    if name.startswith("<["):
-        rules.append("THOUGHT: /(?s:.+)/")
-        return f"THOUGHT? {name}"
-    rules.append(f"thought[suffix={name}]: /(?s:.*)/")
-    return "thought"
 
 
 def _inner(grammar: Grammar) -> str:
