@@ -277,11 +277,12 @@ class Choice:
                     self._growing = None
                 case CallBegun(name) | Call(name):
                     place, id_ = self.calls, heard.name_call(name, self.calls)
-                    whole = isinstance(part, Call)
-                    told.append(
-                        Called(place, id_, *part) if isinstance(part, Call) else Begun(place, id_, name)
-                    )
-                    self._growing = None if whole else place
+                    if isinstance(part, Call):
+                        told.append(Called(place, id_, *part))
+                        self._growing = None
+                    else:
+                        told.append(Begun(place, id_, name))
+                        self._growing = place
                     self.calls += 1
         return told
 
