@@ -12,10 +12,10 @@ from typing import Final
 
 from services.bootstrap.metrics import BootstrapMetrics, Refused
 from services.bootstrap.timelines import Timelines
+from services.ids import Incarnation, RoomId
 from services.rooms.affinity import blocks
 from services.rooms.counts import counted
 from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.pace import Pace
 from services.rooms.phases import Side
 from services.rooms.placement import Need

@@ -16,9 +16,9 @@ from services.bootstrap.follower import SIBLING_FAILED, RoomStream
 from services.bootstrap.notebook import NO_STATUS
 from services.bootstrap.outbox import Outbox
 from services.bootstrap.rooms import Rooms
+from services.ids import Incarnation
 from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
 from services.rooms.errors import Cause, NoSuchWorker
-from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import RoomEntry

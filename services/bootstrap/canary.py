@@ -14,13 +14,13 @@ from typing import Final
 
 from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.rooms import Rooms
+from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, Limits, RoomFailed
 from services.openai.errors import ApiError
 from services.openai.intake import Defaults, admit, asked_in_completion
 from services.openai.schemas import CompletionRequest
 from services.rooms.counts import counted
 from services.rooms.entries import CANARY_TOKENS
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
 from services.rooms.placement import Need

@@ -9,7 +9,7 @@ import secrets
 from collections import OrderedDict
 from typing import Final
 
-from services.rooms.ids import Incarnation, RoomId
+from services.ids import Incarnation, RoomId
 from services.wire.conversions import Malformed
 from services.wire.credential import BYTES_MAX, BYTES_MIN, of_ranks
 from services.wire.errors import NotProven

@@ -6,8 +6,8 @@ metrics have them all.
 
 from typing import Final
 
+from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import RoomId
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
 from services.runtime.room_spans import NO_ERRORS

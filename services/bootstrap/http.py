@@ -20,8 +20,8 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from services.ids import RoomId
 from services.rooms.errors import UnknownRoom
-from services.rooms.ids import RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, WorkerState
 

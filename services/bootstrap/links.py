@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import WorkerFacts
 from services.runtime.logging import Log

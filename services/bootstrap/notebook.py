@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from services.ids import Incarnation
 from services.rooms.entries import WorkerFacts
-from services.rooms.ids import Incarnation
 from services.rooms.index import is_of
 
 NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -17,9 +17,9 @@ from services.bootstrap.links import Links
 from services.bootstrap.metrics import BootstrapMetrics, Loss
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
+from services.ids import Incarnation, RoomId
 from services.rooms.entries import Worker
 from services.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.runtime.clock import Clock

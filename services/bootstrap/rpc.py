@@ -11,8 +11,8 @@ import grpc
 
 from services.bootstrap.admission import QueueFull
 from services.bootstrap.rooms import Rooms
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry, RoomPhase
 from services.rooms.request import CHOICES_MAX

@@ -6,8 +6,8 @@ Its timeline, and the span of its trace, which has the bootstrap's own lines as 
 import asyncio
 from typing import Final
 
+from services.ids import RoomId
 from services.rooms.errors import Cause
-from services.rooms.ids import RoomId
 from services.rooms.registry import Event, Registry, RoomEntry
 from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock

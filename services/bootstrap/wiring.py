@@ -20,12 +20,12 @@ from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.bootstrap.settings import BootstrapSettings
 from services.bootstrap.story.routes import story_router
 from services.bootstrap.thoughts_key import thoughts_key
+from services.ids import RoomId
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app, create_pages
 from services.openai.model import ServedModel, load_served_model
 from services.openai.tokenizer import keep_torch_out
 from services.rooms.errors import Cause, Reason, UnknownRoom
-from services.rooms.ids import RoomId
 from services.rooms.registry import Registry
 from services.rooms.retry import RetryBounds
 from services.runtime import serve

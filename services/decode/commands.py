@@ -8,12 +8,12 @@ from services.decode.peers import Peers
 from services.decode.revocation import Revocation
 from services.decode.seals import Seals
 from services.engine.folds import Folds
+from services.ids import Incarnation, RoomId
 from services.pages.layout import KvLayout
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Proof
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Roster

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from services.decode.job import Job
 from services.decode.peers import Peers, endpoint_to_wire
+from services.ids import Generation, Incarnation
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.rooms.counts import counted
-from services.rooms.ids import Generation, Incarnation
 from services.runtime.worker_metrics import WorkerMetrics
 from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import inference_pb2, rooms_pb2

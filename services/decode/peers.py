@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from services.decode.sender_link import SenderLink, Speaker
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.layout import KvLayout
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.transfer.interface import Endpoint
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.wire.channel import Channels

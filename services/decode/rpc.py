@@ -8,7 +8,7 @@ import grpc
 
 from services.decode.job import replies_max
 from services.decode.turn import DecodeWork
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import check_incarnation
 from services.wire.conversions import room_from_wire

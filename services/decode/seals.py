@@ -10,6 +10,7 @@ from typing import Final
 
 from services.decode.job import Job
 from services.engine.engine import PageSum
+from services.ids import Generation
 from services.pages.checksum import KvChecksum
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
@@ -18,7 +19,6 @@ from services.pages.record import MetadataRecord, announced, read_slot, touched
 from services.rooms.counts import counted
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Landed, Sealed
-from services.rooms.ids import Generation
 from services.rooms.phases import Phase
 from services.wire.model_bounds import ModelBounds
 from services.wire.reporter import Reporter

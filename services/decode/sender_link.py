@@ -15,13 +15,13 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.errors import LayoutMismatch
 from services.pages.layout import KvLayout
 from services.pages.plan import plan_hand_over
 from services.pages.record import SCHEMA_HASH
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2

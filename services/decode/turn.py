@@ -23,6 +23,7 @@ from services.decode.revocation import Revocation
 from services.decode.seals import NEAR_S, Seals
 from services.engine.folds import Folds
 from services.engine.stepper import Stepper
+from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -30,7 +31,6 @@ from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Fenced, Proof
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.request import Token

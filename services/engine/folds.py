@@ -15,9 +15,9 @@ from services.engine.rows import Sequence
 from services.grammars.compiling import GrammarRefused
 from services.grammars.fold import Fold, GrammarLost
 from services.grammars.shelf import Shelf
+from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Compiled, Failed
-from services.rooms.ids import RoomId
 from services.rooms.request import Request
 from services.rooms.room import Room
 from services.runtime.logging import Log

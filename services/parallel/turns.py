@@ -16,12 +16,12 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from services.ids import RoomId
 from services.parallel.interface import GroupBroken, RankGroup
 from services.parallel.share import Share
 from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.errors import Cause, RostersDiverged
 from services.rooms.evidence import Failed
-from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster

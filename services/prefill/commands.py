@@ -3,6 +3,7 @@
 from collections import abc
 
 from services.engine.folds import Folds
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvLayout
 from services.prefill.early_grants import EarlyGrants
@@ -13,7 +14,6 @@ from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Failed, Fenced, Granted, Proof
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.rooms.roster import Roster
 from services.rooms.sender import Sender
 from services.runtime.clock import Clock

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.rooms.ids import Incarnation, RoomId
+from services.ids import Incarnation, RoomId
 
 KEPT_S: Final = 60.0
 """As long as whoever opens a room may take to bring it to both workers

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeAlias
 
+from services.ids import Incarnation, RoomId
 from services.pages.layout import KvLayout
 from services.prefill.early_grants import KeptGrant
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import PeerFault, Refusal, UnknownRoom
-from services.rooms.ids import Incarnation, RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.channel import check_incarnation
 from services.wire.conversions import layout_to_wire

@@ -15,12 +15,12 @@ from enum import Enum
 from itertools import groupby
 from typing import Final
 
+from services.ids import Incarnation
 from services.pages.plan import windows
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from services.pages.runs import Window
 from services.prefill.ways import Way
 from services.rooms.evidence import Granted
-from services.rooms.ids import Incarnation
 from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2

@@ -8,8 +8,8 @@ can come to another answer than the leader's, and no secret is broadcast.
 from collections import OrderedDict
 from typing import Final
 
+from services.ids import Incarnation
 from services.rooms.errors import PeerFault
-from services.rooms.ids import Incarnation
 from services.wire.baton.v1 import rooms_pb2
 from services.wire.errors import NotAdmitted, UnknownReceiver
 from services.wire.receiver_secret import DIGEST_BYTES, is_secret_of

@@ -5,12 +5,12 @@ from contextlib import aclosing
 
 import grpc
 
+from services.ids import Incarnation
 from services.pages.layout import KvLayout
 from services.prefill.handover import HandOverStream
 from services.prefill.job import REPLIES_MAX
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import PeerFault
-from services.rooms.ids import Incarnation
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import check_incarnation
 from services.wire.conversions import check_peer, room_from_wire

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from services.engine.engine import PageSum
+from services.ids import RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.slots import Slot, SlotPool
 from services.prefill.job import Job
@@ -11,7 +12,6 @@ from services.prefill.push import Push, Quota, Stage
 from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed, Fenced, Proof, Sealed, Written
-from services.rooms.ids import RoomId
 from services.rooms.phases import GATED, Phase
 from services.runtime.clock import Clock
 from services.transfer.interface import Transfer

@@ -11,6 +11,7 @@ from typing import Final
 
 from services.engine.folds import Folds
 from services.engine.stepper import Stepper
+from services.ids import RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -26,7 +27,6 @@ from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Finished
-from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster

@@ -7,12 +7,12 @@ under other names, and whatever was to be written by the old way fails.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.ids import Incarnation
 from services.pages.checksum import KvChecksum
 from services.pages.layout import KvLayout
 from services.pages.plan import HandoverPlan, TransferPlan, plan_hand_over
 from services.pages.record import SCHEMA_HASH
 from services.rooms.errors import WorkerRefused
-from services.rooms.ids import Incarnation
 from services.transfer.bounds import check_endpoint
 from services.transfer.interface import Endpoint, PutsUnended, Region, Transfer, TransferError
 from services.wire.baton.v1 import inference_pb2

@@ -12,6 +12,7 @@ from services.engine.folds import Folds
 from services.engine.start import Load, start_rank
 from services.engine.stepper import Stepper
 from services.engine.team import TeamBroken
+from services.ids import Incarnation
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
@@ -29,7 +30,6 @@ from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import RostersDiverged
-from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.runtime import serve
 from services.runtime.arrivals import SystemArrivals

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
+from services.ids import Incarnation, RoomId
 from services.rooms.affinity import Sent
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 
 CANARY_ROOMS: Final = 1

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from services.ids import Generation
 from services.rooms.errors import Cause
-from services.rooms.ids import Generation
 
 
 class Proof(Enum):

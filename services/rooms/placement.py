@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
+from services.ids import Incarnation
 from services.rooms.affinity import Block
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.entries import Worker, WorkerFacts, WorkerState
 from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
-from services.rooms.ids import Incarnation
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
 

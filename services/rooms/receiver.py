@@ -12,10 +12,10 @@ The readiness gate is pages AND seal, and it is part of the vote (`gate-before-a
 from dataclasses import dataclass
 from typing import ClassVar
 
+from services.ids import Generation
 from services.rooms.counts import counted
 from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGeneration
 from services.rooms.evidence import Connected, Evidence, Landed, Proof, Sealed
-from services.rooms.ids import Generation
 from services.rooms.phases import RECEIVER_MOVES, Moves, Phase, Side
 from services.rooms.room import NOT_COMPILED, Room
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
+from services.ids import Incarnation, RoomId
 from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
 from services.rooms.errors import (
     Cause,
@@ -20,7 +21,6 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.index import RoomIndex
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side

@@ -7,10 +7,10 @@ the causes and the way out are the same, so they are here once.
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from services.ids import Incarnation, RoomId
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from services.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, Proof
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import GATED, Effect, Moves, Phase, Side, Vote
 
 NOT_COMPILED: Final = "the grammar of its answer is not compiled"

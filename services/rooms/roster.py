@@ -19,9 +19,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from services.rooms.evidence import Evidence, Failed
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.room import Room
 

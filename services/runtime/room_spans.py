@@ -7,8 +7,8 @@ room that is held; where nothing is traced the table is empty, and asking costs 
 from collections.abc import Mapping
 from typing import Final
 
+from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import RoomId
 from services.rooms.trace import TraceContext
 from services.runtime.tracing import OFF, Attribute, Kind, Span, Tracer
 

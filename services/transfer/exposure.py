@@ -11,7 +11,7 @@ whichever order it hears of them.
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.transfer.interface import Endpoint, Region, Transfer
 
 

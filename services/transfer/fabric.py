@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.transfer.inbox import Inbox
 from services.transfer.interface import Endpoint, PutState, Region, Run, TransferError

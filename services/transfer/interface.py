@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from services.ids import Incarnation
 from services.pages.runs import PageRun
-from services.rooms.ids import Incarnation
 
 NOTICE_BYTES_MAX: Final = 1024
 """Longest payload of a notice."""

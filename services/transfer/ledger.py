@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.transfer.interface import (
     ABANDONED_ENDS_MAX,
     Endpoint,

@@ -7,7 +7,7 @@ Same interface, same bookkeeping and same answers as between processes; the netw
 from collections.abc import Sequence
 from typing import Final
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.transfer.bounds import check_endpoint, check_region, check_runs, region_named
 from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.inbox import Inbox, check_notice

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.logging import Log
 from services.transfer.bounds import (
     REGIONS_MAX,

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
+from services.ids import RoomId
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
-from services.rooms.ids import RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire
 from services.wire.mailbox import Mailbox

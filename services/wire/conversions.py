@@ -12,12 +12,12 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.layout import DTYPE_BYTES, NOT_QUANTIZED, KvLayout
 from services.pages.topology import Topology
 from services.rooms.entries import Line
 from services.rooms.errors import Cause, Reason, Refusal
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Event, RoomEntry, WorkerFacts
 from services.rooms.request import (

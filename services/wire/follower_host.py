@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost
 from services.runtime.garbage import spare_what_is_loaded

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import grpc
 
+from services.ids import Incarnation
 from services.rooms.errors import DeclaredGone
-from services.rooms.ids import Incarnation
 from services.runtime.logging import Log
 from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from services.wire.channel import UNARY_S

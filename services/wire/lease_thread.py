@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.party import Party
 from services.wire.baton.v1 import workers_pb2
 from services.wire.channel import Channels

@@ -12,7 +12,7 @@ from typing import Final
 
 import grpc
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.party import Party
 from services.runtime.setting_kinds import split_address
 from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import grpc
 
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Vote
 from services.rooms.request import Request
 from services.rooms.room import Room

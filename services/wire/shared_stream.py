@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import PeerFault, Refusal
-from services.rooms.ids import Incarnation, RoomId
 from services.runtime.logging import Log
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.callers import Callers

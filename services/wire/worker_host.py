@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from services.ids import Incarnation
 from services.rooms.errors import Cause, DeclaredGone, Reason
-from services.rooms.ids import Incarnation
 from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost, TakenForGone
 from services.runtime.exposed import beyond_this_machine

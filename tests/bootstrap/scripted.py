@@ -14,10 +14,10 @@ from services.bootstrap.canary import canary_request
 from services.bootstrap.follower import RoomStream
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
+from services.ids import Incarnation, RoomId
 from services.openai.backend import RoomFailed
 from services.openai.schemas import Drawing
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.request import FinishReason, Request, Sampling, Score, Token

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from services.bootstrap.admission import NotInTime, QueueFull, Retry
+from services.ids import Incarnation, RoomId
 from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import EXPECTED_MS, UNTAKEN_MS, RoomEntry, RoomPhase, Worker

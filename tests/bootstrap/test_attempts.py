@@ -10,10 +10,10 @@ import pytest
 
 from services.bootstrap.admission import QueueFull, Retry
 from services.bootstrap.canary import Canary
+from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, RoomFailed
 from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, Reason, RosterFull
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import WorkerState

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.bootstrap.admission import QueueFull
+from services.ids import RoomId
 from services.rooms.errors import Cause, NoSuchWorker, Reason
-from services.rooms.ids import RoomId
 from services.rooms.placement import Need
 from tests.bootstrap.scripted import House, house
 from tests.wire.servers import until

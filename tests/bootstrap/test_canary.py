@@ -9,9 +9,9 @@ from httpx import ASGITransport, AsyncClient
 
 from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, _prompt, canary_request
 from services.bootstrap.http import probe_router
+from services.ids import Incarnation, RoomId
 from services.rooms.entries import CANARY_ROOMS
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.pairs import BROKEN_AFTER
 from services.rooms.phases import Side
 from services.rooms.placement import Need

@@ -3,8 +3,8 @@
 import pytest
 
 from services.bootstrap.failures import Failures
+from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import RoomId
 from services.runtime.clock import ManualClock
 
 LOST, BROKEN = Cause(Reason.PREFILL_LOST, "it is gone"), Cause(Reason.TRANSFER_FAILED, "it broke")

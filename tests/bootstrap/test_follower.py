@@ -7,9 +7,9 @@ import pytest
 
 from services.bootstrap import follower
 from services.bootstrap.links import Hearer, Link, Open
+from services.ids import RoomId
 from services.openai.backend import Hangup, NoWorker, Overloaded
 from services.rooms.errors import Cause, Reason, RosterFull
-from services.rooms.ids import RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase, WorkerState
 from services.wire.baton.v1 import inference_pb2

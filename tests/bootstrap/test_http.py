@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.http import admin_router, probe_router
+from services.ids import RoomId
 from services.openai.app import create_app
-from services.rooms.ids import RoomId
 from tests.bootstrap.scripted import House, house
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend

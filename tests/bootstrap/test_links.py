@@ -10,8 +10,8 @@ import pytest
 
 from services.bootstrap import links
 from services.bootstrap.links import Link, Links
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import WorkerFacts
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2

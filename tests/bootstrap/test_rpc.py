@@ -9,8 +9,8 @@ import pytest
 
 from services.bootstrap import rpc
 from services.bootstrap.rpc import RoomService, WorkerRegistry
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase
 from services.wire import presence

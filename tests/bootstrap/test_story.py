@@ -13,9 +13,9 @@ from fastapi import FastAPI
 from services.bootstrap.admission import Retry
 from services.bootstrap.story import chains
 from services.bootstrap.story.routes import FILES, PAGE, story_router
+from services.ids import RoomId
 from services.openai.backend import Hangup, NoWorker
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import RoomId
 from services.rooms.placement import Need
 from services.rooms.registry import CANARIES_KEPT, Event, RoomEntry
 from tests.bootstrap.scripted import House, asked, house

@@ -3,8 +3,8 @@
 import asyncio
 
 from services.bootstrap.timelines import Timelines
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Registry, RoomEntry, Worker

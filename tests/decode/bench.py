@@ -19,6 +19,7 @@ from services.decode.turn import DecodeWork
 from services.engine.folds import Folds
 from services.engine.stepper import Stepper
 from services.grammars.shelf import Shelf
+from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum, told
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool, PageState
@@ -29,7 +30,6 @@ from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import Lap, TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import Request
 from services.runtime.clock import ManualClock

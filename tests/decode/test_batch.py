@@ -2,8 +2,8 @@
 
 from services.decode.batch import how_many, next_batch, unfinished
 from services.decode.job import Choice, Job
+from services.ids import Incarnation, RoomId
 from services.rooms.choice_pages import ChoicePages
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
 from services.wire.baton.v1 import rooms_pb2

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from services.ids import RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.pool import PageState
 from services.rooms.errors import Refusal
-from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import Request, Sampling
 from services.wire.baton.v1 import group_pb2, inference_pb2

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from services.ids import RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.parallel.interface import GroupBroken
 from services.parallel.loopback import Loopback
 from services.parallel.turns import Lap, run_turns
 from services.rooms.errors import Cause, LocalBug, Reason
 from services.rooms.evidence import Failed
-from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
 from services.rooms.room import Room
 from services.transfer.fabric import MemoryFabric

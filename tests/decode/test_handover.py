@@ -15,11 +15,11 @@ import grpc
 import pytest
 
 from services.decode.rpc import DecodeService
+from services.ids import Incarnation
 from services.pages.checksum import KvChecksum
 from services.parallel.solo import SoloGroup
 from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.rpc import HandoverService, PrefillService
-from services.rooms.ids import Incarnation
 from services.rooms.request import Request, Sampling
 from services.runtime.party import Party
 from services.transfer.fabric import MemoryFabric, Write

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from services.decode.rest import BESIDE_STEP_S, DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s, look_s
+from services.ids import Generation, Incarnation, RoomId
 from services.rooms.evidence import Proof
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Roster

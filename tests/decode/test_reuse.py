@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from services.ids import RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.pool import PageState
-from services.rooms.ids import RoomId
 from tests.decode.bench import DecodeBench, decoding
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PAGES

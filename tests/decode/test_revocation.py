@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.decode.rest import HEARTBEAT_S
+from services.ids import Incarnation, RoomId
 from services.pages.pool import PageState
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.quarantine import HURRY
 from services.rooms.request import Request

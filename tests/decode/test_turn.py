@@ -8,12 +8,12 @@ import pytest
 
 from services.decode import sender_link
 from services.decode.rest import HEARTBEAT_S
+from services.ids import Generation, RoomId
 from services.pages.errors import LayoutMismatch
 from services.pages.pool import PageState
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.parallel.turns import Lap
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
-from services.rooms.ids import Generation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Request
 from services.transfer.memory import MemoryTransfer

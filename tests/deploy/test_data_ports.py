@@ -8,7 +8,7 @@ from tests.deploy.flags import variables
 
 LISTENS = """
 import os
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer
 from services.runtime.host_memory import HostMemory

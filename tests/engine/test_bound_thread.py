@@ -16,9 +16,9 @@ import torch
 from services.decode import wiring as decode_wiring
 from services.decode.settings import DecodeSettings
 from services.engine.device import bind_thread
+from services.ids import Incarnation
 from services.prefill import wiring as prefill_wiring
 from services.prefill.settings import PrefillSettings
-from services.rooms.ids import Incarnation
 from tests.prefill import toy
 
 

@@ -8,10 +8,10 @@ import pytest
 from services.engine.folds import Folds
 from services.engine.rows import Sequence
 from services.grammars.shelf import Shelf
+from services.ids import Generation, Incarnation, RoomId
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Reason
 from services.rooms.evidence import Connected, Granted, Landed, Sealed
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.rooms.phases import Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.request import Request

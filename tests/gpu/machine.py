@@ -207,7 +207,7 @@ def _check_kernel(kit: Kit) -> None:
 
 def _check_registration(kit: Kit, found: Finding) -> None:
     from services.cli.bench.device_memory import take
-    from services.rooms.ids import Incarnation
+    from services.ids import Incarnation
     from services.transfer.interface import Region
     from services.transfer.nixl import NixlTransfer
     from services.transfer.start import offering

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from services.ids import Incarnation, RoomId
 from services.rooms.entries import RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTOLD_MS, Registry

@@ -6,6 +6,7 @@ Left out: tensors, gRPC, and words for people. Time stands still; a deadline tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.holdings import Standing as Held
@@ -17,7 +18,6 @@ from services.rooms.choice_pages import ChoicePages
 from services.rooms.choices import Choices
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.rooms.phases import Effect, Phase
 from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.receiver import Receiver

@@ -9,7 +9,7 @@ the state that it leads to.
 from collections.abc import Iterator
 from functools import partial
 
-from services.rooms.ids import RoomId
+from services.ids import RoomId
 from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
 from tests.model.cast import Deed

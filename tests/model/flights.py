@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.prefill.push import KV
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.transfer.interface import Endpoint, PutId, PutState, PutsUnended, Run, TransferError
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope

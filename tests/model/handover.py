@@ -6,8 +6,8 @@ the sender stands still; either way what the receiver makes of it is here.
 
 from collections.abc import Sequence
 
+from services.ids import Generation, Incarnation, RoomId
 from services.rooms.errors import Reason
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.rooms.phases import Phase
 from tests.model.laws import Broken, Law
 from tests.model.registry import CALLED_OFF

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from services.ids import RoomId
 from services.rooms.deadlines import Deadlines
-from services.rooms.ids import RoomId
 from services.rooms.roster import Roster
 
 FAR: Final = Deadlines(*[1 << 40] * 5)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
@@ -19,7 +20,6 @@ from services.prefill.ways import Way, Ways
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed, Written
-from services.rooms.ids import Generation, Incarnation, RoomId
 from services.rooms.phases import GATED, Effect, Phase
 from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
 from services.rooms.sender import Sender

@@ -3,8 +3,8 @@ workers at once; the first cause ends the room, and the other side is told. The 
 
 from typing import Any, Final
 
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Reason
-from services.rooms.ids import Incarnation, RoomId
 from tests.model.laws import Broken, Law
 from tests.model.world import BOOTSTRAP, DECODE, PREFILL, Entry, Known, Message, State, World
 

@@ -8,9 +8,9 @@ is known by one byte: of which room, which page of its prompt, which layer, head
 from functools import cache
 from typing import Final
 
+from services.ids import RoomId
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.pages.topology import Topology, rank_layout
-from services.rooms.ids import RoomId
 from tests.model.scopes import Scope
 
 STRIP: Final = DTYPE_BYTES["float16"]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.pool import PageState
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.roster import Roster
 from tests.model.flights import Flight

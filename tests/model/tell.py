@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from services.ids import RoomId
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.errors import Reason
-from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase
 from tests.model.decode_rank import Done
 from tests.model.events import after

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
+from services.ids import RoomId
 from services.rooms.errors import Reason
-from services.rooms.ids import RoomId
 from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
 from tests.model.cast import Deed

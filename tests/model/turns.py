@@ -7,8 +7,8 @@ is not there on every rank.
 from collections.abc import Sequence
 from typing import Any, Final
 
+from services.ids import RoomId
 from services.rooms.errors import Reason
-from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase
 from tests.model.decode_rank import Done
 from tests.model.flights import leaders

@@ -10,7 +10,7 @@ from dataclasses import fields
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from services.rooms.ids import Incarnation, RoomId
+from services.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from tests.model.book import Book, BookStanding, check_book
 from tests.model.cast import Cast

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from services.ids import RoomId
 from services.parallel.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
-from services.rooms.ids import RoomId
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Roster

@@ -11,12 +11,12 @@ from typing import Final
 
 import pytest
 
+from services.ids import RoomId
 from services.pages.topology import Place, Topology
 from services.parallel.interface import RankGroup
 from services.parallel.turns import TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Proof
-from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room

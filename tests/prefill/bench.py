@@ -11,6 +11,7 @@ from services.decode.peers import endpoint_to_wire
 from services.engine.folds import Folds
 from services.engine.stepper import Stepper
 from services.grammars.shelf import Shelf
+from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -27,7 +28,6 @@ from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.request import Request
 from services.runtime.clock import ManualClock
 from services.runtime.host_memory import HostMemory

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from services.decode.peers import endpoint_to_wire
+from services.ids import Incarnation
 from services.pages.layout import KvLayout
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
 from services.pages.topology import Topology, rank_layout
 from services.prefill.ways import Ways
-from services.rooms.ids import Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import PutId, Region, Run

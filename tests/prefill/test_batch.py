@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ids import Incarnation, RoomId
 from services.prefill.batch import next_parts
 from services.prefill.job import Job
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.sender import Sender
 from tests.prefill import toy
 from tests.prefill.bench import deadlines

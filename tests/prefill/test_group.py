@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from services.ids import Incarnation, RoomId
 from services.parallel.loopback import Loopback
 from services.parallel.turns import Lap
 from services.prefill.job import Job
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import Cause, Reason, WorkerRefused
 from services.rooms.evidence import Failed
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import Endpoint, TransferError

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
+from services.ids import Incarnation, RoomId
 from services.prefill import early_grants, handover
 from services.prefill.receivers import NAMED_MAX, Receivers
 from services.prefill.rpc import HandoverService, PrefillService
 from services.rooms.errors import PeerFault
-from services.rooms.ids import Incarnation, RoomId
 from services.runtime.party import Party
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan

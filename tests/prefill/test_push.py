@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from services.ids import Generation, Incarnation
 from services.pages.plan import TransferPlan, plan_hand_over
 from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.pages.runs import PageRun
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Quota, Stage
 from services.prefill.ways import Target, Way
 from services.rooms.evidence import Granted
-from services.rooms.ids import Generation, Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan

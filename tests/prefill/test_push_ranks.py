@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from services.ids import Generation, Incarnation
 from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.pages.topology import Topology
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
 from services.rooms.evidence import Granted
-from services.rooms.ids import Generation, Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import PutId, Run

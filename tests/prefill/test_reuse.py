@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holding, Holdings
 from services.pages.pool import PageState
 from services.rooms.errors import PeerFault
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.transfer.faults import FaultPlan
 from services.transfer.interface import PutId, Run

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.rooms.ids import Incarnation, RoomId
+from services.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
+from services.ids import Incarnation, RoomId
 from services.prefill.push import WINDOWS_A_TURN_MAX, Quota
 from services.prefill.turn import DRAIN_S, POLL_S
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.transfer.faults import FaultPlan
 from services.transfer.interface import PutId, Run

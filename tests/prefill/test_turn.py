@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from services.ids import RoomId
 from services.pages.errors import Truncated
 from services.parallel.turns import Lap
 from services.prefill.turn import LOOKS_MAX
 from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
 from services.rooms.evidence import Failed
-from services.rooms.ids import RoomId
 from services.rooms.phases import Effect, Phase
 from services.rooms.request import Request
 from services.rooms.room import Room

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.ids import Incarnation
 from services.rooms.errors import PeerFault, WorkerRefused
-from services.rooms.ids import Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2

@@ -2,9 +2,9 @@
 
 import pytest
 
+from services.ids import Incarnation
 from services.pages.errors import LayoutMismatch
 from services.pages.topology import Topology
-from services.rooms.ids import Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import TransferError
 from services.wire.conversions import Malformed, layout_to_wire

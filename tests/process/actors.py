@@ -23,6 +23,7 @@ from services.decode.peers import Peers
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
 from services.engine.stepper import Stepper
+from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
 from services.pages.record import SLOT_BYTES
@@ -35,7 +36,6 @@ from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
-from services.rooms.ids import Incarnation, RoomId
 from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
 from services.runtime.host_memory import HostMemory

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from services.decode.peers import Peers
 from services.decode.turn import DecodeWork
+from services.ids import Incarnation, RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.parallel import turns
 from services.prefill.push import SLOTS
@@ -21,7 +22,6 @@ from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Capacity, Roster

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from services.ids import Incarnation, RoomId
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Effect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from services.ids import Incarnation, RoomId
 from services.rooms.affinity import BLOCK_TOKENS, Sent, blocks
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Registry

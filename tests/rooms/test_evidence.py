@@ -4,6 +4,7 @@ from itertools import permutations
 
 import pytest
 
+from services.ids import Generation, RoomId
 from services.rooms.errors import LocalBug, PeerFault, Reason, StaleGeneration
 from services.rooms.evidence import (
     Connected,
@@ -16,7 +17,6 @@ from services.rooms.evidence import (
     Sealed,
     Written,
 )
-from services.rooms.ids import Generation, RoomId
 from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.sender import Sender

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Names
 from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from services.ids import Generation, RoomId
 from services.rooms.errors import Cause, PeerFault, Reason, RoomExists, RosterFull
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Finished, Landed, Proof, Sealed
-from services.rooms.ids import Generation, RoomId
 from services.rooms.phases import LIVE, Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Capacity

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.ids import Generation, RoomId
 from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from services.rooms.evidence import (
     Connected,
@@ -15,7 +16,6 @@ from services.rooms.evidence import (
     Sealed,
     Written,
 )
-from services.rooms.ids import Generation, RoomId
 from services.rooms.phases import GATED, LIVE, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room

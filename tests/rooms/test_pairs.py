@@ -1,7 +1,7 @@
 """Does a pair that does not connect lose its requests, and get them back by a canary of its own alone?"""
 
+from services.ids import Incarnation
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation
 from services.rooms.pairs import BROKEN_AFTER, Pairs
 
 FAILED = Cause(Reason.CONNECT_FAILED, "no way there")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from services.ids import Generation, RoomId
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Connected, Failed, Fenced, Proof
-from services.rooms.ids import Generation, RoomId
 from services.rooms.phases import Vote
 from services.rooms.quarantine import HURRY, in_quarantine, revocation_due
 from services.rooms.receiver import Receiver

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.ids import Incarnation, RoomId
 from services.rooms.entries import (
     EVENTS_PER_ROOM_MAX,
     Event,
@@ -26,7 +27,6 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.pairs import BROKEN_AFTER
 from services.rooms.phases import Side
 from services.rooms.placement import Need

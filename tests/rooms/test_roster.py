@@ -2,9 +2,9 @@
 
 import pytest
 
+from services.ids import RoomId
 from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from services.rooms.evidence import Connected, Failed, Finished
-from services.rooms.ids import RoomId
 from services.rooms.phases import Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster

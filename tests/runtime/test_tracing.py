@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import RoomId
 from services.rooms.trace import read_trace
 from services.runtime.errors import StartupError
 from services.runtime.listen import bind_port, port_of

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.decode.settings import DecodeSettings
-from services.rooms.ids import Incarnation, RoomId
+from services.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.runtime.changes import LOOK_S
 from services.runtime.errors import StartupError

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from services.bootstrap.doors import open_doors
 from services.bootstrap.settings import BootstrapSettings
 from services.decode.settings import DecodeSettings
+from services.ids import Incarnation
 from services.openai.app import create_app, create_pages
-from services.rooms.ids import Incarnation
 from services.runtime.exposed import beyond_this_machine
 from services.runtime.http_accept import Connections
 from services.runtime.settings import load

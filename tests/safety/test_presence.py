@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.party import Party
 from services.wire import presence as module
 from services.wire.baton.v1 import workers_pb2_grpc

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.cli.group import Group
 from services.decode.settings import DecodeSettings
+from services.ids import Incarnation
 from services.parallel.forming import OWN
-from services.rooms.ids import Incarnation
 from services.runtime.clock import ManualClock
 from services.runtime.errors import SettingsError
 from services.runtime.party import Party

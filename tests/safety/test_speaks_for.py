@@ -11,7 +11,7 @@ import pytest
 from services.bootstrap import credentials
 from services.bootstrap.credentials import Credentials
 from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import RoomPhase, WorkerState

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import RoomPhase, WorkerState

@@ -13,8 +13,8 @@ from services.bootstrap.hearing import Hearing
 from services.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomPhase
 from services.runtime.party import Party

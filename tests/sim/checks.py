@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 
 from services.decode.turn import DecodeWork
+from services.ids import Incarnation, RoomId
 from services.pages.pool import PageState
 from services.prefill.turn import PrefillWork
 from services.rooms.entries import RoomEntry
 from services.rooms.errors import Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.retry import RetryBounds
 from services.transfer.interface import Transfer

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from services.ids import Incarnation
 from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.layout import KvLayout
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
-from services.rooms.ids import Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.faults import NO_FAULTS, FaultPlan

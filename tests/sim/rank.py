@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, Peers
 from services.decode.turn import DecodeWork
+from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -25,7 +26,6 @@ from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.entries import CANARY_ROOMS
 from services.rooms.errors import Cause
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Effect, Side
 from services.rooms.request import Request
 from services.rooms.room import Room

@@ -10,6 +10,7 @@ from typing import Any, Final
 from services.decode.peers import Peers
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
+from services.ids import Incarnation
 from services.pages.record import SCHEMA_HASH
 from services.parallel.interface import GroupBroken
 from services.parallel.loopback import Loopback
@@ -17,7 +18,6 @@ from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import Cause, Reason, RostersDiverged
-from services.rooms.ids import Incarnation
 from services.rooms.phases import Side
 from services.runtime.party import Party
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc

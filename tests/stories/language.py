@@ -31,11 +31,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from services.ids import RoomId
 from services.pages.errors import PagesError
 from services.pages.pool import PageState
 from services.rooms.errors import Cause, Reason, RoomError
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Written
-from services.rooms.ids import RoomId
 from services.rooms.phases import Phase, Vote
 from services.rooms.quarantine import in_quarantine
 from services.rooms.room import Room

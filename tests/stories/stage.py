@@ -7,6 +7,7 @@ who writes where it was told to, whatever has become of that memory since.
 
 from dataclasses import dataclass, field
 
+from services.ids import Generation, RoomId
 from services.pages.errors import PagesError
 from services.pages.holdings import Holdings, Standing
 from services.pages.pool import PagePool
@@ -14,7 +15,6 @@ from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, read_
 from services.pages.slots import SlotPool
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Fenced, Finished, Granted, Landed, Proof, Sealed
-from services.rooms.ids import Generation, RoomId
 from services.rooms.phases import Effect, Phase
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.interface import PutId, PutState, Region, Run, Transfer
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import Transfer
 from services.transfer.memory import MemoryTransfer

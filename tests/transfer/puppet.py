@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.cli.bench.device_memory import DeviceMemory
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
 from services.transfer.interface import Endpoint

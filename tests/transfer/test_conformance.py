@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.transfer.interface import (
     NOTICE_BYTES_MAX,
     NOTICES_PER_CALL_MAX,

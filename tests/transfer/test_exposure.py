@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.host_memory import MOVES_MAX, CannotMove, HostMemory
 from services.transfer.exposure import Exposure
 from services.transfer.fabric import MemoryFabric

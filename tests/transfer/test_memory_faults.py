@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.transfer.interface import PutState, Transfer, TransferError

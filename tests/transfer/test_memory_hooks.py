@@ -9,7 +9,7 @@ import sys
 
 SCRIPT = """
 import ctypes, json, sys
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.interface import Region
 from services.transfer.nixl import NixlTransfer

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.errors import StartupError
 from services.runtime.host_memory import HostMemory
 from services.transfer.interface import Region, TransferError

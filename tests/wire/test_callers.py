@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from services.ids import RoomId
 from services.rooms.errors import Refusal, RoomExists
-from services.rooms.ids import RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.callers import Callers
 from services.wire.mailbox import Mailbox

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.rooms.ids import Incarnation
+from services.ids import Incarnation
 from services.runtime.party import Party
 from services.runtime.setting_kinds import join_address
 from services.wire import channel as module

@@ -9,9 +9,9 @@ from typing import Final
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from services.ids import Incarnation
 from services.pages.record import ALTERNATIVES_MAX, SEAL_OFFSET, SLOT_BYTES, MetadataRecord
 from services.rooms.errors import PeerFault, Reason, Refusal
-from services.rooms.ids import Incarnation
 from services.rooms.request import Request, Sampling
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import token_from_wire

@@ -12,11 +12,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from services.decode.peers import endpoint_to_wire
+from services.ids import Incarnation, RoomId
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.prefill.ways import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
-from services.rooms.ids import Incarnation, RoomId
 from services.transfer.bounds import check_endpoint
 from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import TransferError

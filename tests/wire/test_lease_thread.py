@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
+from services.ids import Incarnation
 from services.rooms.errors import DeclaredGone
-from services.rooms.ids import Incarnation
 from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, open_thread_channel

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.request import Request
 from services.runtime.clock import ManualClock
 from services.runtime.room_spans import RoomSpans

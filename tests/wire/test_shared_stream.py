@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason, Refusal, RoomExists
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.request import SCORES_MAX, Score
 from services.wire import shared_stream
 from services.wire.baton.v1 import group_pb2, inference_pb2

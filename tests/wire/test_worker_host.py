@@ -13,11 +13,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.ids import Incarnation
 from services.parallel.interface import GroupBroken
 from services.parallel.turns import TurnProgress
 from services.prefill.settings import PrefillSettings
 from services.rooms.errors import Cause, DeclaredGone, Reason
-from services.rooms.ids import Incarnation
 from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost, StartupError, TakenForGone
 from services.runtime.settings import load

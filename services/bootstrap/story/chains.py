@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+from services.ids import RoomId
 from services.rooms.entries import RoomEntry, RoomPhase
 from services.rooms.errors import Reason, UnknownRoom
-from services.rooms.ids import RoomId
 from services.rooms.registry import Registry
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")

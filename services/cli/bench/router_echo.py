@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import uvloop
 
-from services.rooms.ids import Incarnation, RoomId
+from services.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.request import FinishReason, Request, Token
 from services.runtime.clock import SystemClock

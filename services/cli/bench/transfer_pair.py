@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from services.cli.bench.device_memory import copying, take
 from services.cli.bench.report import seconds_of
+from services.ids import Generation, Incarnation
 from services.pages.layout import KvLayout
 from services.pages.plan import plan_hand_over
 from services.pages.record import SLOT_BYTES
@@ -26,7 +27,6 @@ from services.pages.topology import Topology, rank_layout
 from services.prefill.push import KV, Push
 from services.prefill.ways import Target, Way
 from services.rooms.evidence import Granted
-from services.rooms.ids import Generation, Incarnation
 from services.runtime.host_memory import HostMemory
 from services.transfer.interface import Endpoint, Region
 from services.transfer.nixl import NixlTransfer, nixl_memory

@@ -24,6 +24,7 @@ from services.decode.peers import FollowerPeers, endpoint_to_wire
 from services.decode.turn import DecodeWork
 from services.engine.engine import Row, SumPart
 from services.engine.stepper import Stepper
+from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
@@ -36,7 +37,6 @@ from services.prefill.metrics import PrefillMetrics
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
-from services.rooms.ids import Incarnation, RoomId
 from services.rooms.phases import Phase
 from services.rooms.request import Request, Token
 from services.runtime.clock import SystemClock
