@@ -25,8 +25,7 @@ from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from services.wire.channel import REQUEST_BYTES_MAX, Channels
 from services.wire.conversation import converse
 from services.wire.conversions import cause_to_wire
-from services.wire.errors import RemoteError, refusal_from_wire
-from services.wire.mailbox import CommandTooLong
+from services.wire.errors import CommandTooLong, RemoteError, refusal_from_wire
 
 log = Log(__name__)
 

@@ -30,7 +30,7 @@ from services.wire.conversions import (
     worker_from_wire,
 )
 from services.wire.errors import errors_as_status
-from services.wire.reporter import BATCH_MAX
+from services.wire.limits import REPORTS_MAX
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 10_000
@@ -166,8 +166,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         self, request: rooms_pb2.ReportRoomsRequest, context: grpc.aio.ServicerContext
     ) -> rooms_pb2.ReportRoomsReply:
         async with errors_as_status(context):
-            if len(request.reports) > BATCH_MAX:
-                raise Malformed(f"reports has more than {BATCH_MAX} lines")
+            if len(request.reports) > REPORTS_MAX:
+                raise Malformed(f"reports has more than {REPORTS_MAX} lines")
             reporter = Incarnation(request.incarnation)
             if shows_certificate(context):
                 for side in self._sides(reporter, request.reports):

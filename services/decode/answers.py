@@ -11,10 +11,10 @@ from services.rooms.counts import counted
 from services.rooms.errors import Cause
 from services.rooms.evidence import Finished
 from services.rooms.request import Token
-from services.runtime.worker_metrics import WorkerMetrics
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
-from services.wire.reporter import Reporter
+from services.worker.metrics import WorkerMetrics
+from services.worker.reporter import Reporter
 
 
 class Answers:

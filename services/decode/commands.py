@@ -20,7 +20,6 @@ from services.rooms.roster import Roster
 from services.runtime.clock import Clock
 from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from services.wire.callers import Callers
 from services.wire.conversions import (
     Malformed,
     cause_from_wire,
@@ -29,8 +28,9 @@ from services.wire.conversions import (
     request_from_wire,
     room_from_wire,
 )
-from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
+from services.worker.callers import Callers
+from services.worker.mailbox import Mailbox
 
 
 class Commands:

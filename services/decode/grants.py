@@ -13,10 +13,10 @@ from services.ids import Generation, Incarnation
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.rooms.counts import counted
-from services.runtime.worker_metrics import WorkerMetrics
 from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
-from services.wire.reporter import Reporter
+from services.worker.metrics import WorkerMetrics
+from services.worker.reporter import Reporter
 
 
 class Grants:

@@ -12,8 +12,8 @@ from services.rooms.phases import Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.request import Request
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
-from services.wire.callers import Replies
 from services.wire.conversions import outcome_to_wire
+from services.worker.callers import Replies
 
 
 def replies_max(request: inference_pb2.InferenceRequest) -> int:

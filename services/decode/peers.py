@@ -15,7 +15,7 @@ from services.pages.layout import KvLayout
 from services.transfer.interface import Endpoint
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.wire.channel import Channels
-from services.wire.mailbox import Mailbox
+from services.worker.mailbox import Mailbox
 
 
 class Peers:

@@ -13,8 +13,8 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import check_incarnation
 from services.wire.conversions import room_from_wire
 from services.wire.errors import Draining, errors_as_status
-from services.wire.mailbox import Mailbox
-from services.wire.shared_stream import SharedStream, stream_rooms_reply
+from services.worker.mailbox import Mailbox
+from services.worker.shared_stream import SharedStream, stream_rooms_reply
 
 
 class DecodeService(inference_pb2_grpc.DecodeServiceServicer):

@@ -21,7 +21,7 @@ from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Landed, Sealed
 from services.rooms.phases import Phase
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter
+from services.worker.reporter import Reporter
 
 NEAR_S: Final = 0.01
 """What comes between a record and its seal takes a few milliseconds mostly."""

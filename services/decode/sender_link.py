@@ -36,7 +36,7 @@ from services.wire.errors import (
     WrongIncarnation,
     refusal_from_wire,
 )
-from services.wire.mailbox import Mailbox
+from services.worker.mailbox import Mailbox
 
 log = Log(__name__)
 

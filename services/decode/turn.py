@@ -40,18 +40,18 @@ from services.runtime.clock import Clock
 from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import group_pb2, inference_pb2, workers_pb2
-from services.wire.callers import Callers
 from services.wire.census import census_to_wire
-from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter, wish_told
+from services.worker.callers import Callers
+from services.worker.mailbox import Mailbox
+from services.worker.reporter import Reporter, wish_told
 
 CALLERS_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED})
 """Ends that say nothing about the way to the sender."""
 
 
 class DecodeWork:
-    """The decode side of `services.parallel.turns.Work`. Every table is keyed by room and emptied by
+    """The decode side of `services.worker.turns.Work`. Every table is keyed by room and emptied by
     `_retire`."""
 
     def __init__(

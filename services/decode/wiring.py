@@ -25,9 +25,7 @@ from services.pages.prefixes import PrefixTree
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.pages.topology import rank_layout
-from services.parallel.forming import agree_on, explained, form_group, load_together
 from services.parallel.interface import GroupBroken
-from services.parallel.turns import TurnProgress, run_turns
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import RostersDiverged
 from services.rooms.phases import Side
@@ -46,10 +44,12 @@ from services.wire import credential
 from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
 from services.wire.credential import of_ranks
-from services.wire.follower_host import FollowerHost
 from services.wire.model_bounds import ModelBounds
 from services.wire.receiver_secret import digest_of, draw_secret
-from services.wire.worker_host import Role, WorkerHost
+from services.worker.follower_host import FollowerHost
+from services.worker.leader_host import Role, WorkerHost
+from services.worker.startup import agree_on, explained, form_group, load_together
+from services.worker.turns import TurnProgress, run_turns
 
 DECODING_MS = 3_600_000
 """Longest that one sequence is decoded, where its opener did not say how long its request may take."""

@@ -18,7 +18,6 @@ from services.rooms.roster import Roster
 from services.rooms.sender import Sender
 from services.runtime.clock import Clock
 from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.callers import Callers
 from services.wire.conversions import (
     cause_from_wire,
     check_peer,
@@ -27,9 +26,10 @@ from services.wire.conversions import (
     room_from_wire,
 )
 from services.wire.errors import NotConnected
-from services.wire.mailbox import Answer, Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter
+from services.worker.callers import Callers
+from services.worker.mailbox import Answer, Mailbox
+from services.worker.reporter import Reporter
 
 
 class Commands:

@@ -17,8 +17,8 @@ from services.rooms.request import Token
 from services.runtime.clock import Clock
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
-from services.wire.reporter import Reporter
-from services.wire.worker_pages import STEP_MS
+from services.worker.pages import STEP_MS
+from services.worker.reporter import Reporter
 
 CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""

@@ -21,7 +21,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.channel import check_incarnation
 from services.wire.conversions import layout_to_wire
 from services.wire.errors import refusal_to_wire
-from services.wire.mailbox import Mailbox
+from services.worker.mailbox import Mailbox
 
 ANSWERS_MAX: Final = 4_096
 """That the receiver has not taken: above what its rooms can ask at one time. Past it nothing more is read."""

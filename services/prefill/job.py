@@ -15,8 +15,8 @@ from services.rooms.phases import Phase, Vote
 from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.wire.baton.v1 import inference_pb2
-from services.wire.callers import Replies
 from services.wire.conversions import SCORE_MESSAGES_MAX, outcome_to_wire, scores_to_wire
+from services.worker.callers import Replies
 
 REPLIES_MAX = 4 + SCORE_MESSAGES_MAX
 """A room's whole stream: accepted, its prompt's scores, first token, outcome."""

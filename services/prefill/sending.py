@@ -15,7 +15,7 @@ from services.rooms.evidence import Failed, Fenced, Proof, Sealed, Written
 from services.rooms.phases import GATED, Phase
 from services.runtime.clock import Clock
 from services.transfer.interface import Transfer
-from services.wire.reporter import Reporter
+from services.worker.reporter import Reporter
 
 
 class Sending:

@@ -34,11 +34,11 @@ from services.rooms.sender import Sender
 from services.runtime.clock import Clock
 from services.transfer.interface import Transfer
 from services.wire.baton.v1 import inference_pb2, workers_pb2
-from services.wire.callers import Callers
 from services.wire.census import census_to_wire
-from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter, wish_told
+from services.worker.callers import Callers
+from services.worker.mailbox import Mailbox
+from services.worker.reporter import Reporter, wish_told
 
 EARLY_PER_PLACE: Final = 4
 """Grants of one receiver that may wait for their rooms: it grants no more rooms than it and this worker have
@@ -55,7 +55,7 @@ sooner than the shortest pause."""
 
 
 class PrefillWork:
-    """The prefill side of `services.parallel.turns.Work`. Every table is keyed by room or by incarnation,
+    """The prefill side of `services.worker.turns.Work`. Every table is keyed by room or by incarnation,
     and emptied by `_retire` or when its worker has departed."""
 
     def __init__(

@@ -18,7 +18,7 @@ from services.wire.admittance import Admit
 from services.wire.decoding import RefuseUndecodable
 from services.wire.errors import WrongIncarnation
 from services.wire.identity import Identity
-from services.wire.mailbox import TAKEN_BYTES_MAX
+from services.wire.limits import TAKEN_BYTES_MAX
 from services.wire.run_token import AskForToken, Showing
 from services.wire.thread_channel import ThreadChannel
 

@@ -28,7 +28,6 @@ from services.rooms.errors import (
 )
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import TEXT_CHARS_MAX, Malformed
-from services.wire.mailbox import CommandTooLong, MailboxFull
 
 KIND_KEY: Final = "baton-error"
 FIELD_KEY: Final = "baton-field"
@@ -40,6 +39,14 @@ class WrongIncarnation(Refusal):
 
 class Draining(Refusal):
     """The worker takes no new rooms."""
+
+
+class MailboxFull(Refusal):
+    """More commands are waiting than the worker can ever need."""
+
+
+class CommandTooLong(Refusal):
+    """One command that no turn can take."""
 
 
 class NotConnected(Refusal):

@@ -34,7 +34,7 @@ from services.wire.conversions import (
     worker_from_wire,
 )
 from services.wire.errors import refusal_to_wire
-from services.wire.shared_stream import run_rooms_reply, stream_rooms_reply
+from services.worker.shared_stream import run_rooms_reply, stream_rooms_reply
 from tests.patience import PATIENCE_S
 from tests.wire.servers import serving, until
 

@@ -17,7 +17,7 @@ from services.rooms.registry import WorkerFacts
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.errors import RemoteError
-from services.wire.shared_stream import run_rooms_reply
+from services.worker.shared_stream import run_rooms_reply
 from tests.wire.servers import serving, until
 
 ACCEPTED = inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())

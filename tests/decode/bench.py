@@ -28,7 +28,6 @@ from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_
 from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
-from services.parallel.turns import Lap, TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Phase
 from services.rooms.request import Request
@@ -41,7 +40,8 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc,
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
 from services.wire.errors import NotConnected, NotQuiet, errors_as_status, refusal_to_wire
-from services.wire.mailbox import Mailbox
+from services.worker.mailbox import Mailbox
+from services.worker.turns import Lap, TurnProgress, take_turn
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import (

@@ -10,7 +10,6 @@ from services.ids import RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.parallel.interface import GroupBroken
 from services.parallel.loopback import Loopback
-from services.parallel.turns import Lap, run_turns
 from services.rooms.errors import Cause, LocalBug, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
@@ -19,6 +18,7 @@ from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.conversions import cause_to_wire
+from services.worker.turns import Lap, run_turns
 from tests.decode.bench import Caller, DecodeBench, Sender, tell
 from tests.parallel.arrivals import NoArrivals
 from tests.patience import PATIENCE_S

@@ -18,7 +18,6 @@ from services.decode.rpc import DecodeService
 from services.ids import Incarnation
 from services.pages.checksum import KvChecksum
 from services.parallel.solo import SoloGroup
-from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.rpc import HandoverService, PrefillService
 from services.rooms.request import Request, Sampling
 from services.runtime.party import Party
@@ -29,6 +28,7 @@ from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import request_to_wire
 from services.wire.errors import remote_error
+from services.worker.turns import TurnProgress, run_turns
 from tests.decode.bench import DecodeBench, Sender
 from tests.parallel.arrivals import NoArrivals
 from tests.prefill import toy

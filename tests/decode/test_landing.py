@@ -8,9 +8,9 @@ import pytest
 from services.pages.checksum import KvChecksum
 from services.pages.pool import PageState
 from services.pages.record import SLOT_BYTES
-from services.parallel.turns import Lap
 from services.rooms.phases import Phase
 from services.rooms.request import Request
+from services.worker.turns import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.prefill import toy
 

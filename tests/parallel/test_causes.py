@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from services.ids import RoomId
-from services.parallel.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Roster
 from services.runtime.clock import ManualClock
+from services.worker.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
 from tests.parallel.groups import loopback_groups
 from tests.parallel.test_dimensions import Rooms
 from tests.rooms.group import receiver

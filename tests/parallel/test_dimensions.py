@@ -14,7 +14,6 @@ import pytest
 from services.ids import RoomId
 from services.pages.topology import Place, Topology
 from services.parallel.interface import RankGroup
-from services.parallel.turns import TurnProgress, take_turn
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Proof
 from services.rooms.phases import Effect, Phase, Vote
@@ -22,6 +21,7 @@ from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.clock import ManualClock
+from services.worker.turns import TurnProgress, take_turn
 from tests.parallel.groups import gloo_groups, loopback_groups
 from tests.rooms.group import receiver
 
@@ -32,7 +32,7 @@ PLACES: Final = 4
 
 
 class Rooms:
-    """`services.parallel.turns.Work` of a rank that only holds rooms."""
+    """`services.worker.turns.Work` of a rank that only holds rooms."""
 
     def __init__(self) -> None:
         self.roster = Roster[Receiver](PLACES)

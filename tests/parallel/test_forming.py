@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from services.decode.settings import DecodeSettings
-from services.parallel.forming import (
+from services.parallel.interface import GroupBroken, RankGroup
+from services.parallel.loopback import Loopback
+from services.runtime.errors import GroupLost, StartupError
+from services.runtime.settings import load, settings_of
+from services.worker.startup import (
     OWN,
     StartedDifferently,
     agree_on,
@@ -15,10 +19,6 @@ from services.parallel.forming import (
     form_group,
     load_together,
 )
-from services.parallel.interface import GroupBroken, RankGroup
-from services.parallel.loopback import Loopback
-from services.runtime.errors import GroupLost, StartupError
-from services.runtime.settings import load, settings_of
 from tests.parallel.groups import gloo_groups
 from tests.patience import PATIENCE_S
 from tests.ports import free_port

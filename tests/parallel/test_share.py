@@ -12,9 +12,9 @@ import pytest
 import uvloop
 
 from services.parallel.solo import SoloGroup
-from services.parallel.turns import TurnProgress, run_turns
 from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
+from services.worker.turns import TurnProgress, run_turns
 from tests.parallel.test_dimensions import Rooms
 from tests.patience import PATIENCE_S
 

@@ -21,7 +21,6 @@ from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_
 from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
-from services.parallel.turns import Lap, TurnProgress, take_turn
 from services.prefill.job import REPLIES_MAX
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.turn import PrefillWork
@@ -36,9 +35,10 @@ from services.transfer.interface import Region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
-from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter
+from services.worker.mailbox import Mailbox
+from services.worker.reporter import Reporter
+from services.worker.turns import Lap, TurnProgress, take_turn
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.wire.servers import until

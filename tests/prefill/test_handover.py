@@ -19,7 +19,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc,
 from services.wire.channel import open_channel
 from services.wire.conversions import request_to_wire
 from services.wire.errors import NotAdmitted, RemoteError, UnknownReceiver, remote_error
-from services.wire.mailbox import TURN_COMMANDS_MAX
+from services.worker.mailbox import TURN_COMMANDS_MAX
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench, Receiver, connect_request

@@ -12,7 +12,7 @@ from services.rooms.phases import Phase
 from services.transfer.faults import FaultPlan
 from services.transfer.interface import PutId, Run
 from services.transfer.memory import MemoryTransfer
-from services.wire.mailbox import Mailbox
+from services.worker.mailbox import Mailbox
 from tests.prefill import toy
 from tests.prefill.test_group import Group
 from tests.prefill.test_turn import Pair, settle

@@ -8,7 +8,6 @@ import pytest
 
 from services.ids import RoomId
 from services.pages.errors import Truncated
-from services.parallel.turns import Lap
 from services.prefill.turn import LOOKS_MAX
 from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
 from services.rooms.evidence import Failed
@@ -20,8 +19,9 @@ from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import Malformed
 from services.wire.errors import NotConnected
-from services.wire.mailbox import Mailbox
-from services.wire.worker_pages import STEP_MS
+from services.worker.mailbox import Mailbox
+from services.worker.pages import STEP_MS
+from services.worker.turns import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, DECODE, PAGES, PrefillBench, Receiver
 from tests.wire.servers import until

@@ -29,7 +29,6 @@ from services.pages.pool import PagePool
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
-from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.push import KV
 from services.prefill.rpc import HandoverService, PrefillService
@@ -45,7 +44,8 @@ from services.transfer.interface import PutId, Region, Run
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.identity import Identity
-from services.wire.mailbox import Mailbox
+from services.worker.mailbox import Mailbox
+from services.worker.turns import TurnProgress, run_turns
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine
 from tests.suite.tiers import starts

@@ -14,7 +14,6 @@ from services.decode.peers import Peers
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
-from services.parallel import turns
 from services.prefill.push import SLOTS
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
@@ -29,6 +28,7 @@ from services.rooms.sender import Sender
 from services.transfer.interface import PutId, PutState, Run, TransferError
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
+from services.worker import turns
 
 TOLD: Final = "prefill: a hook says so to this rank alone"
 STRAY_ROOM: Final = RoomId(77)

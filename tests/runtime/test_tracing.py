@@ -31,7 +31,7 @@ def collector() -> Iterator[Collector]:
 
 def test_without_an_endpoint_nothing_of_the_sdk_is_imported() -> None:
     program = (
-        "import sys, services.bootstrap.rooms, services.openai.app, services.wire.worker_host as host;"
+        "import sys, services.bootstrap.rooms, services.openai.app, services.worker.leader_host as host;"
         "from services.runtime.tracing import OFF, make_tracer;"
         "assert make_tracer('', 1.0, 's', 'i', {}) is OFF;"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exp'))])"

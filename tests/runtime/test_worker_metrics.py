@@ -7,7 +7,7 @@ from services.decode.metrics import DecodeMetrics
 from services.prefill.metrics import PrefillMetrics
 from services.rooms.phases import RECEIVER_MOVES, Phase
 from services.runtime.process_metrics import describe_process
-from services.runtime.worker_metrics import WorkerMetrics
+from services.worker.metrics import WorkerMetrics
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ from services.wire.baton.v1 import (
 from services.wire.channel import Channels, Server, open_channel
 from services.wire.conversions import side_to_wire
 from services.wire.errors import remote_error
-from services.wire.follower_host import FollowerHost
 from services.wire.identity import Identity
+from services.worker.follower_host import FollowerHost
 from tests.safety.certificates import made, of
 
 CALL_S: Final = 20.0
@@ -267,7 +267,7 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
 ) -> None:
     now_s = [0.0]
     monkeypatch.setattr("services.wire.identity.Changes", partial(_changes, now_s))
-    monkeypatch.setattr("services.wire.reporter.RETRY_S", 0.05)
+    monkeypatch.setattr("services.worker.reporter.RETRY_S", 0.05)
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
     put(live, before, "decode")

@@ -15,7 +15,7 @@ from services.runtime.exposed import beyond_this_machine
 from services.runtime.http_accept import Connections
 from services.runtime.settings import load
 from services.wire.credential import draw
-from services.wire.worker_host import WorkerHost
+from services.worker.leader_host import WorkerHost
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 

@@ -15,7 +15,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.cli.group import Group
 from services.decode.settings import DecodeSettings
 from services.ids import Incarnation
-from services.parallel.forming import OWN
 from services.runtime.clock import ManualClock
 from services.runtime.errors import SettingsError
 from services.runtime.party import Party
@@ -27,7 +26,8 @@ from services.wire.credential import draw
 from services.wire.errors import remote_error
 from services.wire.identity import Identity
 from services.wire.run_token import KEY, Showing
-from services.wire.worker_host import WorkerHost
+from services.worker.leader_host import WorkerHost
+from services.worker.startup import OWN
 from tests.safety.certificates import of
 from tests.safety.test_admittance import ADDERS, CALL_S, METHODS, answers, call, request_of
 

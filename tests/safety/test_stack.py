@@ -29,7 +29,7 @@ from services.wire.baton.v1 import (
 from services.wire.channel import open_channel
 from services.wire.errors import RemoteError, remote_error
 from services.wire.identity import Identity
-from services.wire.lease import LeaseKeeper
+from services.worker.lease import LeaseKeeper
 from tests.models.eight_heads import eight_heads
 from tests.ports import free_port
 from tests.process.stack import Stack

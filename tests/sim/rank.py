@@ -35,9 +35,9 @@ from services.transfer.exposure import Exposure
 from services.transfer.interface import Region, Transfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.channel import Channels
-from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter
+from services.worker.mailbox import Mailbox
+from services.worker.reporter import Reporter
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import CONTEXT, PAGE_TOKENS, VOCABULARY, WHOLE, Engine, Model, SimStepper
 from tests.sim.fabric import Bank, WatchedFabric

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.parallel.interface import RankGroup
-from services.wire.mailbox import Mailbox
+from services.worker.mailbox import Mailbox
 from tests.sim.loop import Process
 
 

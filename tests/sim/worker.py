@@ -14,7 +14,6 @@ from services.ids import Incarnation
 from services.pages.record import SCHEMA_HASH
 from services.parallel.interface import GroupBroken
 from services.parallel.loopback import Loopback
-from services.parallel.turns import TurnProgress, run_turns
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import Cause, Reason, RostersDiverged
@@ -24,10 +23,11 @@ from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, w
 from services.wire.channel import Channels
 from services.wire.conversions import layout_to_wire, side_to_wire
 from services.wire.errors import Draining
-from services.wire.lease import LeaseKeeper
 from services.wire.presence import PresenceService
-from services.wire.reporter import Reporter
-from services.wire.worker_host import LAST_REPLIES_S, LAST_WORD_S, drain
+from services.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
+from services.worker.lease import LeaseKeeper
+from services.worker.reporter import Reporter
+from services.worker.turns import TurnProgress, run_turns
 from tests.sim.calls import Channel, Server
 from tests.sim.loop import Life, Process
 from tests.sim.rank import LOOK_S, Outside, Rank, Shape, World, make_rank

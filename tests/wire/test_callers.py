@@ -8,8 +8,8 @@ import pytest
 from services.ids import RoomId
 from services.rooms.errors import Refusal, RoomExists
 from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.callers import Callers
-from services.wire.mailbox import Mailbox
+from services.worker.callers import Callers
+from services.worker.mailbox import Mailbox
 
 ROOM = RoomId(7)
 RUN = group_pb2.Command(run=inference_pb2.RunRoomRequest(room=ROOM))

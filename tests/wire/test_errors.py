@@ -9,7 +9,7 @@ import pytest
 from services.pages.errors import LayoutMismatch, Truncated
 from services.rooms import errors as rooms_errors
 from services.rooms.errors import Refusal, WorkerRefused
-from services.wire import conversions, errors, mailbox
+from services.wire import conversions, errors
 from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from services.wire.errors import RemoteError, errors_as_status, remote_error
 from tests.wire.servers import channel_to, serving
@@ -23,8 +23,8 @@ EXPECTED: list[tuple[Exception, grpc.StatusCode, str]] = [
     (rooms_errors.NameInUse("x"), Code.ALREADY_EXISTS, ""),
     (rooms_errors.RosterFull("x"), Code.RESOURCE_EXHAUSTED, ""),
     (rooms_errors.NoCapacity("x"), Code.RESOURCE_EXHAUSTED, ""),
-    (mailbox.MailboxFull("x"), Code.RESOURCE_EXHAUSTED, ""),
-    (mailbox.CommandTooLong("x"), Code.INVALID_ARGUMENT, ""),
+    (errors.MailboxFull("x"), Code.RESOURCE_EXHAUSTED, ""),
+    (errors.CommandTooLong("x"), Code.INVALID_ARGUMENT, ""),
     (rooms_errors.NoSuchWorker("x"), Code.UNAVAILABLE, ""),
     (errors.Draining("x"), Code.UNAVAILABLE, ""),
     (WorkerRefused("dtype", "float32", "bfloat16"), Code.FAILED_PRECONDITION, "dtype"),

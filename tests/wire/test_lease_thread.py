@@ -17,8 +17,8 @@ from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, open_thread_channel
 from services.wire.errors import KIND_KEY
-from services.wire.lease_thread import LeaseThread
 from services.wire.run_token import KEY as RUN_TOKEN
+from services.worker.lease_thread import LeaseThread
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until
 

@@ -6,9 +6,11 @@ import pytest
 
 from services.parallel.interface import COMMAND_BYTES_MAX
 from services.rooms.errors import RoomExists
-from services.wire import mailbox as module
 from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.mailbox import TAKEN_BYTES_MAX, CommandTooLong, Mailbox, MailboxFull
+from services.wire.errors import CommandTooLong, MailboxFull
+from services.wire.limits import TAKEN_BYTES_MAX
+from services.worker import mailbox as module
+from services.worker.mailbox import Mailbox
 from tests.patience import PATIENCE_S
 from tests.sim.loop import VirtualLoop
 

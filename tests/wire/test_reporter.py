@@ -13,11 +13,12 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.request import Request
 from services.runtime.clock import ManualClock
 from services.runtime.room_spans import RoomSpans
-from services.wire import reporter as module
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from services.wire.conversions import Malformed
 from services.wire.errors import errors_as_status
-from services.wire.reporter import BATCH_MAX, DETAIL_CHARS_MAX, LINES_MAX, RankReporter, Reporter
+from services.wire.limits import REPORTS_MAX
+from services.worker import reporter as module
+from services.worker.reporter import DETAIL_CHARS_MAX, LINES_MAX, RankReporter, Reporter
 from tests.trace.notes import PARENT, Notes
 from tests.wire.servers import channel_to, serving, until
 
@@ -78,12 +79,12 @@ async def running(reporter: Reporter, holds: Any) -> None:
 
 async def test_lines_leave_in_order_in_batches(bench: Bench) -> None:
     bootstrap, reporter = bench
-    for room in range(1, BATCH_MAX + 2):
+    for room in range(1, REPORTS_MAX + 2):
         reporter.note(RoomId(room), "granted", "2 pages")
     reporter.retired(RoomId(1))
-    await running(reporter, lambda: len(bootstrap.rooms) == BATCH_MAX + 2)
-    assert [len(batch) for batch in bootstrap.batches] == [BATCH_MAX, 2]
-    assert bootstrap.rooms == [*range(1, BATCH_MAX + 2), 1]
+    await running(reporter, lambda: len(bootstrap.rooms) == REPORTS_MAX + 2)
+    assert [len(batch) for batch in bootstrap.batches] == [REPORTS_MAX, 2]
+    assert bootstrap.rooms == [*range(1, REPORTS_MAX + 2), 1]
     assert bootstrap.incarnations == {5}
     line, last = bootstrap.batches[0][0], bootstrap.batches[1][1]
     event = rooms_pb2.RoomEvent.FromString(line.event)

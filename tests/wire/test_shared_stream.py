@@ -11,13 +11,13 @@ import pytest
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason, Refusal, RoomExists
 from services.rooms.request import SCORES_MAX, Score
-from services.wire import shared_stream
 from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.callers import Callers
 from services.wire.conversions import SCORES_A_MESSAGE, cause_to_wire, outcome_to_wire, scores_to_wire
 from services.wire.errors import refusal_from_wire
-from services.wire.mailbox import Mailbox
-from services.wire.shared_stream import Rest, SharedStream, run_rooms_reply
+from services.worker import shared_stream
+from services.worker.callers import Callers
+from services.worker.mailbox import Mailbox
+from services.worker.shared_stream import Rest, SharedStream, run_rooms_reply
 
 MOST = 4
 MINE = Incarnation(7)

@@ -15,19 +15,19 @@ from prometheus_client import CollectorRegistry
 
 from services.ids import Incarnation
 from services.parallel.interface import GroupBroken
-from services.parallel.turns import TurnProgress
 from services.prefill.settings import PrefillSettings
 from services.rooms.errors import Cause, DeclaredGone, Reason
 from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost, StartupError, TakenForGone
 from services.runtime.settings import load
-from services.wire import follower_host, worker_host
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import outcome_from_wire, outcome_to_wire
 from services.wire.credential import draw
 from services.wire.errors import Draining
-from services.wire.follower_host import FollowerHost
-from services.wire.worker_host import Role, WorkerHost
+from services.worker import follower_host, leader_host
+from services.worker.follower_host import FollowerHost
+from services.worker.leader_host import Role, WorkerHost
+from services.worker.turns import TurnProgress
 from tests.patience import PATIENCE_S
 from tests.wire.servers import channel_to, serving, until
 from tests.wire.test_lease import Registry
@@ -48,7 +48,7 @@ def ended_with(monkeypatch: pytest.MonkeyPatch) -> list[StartupError]:
         found.append(error)
         raise Ended
 
-    monkeypatch.setattr(worker_host, "end_now", end)
+    monkeypatch.setattr(leader_host, "end_now", end)
     monkeypatch.setattr(follower_host, "end_now", end)
     return found
 
@@ -220,7 +220,7 @@ async def test_ack_is_proof_a_worker_whose_turns_fail_as_it_flushes_says_no_good
     lease: Any = Lease()
     reports: Any = Reports()
     with pytest.raises(GroupBroken):
-        await worker_host.drain(lease, task, mailbox, reports, timeout_ms=10)
+        await leader_host.drain(lease, task, mailbox, reports, timeout_ms=10)
     assert not said
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client import CollectorRegistry
 
-from services.parallel.turns import TurnProgress
 from services.prefill.settings import PrefillSettings
 from services.runtime.clock import ManualClock
 from services.runtime.settings import load
-from services.wire.worker_pages import STEP_MS, STUCK_MS, WorkerPages
+from services.worker.pages import STEP_MS, STUCK_MS, WorkerPages
+from services.worker.turns import TurnProgress
 
 
 @dataclass

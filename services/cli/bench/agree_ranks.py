@@ -20,13 +20,13 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from services.parallel.interface import RankGroup
-from services.parallel.turns import TurnProgress, take_turn
 from services.rooms.ballot import HEADER, Ballot
 from services.rooms.phases import Effect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.clock import SystemClock
+from services.worker.turns import TurnProgress, take_turn
 
 HOST: Final = "127.0.0.1"
 TIMEOUT_S: Final = 30.0
@@ -141,7 +141,7 @@ def _bare(rank: int, size: int, port: int, words: int) -> Callable[[], None]:
 
 
 class _NoWork:
-    """`services.parallel.turns.Work` of a worker that holds no room."""
+    """`services.worker.turns.Work` of a worker that holds no room."""
 
     def __init__(self, places: int) -> None:
         self.roster = Roster[Receiver](places)

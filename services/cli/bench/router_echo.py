@@ -32,9 +32,9 @@ from services.wire.conversions import (
     side_to_wire,
     token_to_wire,
 )
-from services.wire.lease import LeaseKeeper
-from services.wire.reporter import Reporter
-from services.wire.shared_stream import run_rooms_reply, stream_rooms_reply
+from services.worker.lease import LeaseKeeper
+from services.worker.reporter import Reporter
+from services.worker.shared_stream import run_rooms_reply, stream_rooms_reply
 
 HOST: Final = "127.0.0.1"
 ROOMS_MAX: Final = 512

@@ -32,7 +32,6 @@ from services.pages.prefixes import PrefixTree
 from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
-from services.parallel.turns import TurnProgress, take_turn
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
@@ -49,9 +48,10 @@ from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.channel import Channels, open_channel
 from services.wire.conversions import layout_to_wire, request_to_wire
-from services.wire.mailbox import Mailbox
 from services.wire.model_bounds import ModelBounds
-from services.wire.reporter import Reporter
+from services.worker.mailbox import Mailbox
+from services.worker.reporter import Reporter
+from services.worker.turns import TurnProgress, take_turn
 
 PREFILL: Final = Incarnation(11)
 DECODE: Final = Incarnation(22)

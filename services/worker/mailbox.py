@@ -9,15 +9,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from services.rooms.errors import Refusal
 from services.wire.baton.v1 import group_pb2
+from services.wire.errors import CommandTooLong, MailboxFull
+from services.wire.limits import TAKEN_BYTES_MAX
 
 COMMANDS_MAX = 16_384
 """Most commands that wait, for those who ask: far above what a worker's rooms and leases can produce. What
 follows from something accepted (a cancel, a departed peer) may wait beside as many again."""
-
-TAKEN_BYTES_MAX = 8 << 20
-"""Longest command, which a turn takes alone."""
 
 TURN_COMMANDS_MAX = 64
 TURN_OPENINGS_MAX = 8
@@ -33,14 +31,6 @@ FRAME_BYTES = 8
 
 Answer = Callable[[Exception | None], None]
 """Gives a command's answer to whoever asked; only the first counts."""
-
-
-class MailboxFull(Refusal):
-    """More commands are waiting than the worker can ever need."""
-
-
-class CommandTooLong(Refusal):
-    """One command that no turn can take."""
 
 
 class Mailbox:

@@ -23,9 +23,9 @@ from services.runtime.serve import end_now
 from services.runtime.worker_settings import WorkerSettings
 from services.wire.channel import Channels
 from services.wire.identity import Identity
-from services.wire.mailbox import Mailbox
-from services.wire.reporter import RankReporter
-from services.wire.worker_pages import Progress, WorkerPages
+from services.worker.mailbox import Mailbox
+from services.worker.pages import Progress, WorkerPages
+from services.worker.reporter import RankReporter
 
 log = Log(__name__)
 

@@ -13,7 +13,7 @@ from services.ids import RoomId
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire
-from services.wire.mailbox import Mailbox
+from services.worker.mailbox import Mailbox
 
 Reply = TypeVar("Reply")
 Said = TypeVar("Said", contravariant=True)

@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 
 from services.ids import RoomId
 from services.parallel.interface import GroupBroken, RankGroup
-from services.parallel.share import Share
 from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.errors import Cause, RostersDiverged
 from services.rooms.evidence import Failed
@@ -28,6 +27,7 @@ from services.rooms.roster import Capacity, Roster
 from services.runtime.arrivals import Arrivals
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
+from services.worker.share import Share
 
 log = Log(__name__)
 

@@ -21,11 +21,11 @@ from services.runtime.room_spans import RoomSpans
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from services.wire.channel import UNARY_S
 from services.wire.errors import remote_error
+from services.wire.limits import REPORTS_MAX
 
 log = Log(__name__)
 
 LINES_MAX = 8192
-BATCH_MAX = 1024
 PAUSE_S = 0.02
 RETRY_S = 0.5
 DETAIL_CHARS_MAX = 512
@@ -103,7 +103,7 @@ class Reporter:
         async with self._sending:
             self._wake.clear()
             while self._waiting:
-                batch = self._waiting[:BATCH_MAX]
+                batch = self._waiting[:REPORTS_MAX]
                 request = rooms_pb2.ReportRoomsRequest(
                     incarnation=self._incarnation,
                     rank=self._rank,

@@ -32,13 +32,13 @@ from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb
 from services.wire.channel import Channels, Server, open_thread_channel
 from services.wire.errors import Draining
 from services.wire.identity import Identity
-from services.wire.lease import LeaseKeeper
-from services.wire.lease_thread import LeaseThread
-from services.wire.mailbox import Mailbox
 from services.wire.presence import SERVICE as PRESENCE
 from services.wire.presence import PresenceService
-from services.wire.reporter import Reporter
-from services.wire.worker_pages import Progress, WorkerPages
+from services.worker.lease import LeaseKeeper
+from services.worker.lease_thread import LeaseThread
+from services.worker.mailbox import Mailbox
+from services.worker.pages import Progress, WorkerPages
+from services.worker.reporter import Reporter
 
 log = Log(__name__)
 

@@ -15,7 +15,7 @@ from services.ids import Incarnation
 from services.runtime.party import Party
 from services.wire.baton.v1 import workers_pb2
 from services.wire.channel import Channels
-from services.wire.lease import LeaseKeeper
+from services.worker.lease import LeaseKeeper
 
 STOP_S: Final = 1.0
 """What the thread gets to end in. It ends with the process in any case."""

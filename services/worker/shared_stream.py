@@ -15,9 +15,9 @@ from services.ids import Incarnation, RoomId
 from services.rooms.errors import PeerFault, Refusal
 from services.runtime.logging import Log
 from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.callers import Callers
 from services.wire.channel import check_incarnation
 from services.wire.errors import refusal_to_wire
+from services.worker.callers import Callers
 
 log = Log(__name__)
 
