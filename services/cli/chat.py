@@ -41,14 +41,14 @@ def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> 
         verify=trusted(),
         headers=key_headers(),
     ) as http:
-        conversation = Conversation(http, settings)
+        conversation = ChatSession(http, settings)
         if question is not None:
             conversation.ask(question, sys.stdout)
             return 0
         return converse(conversation)
 
 
-class Conversation:
+class ChatSession:
     """The messages so far, and the server that continues them."""
 
     def __init__(self, http: httpx.Client, settings: ChatSettings) -> None:
@@ -88,7 +88,7 @@ class Conversation:
         self.messages = [*messages, {"role": "assistant", "content": answer}]
 
 
-def converse(conversation: Conversation) -> int:
+def converse(conversation: ChatSession) -> int:
     """Ask each line of standard input until it ends. Returns the exit code.
 
     On a terminal, an answer that fails or is stopped does not end the conversation.

@@ -25,7 +25,14 @@ from services.cli.options import Flags
 from services.cli.prepare import PROGRESS
 from services.cli.quiet import LevelFilter
 from services.cli.screen import Screen
-from services.cli.serve_settings import LOOPBACK, Part, Plan, ServeSettings, load_serve, make_plan
+from services.cli.serve_settings import (
+    LOOPBACK,
+    ServeSettings,
+    StackCommand,
+    StackPlan,
+    load_serve,
+    make_plan,
+)
 from services.cli.supervisor import Supervisor
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import allowed_cpus
@@ -54,7 +61,7 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
         forks = None
         if any(part.computes for part in plan.workers):
             forks = Forks(environ, LevelFilter(settings.log_level), screen.say, SystemClock())
-        return await Stack(settings, plan, environ, screen, forks=forks).serve(shutdown)
+        return await ServeStack(settings, plan, environ, screen, forks=forks).serve(shutdown)
 
     return run(serve)
 
@@ -76,13 +83,13 @@ def baton_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
     return (sys.executable, "-m", module, *words, *arguments)
 
 
-class Stack:
+class ServeStack:
     """One run of `baton serve`."""
 
     def __init__(
         self,
         settings: ServeSettings,
-        plan: Plan,
+        plan: StackPlan,
         environ: Mapping[str, str],
         screen: Screen,
         command: Command = baton_command,
@@ -163,7 +170,7 @@ class Stack:
         """First no new requests while workers finish the running ones, then the workers."""
         return await supervisor.stop([[self._plan.bootstrap], self._plan.workers], timeout_ms)
 
-    async def _start_part(self, part: Part) -> Child:
+    async def _start_part(self, part: StackCommand) -> Child:
         environ, say = {**self._environ, **part.environ}, self._screen.say
         worth = LevelFilter(self._settings.log_level)
         if self._forks is not None and part.computes:
@@ -259,14 +266,14 @@ def command_words(started_as: str) -> str:
     return shlex.quote(script)
 
 
-def _described(part: Part) -> str:
+def _described(part: StackCommand) -> str:
     gpus = f" and GPU {part.environ[VISIBLE]}" if VISIBLE in part.environ else ""
     return f"{part.name} on cores {_flags(part)['--cpus']}{gpus}"
 
 
-def _metrics(part: Part) -> str:
+def _metrics(part: StackCommand) -> str:
     return f"{part.name} http://{LOOPBACK}:{_flags(part)['--metrics-port']}/metrics"
 
 
-def _flags(part: Part) -> dict[str, str]:
+def _flags(part: StackCommand) -> dict[str, str]:
     return dict(zip(part.flags[::2], part.flags[1::2], strict=True))

@@ -126,7 +126,7 @@ class ServeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StackCommand:
     """One command of the stack: a service's process, or a launcher with the ranks of a worker."""
 
     role: str
@@ -140,11 +140,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StackPlan:
     """What to start: the bootstrap first, then the workers; stopped in the same order."""
 
-    bootstrap: Part
-    workers: tuple[Part, ...]
+    bootstrap: StackCommand
+    workers: tuple[StackCommand, ...]
     bootstrap_address: str
     """Where the workers register, host:port."""
     url: str
@@ -215,7 +215,7 @@ def make_plan(
     cores: Sequence[int],
     grpc_port: int,
     gpus: Gpus = (),
-) -> Plan:
+) -> StackPlan:
     """Each part's command line. `cores` and `gpus` are dealt out to the workers; `grpc_port` is the real one,
     never 0. Raises SettingsError."""
     if not serve.tls_dir:
@@ -258,8 +258,10 @@ def make_plan(
         *workers(DecodeSettings, for_decode, decode_ports, {"tp": serve.decode_tp}),
     ]
     shares = deal_gpus(gpus, [each.topology.ranks for each in all_workers])
-    return Plan(
-        bootstrap=Part(bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap)), to_environ(bootstrap)),
+    return StackPlan(
+        bootstrap=StackCommand(
+            bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap)), to_environ(bootstrap)
+        ),
         workers=tuple(_part(each, share) for each, share in zip(all_workers, shares, strict=True)),
         bootstrap_address=address,
         url=f"{'http' if bootstrap.http_tls is None else 'https'}://{join_address(reachable, serve.port)}",
@@ -321,11 +323,13 @@ def _decided(
     }
 
 
-def _part(settings: PrefillSettings | DecodeSettings, gpus: Gpus) -> Part:
+def _part(settings: PrefillSettings | DecodeSettings, gpus: Gpus) -> StackCommand:
     """It sees `gpus` alone and counts them from 0, unless it computes elsewhere or on one that was named."""
     own = {VISIBLE: ",".join(gpus)} if gpus and settings.device in ON_GPUS else {}
     environ = to_environ(settings) | own
-    return Part(settings.role, settings.name, tuple(to_flags(settings)), environ, not settings.launches)
+    return StackCommand(
+        settings.role, settings.name, tuple(to_flags(settings)), environ, not settings.launches
+    )
 
 
 def _load(

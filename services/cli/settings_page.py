@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from services.cli.serve_settings import SERVICES, ServeSettings, not_taken
-from services.runtime.setting_kinds import ADDRESS, CPUS, DURATION_MS, FILE, HOST, PORT, SIZE, TEXT, Kind
+from services.runtime.setting_kinds import (
+    ADDRESS,
+    CPUS,
+    DURATION_MS,
+    FILE,
+    HOST,
+    PORT,
+    SIZE,
+    TEXT,
+    SettingKind,
+)
 from services.runtime.settings import Setting, settings_of
 from services.runtime.surroundings import FAMILIES, Family
 
@@ -18,7 +28,7 @@ under `bootstrap.settings`, `prefill.settings` and `decode.settings`, but for th
 values ([deploy.md](deploy.md)).
 """
 
-LEGEND: Final[Mapping[str, Kind[Any]]] = {
+LEGEND: Final[Mapping[str, SettingKind[Any]]] = {
     "SIZE": SIZE,
     "TIME": DURATION_MS,
     "HOST": HOST,

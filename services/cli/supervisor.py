@@ -12,7 +12,7 @@ from typing import Final
 from services.cli.backoff import Backoff, describe_wait
 from services.cli.child import Child, Say, describe_exit
 from services.cli.exits import ReportExit, tell_exit, wait
-from services.cli.serve_settings import Part
+from services.cli.serve_settings import StackCommand
 from services.runtime.clock import Clock
 from services.runtime.errors import StartupError
 from services.runtime.serve import StopAsked
@@ -20,7 +20,7 @@ from services.runtime.serve import StopAsked
 POLL_S: Final = 0.1
 KILL_TIMEOUT_S: Final = 5.0
 
-Start = Callable[[Part], Awaitable[Child]]
+Start = Callable[[StackCommand], Awaitable[Child]]
 
 
 class PartDied(StartupError):
@@ -51,7 +51,7 @@ class Supervisor:
 
     async def start(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[StackCommand],
         is_up: Callable[[], Awaitable[bool]],
         timeout_ms: int,
         shutdown: asyncio.Event,
@@ -90,7 +90,7 @@ class Supervisor:
             if keeper.done():
                 keeper.result()
 
-    async def stop(self, groups: Iterable[Sequence[Part]], timeout_ms: int) -> bool:
+    async def stop(self, groups: Iterable[Sequence[StackCommand]], timeout_ms: int) -> bool:
         """End every group in turn: SIGTERM, then SIGKILL after `timeout_ms`. True if none was killed."""
         self._stopping.set()
         clean = True
@@ -114,14 +114,14 @@ class Supervisor:
         await asyncio.wait(pending, timeout=KILL_TIMEOUT_S)
         return False
 
-    async def _spawn(self, part: Part) -> Child:
+    async def _spawn(self, part: StackCommand) -> Child:
         child = await self._start(part)
         self._children[part.name] = child
         if self._stopping.is_set():
             child.ask_to_stop()
         return child
 
-    async def _keep(self, part: Part) -> None:
+    async def _keep(self, part: StackCommand) -> None:
         """Follow one part until it ends for good."""
         backoff = self._backoff()
         child: Child | None = self._children[part.name]
@@ -140,7 +140,7 @@ class Supervisor:
                 self._tell_exit(part, child.pid), self._start_again(part, backoff, wait_ms)
             )
 
-    async def _start_again(self, part: Part, backoff: Backoff, wait_ms: int) -> Child | None:
+    async def _start_again(self, part: StackCommand, backoff: Backoff, wait_ms: int) -> Child | None:
         """None if the stack was stopped while waiting."""
         while True:
             await wait(self._stopping, wait_ms / 1000)
@@ -159,7 +159,7 @@ class Supervisor:
         because = f" ({why})" if why else ""
         self._say(f"{child.name} {describe_exit(code)}{because}: starting it again {describe_wait(wait_ms)}")
 
-    async def _tell_exit(self, part: Part, pid: int) -> None:
+    async def _tell_exit(self, part: StackCommand, pid: int) -> None:
         if part.role == "bootstrap":
             return
         reason = await tell_exit(self._report_exit, part.name, pid, self._stopping)

@@ -23,7 +23,7 @@ from services.openai.hangup import ClientGone
 from services.openai.headers import REQUEST_ID, header
 from services.openai.manners import MannersOf, openai_alone
 from services.openai.metrics import HttpMetrics
-from services.runtime.http_refusal import Refusal, refusal_in
+from services.runtime.http_refusal import HttpRefusal, refusal_in
 from services.runtime.logging import Log
 from services.runtime.tracing import OFF, Tracer
 
@@ -109,7 +109,7 @@ class Edge:
                 await _serve(route, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
-        except (ApiError, BackendError, Refusal) as error:
+        except (ApiError, BackendError, HttpRefusal) as error:
             if exchange.status:
                 raise
             exchange.failure = answer = as_api_error(error)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from services.openai.backend import BackendError, NoWorker, Overloaded, RoomFailed
-from services.runtime.http_refusal import Refusal
+from services.runtime.http_refusal import HttpRefusal
 
 INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "service_unavailable_error"
@@ -80,14 +80,14 @@ def internal_error() -> ApiError:
     )
 
 
-def as_api_error(error: "ApiError | BackendError | Refusal") -> ApiError:
+def as_api_error(error: "ApiError | BackendError | HttpRefusal") -> ApiError:
     """What ended a request before its answer began, as its caller is told."""
     match error:
         case ApiError():
             return error
         case BackendError():
             return from_backend(error)
-        case Refusal(status=status, code=code):
+        case HttpRefusal(status=status, code=code):
             return ApiError(status, str(error), code=code)
 
 

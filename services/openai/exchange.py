@@ -17,7 +17,7 @@ from services.openai.manners import OPENAI, Manners
 from services.rooms.trace import TraceContext, read_trace
 from services.runtime.http_refusal import NO_METHOD
 from services.runtime.logging import Log
-from services.runtime.tracing import OFF, Attribute, Kind, Span, Tracer
+from services.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
 
 FAULT_STATUS: Final = 500
 """From here on it is ours: the cause goes into the log, and the span is one of a failure."""
@@ -69,7 +69,7 @@ class Exchange:
             return
         self._span = tracer.begin(
             f"{scope['method']} {scope['path']}",
-            Kind.SERVER,
+            SpanKind.SERVER,
             self.trace,
             _of(scope) | {"baton.request_id": self.request_id},
         )

@@ -14,7 +14,7 @@ from typing import Final
 from services.runtime.changes import Changes
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
-from services.runtime.setting_kinds import BadValue, Kind
+from services.runtime.setting_kinds import BadValue, SettingKind
 
 log = Log(__name__)
 
@@ -35,7 +35,7 @@ def _parse(text: str) -> tuple[str, ...]:
     return keys
 
 
-API_KEYS: Final[Kind[tuple[str, ...]]] = Kind(
+API_KEYS: Final[SettingKind[tuple[str, ...]]] = SettingKind(
     "KEYS", f"1 to {KEYS_MAX} keys of {ALLOWED}, separated by commas", _parse, ",".join
 )
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import httptools
 
-from services.runtime.http_refusal import NO_HTTP, ONE_HOST, Refusal
+from services.runtime.http_refusal import NO_HTTP, ONE_HOST, HttpRefusal
 
 AUTHORITY: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{0,5})?")
 ORIGIN_FORM: Final = (b"/", b"*")
@@ -27,7 +27,7 @@ class HostNames:
         self._any_name = any_name
         self._allowed = frozenset(map(_plain, allowed))
 
-    def refusal(self, version: str, target: bytes, hosts: Sequence[bytes]) -> Refusal | None:
+    def refusal(self, version: str, target: bytes, hosts: Sequence[bytes]) -> HttpRefusal | None:
         """`hosts`: the values of all Host headers. A target that names a host is judged by that as well."""
         if len(hosts) > 1 or (not hosts and version != "1.0"):
             return ONE_HOST
@@ -40,7 +40,7 @@ class HostNames:
                 return NO_HTTP
             name = found[1].decode()
             if not (self._any_name or self._known(name)):
-                return Refusal(
+                return HttpRefusal(
                     421,
                     "unknown_host",
                     f"Requests for the host {name[:128]!r} are not answered here: ask by an address or"

@@ -11,8 +11,8 @@ from typing import Final
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from services.runtime.http_offer import PlainHttp
-from services.runtime.http_refusal import LONG_HEAD, LONG_TARGET, SLOW_HEAD, Refusal
-from services.runtime.presence import IN_STATE, Presence
+from services.runtime.http_refusal import LONG_HEAD, LONG_TARGET, SLOW_HEAD, HttpRefusal
+from services.runtime.presence import IN_STATE, ClientConnection
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEADERS_MAX: Final = 256
@@ -46,7 +46,7 @@ class BoundedHttp(PlainHttp):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._client = Presence(self.flow)
+        self._client = ClientConnection(self.flow)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -104,7 +104,7 @@ class BoundedHttp(PlainHttp):
         super().on_response_complete()
         self._watch()
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HttpRefusal) -> None:
         super().refuse(refusal)
         self._next_is_answered()
 

@@ -20,7 +20,7 @@ from services.runtime.http_refusal import (
     NO_METHOD,
     NO_METHOD_OF_OURS,
     TLS,
-    Refusal,
+    HttpRefusal,
 )
 from services.runtime.logging import Log
 from services.runtime.seldom import Seldom
@@ -40,7 +40,7 @@ class Strangers:
         self.hosts = hosts
         self._seldom = Seldom()
 
-    def tell(self, refusal: Refusal, client: str | None) -> None:
+    def tell(self, refusal: HttpRefusal, client: str | None) -> None:
         if times := self._seldom.happened():
             log.warning(
                 "what a client sent was refused before it was a request",
@@ -66,7 +66,7 @@ class RefusableHttp(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.strangers = strangers or Strangers()
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HttpRefusal) -> None:
         """Nothing that follows is read as HTTP."""
         if self._refused:
             return
@@ -84,7 +84,7 @@ class RefusableHttp(HttpToolsProtocol):
         if cycle.response_complete:
             self._linger()
 
-    def _ask_for(self, refusal: Refusal) -> None:
+    def _ask_for(self, refusal: HttpRefusal) -> None:
         known = self.headers if self._head_open else []
         super().on_message_begin()
         self.headers.extend(known)
@@ -163,7 +163,7 @@ class RefusableHttp(HttpToolsProtocol):
             super().on_message_complete()
 
 
-def _of_no_method(begun: bytes) -> Refusal:
+def _of_no_method(begun: bytes) -> HttpRefusal:
     """Of what begins with no method that is known."""
     if begun.startswith(TLS_BEGINS):
         return TLS

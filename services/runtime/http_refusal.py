@@ -20,7 +20,7 @@ NO_METHOD: Final = ""
 
 
 @dataclass(frozen=True)
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """Why a request gets no further than the server."""
 
     status: int
@@ -31,23 +31,25 @@ class Refusal(Exception):
         return self.message
 
 
-NO_HTTP: Final = Refusal(400, "invalid_http", "Invalid HTTP request received.")
-TLS: Final = Refusal(400, "invalid_http", "TLS came in, and this port speaks plain HTTP: ask it by http://.")
-ONE_HOST: Final = Refusal(400, "invalid_http", "A request has to have one Host header.")
-NO_METHOD_OF_OURS: Final = Refusal(501, "not_implemented", "No such method is known here.")
-LONG_TARGET: Final = Refusal(414, "uri_too_long", "The request line is longer than any that is read.")
-LONG_HEAD: Final = Refusal(
+NO_HTTP: Final = HttpRefusal(400, "invalid_http", "Invalid HTTP request received.")
+TLS: Final = HttpRefusal(
+    400, "invalid_http", "TLS came in, and this port speaks plain HTTP: ask it by http://."
+)
+ONE_HOST: Final = HttpRefusal(400, "invalid_http", "A request has to have one Host header.")
+NO_METHOD_OF_OURS: Final = HttpRefusal(501, "not_implemented", "No such method is known here.")
+LONG_TARGET: Final = HttpRefusal(414, "uri_too_long", "The request line is longer than any that is read.")
+LONG_HEAD: Final = HttpRefusal(
     431,
     "header_fields_too_large",
     "The headers, or the trailers, are more than are read: 64 KiB, 256 of them.",
 )
-SLOW_HEAD: Final = Refusal(408, "request_timeout", "The request's head did not come in time.")
+SLOW_HEAD: Final = HttpRefusal(408, "request_timeout", "The request's head did not come in time.")
 
 
-def refusal_in(scope: Any) -> Refusal | None:
+def refusal_in(scope: Any) -> HttpRefusal | None:
     """Why this request is refused, which may be found out while its body comes."""
     found = scope.get("state", {}).get(IN_STATE)
-    return found if isinstance(found, Refusal) else None
+    return found if isinstance(found, HttpRefusal) else None
 
 
 class Refusing:
@@ -68,7 +70,7 @@ class Refusing:
         await self._app(scope, receive_unless_refused, send)
 
 
-async def _answer(refusal: Refusal, send: Send) -> None:
+async def _answer(refusal: HttpRefusal, send: Send) -> None:
     """As `services.openai.errors` has it."""
     error = {"message": str(refusal), "type": "invalid_request_error", "param": None, "code": refusal.code}
     body = json.dumps({"error": error}).encode()

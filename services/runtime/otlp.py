@@ -24,7 +24,7 @@ from services.rooms.trace import TraceContext
 from services.runtime.exposed import beyond_this_machine
 from services.runtime.logging import Log
 from services.runtime.process_metrics import release
-from services.runtime.tracing import Attribute, Kind, Tracer
+from services.runtime.tracing import Attribute, SpanKind, Tracer
 
 SPANS_MAX: Final = 4096
 BATCH_MAX: Final = 256
@@ -35,7 +35,7 @@ EXPORT_S: Final = 5.0
 LAST_S: Final = 0.2
 """What the exporter gets to end in once it was told to give up."""
 
-KINDS: Final = {Kind.SERVER: otel.SpanKind.SERVER, Kind.INTERNAL: otel.SpanKind.INTERNAL}
+KINDS: Final = {SpanKind.SERVER: otel.SpanKind.SERVER, SpanKind.INTERNAL: otel.SpanKind.INTERNAL}
 
 log = Log(__name__)
 
@@ -97,7 +97,7 @@ class OtlpTracer(Tracer):
         self._stopped = False
 
     def begin(
-        self, name: str, kind: Kind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
+        self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
     ) -> OtlpSpan:
         carrier = {} if parent is None else {"traceparent": parent.parent, "tracestate": parent.state}
         context = self._contexts.extract(carrier)

@@ -13,7 +13,7 @@ IN_STATE: Final = "client"
 """Under which name it is in the state of a request's scope."""
 
 
-class Presence:
+class ClientConnection:
     """Of one connection's client."""
 
     __slots__ = ("_flow", "_on_gone", "gone")
@@ -39,7 +39,7 @@ class Presence:
             self._on_gone()
 
 
-def presence_in(scope: Any) -> Presence | None:
+def presence_in(scope: Any) -> ClientConnection | None:
     """Of the client that sent this request. None: the server is not ours."""
     found = scope.get("state", {}).get(IN_STATE)
-    return found if isinstance(found, Presence) else None
+    return found if isinstance(found, ClientConnection) else None

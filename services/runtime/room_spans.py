@@ -10,7 +10,7 @@ from typing import Final
 from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
 from services.rooms.trace import TraceContext
-from services.runtime.tracing import OFF, Attribute, Kind, Span, Tracer
+from services.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
 
 NO_ERRORS: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE})
 """Ends that somebody asked for: the span says so, and is none of a failure."""
@@ -19,7 +19,7 @@ NO_ERRORS: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE})
 class RoomSpans:
     """Used from one event loop. Whoever begins a span ends it with its room (`one-retire`)."""
 
-    def __init__(self, tracer: Tracer = OFF, name: str = "room", kind: Kind = Kind.INTERNAL) -> None:
+    def __init__(self, tracer: Tracer = OFF, name: str = "room", kind: SpanKind = SpanKind.INTERNAL) -> None:
         """`name`: of every span, since what differs is among its attributes."""
         self._tracer = tracer
         self._name = name

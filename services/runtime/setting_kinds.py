@@ -31,7 +31,7 @@ class BadValue(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class SettingKind(Generic[T]):
     """One way of writing a value."""
 
     metavar: str
@@ -151,7 +151,7 @@ def _origins(text: str) -> tuple[str, ...]:
     return origins
 
 
-def choices(*allowed: str) -> Kind[str]:
+def choices(*allowed: str) -> SettingKind[str]:
     """One of a few words."""
 
     def parse(text: str) -> str:
@@ -159,10 +159,10 @@ def choices(*allowed: str) -> Kind[str]:
             raise BadValue
         return text
 
-    return Kind("|".join(allowed), f"one of {', '.join(allowed)}", parse)
+    return SettingKind("|".join(allowed), f"one of {', '.join(allowed)}", parse)
 
 
-def matching(pattern: str, metavar: str, allowed: str) -> Kind[str]:
+def matching(pattern: str, metavar: str, allowed: str) -> SettingKind[str]:
     """Text that a regular expression describes fully."""
 
     def parse(text: str) -> str:
@@ -170,54 +170,56 @@ def matching(pattern: str, metavar: str, allowed: str) -> Kind[str]:
             raise BadValue
         return text
 
-    return Kind(metavar, allowed, parse)
+    return SettingKind(metavar, allowed, parse)
 
 
-def optional(kind: Kind[T], absent: U) -> Kind[T | U]:
+def optional(kind: SettingKind[T], absent: U) -> SettingKind[T | U]:
     """`kind`, or nothing at all, which stands for `absent`."""
 
     def show(value: T | U) -> str:
         return "" if value == absent else kind.show(value)  # type: ignore[arg-type]
 
     allowed = f"{kind.allowed}, or nothing"
-    return Kind(kind.metavar, allowed, lambda text: kind.parse(text) if text else absent, show)
+    return SettingKind(kind.metavar, allowed, lambda text: kind.parse(text) if text else absent, show)
 
 
-def number(least: int, most: int = 10**12 - 1) -> Kind[int]:
+def number(least: int, most: int = 10**12 - 1) -> SettingKind[int]:
     """A whole number in a range, both ends included."""
     span = f"a whole number >= {least}" if most == 10**12 - 1 else f"a whole number from {least} to {most}"
-    return Kind("N", span, lambda text: _whole(text, least, most))
+    return SettingKind("N", span, lambda text: _whole(text, least, most))
 
 
-TEXT: Final = Kind("TEXT", "text on one line", _text)
+TEXT: Final = SettingKind("TEXT", "text on one line", _text)
 POSITIVE: Final = number(1)
-PORT: Final = Kind("PORT", "a port from 0 (any free one) to 65535", lambda text: _whole(text, 0, 65535))
-SIZE: Final = Kind(
+PORT: Final = SettingKind(
+    "PORT", "a port from 0 (any free one) to 65535", lambda text: _whole(text, 0, 65535)
+)
+SIZE: Final = SettingKind(
     "SIZE",
     "a positive number of bytes, with KB, MB, GB, TB, KiB, MiB, GiB or TiB (also Ki, Mi, Gi, Ti) if wanted,"
     " such as 512MiB",
     lambda text: _quantity(text, SIZE_UNITS),
     _show_size,
 )
-DURATION_MS: Final = Kind(
+DURATION_MS: Final = SettingKind(
     "TIME",
     "a positive time with ms, s, m or h, such as 3s or 500ms (a bare number is milliseconds)",
     lambda text: _quantity(text, DURATION_UNITS_MS),
     _show_duration,
 )
-ADDRESS: Final = Kind("HOST:PORT", "host:port, such as 127.0.0.1:8100", _address)
+ADDRESS: Final = SettingKind("HOST:PORT", "host:port, such as 127.0.0.1:8100", _address)
 FILE: Final = matching(r"[^\0\n]+", "FILE", "the path of a file")
 HOST: Final = matching(r"[A-Za-z0-9._:%-]+", "HOST", "an address or host name without a port")
-HOST_NAMES: Final = Kind(
+HOST_NAMES: Final = SettingKind(
     "NAMES", "host names without ports, separated by commas, such as llm.example,llm", _host_names, ",".join
 )
-ORIGINS: Final = Kind(
+ORIGINS: Final = SettingKind(
     "ORIGINS",
     "origins as browsers send them (in lower case, without a path, with a port where it is not the scheme's"
     " own), separated by commas, such as https://app.example,http://localhost:3000, or *",
     _origins,
     ",".join,
 )
-SHARE: Final = Kind("SHARE", "a number from 0 to 1, such as 0.05", _share, _show_share)
-SWITCH: Final = Kind("true|false", "true or false", _switch, lambda value: str(value).lower())
-CPUS: Final = Kind("CPUS", "a list of cores such as 0,2-3, or nothing for all", _cpus, _show_cpus)
+SHARE: Final = SettingKind("SHARE", "a number from 0 to 1, such as 0.05", _share, _show_share)
+SWITCH: Final = SettingKind("true|false", "true or false", _switch, lambda value: str(value).lower())
+CPUS: Final = SettingKind("CPUS", "a list of cores such as 0,2-3, or nothing for all", _cpus, _show_cpus)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from services.runtime.errors import SettingsError
-from services.runtime.setting_kinds import Kind
+from services.runtime.setting_kinds import SettingKind
 
 PREFIX: Final = "BATON_"
 SERVICE_LINK: Final = re.compile(
@@ -34,7 +34,7 @@ class Setting:
     name: str
     default: Any
     help: str
-    kind: Kind[Any]
+    kind: SettingKind[Any]
     secret: bool = False
     """Given by its variable alone, and never shown: everyone on a machine can read its command lines."""
 
@@ -51,7 +51,7 @@ class Setting:
         return self.kind.show(self.default)
 
 
-def setting(default: T, help: str, kind: Kind[T], *, secret: bool = False) -> T:  # noqa: A002
+def setting(default: T, help: str, kind: SettingKind[T], *, secret: bool = False) -> T:  # noqa: A002
     """A field of a settings class. Typed as its value, which is what a reader of the class sees."""
     return field(default=default, repr=not secret, metadata={"help": help, "kind": kind, "secret": secret})
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class Verdict(StrEnum):
+class VariableVerdict(StrEnum):
     """What becomes of a variable."""
 
     DROPPED = "dropped"
@@ -31,7 +31,7 @@ class Family:
     """Variables that are judged together."""
 
     names: tuple[str, ...]
-    verdict: Verdict
+    verdict: VariableVerdict
     why: str
     value: str = ""
     """Of those that are SET or BY_OTHERS."""
@@ -43,49 +43,49 @@ FAMILIES: Final = (
             *("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy"),
             *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         ),
-        Verdict.IGNORED,
+        VariableVerdict.IGNORED,
         "between the parts, by `baton bench`, and by what asks a loopback address; `baton chat`, `top` and"
         " `explain` that ask another host, and traces for one, go through them",
     ),
     Family(
         ("GRPC_ADDRESS_HTTP_PROXY", "GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES"),
-        Verdict.DROPPED,
+        VariableVerdict.DROPPED,
         "they would lead the parts' connections through a proxy",
     ),
     Family(
         ("GRPC_ENABLE_FORK_SUPPORT",),
-        Verdict.DROPPED,
+        VariableVerdict.DROPPED,
         "its handlers stop a process that starts others while it has connections",
     ),
     Family(
         ("GRPC_VERBOSITY",),
-        Verdict.BY_OTHERS,
+        VariableVerdict.BY_OTHERS,
         "errors come to Baton and are told once, in its own words",
         "NONE",
     ),
     Family(
         ("GRPC_TRACE",),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "with GRPC_VERBOSITY=debug; what it writes holds what is sent, secrets and prompts included",
     ),
     Family(
         ("GRPC_DNS_RESOLVER", "GRPC_POLL_STRATEGY", "GRPC_EXPERIMENTS", "GRPC_SSL_CIPHER_SUITES"),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "how gRPC finds names, waits, and encrypts",
     ),
     Family(
         ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"),
-        Verdict.DROPPED,
+        VariableVerdict.DROPPED,
         "each process tells its own metrics; they would go to another program's files",
     ),
     Family(
         ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"),
-        Verdict.DROPPED,
+        VariableVerdict.DROPPED,
         "they would put the threads of all workers on the same cores; `--cpus` says which",
     ),
     Family(
         ("OMP_NUM_THREADS",),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "where `--threads` is 0; `baton serve` gives each worker `--threads`",
     ),
     Family(
@@ -93,7 +93,7 @@ FAMILIES: Final = (
             *("OMP_THREAD_LIMIT", "OMP_WAIT_POLICY", "OMP_DYNAMIC", "KMP_BLOCKTIME", "MKL_NUM_THREADS"),
             *("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
         ),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "how much of its cores a process takes, and how it waits",
     ),
     Family(
@@ -101,7 +101,7 @@ FAMILIES: Final = (
             *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
             *("NVIDIA_TF32_OVERRIDE", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"),
         ),
-        Verdict.DROPPED,
+        VariableVerdict.DROPPED,
         "they would compute float32 with fewer bits, or read weights that run code; `--dtype` says which"
         " numbers are meant",
     ),
@@ -110,76 +110,76 @@ FAMILIES: Final = (
             *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"),
             *("MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG"),
         ),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "which instructions compute: sums may round otherwise, so give all workers the same",
     ),
     Family(
         ("TORCH_*", "PYTORCH_*", "CUDA_*", "NVIDIA_*"),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "but for those above: which devices there are, how their memory is had, what is logged",
     ),
     Family(
         ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*"),
-        Verdict.IGNORED,
+        VariableVerdict.IGNORED,
         "`--rank`, `--world` and `--rendezvous` say it",
     ),
     Family(
         ("HF_HUB_OFFLINE",),
-        Verdict.SET,
+        VariableVerdict.SET,
         "models are not downloaded, and no library asks the hub for anything",
         "1",
     ),
     Family(
         ("HF_TOKEN", "HF_HOME", "HF_ENDPOINT", "HF_HUB_*", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE"),
-        Verdict.IGNORED,
+        VariableVerdict.IGNORED,
         "there is nothing to ask the hub for",
     ),
     Family(
         ("TRANSFORMERS_VERBOSITY", "TRANSFORMERS_NO_ADVISORY_WARNINGS"),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "what transformers logs",
     ),
     Family(
         ("UCX_*", "NIXL_*"),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "the data path's devices and transports, which the platform knows; unset, their logs tell fatal"
         " errors alone",
     ),
     Family(
         ("GLOO_SOCKET_IFNAME", "GLOO_*"),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "the interface between a worker's ranks; unset, the one toward `--rendezvous`",
     ),
     Family(
         ("OTEL_*",),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "where traces go, unless `--otlp-endpoint` says it, and with which headers and certificates",
     ),
     Family(
         ("SSL_CERT_FILE", "SSL_CERT_DIR", "OPENAI_API_KEY"),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "by the commands that ask a server; between the parts `--tls-ca` alone says who is believed",
     ),
     Family(
         ("SSLKEYLOGFILE",),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "by the commands that ask a server: whoever reads that file reads their connections; the parts write"
         " none",
     ),
     Family(
         ("FORWARDED_ALLOW_IPS",),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "which proxies may say a client's address ([security.md](security.md))",
     ),
     Family(
         ("XDG_CACHE_HOME", "HOME", "TMPDIR", "PATH", "CPATH", "LIBRARY_PATH"),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "where converted models and the compiled kernel lie, and where a C compiler is; what was compiled is"
         " compared with what it has to compute before it is used",
     ),
     Family(
         ("LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_*", "PYTHON*"),
-        Verdict.HONOURED,
+        VariableVerdict.HONOURED,
         "they have worked before Baton's first line; whoever sets them runs code as Baton's user. `baton"
         " serve` puts its own code before PYTHONPATH, and sets PYTHONSAFEPATH and PYTHONUNBUFFERED for its"
         " parts",
@@ -195,12 +195,12 @@ def settle(environ: MutableMapping[str, str]) -> list[str]:
     for family in FAMILIES:
         for name in family.names:
             match family.verdict:
-                case Verdict.DROPPED if name in environ:
+                case VariableVerdict.DROPPED if name in environ:
                     del environ[name]
                     dropped.append(name)
-                case Verdict.SET:
+                case VariableVerdict.SET:
                     environ[name] = family.value
-                case Verdict.BY_OTHERS:
+                case VariableVerdict.BY_OTHERS:
                     environ.setdefault(name, family.value)
                 case _:
                     pass

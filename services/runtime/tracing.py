@@ -29,7 +29,7 @@ log = Log(__name__)
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 
 
-class Kind(Enum):
+class SpanKind(Enum):
     """Who waits for whom: a server's span is what somebody else asked for."""
 
     SERVER = "server"
@@ -57,7 +57,7 @@ class Tracer:
     """Off: there is never a span."""
 
     def begin(
-        self, name: str, kind: Kind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
+        self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
     ) -> Span | None:
         """A span that begins now. Without a parent it is the root of a trace of its own. Never waits."""
         del name, kind, parent, attributes

@@ -26,7 +26,7 @@ from services.runtime.party import Party
 from services.runtime.room_spans import RoomSpans
 from services.runtime.serve import end_now
 from services.runtime.setting_kinds import join_address, split_address
-from services.runtime.tracing import Kind, make_tracer
+from services.runtime.tracing import SpanKind, make_tracer
 from services.runtime.worker_settings import WorkerSettings
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, Server, open_thread_channel
@@ -116,7 +116,7 @@ class WorkerHost:
             settings.name,
             os.environ,
         )
-        self._spans = RoomSpans(self._tracer, settings.role, Kind.SERVER)
+        self._spans = RoomSpans(self._tracer, settings.role, SpanKind.SERVER)
         self.reporter = Reporter(
             bootstrap, incarnation, settings.name, SystemClock(), self._spans, credential=credential
         )

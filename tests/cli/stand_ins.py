@@ -9,7 +9,7 @@ from pathlib import Path
 from services.cli.backoff import Backoff
 from services.cli.child import Child, start_child
 from services.cli.quiet import LevelFilter
-from services.cli.serve_settings import Part
+from services.cli.serve_settings import StackCommand
 from services.cli.supervisor import Supervisor
 from services.runtime.clock import SystemClock
 
@@ -78,7 +78,7 @@ class Parts:
     def command(self, name: str) -> Sequence[str]:
         return (sys.executable, "-c", PART, name, str(self.journal_file), self.behaviour.get(name, "runs"))
 
-    async def start(self, part: Part) -> Child:
+    async def start(self, part: StackCommand) -> Child:
         child = await start_child(
             part.name, self.command(part.name), dict(os.environ), LevelFilter("warning"), self.said.append
         )

@@ -15,11 +15,19 @@ import uvicorn
 from services.cli.bench.answers import Answer, AnswerFailed, understand
 from services.cli.bench.latencies import Objective, summarise
 from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import Load, Outcome
+from services.cli.bench.load import LoadGenerator, Outcome
 from services.cli.bench.probe import NotMeasurable
-from services.cli.bench.stream_client import Reply, Server
+from services.cli.bench.stream_client import Reply, ServerAddress
 from services.cli.bench.trial import Closed, Open, measure
-from services.cli.bench.workload import Arrivals, Ask, Endpoint, Prompts, Workload, Writer, make_asks
+from services.cli.bench.workload import (
+    ApiEndpoint,
+    ArrivalProcess,
+    Ask,
+    PromptForm,
+    Workload,
+    Writer,
+    make_asks,
+)
 from tests.cli.paced_server import Pace, PacedServer
 from tests.cli.typed import baton
 
@@ -30,7 +38,7 @@ EARLY_MS = 2.0
 
 
 @asynccontextmanager
-async def paced(**pace: Any) -> AsyncIterator[tuple[PacedServer, Server]]:
+async def paced(**pace: Any) -> AsyncIterator[tuple[PacedServer, ServerAddress]]:
     server = PacedServer(Pace(**pace))
     http = uvicorn.Server(uvicorn.Config(server.app(), port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(http.serve())
@@ -38,14 +46,14 @@ async def paced(**pace: Any) -> AsyncIterator[tuple[PacedServer, Server]]:
         await asyncio.sleep(0.01)
     port = http.servers[0].sockets[0].getsockname()[1]
     try:
-        yield server, Server.at(f"http://127.0.0.1:{port}/v1")
+        yield server, ServerAddress.at(f"http://127.0.0.1:{port}/v1")
     finally:
         http.should_exit = True
         await serving
 
 
 async def measured(
-    server: Server, workload: Workload = SHORT, pace: Closed | Open = TWO, **given: Any
+    server: ServerAddress, workload: Workload = SHORT, pace: Closed | Open = TWO, **given: Any
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "objective": Objective(),
@@ -98,7 +106,7 @@ def test_every_percentile_is_the_nearest_rank_of_what_was_measured() -> None:
 
 
 async def test_waiting_for_a_place_by_a_schedule_counts_as_waiting_for_the_server() -> None:
-    pace = Open(rate=1000, arrivals=Arrivals.FIXED, in_flight_max=1)
+    pace = Open(rate=1000, arrivals=ArrivalProcess.FIXED, in_flight_max=1)
     async with paced(first_ms=50, gap_ms=0) as (_, server):
         told = await measured(server, pace=pace, requests=3, repeats=1)
     assert told["median"]["ttft_ms"]["max"] >= 3 * 50 - 2 - 3 * EARLY_MS
@@ -109,8 +117,8 @@ async def test_a_server_without_token_ids_gets_text_of_the_length_by_its_own_cou
     async with paced(takes_ids=0, begins=3) as (_, server):
         told = await measured(server)
         with pytest.raises(NotMeasurable, match="texts only"):
-            await measured(server, prompts=Prompts.IDS)
-        asked_for = await measured(server, prompts=Prompts.TEXT)
+            await measured(server, prompts=PromptForm.IDS)
+        asked_for = await measured(server, prompts=PromptForm.TEXT)
     assert (told["prompts"], told["token_ids_refused"]) == ("text", "HTTP 400: prompt: texts only")
     assert told["median"]["prompt_tokens"] == 6 * 12
     assert "token_ids_refused" not in asked_for
@@ -118,7 +126,7 @@ async def test_a_server_without_token_ids_gets_text_of_the_length_by_its_own_cou
 
 async def test_chat_is_measured_from_its_first_text_not_from_the_role() -> None:
     async with paced(first_ms=40, gap_ms=0) as (_, server):
-        workload = Workload(Lengths.parse("12"), Lengths.parse("8"), endpoint=Endpoint.CHAT)
+        workload = Workload(Lengths.parse("12"), Lengths.parse("8"), endpoint=ApiEndpoint.CHAT)
         told = await measured(server, workload)
     assert told["median"]["ttft_ms"]["p50"] >= 40 - EARLY_MS
     assert told["median"]["chunks"] == 6 * 8
@@ -154,7 +162,7 @@ async def asked_one_by_one(
     """What comes of so many requests to a server that does this with each connection."""
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
-        load = Load(Server.at(f"127.0.0.1:{port}"), "/", 10)
+        load = LoadGenerator(ServerAddress.at(f"127.0.0.1:{port}"), "/", 10)
         outcome = await load.closed([Ask(b"{}")] * count, 1)
         load.close()
     return outcome
@@ -201,7 +209,7 @@ async def test_what_is_lost_with_a_connection_that_broke_before_the_answer_is_wa
 
 def test_the_same_seed_asks_the_same_and_turns_share_only_their_prefix() -> None:
     workload = Workload(Lengths.parse("40-80"), Lengths.parse("4"), shared_prefix=0.5, seed=3)
-    writer = Writer("m", Endpoint.COMPLETIONS, Prompts.IDS)
+    writer = Writer("m", ApiEndpoint.COMPLETIONS, PromptForm.IDS)
     one, again, other = (make_asks(workload, writer, 5, turn) for turn in (1, 1, 2))
     assert one == again
     prompts = [json.loads(each.body)["prompt"] for each in (*one, *other)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from services.cli.chat import ChatFailed, Conversation, converse, run_chat
+from services.cli.chat import ChatFailed, ChatSession, converse, run_chat
 from services.cli.chat_settings import ChatSettings
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -24,14 +24,14 @@ def delta(text: str | None) -> object:
     return {"choices": [{"index": 0, "delta": {"content": text}}]}
 
 
-def conversation(answer: Answer, settings: ChatSettings | None = None) -> Conversation:
+def conversation(answer: Answer, settings: ChatSettings | None = None) -> ChatSession:
     def server(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"object": "list", "data": [{"id": "tiny"}]})
         return answer(request)
 
     http = httpx.Client(base_url="http://server", transport=httpx.MockTransport(server))
-    return Conversation(http, settings or ChatSettings())
+    return ChatSession(http, settings or ChatSettings())
 
 
 def test_an_answer_is_written_piece_by_piece_and_remembered() -> None:
@@ -86,7 +86,7 @@ def test_a_certificate_that_is_not_believed_is_no_missing_server() -> None:
 
     http = httpx.Client(base_url="https://server", transport=httpx.MockTransport(refuse))
     with pytest.raises(ChatFailed, match=r"the certificate of .* is not trusted here \(SSL_CERT_FILE"):
-        Conversation(http, ChatSettings(url="https://server")).ask("hello", io.StringIO())
+        ChatSession(http, ChatSettings(url="https://server")).ask("hello", io.StringIO())
 
 
 def test_something_else_on_the_port_is_told() -> None:
@@ -95,7 +95,7 @@ def test_something_else_on_the_port_is_told() -> None:
         transport=httpx.MockTransport(lambda _: httpx.Response(200, json={"data": []})),
     )
     with pytest.raises(ChatFailed, match="does not speak the OpenAI API"):
-        Conversation(http, ChatSettings())
+        ChatSession(http, ChatSettings())
 
 
 def test_each_line_of_standard_input_is_asked(

@@ -9,14 +9,14 @@ from services.bootstrap.settings import BootstrapSettings
 from services.cli.gpus import VISIBLE
 from services.cli.main import KNOWN
 from services.cli.serve import command_words, ready_lines
-from services.cli.serve_settings import NOT_TAKEN, Part, load_serve, make_plan, passed_on
+from services.cli.serve_settings import NOT_TAKEN, StackCommand, load_serve, make_plan, passed_on
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime.errors import SettingsError
 from services.runtime.settings import load, settings_of
 
 
-def _named(part: Part) -> dict[str, str | None]:
+def _named(part: StackCommand) -> dict[str, str | None]:
     flags = zip(part.flags[::2], part.flags[1::2], strict=True)
     return {flag.removeprefix("--").replace("-", "_"): text for flag, text in flags}
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from services.cli.main import KNOWN
 from services.cli.screen import Screen
-from services.cli.serve import PREPARE, Stack
+from services.cli.serve import PREPARE, ServeStack
 from services.cli.serve_settings import load_serve, make_plan
 from services.runtime.clock import SystemClock
 from services.runtime.errors import StartupError
@@ -58,7 +58,7 @@ class Commands:
 
 def stack(
     parts: Parts, port: int, prepare: str = PREPARES, to: IO[str] | None = None
-) -> tuple[Stack, io.StringIO]:
+) -> tuple[ServeStack, io.StringIO]:
     """`to`: where the screen's lines go, if not where they are returned."""
     flags = {"port": str(port)}
     settings = load_serve(flags, {}, KNOWN)
@@ -66,7 +66,7 @@ def stack(
     screen = Screen(Console(file=to or out, width=80), SystemClock())
     commands = Commands(parts, port, prepare)
     plan = make_plan(settings, flags, {}, [0, 1], 8100)
-    return Stack(settings, plan, dict(os.environ), screen, commands, parts.report_exit), out
+    return ServeStack(settings, plan, dict(os.environ), screen, commands, parts.report_exit), out
 
 
 async def test_it_says_each_step_then_ready_then_drains(parts: Parts, unused_tcp_port: int) -> None:

@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from services.cli.serve_settings import Part
+from services.cli.serve_settings import StackCommand
 from services.cli.supervisor import PartDied, Supervisor
 from services.runtime.clock import ManualClock
 from services.runtime.serve import StopAsked
 from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 
-BOOTSTRAP = Part("bootstrap", "bootstrap", ())
-PREFILL = Part("prefill", "prefill-0", ())
-DECODE = Part("decode", "decode-0", ())
+BOOTSTRAP = StackCommand("bootstrap", "bootstrap", ())
+PREFILL = StackCommand("prefill", "prefill-0", ())
+DECODE = StackCommand("decode", "decode-0", ())
 ALL = [BOOTSTRAP, PREFILL, DECODE]
 GROUPS = [[BOOTSTRAP], [PREFILL, DECODE]]
 LONG_MS = int(PATIENCE_S * 1000)

@@ -18,7 +18,7 @@ from services.rooms.request import Request
 from services.runtime.http_head import BoundedHttp
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
-from services.runtime.presence import IN_STATE, Presence
+from services.runtime.presence import IN_STATE, ClientConnection
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, Step, batch, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, completion
@@ -233,7 +233,7 @@ async def test_for_a_client_that_is_gone_no_work_is_begun() -> None:
     async def never() -> Message:
         raise AssertionError
 
-    presence = Presence(cast(Any, None))
+    presence = ClientConnection(cast(Any, None))
     presence.lost()
     with pytest.raises(ClientGone):
         await unless_gone({"type": "http", "state": {IN_STATE: presence}}, never, work())

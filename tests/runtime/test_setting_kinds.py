@@ -15,12 +15,12 @@ from services.runtime.setting_kinds import (
     SIZE,
     SWITCH,
     TEXT,
-    Kind,
+    SettingKind,
     choices,
     split_address,
 )
 
-READS: list[tuple[Kind[Any], str, object]] = [
+READS: list[tuple[SettingKind[Any], str, object]] = [
     (SIZE, "512MiB", 512 * 2**20),
     (SIZE, "2GiB", 2 * 2**30),
     (SIZE, "3Ki", 3 * 2**10),
@@ -50,7 +50,7 @@ READS: list[tuple[Kind[Any], str, object]] = [
     (TEXT, "", ""),
 ]
 
-REFUSES: list[tuple[Kind[Any], str]] = [
+REFUSES: list[tuple[SettingKind[Any], str]] = [
     (SIZE, ""), (SIZE, "0"), (SIZE, "-1GB"), (SIZE, "1 apple"), (SIZE, "GiB"), (SIZE, "1iB"), (SIZE, "1e9"),
     (SIZE, "99999999TB"),
     (DURATION_MS, "0s"), (DURATION_MS, "3 weeks"), (DURATION_MS, "-3s"), (DURATION_MS, "0.4ms"),
@@ -66,18 +66,18 @@ REFUSES: list[tuple[Kind[Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), READS)
-def test_allowed_text_is_read(kind: Kind[Any], text: str, value: object) -> None:
+def test_allowed_text_is_read(kind: SettingKind[Any], text: str, value: object) -> None:
     assert kind.parse(text) == value
 
 
 @pytest.mark.parametrize(("kind", "text"), REFUSES)
-def test_other_text_is_refused(kind: Kind[Any], text: str) -> None:
+def test_other_text_is_refused(kind: SettingKind[Any], text: str) -> None:
     with pytest.raises(ValueError):
         kind.parse(text)
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), READS)
-def test_what_is_shown_reads_back(kind: Kind[Any], text: str, value: object) -> None:
+def test_what_is_shown_reads_back(kind: SettingKind[Any], text: str, value: object) -> None:
     assert kind.parse(kind.show(value)) == value
 
 

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.runtime.otlp import channel_options
 from services.runtime.party import Party
-from services.runtime.surroundings import FAMILIES, Verdict, settle
+from services.runtime.surroundings import FAMILIES, VariableVerdict, settle
 from services.wire.channel import Server, open_channel
 
 CALL_S: Final = 20.0
@@ -60,7 +60,7 @@ def test_a_collector_elsewhere_is_asked_as_the_platform_says() -> None:
 
 def test_what_would_lead_a_part_astray_is_taken_out_and_named() -> None:
     given = {name: "1" for family in FAMILIES for name in family.names}
-    dropped = {name for each in FAMILIES if each.verdict is Verdict.DROPPED for name in each.names}
+    dropped = {name for each in FAMILIES if each.verdict is VariableVerdict.DROPPED for name in each.names}
     environ = dict(given)
     assert set(settle(environ)) == dropped
     assert environ.keys() == given.keys() - dropped

@@ -13,7 +13,7 @@ from services.rooms.trace import read_trace
 from services.runtime.errors import StartupError
 from services.runtime.listen import bind_port, port_of
 from services.runtime.room_spans import RoomSpans
-from services.runtime.tracing import OFF, Kind, make_tracer
+from services.runtime.tracing import OFF, SpanKind, make_tracer
 from tests.trace.collector import Collector, collecting
 
 PARENT = read_trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1")
@@ -115,7 +115,7 @@ def test_the_platforms_endpoint_without_the_extra_stops_nobody(
 
 async def test_a_rooms_span_has_its_lines_and_the_cause_of_its_failure(collector: Collector) -> None:
     tracer = make_tracer(collector.endpoint, 0.0, "baton-decode", "decode-0", {})
-    spans = RoomSpans(tracer, "decode", Kind.SERVER)
+    spans = RoomSpans(tracer, "decode", SpanKind.SERVER)
     spans.begin(RoomId(7), "r", PARENT, {"baton.prefill": "p"})
     spans.begin(RoomId(8), "canary", None)
     spans.event(RoomId(7), "granted", "2 pages")
@@ -148,7 +148,7 @@ async def test_whether_a_trace_is_kept_is_the_callers_to_say_and_else_chance(col
     always = make_tracer(collector.endpoint, 1.0, "always", "i", {})
     for tracer in (never, always):
         for parent in (None, UNSAMPLED, PARENT):
-            span = tracer.begin("x", Kind.SERVER, parent, {})
+            span = tracer.begin("x", SpanKind.SERVER, parent, {})
             assert span is not None
             assert parent is None or span.trace.trace_id == parent.trace_id
             span.end()
@@ -162,7 +162,7 @@ async def test_a_collector_that_never_answers_delays_the_end_by_no_more_than_was
     with bind_port("127.0.0.1", 0, "test") as silent:
         tracer = make_tracer(f"http://127.0.0.1:{port_of(silent)}", 1.0, "s", "i", {})
         for _ in range(10_000):  # more than are kept: the oldest are dropped, and nobody waits
-            span = tracer.begin("x", Kind.SERVER, PARENT, {})
+            span = tracer.begin("x", SpanKind.SERVER, PARENT, {})
             assert span is not None
             span.end()
         async with asyncio.timeout(LONG_S):

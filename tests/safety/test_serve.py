@@ -7,7 +7,7 @@ import pytest
 from services.bootstrap.settings import BootstrapSettings
 from services.cli.main import KNOWN
 from services.cli.serve import ready_lines
-from services.cli.serve_settings import Part, Plan, load_serve, make_plan
+from services.cli.serve_settings import StackCommand, StackPlan, load_serve, make_plan
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime.errors import SettingsError
@@ -18,11 +18,11 @@ from tests.safety.certificates import made, of
 KEY = "sk-one-0123456789"
 
 
-def planned(flags: dict[str, str | None], environ: dict[str, str]) -> Plan:
+def planned(flags: dict[str, str | None], environ: dict[str, str]) -> StackPlan:
     return make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1], 8123)
 
 
-def named(part: Part) -> dict[str, str | None]:
+def named(part: StackCommand) -> dict[str, str | None]:
     flags = zip(part.flags[::2], part.flags[1::2], strict=True)
     return {flag.removeprefix("--").replace("-", "_"): text for flag, text in flags}
 

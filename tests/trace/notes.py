@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from services.rooms.trace import TraceContext, read_trace
-from services.runtime.tracing import Attribute, Kind, Tracer
+from services.runtime.tracing import Attribute, SpanKind, Tracer
 
 TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT: Final = read_trace(f"00-{TRACE}-00f067aa0ba902b7-01", "vendor=1")
@@ -41,7 +41,7 @@ class Notes(Tracer):
         self.spans: list[Noted] = []
 
     def begin(
-        self, name: str, kind: Kind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
+        self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
     ) -> Noted:
         trace = TraceContext(f"00-{TRACE}-{len(self.spans) + 1:016x}-01")
         self.spans.append(Noted(trace, parent, dict(attributes)))

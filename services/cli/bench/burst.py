@@ -39,12 +39,12 @@ def burst(
     """
     import uvloop
 
-    from services.cli.bench.bursts import Plan, measure
+    from services.cli.bench.bursts import BurstPlan, measure
     from services.cli.bench.handover_stack import running
     from services.cli.bench.lengths import Lengths
 
     try:
-        plan = Plan(
+        plan = BurstPlan(
             sizes=_numbers(sizes, "--sizes"),
             outputs=_numbers(output_tokens, "--output-tokens"),
             prompt_tokens=Lengths.parse(prompt_tokens),

@@ -18,10 +18,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import Load, Outcome
+from services.cli.bench.load import LoadGenerator, Outcome
 from services.cli.bench.probe import NotMeasurable, model_of, writer_for
-from services.cli.bench.stream_client import Server
-from services.cli.bench.workload import Arrivals, Endpoint, Workload, Writer, make_asks, schedule
+from services.cli.bench.stream_client import ServerAddress
+from services.cli.bench.workload import ApiEndpoint, ArrivalProcess, Workload, Writer, make_asks, schedule
 from services.runtime.serve import allow_open_files
 
 METRICS_S: Final = 30.0
@@ -38,7 +38,7 @@ WARM_UP: Final = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BurstPlan:
     sizes: Sequence[int]
     """Requests of each burst."""
     outputs: Sequence[int]
@@ -57,11 +57,11 @@ class Plan:
     timeout_s: float
 
 
-async def measure(url: str, plan: Plan) -> dict[str, Any]:
+async def measure(url: str, plan: BurstPlan) -> dict[str, Any]:
     """What `baton bench burst` prints. Raises NotMeasurable."""
     allow_open_files()
-    server = Server.at(url)
-    load = Load(server, Endpoint.COMPLETIONS.path, plan.timeout_s)
+    server = ServerAddress.at(url)
+    load = LoadGenerator(server, ApiEndpoint.COMPLETIONS.path, plan.timeout_s)
     try:
         model = model_of(server)
         with _beside(plan.busy):
@@ -81,7 +81,9 @@ async def measure(url: str, plan: Plan) -> dict[str, Any]:
     }
 
 
-async def _of(load: Load, server: Server, plan: Plan, model: str, output: int) -> dict[str, Any]:
+async def _of(
+    load: LoadGenerator, server: ServerAddress, plan: BurstPlan, model: str, output: int
+) -> dict[str, Any]:
     workload = Workload(
         plan.prompt_tokens, Lengths.parse(str(output)), vocabulary=plan.vocabulary, seed=plan.seed
     )
@@ -102,7 +104,13 @@ async def _of(load: Load, server: Server, plan: Plan, model: str, output: int) -
 
 
 async def _burst(
-    load: Load, server: Server, workload: Workload, writer: Writer, size: int, turn: int, rate: float
+    load: LoadGenerator,
+    server: ServerAddress,
+    workload: Workload,
+    writer: Writer,
+    size: int,
+    turn: int,
+    rate: float,
 ) -> dict[str, Any]:
     before = _counts(server)
     outcome = await load.closed(make_asks(workload, writer, size, turn), size)
@@ -110,12 +118,17 @@ async def _burst(
 
 
 async def _flow(
-    load: Load, server: Server, workload: Workload, writer: Writer, plan: Plan, rate: float
+    load: LoadGenerator,
+    server: ServerAddress,
+    workload: Workload,
+    writer: Writer,
+    plan: BurstPlan,
+    rate: float,
 ) -> dict[str, Any]:
     count = round(plan.rate * plan.seconds)
     asks = make_asks(workload, writer, count, len(plan.sizes) + 1)
     before = _counts(server)
-    outcome = await load.open(schedule(asks, plan.rate, Arrivals.FIXED, plan.seed, 0), count)
+    outcome = await load.open(schedule(asks, plan.rate, ArrivalProcess.FIXED, plan.seed, 0), count)
     told = _told(outcome, min(rate, plan.rate), before, _counts(server))
     return {"a_second": plan.rate, "seconds": plan.seconds, **told}
 
@@ -144,7 +157,7 @@ def _status(failure: str) -> str:
     return match[1] if match else "no answer"
 
 
-def _counts(server: Server) -> dict[str, float]:
+def _counts(server: ServerAddress) -> dict[str, float]:
     """What has failed so far, over all causes. Raises NotMeasurable."""
     try:
         reply = httpx.get(f"{server.url}/metrics", timeout=METRICS_S, trust_env=False)

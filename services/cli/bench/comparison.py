@@ -38,7 +38,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.cli.bench.workload import Prompts
+from services.cli.bench.workload import PromptForm
 from services.runtime.errors import SettingsError
 
 VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
@@ -48,13 +48,13 @@ Count = Annotated[int, Field(ge=1, le=100_000)]
 Seconds = Annotated[float, Field(gt=0, le=7200)]
 
 
-class Table(BaseModel):
+class TomlTable(BaseModel):
     """Of the file; an unknown word in it is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SystemSpec(Table):
+class SystemSpec(TomlTable):
     """One system."""
 
     name: str
@@ -68,12 +68,12 @@ class SystemSpec(Table):
     """One sentence for readers of the table."""
 
 
-class LoadSpec(Table):
+class LoadSpec(TomlTable):
     """What every system is asked."""
 
     prompt_tokens: str = "512"
     output_tokens: str = "64"
-    prompts: Prompts = Prompts.IDS
+    prompts: PromptForm = PromptForm.IDS
     shared_prefix: Annotated[float, Field(ge=0, le=1)] = 0
     vocabulary: Annotated[int, Field(ge=200)] = 32_000
     seed: int = 0
@@ -92,7 +92,7 @@ class LoadSpec(Table):
         return self
 
 
-class Wanted(Table):
+class Wanted(TomlTable):
     """A limit on the first system's value divided by another's."""
 
     against: str
@@ -106,7 +106,7 @@ class Wanted(Table):
         return (high is None or ratio <= high) and (low is None or ratio >= low)
 
 
-class Comparison(Table):
+class Comparison(TomlTable):
     """The whole file."""
 
     systems: tuple[SystemSpec, ...] = Field(min_length=2, max_length=SYSTEMS_MAX)

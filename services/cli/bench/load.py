@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from services.cli.bench.answers import Answer, AnswerFailed, understand
-from services.cli.bench.stream_client import Connections, Reply, Server, ServerBroke
+from services.cli.bench.stream_client import ConnectionPool, Reply, ServerAddress, ServerBroke
 from services.cli.bench.workload import Ask
 
 OPENED_BEFORE: Final = 32
@@ -32,13 +32,13 @@ class Outcome:
     """Of this process, meanwhile."""
 
 
-class Load:
+class LoadGenerator:
     """Asks one server. Times are taken as answers come in; understanding them waits for the round's end."""
 
-    def __init__(self, server: Server, path: str, timeout_s: float) -> None:
+    def __init__(self, server: ServerAddress, path: str, timeout_s: float) -> None:
         self._server = server
         self._path = path
-        self._connections = Connections(server)
+        self._connections = ConnectionPool(server)
         self._timeout_s = timeout_s
         self._replies: list[tuple[float, Reply]] = []
         self._failures: list[str] = []

@@ -6,9 +6,9 @@ import httpx
 
 from services.cli.asking import trusted
 from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import Load
-from services.cli.bench.stream_client import Server
-from services.cli.bench.workload import Ask, Endpoint, Prompts, Workload, Writer, make_asks
+from services.cli.bench.load import LoadGenerator
+from services.cli.bench.stream_client import ServerAddress
+from services.cli.bench.workload import ApiEndpoint, Ask, PromptForm, Workload, Writer, make_asks
 from services.runtime.errors import StartupError
 
 MODELS_TIMEOUT_S = 10.0
@@ -22,7 +22,7 @@ class NotMeasurable(StartupError):
     """The server does not answer what is asked of it. Says what it said."""
 
 
-def model_of(server: Server) -> str:
+def model_of(server: ServerAddress) -> str:
     """The first that it lists. Raises NotMeasurable."""
     try:
         reply = httpx.get(
@@ -41,21 +41,26 @@ def model_of(server: Server) -> str:
 
 
 async def writer_for(
-    load: Load, workload: Workload, model: str, prompts: Prompts | None, *, ignore_eos: bool = True
+    load: LoadGenerator,
+    workload: Workload,
+    model: str,
+    prompts: PromptForm | None,
+    *,
+    ignore_eos: bool = True,
 ) -> Writer:
     """Token ids where the server takes them, unless `prompts` says otherwise; else text, made to length.
 
     Raises NotMeasurable.
     """
     refused = ""
-    if workload.endpoint is Endpoint.COMPLETIONS and prompts is not Prompts.TEXT:
-        writer = Writer(model, workload.endpoint, Prompts.IDS, ignore_eos=ignore_eos)
+    if workload.endpoint is ApiEndpoint.COMPLETIONS and prompts is not PromptForm.TEXT:
+        writer = Writer(model, workload.endpoint, PromptForm.IDS, ignore_eos=ignore_eos)
         refused = await _refused(load, workload, writer)
         if not refused:
             return writer
-        if prompts is Prompts.IDS or not refused.startswith(("HTTP 400", "HTTP 415", "HTTP 422")):
+        if prompts is PromptForm.IDS or not refused.startswith(("HTTP 400", "HTTP 415", "HTTP 422")):
             raise NotMeasurable(f"a prompt of token ids was not answered: {refused}")
-    plain = Writer(model, workload.endpoint, Prompts.TEXT, ignore_eos=ignore_eos)
+    plain = Writer(model, workload.endpoint, PromptForm.TEXT, ignore_eos=ignore_eos)
     pieces = list(range(workload.prompt_tokens.longest))
     outcome = await load.closed([Ask(plain.body(pieces, 1))], 1)
     if not outcome.answers:
@@ -65,7 +70,7 @@ async def writer_for(
     return replace(plain, overhead=overhead, ids_refused=refused)
 
 
-async def _refused(load: Load, workload: Workload, writer: Writer) -> str:
+async def _refused(load: LoadGenerator, workload: Workload, writer: Writer) -> str:
     """Why one prompt was not answered; empty if it was."""
     short = replace(workload, output_tokens=Lengths.parse(str(PROBE_TOKENS)))
     outcome = await load.closed(make_asks(short, writer, 1, PROBES), 1)

@@ -10,7 +10,7 @@ import uvloop
 from services.cli.bench.comparison import LoadSpec
 from services.cli.bench.latencies import Objective
 from services.cli.bench.lengths import Lengths
-from services.cli.bench.stream_client import Server
+from services.cli.bench.stream_client import ServerAddress
 from services.cli.bench.systems import System
 from services.cli.bench.trial import Closed, Trial
 from services.cli.bench.workload import Workload
@@ -66,7 +66,7 @@ def measure_in_turns(systems: Sequence[System], load: LoadSpec, say: Say) -> Mea
 
 async def _turn(system: System, load: LoadSpec, number: int) -> dict[int, dict[str, Any]]:
     """One round of one system; before the first (-1) only its warm-up, at the highest concurrency."""
-    server = Server.at(system.spec.url)
+    server = ServerAddress.at(system.spec.url)
     trial = await Trial.begin(server, workload_of(load), prompts=load.prompts, timeout_s=load.timeout_s)
     try:
         widest = max(load.concurrency)

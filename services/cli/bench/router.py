@@ -32,7 +32,7 @@ def router(
     """Requests and streamed tokens a second, and the latency that the router adds."""
     import uvloop
 
-    from services.cli.bench.router_stack import Stack
+    from services.cli.bench.router_stack import RouterStack
     from services.runtime.cpus import allowed_cpus
     from services.runtime.errors import StartupError
     from services.runtime.model_files import prepare, resolve
@@ -42,7 +42,7 @@ def router(
     cores = allowed_cpus()
 
     async def measure() -> dict[str, Any]:
-        async with Stack(directory, cores[0]) as stack:
+        async with RouterStack(directory, cores[0]) as stack:
             os.sched_setaffinity(0, {cores[-1]})
             rounds = [await one_round(stack, requests, streams, tokens) for _ in range(runs)]
         return {"benchmark": "router", "runs": runs, "cores": len(cores), **merged(rounds)}

@@ -15,7 +15,7 @@ LENGTH: Final = b"content-length: "
 
 
 @dataclass(slots=True)
-class Load:
+class RouterLoad:
     """What came of one run of requests."""
 
     answered: int = 0
@@ -45,12 +45,12 @@ def body_of(model: str, prompt: str, tokens: int, tokens_a_message: int, *, stre
     return head.encode() + raw
 
 
-async def run_load(port: int, request: bytes, concurrency: int, requests: int) -> Load:
+async def run_load(port: int, request: bytes, concurrency: int, requests: int) -> RouterLoad:
     """Send `request` so many times over `concurrency` connections, each the next when the last was answered.
 
     Raises RuntimeError for a reply that is not a 200, TimeoutError for one that does not come.
     """
-    loop, load, ends = asyncio.get_running_loop(), Load(), asyncio.Event()
+    loop, load, ends = asyncio.get_running_loop(), RouterLoad(), asyncio.Event()
     connections: list[_Connection] = []
     for share in range(concurrency):
         quota = requests // concurrency + (share < requests % concurrency)
@@ -78,7 +78,7 @@ async def run_load(port: int, request: bytes, concurrency: int, requests: int) -
 class _Connection(asyncio.Protocol):
     """One keep-alive connection. Counts what comes, and looks at no more of it than it must."""
 
-    def __init__(self, request: bytes, quota: int, load: Load, ends: asyncio.Event) -> None:
+    def __init__(self, request: bytes, quota: int, load: RouterLoad, ends: asyncio.Event) -> None:
         self._request = request
         self._quota = quota
         self._load = load

@@ -29,7 +29,7 @@ LOOK_S: Final = 0.05
 PROMPT: Final = tuple(range(1, 40))
 
 
-class Stack:
+class RouterStack:
     """The bootstrap on `core`, the echo workers on another where there is one."""
 
     def __init__(self, model: Path, core: int) -> None:
@@ -47,7 +47,7 @@ class Stack:
     def bootstrap_pid(self) -> int:
         return self._children[0].pid
 
-    async def __aenter__(self) -> "Stack":
+    async def __aenter__(self) -> "RouterStack":
         facts = read_model(self._model)
         self.model = facts.name
         sockets = [self._reserved.enter_context(reserve_port(HOST)) for _ in range(2)]

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from services.cli.bench.report import AsJson
-from services.cli.bench.workload import Arrivals, Endpoint, Prompts
+from services.cli.bench.workload import ApiEndpoint, ArrivalProcess, PromptForm
 from services.cli.chat_settings import DEFAULT_URL
 from services.runtime.errors import StartupError
 from services.runtime.serve import tell
@@ -22,9 +22,9 @@ def serve(
     url: Annotated[str, typer.Option(help="Where the server is, with or without /v1.")] = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Default: the first that the server lists.")] = "",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
-    endpoint: Annotated[Endpoint, typer.Option(help="Which API is asked.")] = Endpoint.COMPLETIONS,
+    endpoint: Annotated[ApiEndpoint, typer.Option(help="Which API is asked.")] = ApiEndpoint.COMPLETIONS,
     prompts: Annotated[
-        Prompts | None, typer.Option(help="Default: token ids where the server takes them, else text.")
+        PromptForm | None, typer.Option(help="Default: token ids where the server takes them, else text.")
     ] = None,
     prompt_tokens: Annotated[str, typer.Option(help="512, 128-1024, or 128@3,1024 (three to one).")] = "512",
     output_tokens: Annotated[str, typer.Option(help="As --prompt-tokens.")] = "64",
@@ -40,7 +40,7 @@ def serve(
         typer.Option(min=0.001, max=1_000_000, help="Requests a second, in place of --concurrency."),
     ] = None,
     arrivals: Annotated[
-        Arrivals | None, typer.Option(help="How they come with --rate; default: poisson.")
+        ArrivalProcess | None, typer.Option(help="How they come with --rate; default: poisson.")
     ] = None,
     in_flight_max: Annotated[
         int | None,
@@ -63,7 +63,7 @@ def serve(
 
     from services.cli.bench.latencies import Objective
     from services.cli.bench.lengths import Lengths
-    from services.cli.bench.stream_client import Server
+    from services.cli.bench.stream_client import ServerAddress
     from services.cli.bench.trial import Closed, Open, measure
     from services.cli.bench.workload import Workload
 
@@ -80,10 +80,10 @@ def serve(
     else:
         if concurrency is not None:
             raise typer.BadParameter("--rate and --concurrency: give one of them")
-        pace = Open(rate, arrivals or Arrivals.POISSON, in_flight_max or IN_FLIGHT_MAX)
+        pace = Open(rate, arrivals or ArrivalProcess.POISSON, in_flight_max or IN_FLIGHT_MAX)
         asks = requests or REQUESTS_MIN
     try:
-        server = Server.at(url, api_key)
+        server = ServerAddress.at(url, api_key)
         lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

@@ -38,7 +38,7 @@ SIDE, SIDE_ON_GPU = 2048, 8192
 """Of the square matrices whose product shows the machine's rate where shapes are no hindrance."""
 
 
-class Phase(StrEnum):
+class StepPhase(StrEnum):
     DECODE = "decode"
     PREFILL = "prefill"
 
@@ -46,7 +46,9 @@ class Phase(StrEnum):
 def step(
     runs: Runs = 15,
     model: Annotated[str, typer.Option(help="A model directory, a GGUF file, or the word demo.")] = "demo",
-    phase: Annotated[Phase, typer.Option(help="One token of each sequence, or all of them.")] = Phase.DECODE,
+    phase: Annotated[
+        StepPhase, typer.Option(help="One token of each sequence, or all of them.")
+    ] = StepPhase.DECODE,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:N].")] = "cpu",
     load_format: Annotated[
@@ -85,12 +87,12 @@ def step(
         directory,
         dtype=dtype,
         load_format=load_format,
-        coding=coding_of(quantize, source, multiplied=phase is Phase.DECODE),
+        coding=coding_of(quantize, source, multiplied=phase is StepPhase.DECODE),
         device=device,
         kv_cache_memory=kv_cache_memory,
         threads=threads,
-        batch_memory=DecodeSettings.batch_memory if phase is Phase.DECODE else 0,
-        cuda_graphs=GRAPHED_ROWS if phase is Phase.DECODE and graphs else 0,
+        batch_memory=DecodeSettings.batch_memory if phase is StepPhase.DECODE else 0,
+        cuda_graphs=GRAPHED_ROWS if phase is StepPhase.DECODE and graphs else 0,
         compiled=compiled,
         flash_attention=flash,
     )
@@ -113,7 +115,7 @@ def step(
     if held is not None:
         holding = _rows(engine, phase, batch, context, DRAWN, held)
         works["held"] = _stepping(engine, phase, holding)
-    if phase is Phase.DECODE:
+    if phase is StepPhase.DECODE:
         limit = "read"
         size = engine.model.weight_bytes + batch * (context + 1) * engine.layout.token_bytes
         works[limit] = _reading(engine, size)
@@ -141,11 +143,11 @@ def step(
     tell("step", seconds, limit, facts)
 
 
-def _grammar(told: str, phase: Phase) -> Grammar | None:
+def _grammar(told: str, phase: StepPhase) -> Grammar | None:
     """What rows are held to, if to anything. Raises StartupError."""
     if not told:
         return None
-    if phase is not Phase.DECODE:
+    if phase is not StepPhase.DECODE:
         raise StartupError("--grammar: a prompt is held to nothing but at its end; take --phase decode")
     if told == ANY_JSON:
         return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "array", "minItems": STEPS_MAX}))
@@ -157,7 +159,7 @@ def _grammar(told: str, phase: Phase) -> Grammar | None:
 
 def _rows(
     engine: "Engine",
-    phase: Phase,
+    phase: StepPhase,
     batch: int,
     context: int,
     sampling: Sampling,
@@ -184,7 +186,7 @@ def _rows(
             sampling=replace(sampling, seed=index),
             grammar=grammar,
         )
-        if phase is Phase.PREFILL:
+        if phase is StepPhase.PREFILL:
             rows.append(Row(Sequence(request, []), 0, context, table, sample=True))
             continue
         sequence = Sequence(request, [7] if grammar is None else [])
@@ -211,7 +213,7 @@ def _fold(engine: "Engine", grammar: Grammar) -> "Fold":
     return fold
 
 
-def _stepping(engine: "Engine", phase: Phase, rows: "list[Row]") -> Callable[[], object]:
+def _stepping(engine: "Engine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
     """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
     from services.engine.engine import Row
 
@@ -219,7 +221,7 @@ def _stepping(engine: "Engine", phase: Phase, rows: "list[Row]") -> Callable[[],
         for place, (row, token) in enumerate(zip(rows, engine.step(rows), strict=True)):
             request = row.sequence.request
             more = row.stop < request.tokens_max - 1
-            if phase is not Phase.DECODE or not isinstance(token, Token) or not more:
+            if phase is not StepPhase.DECODE or not isinstance(token, Token) or not more:
                 continue
             if request.grammar is None or token.id not in request.ending_token_ids:
                 row.sequence.output.append(token.id)

@@ -30,7 +30,7 @@ class Lost(ServerBroke):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerAddress:
     """Where to ask."""
 
     host: str
@@ -41,7 +41,7 @@ class Server:
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def at(cls, url: str, api_key: str = "") -> "Server":
+    def at(cls, url: str, api_key: str = "") -> "ServerAddress":
         """A base URL, with or without the /v1 at its end. Raises ValueError."""
         parts = urlsplit(base_of(url if "://" in url else f"http://{url}"))
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
             self._done.set_exception(error)
 
 
-async def connect(server: Server) -> Connection:
+async def connect(server: ServerAddress) -> Connection:
     """A connection that is open. Raises ServerBroke."""
     context = ssl.create_default_context() if server.tls else None
     try:
@@ -186,10 +186,10 @@ async def connect(server: Server) -> Connection:
     return connection
 
 
-class Connections:
+class ConnectionPool:
     """Those that rest between requests; as many as there are requests at a time."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerAddress) -> None:
         self._server = server
         self._resting: list[Connection] = []
 

@@ -72,7 +72,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TransferMeasurement:
     """What writes of one case took, by kind."""
 
     case: Case
@@ -99,7 +99,7 @@ def cases(chunks: Sequence[int]) -> list[Case]:
 
 def measure(
     each: Sequence[Case], runs: int, window_bytes: int, patience_s: float, device: str = "cpu"
-) -> list[Measured] | None:
+) -> list[TransferMeasurement] | None:
     """All cases, all kinds of writes in turns, between memories of `device` ("cpu", "cuda:N"). None when the
     receiver gave no answer."""
     context = multiprocessing.get_context("spawn")
@@ -134,9 +134,9 @@ class _Sender:
         self._bare = _BareNixl(self._memory.address, endpoints[0], device)
         self._random = random.Random(2)  # noqa: S311 the same orders in every run of the command
 
-    def measure(self, cases: Sequence[Case], runs: int) -> list[Measured]:
+    def measure(self, cases: Sequence[Case], runs: int) -> list[TransferMeasurement]:
         scenes = [_Scene(case, self._peers) for case in cases]
-        measured = [Measured(scene.case, scene.bytes, {}, {}) for scene in scenes]
+        measured = [TransferMeasurement(scene.case, scene.bytes, {}, {}) for scene in scenes]
         for run in range(WARM_UP + runs):
             for scene, told in zip(scenes, measured, strict=True):
                 works = list(self._works(scene).items())

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.cli.bench.latencies import Objective, medians, summarise
-from services.cli.bench.load import Load, Outcome
+from services.cli.bench.load import LoadGenerator, Outcome
 from services.cli.bench.probe import NotMeasurable, model_of, writer_for
-from services.cli.bench.stream_client import Server
-from services.cli.bench.workload import Arrivals, Prompts, Workload, Writer, make_asks, schedule
+from services.cli.bench.stream_client import ServerAddress
+from services.cli.bench.workload import ArrivalProcess, PromptForm, Workload, Writer, make_asks, schedule
 
 WARM_UP: Final = -2
 """The turn of the requests that come before the measured ones."""
@@ -29,7 +29,7 @@ class Open:
     """So many requests a second."""
 
     rate: float
-    arrivals: Arrivals
+    arrivals: ArrivalProcess
     in_flight_max: int
 
     def described(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Open:
 class Trial:
     """One server that answers one workload. Made by `begin`, closed by whoever made it."""
 
-    def __init__(self, load: Load, workload: Workload, writer: Writer) -> None:
+    def __init__(self, load: LoadGenerator, workload: Workload, writer: Writer) -> None:
         self._load = load
         self._workload = workload
         self.writer = writer
@@ -47,16 +47,16 @@ class Trial:
     @classmethod
     async def begin(
         cls,
-        server: Server,
+        server: ServerAddress,
         workload: Workload,
         *,
         model: str = "",
-        prompts: Prompts | None = None,
+        prompts: PromptForm | None = None,
         ignore_eos: bool = True,
         timeout_s: float = 600.0,
     ) -> "Trial":
         """Find out how the server takes prompts. Raises NotMeasurable."""
-        load = Load(server, workload.endpoint.path, timeout_s)
+        load = LoadGenerator(server, workload.endpoint.path, timeout_s)
         try:
             name = model or model_of(server)
             return cls(load, workload, await writer_for(load, workload, name, prompts, ignore_eos=ignore_eos))
@@ -93,7 +93,7 @@ class Trial:
 
 
 async def measure(
-    server: Server,
+    server: ServerAddress,
     workload: Workload,
     pace: Closed | Open,
     objective: Objective,
@@ -102,7 +102,7 @@ async def measure(
     repeats: int,
     warm_up: int,
     model: str,
-    prompts: Prompts | None,
+    prompts: PromptForm | None,
     ignore_eos: bool,
     timeout_s: float,
 ) -> dict[str, Any]:

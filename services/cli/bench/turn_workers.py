@@ -67,7 +67,7 @@ WAITING: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TurnMeasurement:
     side: str
     mix: str
     rooms: dict[str, int]
@@ -107,20 +107,22 @@ class Burst:
         }
 
 
-def measure(runs: int, rooms: int, burst: int, prompt_tokens: int) -> tuple[list[Measured], list[Burst]]:
+def measure(
+    runs: int, rooms: int, burst: int, prompt_tokens: int
+) -> tuple[list[TurnMeasurement], list[Burst]]:
     """Both sides with a mix of rooms and with all of them running; then a burst on each."""
-    found: tuple[list[Measured], list[Burst]] = uvloop.run(_measure(runs, rooms, burst, prompt_tokens))
+    found: tuple[list[TurnMeasurement], list[Burst]] = uvloop.run(_measure(runs, rooms, burst, prompt_tokens))
     return found
 
 
 async def _measure(
     runs: int, rooms: int, burst: int, prompt_tokens: int
-) -> tuple[list[Measured], list[Burst]]:
+) -> tuple[list[TurnMeasurement], list[Burst]]:
     measured, bursts = [], []
     for make in (_Decode, _Prefill):
         for mix in ("mixed", "running"):
             running = rooms if mix == "running" else rooms - int(rooms * WAITING)
-            worker: _Worker = make(rooms, running)
+            worker: _TurnWorker = make(rooms, running)
             try:
                 await worker.fill(running if mix == "running" else running - running // 2)
                 measured.append(await worker.measured(mix, runs))
@@ -164,7 +166,7 @@ class _Unheard(FollowerPeers):
     shut_out = False
 
 
-class _Worker(ABC):
+class _TurnWorker(ABC):
     """`places`: for rooms. `fitting`: that pages suffice for."""
 
     side: str
@@ -204,7 +206,7 @@ class _Worker(ABC):
             turns_s.append(await self._turn())
         return Burst(self.side, commands, prompt_tokens, turns_s)
 
-    async def measured(self, mix: str, runs: int) -> Measured:
+    async def measured(self, mix: str, runs: int) -> TurnMeasurement:
         beside, ended, passed = [], [], []
         if self._stepper.free:
             raise AssertionError("nothing is computed")
@@ -217,7 +219,7 @@ class _Worker(ABC):
             await self._turn()
         census = {phase.value: held for phase, held in self.work.roster.census().items() if held}
         medians = map(statistics.median, (beside, ended, passed))
-        return Measured(self.side, mix, census, *medians)
+        return TurnMeasurement(self.side, mix, census, *medians)
 
     async def close(self) -> None:
         self._engine.end()
@@ -254,7 +256,7 @@ class _Worker(ABC):
         return request_to_wire(Request("bench", tuple(prompt), GROWS))
 
 
-class _Decode(_Worker):
+class _Decode(_TurnWorker):
     side = "decode"
 
     def __init__(self, places: int, fitting: int) -> None:
@@ -311,7 +313,7 @@ class _Decode(_Worker):
         view[SEAL_OFFSET : SEAL_OFFSET + len(seal)] = seal
 
 
-class _Prefill(_Worker):
+class _Prefill(_TurnWorker):
     side = "prefill"
 
     def __init__(self, places: int, fitting: int) -> None:

@@ -65,21 +65,21 @@ WORDS: Final = (
 """One token each, with the space before it, in the vocabularies of most models."""
 
 
-class Arrivals(StrEnum):
+class ArrivalProcess(StrEnum):
     POISSON = "poisson"
     FIXED = "fixed"
 
 
-class Endpoint(StrEnum):
+class ApiEndpoint(StrEnum):
     COMPLETIONS = "completions"
     CHAT = "chat"
 
     @property
     def path(self) -> str:
-        return "/v1/chat/completions" if self is Endpoint.CHAT else "/v1/completions"
+        return "/v1/chat/completions" if self is ApiEndpoint.CHAT else "/v1/completions"
 
 
-class Prompts(StrEnum):
+class PromptForm(StrEnum):
     """How prompts are written."""
 
     IDS = "ids"
@@ -101,7 +101,7 @@ class Workload:
     vocabulary: int = 32_000
     """Token ids are below this."""
     seed: int = 0
-    endpoint: Endpoint = Endpoint.COMPLETIONS
+    endpoint: ApiEndpoint = ApiEndpoint.COMPLETIONS
 
     def described(self) -> dict[str, Any]:
         return {
@@ -129,8 +129,8 @@ class Writer:
     """Writes requests for one server."""
 
     model: str
-    endpoint: Endpoint
-    prompts: Prompts
+    endpoint: ApiEndpoint
+    prompts: PromptForm
     overhead: int = 0
     """Tokens that the server counts beyond a text's words: a template, a mark of the beginning."""
     ignore_eos: bool = True
@@ -144,12 +144,12 @@ class Writer:
     def body(self, pieces: Sequence[int], max_tokens: int) -> bytes:
         """`pieces`: one number per token of the prompt."""
         told: dict[str, Any] = {"model": self.model}
-        if self.prompts is Prompts.IDS:
+        if self.prompts is PromptForm.IDS:
             told["prompt"] = list(pieces)
         else:
             words = pieces[: max(1, len(pieces) - self.overhead)]
             text = " ".join(WORDS[piece % len(WORDS)] for piece in words)
-            if self.endpoint is Endpoint.CHAT:
+            if self.endpoint is ApiEndpoint.CHAT:
                 told["messages"] = [{"role": "user", "content": text}]
             else:
                 told["prompt"] = text
@@ -181,13 +181,13 @@ def make_asks(workload: Workload, writer: Writer, count: int, turn: int) -> list
     return asks
 
 
-def schedule(asks: Sequence[Ask], rate: float, arrivals: Arrivals, seed: int, turn: int) -> list[Ask]:
+def schedule(asks: Sequence[Ask], rate: float, arrivals: ArrivalProcess, seed: int, turn: int) -> list[Ask]:
     """The same requests, `rate` a second: evenly, or at random as independent callers come."""
     rng = _chance(seed, "arrivals", turn)
     at_s, timed = 0.0, []
     for ask in asks:
         timed.append(Ask(ask.body, at_s))
-        at_s += 1 / rate if arrivals is Arrivals.FIXED else rng.expovariate(rate)
+        at_s += 1 / rate if arrivals is ArrivalProcess.FIXED else rng.expovariate(rate)
     return timed
 
 
