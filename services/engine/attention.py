@@ -14,10 +14,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from services.engine.kept import KeptGroup
+from services.engine.kept import WorkspaceGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedRows
-from services.engine.plan import Group, Plan, Prefixed, Whole
+from services.engine.plan import AttentionMetadata, Prefixed, RowGroup, Whole
 from services.engine.sight import Reach, Sight
 
 NAME: Final = "baton_paged"
@@ -76,7 +76,7 @@ AttentionInterface.register(NAME, paged_attention)
 class PagedStep:
     """One step's attention: stores the new keys and values, then lets each row look at its own."""
 
-    def __init__(self, plan: Plan, cache: PagedKvCache, reaches: Mapping[int, Reach]) -> None:
+    def __init__(self, plan: AttentionMetadata, cache: PagedKvCache, reaches: Mapping[int, Reach]) -> None:
         """`reaches`: of the layers, by id, whose tokens do not see all before them."""
         self._plan = plan
         self._cache = cache
@@ -125,7 +125,7 @@ class PagedStep:
     def _together(
         self,
         layer: int,
-        group: Group | KeptGroup | PagedRows,
+        group: RowGroup | WorkspaceGroup | PagedRows,
         query: torch.Tensor,
         entries: torch.Tensor,
         sight: Sight,

@@ -24,14 +24,14 @@ NAMED: Final = 3
 """Weights that a message names."""
 
 
-class Refused(Exception):
+class ConversionRefused(Exception):
     """The library would make another model of the file. The text says what it would lack."""
 
 
 def convert(source: Path, target: Path, name: str) -> None:
     """Write the model in the GGUF file `source` to the new directory `target`.
 
-    Raises Refused, or what the library raises on a file that it cannot read or an architecture that it does
+    Raises ConversionRefused, or what the library raises on a file that it cannot read or an architecture that it does
     not know.
     """
     from services.engine.gguf_file import lent_to_the_library
@@ -57,7 +57,9 @@ def _convert(source: Path, target: Path, name: str) -> None:
     )
     lost = [*lost_settings(header, config), *lost_of_tokenizer(header)]
     if lost:
-        raise Refused(f"the model library's GGUF reader passes over what the model needs: {', '.join(lost)}")
+        raise ConversionRefused(
+            f"the model library's GGUF reader passes over what the model needs: {', '.join(lost)}"
+        )
     _say("reading the tokenizer")
     tokenizer = read_tokenizer(source, header, config)
     _say("reading the weights")
@@ -89,7 +91,7 @@ def _convert(source: Path, target: Path, name: str) -> None:
 
 
 def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
-    """The library's, splitting text as the file says. Raises Refused where it would not once it is loaded
+    """The library's, splitting text as the file says. Raises ConversionRefused where it would not once it is loaded
     from what is written of it."""
     from transformers import AutoTokenizer
 
@@ -120,7 +122,9 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
         write_tokenizer(tokenizer, Path(folder))
         served: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not alike(tokenizer, served):
-        raise Refused(f"the library's {type(served).__name__} would split text otherwise than {split}")
+        raise ConversionRefused(
+            f"the library's {type(served).__name__} would split text otherwise than {split}"
+        )
     return tokenizer
 
 
@@ -136,7 +140,7 @@ def write_tokenizer(tokenizer: Any, target: Path) -> None:
 def _refuse(weights: list[str], which: str) -> None:
     if weights:
         more = f" and {len(weights) - NAMED} more" if len(weights) > NAMED else ""
-        raise Refused(f"there are weights {which}: {', '.join(weights[:NAMED])}{more}")
+        raise ConversionRefused(f"there are weights {which}: {', '.join(weights[:NAMED])}{more}")
 
 
 def _say(line: str) -> None:
@@ -157,7 +161,7 @@ def main(arguments: list[str]) -> int:
     source, target = Path(arguments[0]).resolve(), Path(arguments[1])
     try:
         convert(source, target, arguments[2] if len(arguments) == 3 else source.stem)
-    except Refused as refused:
+    except ConversionRefused as refused:
         print(refused, file=sys.stderr)  # noqa: T201
         return 1
     except Exception as error:

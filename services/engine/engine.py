@@ -21,7 +21,7 @@ from services.engine.compiler import kernel as compiled_kernel
 from services.engine.device import find_device, find_dtype
 from services.engine.flash import find_kernel, proven
 from services.engine.graphs import RecordedSteps, recorded_steps
-from services.engine.kept import Kept
+from services.engine.kept import DecodeWorkspace
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
 from services.engine.model import Model, load_model
 from services.engine.paged import PagedKernel
@@ -78,7 +78,7 @@ class Engine:
         self._team = team
         self._drawer = drawer_of(team)
         self._summer = PageSummer(cache)
-        self._kept = Kept(cache, batch_memory) if batch_memory else None
+        self._kept = DecodeWorkspace(cache, batch_memory) if batch_memory else None
         self.recorded = recorded
         self.compiled = compiled
         self.by_row = by_row

@@ -32,7 +32,7 @@ NOT_HERE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingRoom:
     room: Room
     sequences: abc.Sequence[Sequence]
     folds: "asyncio.Future[list[Fold]]"
@@ -45,7 +45,7 @@ class Folds:
         """`shelf`: of the rank that draws; the others have None. `wake` is called when one is compiled."""
         self._shelf = shelf
         self._wake = wake
-        self._waiting: dict[RoomId, _Waiting] = {}
+        self._waiting: dict[RoomId, _WaitingRoom] = {}
 
     def __len__(self) -> int:
         """Rooms that wait."""
@@ -64,7 +64,7 @@ class Folds:
         output = tuple(sequences[0].output)
         folds = asyncio.wrap_future(self._shelf.folds(grammar, output, len(sequences)))
         folds.add_done_callback(lambda _: self._wake())
-        self._waiting[room.id] = _Waiting(room, sequences, folds)
+        self._waiting[room.id] = _WaitingRoom(room, sequences, folds)
 
     def see(self) -> bool:
         """Whether one that was waited for is compiled, or cannot be."""

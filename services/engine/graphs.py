@@ -83,7 +83,7 @@ class NotTheSame(RuntimeError):
     """A replay gave something else than the calls."""
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     rows: int
     pages: int
     """Of each row."""
@@ -109,21 +109,21 @@ class RecordedSteps:
         longest = cache.layout.pages_for(model.facts.context_length)
         self._pages = sizes(PAGES_MIN, min(longest, cache.pages))
         shapes = [
-            Shape(rows, pages)
+            BatchShape(rows, pages)
             for rows in self._rows
             for pages in self._pages
             if rows * pages * cache.layout.page_tokens <= TOKENS_MAX
         ]
         self.shapes = sorted(shapes, key=lambda shape: shape.rows * shape.pages)
         """Those that are to be recorded, the smallest first."""
-        self._recorded: dict[Shape, Replay] = {}
+        self._recorded: dict[BatchShape, Replay] = {}
         numbers = max(map(_numbers_of, shapes), default=0)
         self._here = torch.zeros(numbers, dtype=torch.int64, pin_memory=model.device.type == "cuda")
         self._there = torch.zeros(numbers, dtype=torch.int64, device=model.device)
         self._logits = cache.tensor.new_zeros(self._rows[-1], model.vocab_size)
 
     @property
-    def recorded(self) -> frozenset[Shape]:
+    def recorded(self) -> frozenset[BatchShape]:
         """What is replayed."""
         return frozenset(self._recorded)
 
@@ -157,17 +157,17 @@ class RecordedSteps:
         wanted = [place for place, row in enumerate(rows) if row.wanted]
         return self._logits[: len(rows)] if len(wanted) == len(rows) else self._logits[wanted]
 
-    def _shape_of(self, rows: abc.Sequence[Row]) -> Shape | None:
+    def _shape_of(self, rows: abc.Sequence[Row]) -> BatchShape | None:
         pages = max(self._cache.layout.pages_for(row.stop) for row in rows)
         if any(row.stop - row.start > 1 for row in rows):
             return None
         if len(rows) > self._rows[-1] or pages > self._pages[-1]:
             return None
-        return Shape(
+        return BatchShape(
             self._rows[bisect_left(self._rows, len(rows))], self._pages[bisect_left(self._pages, pages)]
         )
 
-    def _load(self, shape: Shape, rows: abc.Sequence[Row]) -> None:
+    def _load(self, shape: BatchShape, rows: abc.Sequence[Row]) -> None:
         """Copy a step's numbers to where the recorded calls look. The step before has ended by then: nothing
         reads what is overwritten here."""
         filled = [*rows, *[rows[-1]] * (shape.rows - len(rows))]
@@ -175,7 +175,7 @@ class RecordedSteps:
         self._here[: len(packed)] = integers(packed)
         self._there[: len(packed)].copy_(self._here[: len(packed)], non_blocking=True)
 
-    def _recorded_and_proven(self, shape: Shape) -> Replay:
+    def _recorded_and_proven(self, shape: BatchShape) -> Replay:
         numbers = self._there[: _numbers_of(shape)]
         logits = self._logits[: shape.rows]
 
@@ -192,7 +192,7 @@ class RecordedSteps:
         self._prove(shape, self._rehearsal(shape, 1), replay)
         return replay
 
-    def _prove(self, shape: Shape, rows: abc.Sequence[Row], replay: Replay) -> None:
+    def _prove(self, shape: BatchShape, rows: abc.Sequence[Row], replay: Replay) -> None:
         """On other `rows` than were recorded: none of those are to be part of the recording. Raises
         NotTheSame."""
         size = self._cache.layout.page_tokens
@@ -217,7 +217,7 @@ class RecordedSteps:
         if not all(each <= TOLERANCES[self._model.dtype] for each in gaps):
             raise NotTheSame(f"results differ by {max(gaps):.2g} of their length")
 
-    def _rehearsal(self, shape: Shape, turn: int) -> list[Row]:
+    def _rehearsal(self, shape: BatchShape, turn: int) -> list[Row]:
         """Rows as long as the cache has pages for, each a little shorter than the one before; in every turn
         other tokens, positions and pages."""
         layout, longest = self._cache.layout, self._model.facts.context_length
@@ -253,12 +253,12 @@ def sizes(first: int, last: int) -> list[int]:
     return [*found, last]
 
 
-def _numbers_of(shape: Shape) -> int:
+def _numbers_of(shape: BatchShape) -> int:
     """Token, position and page to write to of each row, and its page table."""
     return shape.rows * (3 + shape.pages)
 
 
-def _tell(what: str, shape: Shape, error: RuntimeError) -> None:
+def _tell(what: str, shape: BatchShape, error: RuntimeError) -> None:
     # Ending a capture in which something has failed fails too: the cause is what came before.
     cause = error.__context__ or error
     log.warning(what, rows=shape.rows, pages=shape.pages, why=in_a_line(cause))

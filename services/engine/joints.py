@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from services.engine.share import Link
+from services.engine.share import RankLink
 from services.runtime.model_facts import UnsupportedModel
 
 NEAR: Final = 1e-5
@@ -16,7 +16,7 @@ NEAR: Final = 1e-5
 class RowWise(nn.Module):
     """Columns of a linear layer whose input is cut as its weight is: each rank has a part of every sum."""
 
-    def __init__(self, linear: nn.Linear, link: Link) -> None:
+    def __init__(self, linear: nn.Linear, link: RankLink) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
@@ -30,7 +30,7 @@ class RowWise(nn.Module):
 class Head(nn.Module):
     """Rows of the last linear layer, of which the first tensor rank is to have everything that comes out."""
 
-    def __init__(self, linear: nn.Linear, link: Link, each: int) -> None:
+    def __init__(self, linear: nn.Linear, link: RankLink, each: int) -> None:
         """`each`: the most rows that a rank has; the last may have fewer."""
         super().__init__()
         self.weight = linear.weight
@@ -48,7 +48,7 @@ class Head(nn.Module):
 class WideNorm(nn.Module):
     """An RMS norm over all heads of a token, of which each rank has some."""
 
-    def __init__(self, norm: nn.Module, link: Link, copies: int) -> None:
+    def __init__(self, norm: nn.Module, link: RankLink, copies: int) -> None:
         """`norm`: as the definition has it, over all of them. `copies`: ranks that have the same heads.
         Raises ValueError for a norm of another kind."""
         super().__init__()
@@ -83,7 +83,7 @@ class Blank(nn.Module):
 
     none: torch.Tensor
 
-    def __init__(self, like: nn.Embedding, link: Link) -> None:
+    def __init__(self, like: nn.Embedding, link: RankLink) -> None:
         super().__init__()
         self._link = link
         self._width = like.embedding_dim
@@ -138,7 +138,7 @@ class Later(nn.Module):
         self._passed = True
 
 
-def receive_before(layer: nn.Module, link: Link) -> None:
+def receive_before(layer: nn.Module, link: RankLink) -> None:
     """`layer` computes what the stage before sends, whatever it is given."""
 
     def received(_: object, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -149,12 +149,12 @@ def receive_before(layer: nn.Module, link: Link) -> None:
     layer.register_forward_pre_hook(received, with_kwargs=True)
 
 
-def sum_behind(module: nn.Module, link: Link) -> None:
+def sum_behind(module: nn.Module, link: RankLink) -> None:
     """What comes out of `module` is a part of a sum: ranks add it up."""
     module.register_forward_hook(lambda _, __, out: link.team.sum(out))
 
 
-def dispatch(experts: Any, own: range, link: Link) -> None:
+def dispatch(experts: Any, own: range, link: RankLink) -> None:
     """`experts`, which are `own` of all, compute what is meant for them, and ranks add it up. What is meant
     for others has no weight, and a number that none has."""
 

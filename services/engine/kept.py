@@ -25,8 +25,8 @@ MORE_SLOTS: Final = 4
 """Of a group, for sequences that come, where there is memory. A slot that nobody has had takes none."""
 
 
-class KeptGroup:
-    """Sequences of similar length that attend together, one token each. As `services.engine.plan.Group`, with
+class WorkspaceGroup:
+    """Sequences of similar length that attend together, one token each. As `services.engine.plan.RowGroup`, with
     the matrices of a sequence side by side."""
 
     def __init__(self, block: torch.Tensor, layout: KvLayout) -> None:
@@ -131,19 +131,19 @@ class KeptGroup:
             self.sequences[slot], self._stops[slot] = sequence, stop
 
 
-class Kept:
+class DecodeWorkspace:
     """Of one cache, on a CPU, in `length` bytes. One step at a time, of which it is told how it `ended`."""
 
     def __init__(self, cache: PagedKvCache, length: int) -> None:
         self._cache = cache
         self._memory = cache.tensor.new_empty(length // cache.tensor.element_size())
-        self._groups: list[KeptGroup] = []
+        self._groups: list[WorkspaceGroup] = []
         self._there = True
         """What `_groups` say is kept."""
         self._changing = False
         """By the step that runs."""
 
-    def arrange(self, rows: abc.Sequence[Row]) -> tuple[list[KeptGroup], list[Row]] | None:
+    def arrange(self, rows: abc.Sequence[Row]) -> tuple[list[WorkspaceGroup], list[Row]] | None:
         """Groups for these rows of one token each, and the rows in the order of their slots; None where they
         do not fit. What is not there yet is fetched as the groups are looked up."""
         if not self._there:
@@ -187,7 +187,7 @@ class Kept:
         blocks = self._blocks(
             [(end - first + MORE_SLOTS, lengths[first] + ROOM_PAGES) for first, end in spans]
         ) or self._blocks([(end - first, lengths[first] + FEW_PAGES) for first, end in spans])
-        self._groups = [KeptGroup(block, layout) for block in blocks]
+        self._groups = [WorkspaceGroup(block, layout) for block in blocks]
         for group, (first, end) in zip(self._groups, spans, strict=False):
             for row in longest_first[first:end]:
                 group.add(row)

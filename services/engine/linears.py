@@ -31,7 +31,7 @@ class Plain:
         return nn.functional.linear(rows, self._weight, self._bias)
 
 
-class Packed:
+class PackedLinear:
     """Over oneDNN's own layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -49,7 +49,7 @@ def linear_of(parts: list[nn.Linear]) -> Linear:
     """One product in place of several of the same rows: what comes out stands side by side. Several weights
     are copied, and one that is laid out anew is: let go of `parts` afterwards."""
     weight, bias = joined(parts)
-    return Packed(weight, bias) if _packs(weight) else Plain(weight, bias)
+    return PackedLinear(weight, bias) if _packs(weight) else Plain(weight, bias)
 
 
 def joined(parts: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:

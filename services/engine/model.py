@@ -42,7 +42,7 @@ from services.engine.shards import (
     plain_sources,
     weights_in,
 )
-from services.engine.share import Share, share_of
+from services.engine.share import RankShard, share_of
 from services.engine.sight import Reach, Sight
 from services.engine.split import cut_stages, cut_weights
 from services.engine.supported import (
@@ -84,7 +84,7 @@ class Model:
         facts: ModelFacts,
         dtype: str,
         device: torch.device,
-        share: Share | None = None,
+        share: RankShard | None = None,
         load: Callable[[], Any] | None = None,
         codes: Mapping[torch.nn.Linear, Codes] | None = None,
         *,
@@ -577,7 +577,7 @@ def _load_share(
     directory: Path,
     name: str,
     config: Any,
-    share: Share,
+    share: RankShard,
     dtype: str,
     device: torch.device,
     how: Quantisation | None,

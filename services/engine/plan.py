@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 
 from services.engine.grouping import Masks, groups_of_similar_length, mask
-from services.engine.kept import Kept, KeptGroup
+from services.engine.kept import DecodeWorkspace, WorkspaceGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel, PagedRows, pack, page_table, unpack
 from services.engine.rows import Row, integers
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows of one token each that attend together: B of them."""
 
     begin: int
@@ -41,7 +41,7 @@ class Group:
     def look_up(
         self, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `KeptGroup.look_up`: everything is fetched."""
+        """As `WorkspaceGroup.look_up`: everything is fetched."""
         del place, entries
         cache.read(layer, self.pages, self.room)
         return self.keys.transpose(1, 2), self.values
@@ -84,7 +84,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionMetadata:
     """One step. T tokens, of which N have wanted logits."""
 
     tokens: torch.Tensor
@@ -93,8 +93,8 @@ class Plan:
     """[1, T]"""
     write: torch.Tensor
     """[T * 2 * kv heads]: what the cache's `write` takes, token by token, keys first."""
-    groups: tuple[Group | KeptGroup | PagedRows, ...]
-    alike: Group | KeptGroup | PagedRows | None
+    groups: tuple[RowGroup | WorkspaceGroup | PagedRows, ...]
+    alike: RowGroup | WorkspaceGroup | PagedRows | None
     """The only group, where the step has no other rows."""
     prefixed: tuple[Prefixed, ...]
     wholes: tuple[Whole, ...]
@@ -107,9 +107,9 @@ def make_plan(
     rows: abc.Sequence[Row],
     cache: PagedKvCache,
     device: torch.device,
-    kept: Kept | None = None,
+    kept: DecodeWorkspace | None = None,
     kernel: PagedKernel | None = None,
-) -> Plan:
+) -> AttentionMetadata:
     """Lay the checked `rows` of a step out. Moves to `device` what it needs, in one copy. `kept`: of the last
     steps, and from now on of this one, once it has `ended`; not with a `kernel`, which is to look at all."""
     size = cache.layout.page_tokens
@@ -137,7 +137,7 @@ def make_plan(
     sizes = [len(tokens)] * 3 + [len(keep)] + [len(read.table) for read in reads]
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
 
-    together: list[Group | KeptGroup | PagedRows] = []
+    together: list[RowGroup | WorkspaceGroup | PagedRows] = []
     prefixed: list[Prefixed] = []
     for group in groups:
         begin = together[-1].end if together else 0
@@ -160,7 +160,7 @@ def make_plan(
         for place in range(len(single), len(laid))
         if laid[place].start == 0 and kernel is None
     ]
-    return Plan(
+    return AttentionMetadata(
         tokens=ids[None],
         positions=where[None],
         write=_write_rows(pages, where, cache),
@@ -181,18 +181,18 @@ def pack_singles(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[
 
 def plan_of_singles(
     packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: PagedKernel | None = None
-) -> Plan:
+) -> AttentionMetadata:
     """`rows` rows of one token each as one group, in their order, all wanted: from what `pack_singles` laid
     side by side, which is on the device. Makes the same calls whatever the numbers are."""
     ids, where, homes, table = torch.split(packed, [rows, rows, rows, len(packed) - 3 * rows])
-    group: Group | PagedRows
+    group: RowGroup | PagedRows
     if kernel is None:
         group = _singles(0, rows, table, where, cache)
     else:
         begins = torch.arange(rows + 1, dtype=torch.int32, device=packed.device)
         stops, tables = (where + 1).int(), table.view(rows, -1).int()
         group = PagedRows(0, rows, begins, stops, tables, longest=1, kernel=kernel)
-    return Plan(
+    return AttentionMetadata(
         tokens=ids[None],
         positions=where[None],
         write=_write_rows(homes, where, cache),
@@ -248,13 +248,13 @@ def _singles(
     pages: torch.Tensor,
     positions: torch.Tensor,
     cache: PagedKvCache,
-) -> Group:
+) -> RowGroup:
     heads = len(cache.layout.kv_heads)
     width = len(pages) // (end - begin) * cache.layout.page_tokens
     own, like = positions[begin:end], cache.tensor
     masks = Masks(lambda reach: mask(own, width, like, reach).repeat(heads, 1)[:, None], width)
     room, keys, values = _room(pages, heads * (end - begin), cache)
-    return Group(begin, end, pages, room, keys, values, masks)
+    return RowGroup(begin, end, pages, room, keys, values, masks)
 
 
 def _prefixed(

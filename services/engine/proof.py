@@ -18,7 +18,7 @@ from services.engine.anatomy import OtherAnatomy
 from services.engine.attention import PagedStep
 from services.engine.compiled import KernelFor, OtherShapes
 from services.engine.compiler import NotCompiled
-from services.engine.kept import Kept
+from services.engine.kept import DecodeWorkspace
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.model import Model
 from services.engine.plan import make_plan
@@ -175,7 +175,7 @@ def _answers(
     cache = PagedKvCache(layout, 2 * pages, model.device)
     cache.tensor.zero_()
     tables = torch.randperm(2 * pages, generator=numbers).view(2, pages).tolist()
-    kept = Kept(cache, cache.length * 2) if ours and model.device.type == "cpu" else None
+    kept = DecodeWorkspace(cache, cache.length * 2) if ours and model.device.type == "cpu" else None
     reaches = {layer: reach.narrowed(NARROW) for layer, reach in model.reaches.items()}
     compiled = model.compiled_steps(cache, reaches)
     told: list[torch.Tensor] = []

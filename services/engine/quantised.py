@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
-from services.engine.unpacking import WORD, Awq, Experts, Fp4, Gptq, Packed, Scaled, Stored, Words
+from services.engine.unpacking import WORD, Awq, Experts, Fp4, Gptq, PackedWeight, Scaled, TensorSource, Words
 from services.runtime.model_facts import CONFIG_FILE, Json, ModelUnreadable, json_object, stored_types
 
 KEYS: Final = ("quantization_config", "compression_config")
@@ -179,14 +179,14 @@ METHODS: Final[Mapping[str, Callable[[Json], list[str]]]] = {
 """Of each method that is known, what of it is not: in a few words each."""
 
 
-class Table:
+class WeightTable:
     """Which tensors of a checkpoint make each of its weights."""
 
     def __init__(
         self,
         directory: Path,
         types: Mapping[str, str],
-        stored: Callable[[str], Stored],
+        stored: Callable[[str], TensorSource],
         how: Quantisation | None,
     ) -> None:
         """`types`: of each tensor of the files, what its numbers are; `stored`: gives one. Raises
@@ -196,7 +196,7 @@ class Table:
         self._stored = stored
         self._how = how or Quantisation("")
         self._taken: set[str] = set()
-        self.packed: dict[str, Packed] = {}
+        self.packed: dict[str, PackedWeight] = {}
         """By the names that the model's definition has."""
         if how is not None:
             for name in types:
@@ -217,7 +217,7 @@ class Table:
 
     def _enter(self, name: str) -> None:
         stem, end = name.rpartition(".")[0], _end(name)
-        weight: Packed | None = None
+        weight: PackedWeight | None = None
         target = f"{stem}.weight"
         try:
             if end == "qweight":
@@ -239,17 +239,17 @@ class Table:
             self._taken.add(name)
             self.packed[target] = weight
 
-    def _part(self, name: str) -> Stored:
+    def _part(self, name: str) -> TensorSource:
         """Raises KeyError, by its name, for one that is not there."""
         if name not in self._types:
             raise KeyError(name)
         self._taken.add(name)
         return self._stored(name)
 
-    def _if_there(self, name: str) -> Stored | None:
+    def _if_there(self, name: str) -> TensorSource | None:
         return self._part(name) if name in self._types else None
 
-    def _scaled(self, name: str) -> Packed | None:
+    def _scaled(self, name: str) -> PackedWeight | None:
         """None where there are no scales: then it is for the caller to say what it is."""
         scale = self._if_there(f"{name}_scale_inv") or self._if_there(f"{name}_scale")
         if scale is None:
@@ -260,7 +260,7 @@ class Table:
         block = self._how.block_of(name.rpartition(".")[0])
         return Scaled(self._stored(name), scale, block, zero)
 
-    def _words(self, stem: str) -> Packed:
+    def _words(self, stem: str) -> PackedWeight:
         codes, scale = self._stored(f"{stem}.weight_packed"), self._part(f"{stem}.weight_scale")
         if self._types[f"{stem}.weight_packed"] != "I32":
             return Fp4(codes, scale, self._if_there(f"{stem}.weight_global_scale"), divides=True)
@@ -269,7 +269,7 @@ class Table:
         zero, order = (self._if_there(f"{stem}.weight_{each}") for each in ("zero_point", "g_idx"))
         return Words(codes, scale, bits, int(shape[1]), zero, order)
 
-    def _integers(self, stem: str) -> Packed:
+    def _integers(self, stem: str) -> PackedWeight:
         words, zeros, scales = (
             self._stored(f"{stem}.qweight"),
             self._part(f"{stem}.qzeros"),
@@ -290,7 +290,7 @@ def _end(name: str) -> str:
 def refuse_codes(directory: Path) -> None:
     """Raise ModelUnreadable if the files in `directory`, which tells of no quantisation, hold codes."""
 
-    def unread(name: str) -> Stored:
+    def unread(name: str) -> TensorSource:
         raise AssertionError(name)
 
-    Table(directory, stored_types(directory), unread, None)
+    WeightTable(directory, stored_types(directory), unread, None)

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from torch import nn
 
 from services.engine.container import attention_of, maker_of
-from services.engine.quantised import Quantisation, Table
-from services.engine.sources import Box, Cut, Source, Stored, Unlike, Unwalked, Weights, fetch, sources_of
-from services.engine.unpacking import DoesNotFit, Packed, numbers_of
+from services.engine.quantised import Quantisation, WeightTable
+from services.engine.sources import Box, Cut, FileWeight, Source, Unlike, Unwalked, Weights, fetch, sources_of
+from services.engine.unpacking import DoesNotFit, PackedWeight, numbers_of
 from services.runtime.model_facts import (
     ModelUnreadable,
     UnsupportedModel,
@@ -76,7 +76,7 @@ def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
 
 def plain_sources(weights: Weights) -> dict[str, Source]:
     """Of weights that have the definition's own names."""
-    return {name: Stored(weights, name) for name in weights.names}
+    return {name: FileWeight(weights, name) for name in weights.names}
 
 
 def fill(module: Any, cuts: Mapping[str, Cut], sources: Mapping[str, Source], device: torch.device) -> None:
@@ -168,7 +168,7 @@ class Files:
         for file in weight_files(directory):
             opened = stack.enter_context(safe_open(file, framework="pt"))
             self._places.update(dict.fromkeys(opened.keys(), opened))
-        self.table = Table(directory, stored_types(directory), self._stored, how)
+        self.table = WeightTable(directory, stored_types(directory), self._stored, how)
         self._names = {*self.table.plain, *self.table.packed}
 
     def _stored(self, name: str) -> "StoredTensor":
@@ -211,7 +211,7 @@ class Files:
                 )
         return sources
 
-    def _dequantised(self, name: str, packed: Packed, box: Box) -> torch.Tensor:
+    def _dequantised(self, name: str, packed: PackedWeight, box: Box) -> torch.Tensor:
         try:
             return numbers_of(packed, self._dtype, box)
         except DoesNotFit as error:

@@ -20,7 +20,7 @@ class CannotSplit(StartupError):
 
 
 @dataclass(slots=True)
-class Link:
+class RankLink:
     """To the other ranks."""
 
     team: Team
@@ -37,10 +37,10 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShard:
     """One rank's part of a model of which all ranks together have `whole`."""
 
-    link: Link
+    link: RankLink
     whole: Geometry
     layers: tuple[int, ...]
     kv_heads: tuple[int, ...]
@@ -73,7 +73,7 @@ class Share:
         )
 
 
-def share_of(name: str, config: Any, team: Team) -> Share:
+def share_of(name: str, config: Any, team: Team) -> RankShard:
     """What the rank of `team` has of the model `name`. Raises UnsupportedModel or CannotSplit."""
     topology = team.topology
     if topology.context > 1:
@@ -92,7 +92,7 @@ def share_of(name: str, config: Any, team: Team) -> Share:
         heads = f"--tp {topology.tensor}: the model {name} has {whole.kv_heads} KV heads, which is neither a "
         by_stages = error.field == "pipeline_parallel"
         raise CannotSplit(stages if by_stages else f"{heads}multiple nor a divisor of it") from error
-    return Share(Link(team), whole, rank.layers, rank.kv_heads)
+    return RankShard(RankLink(team), whole, rank.layers, rank.kv_heads)
 
 
 def _geometry(name: str, config: Any) -> Geometry:

@@ -83,7 +83,7 @@ def fetch(source: Source, cut: Cut | None, dtype: torch.dtype, device: torch.dev
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class FileWeight:
     """A weight of the files."""
 
     weights: Weights
@@ -219,7 +219,7 @@ class Turned:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class ConvertedParameter:
     """A parameter, or several, that a converter of the library makes."""
 
     converter: Any
@@ -265,16 +265,16 @@ def sources_of(module: Any, weights: Weights) -> dict[str, Source]:
         if target not in shapes:
             continue
         if pattern is None:
-            found.setdefault(target, Stored(weights, name))
+            found.setdefault(target, FileWeight(weights, name))
         else:
             parts = made.setdefault(target, (by_pattern[pattern], {}))[1]
-            parts.setdefault(pattern, []).append(Stored(weights, name))
+            parts.setdefault(pattern, []).append(FileWeight(weights, name))
     for target, (converter, parts) in made.items():
-        found |= _made(Making(converter, target, shapes, module.config), parts)
+        found |= _made(ConvertedParameter(converter, target, shapes, module.config), parts)
     return found
 
 
-def _made(making: Making, parts: Parts) -> dict[str, Source]:
+def _made(making: ConvertedParameter, parts: Parts) -> dict[str, Source]:
     for operation in making.converter.operations:
         walk = WALKS.get(type(operation))
         if walk is None:
@@ -297,7 +297,7 @@ def _only(patterns: Sequence[str]) -> str:
     return patterns[0]
 
 
-def _stacked(operation: Any, parts: Parts, making: Making) -> Parts:
+def _stacked(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     one = len(parts) == 1
     return {
         making.only_target() if one else pattern: [Stacked(_like(each), operation.dim)]
@@ -305,12 +305,12 @@ def _stacked(operation: Any, parts: Parts, making: Making) -> Parts:
     }
 
 
-def _joined(operation: Any, parts: Parts, making: Making) -> Parts:
+def _joined(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     in_order = [each for pattern in making.sources for each in parts.get(pattern, [])]
     return {making.only_target(): [Joined(_like(in_order, beside=operation.dim), operation.dim)]}
 
 
-def _chunked(operation: Any, parts: Parts, making: Making) -> Parts:
+def _chunked(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     whole = _single(parts[_only(list(parts))])
     targets = operation.get_target_patterns(making.targets, config=making.config)
     size = whole.shape[operation.dim]
@@ -321,7 +321,7 @@ def _chunked(operation: Any, parts: Parts, making: Making) -> Parts:
     }
 
 
-def _split(operation: Any, parts: Parts, making: Making) -> Parts:
+def _split(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     whole = _single(parts[_only(list(parts))])
     first, begin = making.targets[0], 0
     found: Parts = {}
@@ -334,7 +334,7 @@ def _split(operation: Any, parts: Parts, making: Making) -> Parts:
     return found
 
 
-def _turned(operation: Any, parts: Parts, making: Making) -> Parts:
+def _turned(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     whole = _single(parts[_only(list(parts))])
     target = operation.get_target_pattern(parts, making.sources, making.targets)
     if operation.check_dims and whole.shape == making.shapes[making.target]:
@@ -342,7 +342,7 @@ def _turned(operation: Any, parts: Parts, making: Making) -> Parts:
     return {target: [Turned(whole, operation.dim0 % len(whole.shape), operation.dim1 % len(whole.shape))]}
 
 
-def _sorted_apart(operation: Any, parts: Parts, making: Making) -> Parts:
+def _sorted_apart(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     """What lies at even places, and behind it what lies at odd ones."""
     if operation.inverse:
         raise Unwalked("Interleave, inverse")
@@ -361,7 +361,7 @@ def _like(parts: Sequence[Source], beside: int | None = None) -> tuple[Source, .
     return tuple(parts)
 
 
-WALKS: Final[Mapping[type, Callable[[Any, Parts, Making], Parts]]] = {
+WALKS: Final[Mapping[type, Callable[[Any, Parts, ConvertedParameter], Parts]]] = {
     library.MergeModulelist: _stacked,
     library.Concatenate: _joined,
     library.Chunk: _chunked,

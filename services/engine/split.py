@@ -31,7 +31,7 @@ from services.engine.joints import (
     receive_before,
     sum_behind,
 )
-from services.engine.share import CannotSplit, Share
+from services.engine.share import CannotSplit, RankShard
 from services.engine.sources import Cut
 from services.runtime.model_facts import UnsupportedModel
 
@@ -82,7 +82,7 @@ COUNTS: Final = {
 """By which words an attention tells its heads."""
 
 
-def cut_stages(name: str, module: Any, share: Share) -> Any:
+def cut_stages(name: str, module: Any, share: RankShard) -> Any:
     """Leave of `module` what the stage of `share` computes. Returns what the stage runs: all that is left, or
     without the head."""
     if share.layers == tuple(range(share.whole.layers)):
@@ -118,7 +118,7 @@ def cut_stages(name: str, module: Any, share: Share) -> Any:
     return module if share.last else base
 
 
-def cut_weights(name: str, module: Any, share: Share) -> dict[str, Cut]:
+def cut_weights(name: str, module: Any, share: RankShard) -> dict[str, Cut]:
     """Replace what the model's tensor-parallel plan cuts. Returns which part of which parameter, all on the
     meta device still, this rank has."""
     if share.tensor_ranks == 1:
@@ -141,7 +141,7 @@ def cut_weights(name: str, module: Any, share: Share) -> dict[str, Cut]:
 class Cutter:
     """Cuts the parts of one definition, as their styles say."""
 
-    def __init__(self, name: str, module: Any, share: Share, plan: Mapping[str, str]) -> None:
+    def __init__(self, name: str, module: Any, share: RankShard, plan: Mapping[str, str]) -> None:
         self.cuts: dict[str, Cut] = {}
         self._plan = plan
         self._name = name

@@ -28,7 +28,7 @@ class DoesNotFit(Exception):
     """Parts of a weight do not go together. The text says how."""
 
 
-class Stored(Protocol):
+class TensorSource(Protocol):
     """A tensor of a file, of which parts can be read."""
 
     @property
@@ -39,7 +39,7 @@ class Stored(Protocol):
     def part(self, box: Sequence[range]) -> torch.Tensor: ...
 
 
-class Packed(Protocol):
+class PackedWeight(Protocol):
     """A weight as it is stored."""
 
     @property
@@ -53,15 +53,15 @@ class Packed(Protocol):
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Those from `start`, a multiple of `step`, in float32. Raises DoesNotFit."""
 
-    def within(self, columns: range) -> "tuple[Packed, int]":
+    def within(self, columns: range) -> "tuple[PackedWeight, int]":
         """Of a weight of two dimensions, less of it that has those `columns`, and where in it they begin.
         Raises DoesNotFit."""
 
 
-class Span:
+class TensorSlice:
     """A part of a tensor of a file, which has two dimensions, along one of them."""
 
-    def __init__(self, stored: Stored, dim: int, places: range) -> None:
+    def __init__(self, stored: TensorSource, dim: int, places: range) -> None:
         self._stored = stored
         self._dim = dim
         self._places = places
@@ -84,7 +84,7 @@ class Span:
         return self._stored.part(inside)
 
 
-def numbers_of(weight: Packed, dtype: torch.dtype, box: Sequence[range] | None = None) -> torch.Tensor:
+def numbers_of(weight: PackedWeight, dtype: torch.dtype, box: Sequence[range] | None = None) -> torch.Tensor:
     """The numbers of `weight`, or of some places along each of its dimensions, rounded to `dtype`. Raises
     DoesNotFit."""
     rows, *tail = map(range, weight.shape) if box is None else box
@@ -108,11 +108,11 @@ class Scaled:
     """FP8 numbers or integers of 8 bits, [.., out, in], each times the scale of its block: of the tensor, of
     a row, of a group of a row, or of a rectangle. Integers may have zero points in the scales' shape."""
 
-    numbers: Stored
-    scale: Stored
+    numbers: TensorSource
+    scale: TensorSource
     block: tuple[int, int] | None = None
     """Of rectangles: rows and columns. The last ones may be cut short."""
-    zero: Stored | None = None
+    zero: TensorSource | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,21 +128,21 @@ class Scaled:
             numbers -= self._spread(self.zero, start, stop)
         return numbers.mul_(self._spread(self.scale, start, stop))
 
-    def within(self, columns: range) -> tuple[Packed, int]:
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
         wide = self._blocks()[1]
         if self.scale.shape[-1:] == (1,) or len(self.scale.shape) < 2:
-            return replace(self, numbers=Span(self.numbers, 1, columns)), 0
+            return replace(self, numbers=TensorSlice(self.numbers, 1, columns)), 0
         blocks = _covering(columns, wide)
         numbers = range(self.shape[1])[blocks.start * wide : blocks.stop * wide]
         some = replace(
             self,
-            numbers=Span(self.numbers, 1, numbers),
-            scale=Span(self.scale, 1, blocks),
-            zero=None if self.zero is None else Span(self.zero, 1, blocks),
+            numbers=TensorSlice(self.numbers, 1, numbers),
+            scale=TensorSlice(self.scale, 1, blocks),
+            zero=None if self.zero is None else TensorSlice(self.zero, 1, blocks),
         )
         return some, columns.start - numbers.start
 
-    def _spread(self, scale: Stored, start: int, stop: int) -> torch.Tensor:
+    def _spread(self, scale: TensorSource, start: int, stop: int) -> torch.Tensor:
         """One for each number of the rows, or what becomes that by broadcasting."""
         if prod(scale.shape) == 1:
             return _plain(scale.whole()).reshape(())
@@ -190,13 +190,13 @@ class Words:
     """Of compressed-tensors: integers of `bits`, [out, in], side by side along a row in words of 32 bits,
     each with the middle of its range added; times the scale of its group of columns."""
 
-    words: Stored
-    scale: Stored
+    words: TensorSource
+    scale: TensorSource
     bits: int
     columns: int
-    zero: Stored | None = None
+    zero: TensorSource | None = None
     """[out, groups], packed along the columns; none: the middle of the range."""
-    group_of: Stored | None = None
+    group_of: TensorSource | None = None
     """Of each column, where groups are not neighbours."""
 
     @property
@@ -221,7 +221,7 @@ class Words:
             numbers -= (zeros - middle).float()[:, groups]
         return numbers.mul_(self.scale.rows(start, stop).float()[:, groups])
 
-    def within(self, columns: range) -> tuple[Packed, int]:
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
         told = self.scale.shape[1]
         wide = self.columns // told if told and self.columns % told == 0 else 0
         if self.group_of is not None or not wide or wide % self.step:
@@ -230,10 +230,10 @@ class Words:
         words = range(groups.start * wide // self.step, groups.stop * wide // self.step)
         some = replace(
             self,
-            words=Span(self.words, 1, words),
-            scale=Span(self.scale, 1, groups),
+            words=TensorSlice(self.words, 1, words),
+            scale=TensorSlice(self.scale, 1, groups),
             columns=len(groups) * wide,
-            zero=None if self.zero is None else Span(self.zero, 1, groups),
+            zero=None if self.zero is None else TensorSlice(self.zero, 1, groups),
         )
         return some, columns.start - groups.start * wide
 
@@ -243,14 +243,14 @@ class Gptq:
     """Of GPTQ: integers, [in, out], in words along a column; less the zero point of their group of inputs,
     and times its scale."""
 
-    words: Stored
-    zeros: Stored
+    words: TensorSource
+    zeros: TensorSource
     """[groups, out], in words along a row."""
-    scales: Stored
+    scales: TensorSource
     bits: int
     added: int
     """To every zero point that is stored: 1 in the format's first version."""
-    group_of: Stored | None = None
+    group_of: TensorSource | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -268,7 +268,7 @@ class Gptq:
         numbers = numbers - (zeros + self.added).T[:, groups]
         return numbers.float().mul_(self.scales.columns(start, stop).float().T[:, groups])
 
-    def within(self, columns: range) -> tuple[Packed, int]:
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
         groups, inputs = self.scales.shape[0], self.shape[1]
         wide = inputs // groups if groups and inputs % groups == 0 else 0
         if not wide or wide % self.step:
@@ -279,9 +279,9 @@ class Gptq:
         words = range(some.start * wide // self.step, some.stop * wide // self.step)
         part = replace(
             self,
-            words=Span(self.words, 0, words),
-            zeros=Span(self.zeros, 0, some),
-            scales=Span(self.scales, 0, some),
+            words=TensorSlice(self.words, 0, words),
+            zeros=TensorSlice(self.zeros, 0, some),
+            scales=TensorSlice(self.scales, 0, some),
             group_of=None,
         )
         return part, columns.start - some.start * wide
@@ -292,9 +292,9 @@ class Awq:
     """Of AWQ's first version (gemm): integers of 4 bits, [in, out], in words along a row and in an order of
     their own; less the zero point of their group of inputs, and times its scale."""
 
-    words: Stored
-    zeros: Stored
-    scales: Stored
+    words: TensorSource
+    zeros: TensorSource
+    scales: TensorSource
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -311,16 +311,16 @@ class Awq:
         numbers = numbers - zeros[groups]
         return numbers.float().mul_(self.scales.columns(start, stop).float()[groups]).T
 
-    def within(self, columns: range) -> tuple[Packed, int]:
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
         groups, inputs = self.scales.shape[0], self.shape[1]
         wide = inputs // groups if groups and inputs % groups == 0 else 0
         if not wide:
             return self, columns.start
         some = _covering(columns, wide)
         part = Awq(
-            Span(self.words, 0, range(some.start * wide, some.stop * wide)),
-            Span(self.zeros, 0, some),
-            Span(self.scales, 0, some),
+            TensorSlice(self.words, 0, range(some.start * wide, some.stop * wide)),
+            TensorSlice(self.zeros, 0, some),
+            TensorSlice(self.scales, 0, some),
         )
         return part, columns.start - some.start * wide
 
@@ -334,9 +334,9 @@ class Fp4:
     """Codes of 4 bits (E2M1), [out, in], two in a byte, the first one low; times the scale of their group of
     columns, and by that of the whole tensor."""
 
-    codes: Stored
-    scale: Stored
-    whole: Stored | None = None
+    codes: TensorSource
+    scale: TensorSource
+    whole: TensorSource | None = None
     divides: bool = False
     """By the whole tensor's scale, as compressed-tensors keeps it; ModelOpt's multiplies."""
 
@@ -356,14 +356,16 @@ class Fp4:
         groups = _groups(scale.shape[1], self.shape[1], None)
         return _fp4(self.codes.rows(start, stop)).mul_(scale[:, groups])
 
-    def within(self, columns: range) -> tuple[Packed, int]:
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
         told = self.scale.shape[1]
         wide = self.shape[1] // told if told and self.shape[1] % told == 0 else 0
         if not wide or wide % 2:
             return self, columns.start
         groups = _covering(columns, wide)
         codes = range(groups.start * wide // 2, groups.stop * wide // 2)
-        some = replace(self, codes=Span(self.codes, 1, codes), scale=Span(self.scale, 1, groups))
+        some = replace(
+            self, codes=TensorSlice(self.codes, 1, codes), scale=TensorSlice(self.scale, 1, groups)
+        )
         return some, columns.start - groups.start * wide
 
 
@@ -372,8 +374,8 @@ class Experts:
     """Of gpt-oss (MXFP4): codes as of Fp4, [expert, out, group, 16 bytes], and an exponent for each group.
     The model has them turned, [expert, in, out]."""
 
-    blocks: Stored
-    scales: Stored
+    blocks: TensorSource
+    scales: TensorSource
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -388,7 +390,7 @@ class Experts:
         numbers = _fp4(self.blocks.rows(start, stop)).mul_(_plain(self.scales.rows(start, stop))[..., None])
         return numbers.flatten(-2).transpose(1, 2)
 
-    def within(self, columns: range) -> tuple[Packed, int]:
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
         return self, columns.start
 
 
@@ -412,7 +414,7 @@ def _integers(words: torch.Tensor, bits: int) -> torch.Tensor:
     return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(-2)
 
 
-def _groups(groups: int, size: int, told: Stored | None) -> torch.Tensor:
+def _groups(groups: int, size: int, told: TensorSource | None) -> torch.Tensor:
     """Of each of `size` numbers, which of the groups it is in. Raises DoesNotFit."""
     if told is not None:
         found = told.whole().long()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.engine.attention import PagedStep
-from services.engine.kept import Kept
+from services.engine.kept import DecodeWorkspace
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
@@ -77,7 +77,7 @@ def test_a_row_looks_at_what_its_layer_sees(name: str, way: str) -> None:
     for start, stop in SPANS:
         pages = [next(free) for _ in range(LAYOUT.pages_for(stop))]
         rows.append(Row(Sequence(Request("mine", (0,) * stop, 8), []), start, stop, pages, sample=True))
-    kept = Kept(cache, 2**22) if way == "kept" else None
+    kept = DecodeWorkspace(cache, 2**22) if way == "kept" else None
     kernel: PagedKernel | None = twin if way == "by a kernel" else None
     plan = make_plan(rows, cache, cpu, kept, kernel)
     tokens = plan.tokens.shape[1]

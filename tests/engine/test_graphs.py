@@ -19,10 +19,10 @@ from services.engine.attention import PagedStep
 from services.engine.decoder import Decoder, RmsNorm
 from services.engine.engine import Engine, Row, load_engine
 from services.engine.flash import flash_attention
-from services.engine.graphs import Calling, RecordedSteps, Replay, Shape, recorded_steps, sizes
+from services.engine.graphs import BatchShape, Calling, RecordedSteps, Replay, recorded_steps, sizes
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
-from services.engine.plan import Plan, plan_of_singles
+from services.engine.plan import AttentionMetadata, plan_of_singles
 from services.engine.team import alone
 from services.pages.layout import KvLayout
 from tests.engine import tiny
@@ -64,12 +64,12 @@ class Forgetful(Counting):
         return replay if self.recorded != 3 else lambda: None
 
 
-def held_on_to(packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: None) -> Plan:
+def held_on_to(packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: None) -> AttentionMetadata:
     """What was there when a shape was recorded, as a call by contents would leave it in a graph."""
     return _plans.setdefault((rows, len(packed)), plan_of_singles(packed.clone(), rows, cache))
 
 
-_plans: dict[tuple[int, int], Plan] = {}
+_plans: dict[tuple[int, int], AttentionMetadata] = {}
 
 
 def engine_on(
@@ -130,9 +130,9 @@ def test_the_shapes_are_bounded_in_rows_pages_and_tokens(
     recorder = Counting()
     _, steps = engine_on(tiny_dir("llama-gqa-untied"), recorder)
     assert set(steps.shapes) == {
-        *(Shape(rows, pages) for rows in (1, 2, 4, 6) for pages in (8, 16)),
-        *(Shape(rows, 32) for rows in (1, 2)),
-        Shape(1, 64),
+        *(BatchShape(rows, pages) for rows in (1, 2, 4, 6) for pages in (8, 16)),
+        *(BatchShape(rows, 32) for rows in (1, 2)),
+        BatchShape(1, 64),
     }
     sizes_of = [rows * pages for rows, pages in steps.shapes]
     assert sizes_of == sorted(sizes_of)
@@ -205,7 +205,7 @@ def test_a_longer_row_than_any_shape_has_pages_for_is_computed_call_by_call(
     directory = tiny_dir("llama-gqa-untied")
     recorder = Counting()
     engine, steps = engine_on(directory, recorder)
-    assert steps.shapes == [Shape(1, 8)]
+    assert steps.shapes == [BatchShape(1, 8)]
     worker = Worker(engine)
     prompts = random_prompts((60,))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
@@ -222,7 +222,7 @@ def test_a_capture_that_fails_is_told_once_and_those_before_it_stay(
     engine, steps = engine_on(directory, recorder)
     (said,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert said.getMessage() == "decode steps are not replayed from this shape on"
-    assert steps.shapes[:2] == [Shape(1, 8), Shape(1, 16)]
+    assert steps.shapes[:2] == [BatchShape(1, 8), BatchShape(1, 16)]
     worker = Worker(engine)
     prompts = random_prompts(LENGTHS)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]

@@ -10,7 +10,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RMSNorm
 
 from services.engine.joints import Blank, Elsewhere, Head, Later, WideNorm, dispatch, receive_before
-from services.engine.share import Link
+from services.engine.share import RankLink
 from services.engine.team import Mute
 from services.pages.topology import Topology
 from services.runtime.model_facts import UnsupportedModel
@@ -38,7 +38,7 @@ def test_a_head_is_as_wide_as_its_weight_whatever_its_definition_says() -> None:
     """It may be tied to an embedding of fewer tokens."""
     head = nn.Linear(4, 9, bias=False)
     head.weight = nn.Parameter(numbers(5, 4))
-    assert Head(head, Link(Mute(ALONE, 0)), 5)(numbers(1, 2, 4)).shape == (1, 2, 5)
+    assert Head(head, RankLink(Mute(ALONE, 0)), 5)(numbers(1, 2, 4)).shape == (1, 2, 5)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -49,16 +49,16 @@ def test_a_norm_over_all_heads_is_that_of_one_rank_however_many_hold_a_head(copi
     for place, mine in enumerate(parts):
         rest = [each for other, each in enumerate(parts) for _ in range(copies - (other == place))]
         squares = torch.cat(rest, -1).square().sum(-1, keepdim=True)
-        norm = WideNorm(whole, Link(Summing(squares)), copies)
+        norm = WideNorm(whole, RankLink(Summing(squares)), copies)
         norm.weight = nn.Parameter(whole.weight[4 * place : 4 * place + 4])
         assert torch.allclose(norm(mine), expected[..., 4 * place : 4 * place + 4], atol=1e-6)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_norm_of_another_kind_is_not_taken_for_one_over_all_heads(bias: bool) -> None:
-    WideNorm(nn.RMSNorm(12, eps=0.3), Link(Mute(ALONE, 0)), 1)
+    WideNorm(nn.RMSNorm(12, eps=0.3), RankLink(Mute(ALONE, 0)), 1)
     with pytest.raises(ValueError, match="a LayerNorm"):
-        WideNorm(nn.LayerNorm(12, bias=bias), Link(Mute(ALONE, 0)), 1)
+        WideNorm(nn.LayerNorm(12, bias=bias), RankLink(Mute(ALONE, 0)), 1)
 
 
 def test_experts_that_are_dealt_out_add_up_to_all() -> None:
@@ -73,14 +73,14 @@ def test_experts_that_are_dealt_out_add_up_to_all() -> None:
         half = copy.deepcopy(experts)
         for name, weight in experts.named_parameters():
             setattr(half, name, nn.Parameter(weight[own.start : own.stop]))
-        dispatch(half, own, Link(Mute(ALONE, 0)))
+        dispatch(half, own, RankLink(Mute(ALONE, 0)))
         halves.append(half(hidden, chosen, weights))
     assert torch.allclose(halves[0] + halves[1], experts(hidden, chosen, weights), atol=1e-5)
     assert not torch.allclose(halves[0], halves[1])
 
 
 def test_an_embedding_that_a_stage_lacks_gives_no_numbers_in_a_step_and_a_tokens_own_to_a_look() -> None:
-    link = Link(Mute(ALONE, 0))
+    link = RankLink(Mute(ALONE, 0))
     blank, ids = Blank(nn.Embedding(9, 6, dtype=torch.bfloat16), link), torch.tensor([[3, 1, 3]])
     step = blank(ids.to(blank.weight.device))
     assert step.shape == (1, 3, 6)
@@ -112,7 +112,7 @@ def test_a_stage_computes_what_it_receives_however_its_first_layer_is_called() -
             return hidden_states * scale
 
     layer = Layer()
-    receive_before(layer, Link(Other(ALONE, 0)))
+    receive_before(layer, RankLink(Other(ALONE, 0)))
     for told in (layer(torch.zeros(2), 3), layer(hidden_states=torch.zeros(2), scale=3)):
         assert told.tolist() == [3, 3]
 

@@ -10,7 +10,7 @@ import torch
 
 from services.engine import kept
 from services.engine.engine import Engine, Row
-from services.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, Kept, KeptGroup
+from services.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, DecodeWorkspace, WorkspaceGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.sampler import NotANumber
 from services.rooms.request import Token
@@ -45,7 +45,7 @@ def decoding(engine: Engine, prompts: list[list[int]], tokens: int = TOKENS) -> 
     return worker, tenants
 
 
-def kept_of(engine: Engine) -> Kept:
+def kept_of(engine: Engine) -> DecodeWorkspace:
     assert engine._kept is not None
     return engine._kept
 
@@ -134,16 +134,18 @@ def test_a_step_that_failed_leaves_nothing_that_is_relied_on(
     prompts = random_prompts((20, 33))
     worker, tenants = decoding(tiny_engine(ARCHITECTURE), prompts)
     worker.step(tenants, chunk=100)
-    look_up, failures = KeptGroup.look_up, iter([False, True])
+    look_up, failures = WorkspaceGroup.look_up, iter([False, True])
 
-    def failing(self: KeptGroup, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor) -> Any:
+    def failing(
+        self: WorkspaceGroup, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor
+    ) -> Any:
         """In the second layer, when the first has its new entries."""
         if next(failures, False):
             raise RuntimeError("the device is gone")
         return look_up(self, cache, place, layer, entries)
 
     with monkeypatch.context() as patch:
-        patch.setattr(KeptGroup, "look_up", failing)
+        patch.setattr(WorkspaceGroup, "look_up", failing)
         with pytest.raises(RuntimeError, match="the device is gone"):
             worker.step(tenants, chunk=100)
     reads.clear()
