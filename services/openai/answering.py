@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from services.openai.backend import Backend, Hangup, TokenStream
-from services.openai.choice import Choice, Delta
+from services.openai.choice import ChoiceAssembler, Delta
 from services.openai.hangup import ClientGone
-from services.openai.metrics import HttpMetrics, Pace
+from services.openai.metrics import HttpMetrics, TokenPace
 
-Emit = Callable[[Choice, Delta], Awaitable[None]]
+Emit = Callable[[ChoiceAssembler, Delta], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Usage:
     reasoning_tokens: int | None = None
     """None: thoughts are not told from answers."""
 
-    def add(self, choices: Sequence[Choice], cached_tokens: int) -> None:
+    def add(self, choices: Sequence[ChoiceAssembler], cached_tokens: int) -> None:
         """Those of one prompt, which have ended."""
         self.cached_tokens += cached_tokens
         for choice in choices:
@@ -55,7 +55,7 @@ def counted(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
 
 
 async def answer(
-    backend: Backend, choices: Sequence[Choice], metrics: HttpMetrics, received_s: float, emit: Emit
+    backend: Backend, choices: Sequence[ChoiceAssembler], metrics: HttpMetrics, received_s: float, emit: Emit
 ) -> Usage:
     """Run every choice to its end and `emit` each delta, in order within a choice. Neighbours of one request
     are its choices, in their order.
@@ -69,7 +69,7 @@ async def answer(
     why = Hangup.CLIENT_GONE
     """What a cancelled choice is cancelled for, until a choice failed by itself: the others go with it."""
 
-    async def run(own: Sequence[Choice]) -> None:
+    async def run(own: Sequence[ChoiceAssembler]) -> None:
         nonlocal why
         stream: TokenStream | None = None
         try:
@@ -95,7 +95,9 @@ async def answer(
     return usage
 
 
-async def _read(stream: TokenStream, own: Sequence[Choice], paces: Sequence[Pace], pass_on: Emit) -> None:
+async def _read(
+    stream: TokenStream, own: Sequence[ChoiceAssembler], paces: Sequence[TokenPace], pass_on: Emit
+) -> None:
     """Until each of the choices has ended."""
     going_on = len(own)
     while going_on:
@@ -114,7 +116,7 @@ async def _read(stream: TokenStream, own: Sequence[Choice], paces: Sequence[Pace
             going_on -= 1
 
 
-def by_request(choices: Iterable[Choice]) -> list[list[Choice]]:
+def by_request(choices: Iterable[ChoiceAssembler]) -> list[list[ChoiceAssembler]]:
     """The choices of each request."""
     return [list(own) for _, own in groupby(choices, key=lambda choice: id(choice.request))]
 
@@ -123,7 +125,7 @@ def _in_turn(emit: Emit) -> Emit:
     """For several tasks."""
     turn = asyncio.Lock()
 
-    async def emit_in_turn(choice: Choice, delta: Delta) -> None:
+    async def emit_in_turn(choice: ChoiceAssembler, delta: Delta) -> None:
         async with turn:
             await emit(choice, delta)
 

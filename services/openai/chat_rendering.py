@@ -6,7 +6,7 @@ from typing import Any
 
 from services.openai.answering import Usage
 from services.openai.beginnings import asked_top, shown_scores
-from services.openai.choice import Begun, Called, Choice, Delta, Grown
+from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown
 from services.openai.errors import ApiError
 from services.openai.logprobs import chat_logprobs, token_text
 from services.openai.model import ServedModel
@@ -38,7 +38,7 @@ class ChatRendering:
             "system_fingerprint": None,
         }
 
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+    def opening(self, choice: ChoiceAssembler) -> list[dict[str, Any]]:
         chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": "", "refusal": None}}, 0)
         if self._token_ids:
             chunk["prompt_token_ids"] = list(choice.request.prompt)
@@ -47,7 +47,7 @@ class ChatRendering:
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         return chat_logprobs(delta.tokens, self._tokenizer, self._token_text) if self._logprobs else None
 
-    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
         shown = _shown(delta)
         if not shown and delta.tokens and (self._logprobs or self._token_ids):
             shown = [{"content": ""}]
@@ -94,7 +94,7 @@ class ChatRendering:
         }
         return choice
 
-    def _chunk(self, choice: Choice, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
+    def _chunk(self, choice: ChoiceAssembler, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
         shown = {"index": choice.index, "logprobs": None, "finish_reason": None, **piece}
         shown["delta"] = {"reasoning_content": None, **piece["delta"]}
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [shown]}

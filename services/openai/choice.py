@@ -99,7 +99,7 @@ class Delta:
         return None
 
 
-class Choice:
+class ChoiceAssembler:
     """One request's answer. Feed it batches until a delta has a `finish`."""
 
     __slots__ = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.openai.answering import Usage
 from services.openai.beginnings import ALL, asked_top, prompt_tokens, shown_scores
-from services.openai.choice import Choice, Delta
+from services.openai.choice import ChoiceAssembler, Delta
 from services.openai.errors import ApiError
 from services.openai.logprobs import completion_logprobs, token_text
 from services.openai.model import ServedModel
@@ -48,13 +48,13 @@ class CompletionRendering:
             offsets = [*beginning.offsets, *offsets]
         return completion_logprobs(tokens, offsets, self._token_text)
 
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+    def opening(self, choice: ChoiceAssembler) -> list[dict[str, Any]]:
         if not self._token_ids:
             return []
         piece = self._piece(choice, "", [], self.logprobs(Delta()), None)
         return [self._chunk(choice, {**piece, "prompt_token_ids": list(choice.request.prompt)}, 0)]
 
-    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
         shown = delta.text or (delta.tokens and (self._logprobs or self._token_ids))
         if not shown and delta.finish is None:
             return []
@@ -85,12 +85,12 @@ class CompletionRendering:
             piece["prompt_logprobs"] = shown_scores(part.choice.beginning, self._prompt_top, self._token_text)
         return piece
 
-    def _chunk(self, choice: Choice, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
+    def _chunk(self, choice: ChoiceAssembler, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
         return {**self._head, "choices": [piece], **self._usage.beside(choice, tokens)}
 
     def _piece(
         self,
-        choice: Choice,
+        choice: ChoiceAssembler,
         text: str,
         tokens: Sequence[Token],
         logprobs: dict[str, Any] | None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.openai import call_forms
-from services.openai.speech import Dialect, Kind, Region
+from services.openai.speech import Dialect, RegionKind, TextRegion
 
 NONE: Final = "none"
 AUTO: Final = "auto"
@@ -29,24 +29,24 @@ class Form:
     dialect: Dialect
 
 
-def _calls(*opens: str, **rest: object) -> Region:
-    return Region(Kind.CALLS, opens, **rest)  # type: ignore[arg-type]
+def _calls(*opens: str, **rest: object) -> TextRegion:
+    return TextRegion(RegionKind.CALLS, opens, **rest)  # type: ignore[arg-type]
 
 
 def _thoughts(opens: str, closes: str) -> Dialect:
-    return Dialect((Region(Kind.THOUGHT, (opens,), (closes,)),))
+    return Dialect((TextRegion(RegionKind.THOUGHT, (opens,), (closes,)),))
 
 
-def _harmony_kind(head: str) -> Kind:
+def _harmony_kind(head: str) -> RegionKind:
     if call_forms.RECIPIENT.search(head):
-        return Kind.CALLS
-    return Kind.THOUGHT if "analysis" in head else Kind.SAID
+        return RegionKind.CALLS
+    return RegionKind.THOUGHT if "analysis" in head else RegionKind.SAID
 
 
 HARMONY: Final = Dialect(
     (
-        Region(
-            Kind.SAID,
+        TextRegion(
+            RegionKind.SAID,
             opens=("<|start|>", "<|channel|>"),
             closes=("<|end|>", "<|call|>", "<|return|>"),
             until=("<|start|>", "<|channel|>"),

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from services.grammars.judge import Ask
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
-from services.openai.choice import Choice, Heard
+from services.openai.choice import ChoiceAssembler, Heard
 from services.openai.conversation import check_tools, offered
 from services.openai.door import caller_in
 from services.openai.edge import exchange_of
@@ -135,7 +135,7 @@ class Generating:
         begun = zip(admitted, beginnings, strict=True)
         answers = ((each, beginning) for each, beginning in begun for _ in range(each.choices))
         choices = [
-            Choice(index, each, body, model.tokenizer, told_apart(), beginning)
+            ChoiceAssembler(index, each, body, model.tokenizer, told_apart(), beginning)
             for index, (each, beginning) in enumerate(answers)
         ]
         logs = self._settings.log_prompts

@@ -23,7 +23,7 @@ from services.openai.dialects import (
 from services.openai.held_reading import CallShape
 from services.openai.response_template import ResponseTemplate, TemplateVoice, read_template, template_file
 from services.openai.schemas import ChatRequest, NamedTool
-from services.openai.speech import Dialect, Kind, Speech, Voice
+from services.openai.speech import Dialect, RegionKind, Speech, Voice
 from services.openai.tokenizer import Tokenizer
 from services.runtime.errors import StartupError
 
@@ -153,7 +153,7 @@ def opening(body: ChatRequest, prompt: Sequence[int], forms: Forms, tokenizer: T
     for region in forms.thoughts.dialect.regions:
         opened = max(map(end.rfind, region.opens), default=-1)
         closed = max(map(end.rfind, region.closes), default=-1)
-        if region.kind is not Kind.THOUGHT:
+        if region.kind is not RegionKind.THOUGHT:
             continue
         if opened > closed and (continued or end.endswith(region.opens)):
             return Opening.WITHIN

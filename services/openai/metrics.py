@@ -135,9 +135,9 @@ class HttpMetrics:
         if unread:
             self._calls.labels(UNREAD).inc(unread)
 
-    def pace(self, received_s: float) -> "Pace":
+    def pace(self, received_s: float) -> "TokenPace":
         """Watch one sequence. `received_s` is when its request came in, by `time.perf_counter`."""
-        return Pace(self._first_token, self._inter_token, received_s)
+        return TokenPace(self._first_token, self._inter_token, received_s)
 
 
 class Tally(Collector):
@@ -163,7 +163,7 @@ class Tally(Collector):
         yield family
 
 
-class Pace:
+class TokenPace:
     """One sequence's tokens as they come in."""
 
     __slots__ = ("_first", "_first_token", "_inter_token", "_last_s")

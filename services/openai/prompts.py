@@ -27,7 +27,7 @@ from services.openai.hangup import unless_gone
 from services.openai.model import ServedModel
 from services.openai.schemas import CompletionRequest, Conversation, GenerationRequest, Message, Tool
 from services.openai.tokenizer import TooManyTokens
-from services.openai.turns import LONG_BYTES, Turns
+from services.openai.turns import LONG_BYTES, TextTurns
 from services.rooms.counts import counted
 
 INLINE_CHARS_MAX: Final = 4096
@@ -50,7 +50,7 @@ class Prompts:
         self._forms = model.forms
         self._takes_templates = takes_templates
         self._backend = backend
-        self._turns = Turns()
+        self._turns = TextTurns()
 
     async def of_messages(
         self,

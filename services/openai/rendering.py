@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.openai.answering import Usage, counted
-from services.openai.choice import Called, Choice, Delta, Told
+from services.openai.choice import Called, ChoiceAssembler, Delta, Told
 from services.openai.errors import ApiError
 from services.openai.schemas import StreamOptions
 from services.openai.speech import Said, Thought
@@ -17,7 +17,7 @@ from services.rooms.request import FinishReason, Token
 class Collected:
     """A whole choice, for a reply that is not streamed."""
 
-    choice: Choice
+    choice: ChoiceAssembler
     texts: list[str] = field(default_factory=list)
     parts: list[Told] | None = None
     """Of the text, where it is told apart."""
@@ -74,7 +74,7 @@ class UsageShown:
         asked = options or StreamOptions()
         return UsageShown(asked.include_usage, asked.include_usage and asked.continuous_usage_stats)
 
-    def beside(self, choice: Choice, tokens: int) -> dict[str, Any]:
+    def beside(self, choice: ChoiceAssembler, tokens: int) -> dict[str, Any]:
         """What a chunk of `choice` has of it, with so many tokens told of its answer; how much of its prompt
         was cached is told at the end."""
         if not self.at_end:
@@ -93,13 +93,13 @@ class Rendering(Protocol):
         """The chunks of a delta that does not finish show its text and nothing else of it; none without
         text. True stays true for a choice until a delta of it has something else."""
 
-    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+    def opening(self, choice: ChoiceAssembler) -> list[dict[str, Any]]:
         """The chunks that come before a choice's first delta, and tell nothing of it."""
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         """A delta's log-probabilities, if the caller asked for them."""
 
-    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
         """A delta's chunks; none if it has nothing to show yet."""
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:

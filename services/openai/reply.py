@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from services.openai.answering import Emit, Usage, answer, by_request
 from services.openai.backend import Backend, BackendError
 from services.openai.best import best_of
-from services.openai.choice import Choice, Delta
+from services.openai.choice import ChoiceAssembler, Delta
 from services.openai.errors import ApiError, from_backend, internal_error
 from services.openai.exchange import Exchange
 from services.openai.hangup import ClientGone, unless_gone
@@ -39,7 +39,7 @@ class Answering:
     """An admitted request on its way to being answered."""
 
     backend: Backend
-    choices: Sequence[Choice]
+    choices: Sequence[ChoiceAssembler]
     rendering: Rendering
     metrics: HttpMetrics
     exchange: Exchange
@@ -97,7 +97,7 @@ class WholeReply(Response):
         asked = self._answering
         parts = {choice.index: Collected(choice) for choice in asked.choices}
 
-        async def collect(choice: Choice, delta: Delta) -> None:
+        async def collect(choice: ChoiceAssembler, delta: Delta) -> None:
             shown = await made(lambda: asked.rendering.logprobs(delta), delta.entries)
             parts[choice.index].add(delta, shown)
 
@@ -133,7 +133,7 @@ class StreamedReply(Response):
         opened: set[int] = set()
         texts: dict[int, TextEvent] = {}
 
-        async def emit(choice: Choice, delta: Delta) -> None:
+        async def emit(choice: ChoiceAssembler, delta: Delta) -> None:
             plain = delta.finish is None and rendering.text_alone and choice.index in opened
             if plain and (text := delta.said_alone) is not None:
                 if text:

@@ -55,7 +55,7 @@ class CallGrown(NamedTuple):
 Part = Said | Thought | Call | CallBegun | CallGrown
 
 
-class Kind(Enum):
+class RegionKind(Enum):
     """What stands between two marks."""
 
     THOUGHT = "thought"
@@ -76,10 +76,10 @@ def _no_calls(_: str, body: str, __: Schemas) -> Sequence[Call]:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class TextRegion:
     """A part of the text between marks."""
 
-    kind: Kind
+    kind: RegionKind
     opens: tuple[str, ...]
     closes: tuple[str, ...] = ()
     """None: it lasts to the end of the text."""
@@ -87,7 +87,7 @@ class Region:
     """Marks that end it and belong to what follows."""
     head: str = ""
     """The mark that ends what stands before the body, if anything does."""
-    sort: Callable[[str], Kind] | None = None
+    sort: Callable[[str], RegionKind] | None = None
     """What a head makes of it."""
     bare: bool = False
     """Its mark is its first character, and counts where nothing was said before it alone."""
@@ -106,7 +106,7 @@ class Region:
 class Dialect:
     """How a model marks its thoughts and its calls."""
 
-    regions: tuple[Region, ...] = ()
+    regions: tuple[TextRegion, ...] = ()
     drops: tuple[str, ...] = ()
     """Marks that say nothing."""
     inner: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class Dialect:
             if mark
         ).union(self.drops, self.inner)
 
-    def only(self, *kinds: Kind) -> "Dialect":
+    def only(self, *kinds: RegionKind) -> "Dialect":
         """Without the regions of other kinds; what has a head may be of any."""
         return Dialect(
             tuple(each for each in self.regions if each.kind in kinds or each.sort is not None),
@@ -162,8 +162,8 @@ NO_GAP: Final = ""
 class _Open:
     """A region that has begun."""
 
-    region: Region
-    kind: Kind
+    region: TextRegion
+    kind: RegionKind
     mark: str
     head: list[str] = field(default_factory=list)
     in_head: bool = False
@@ -193,7 +193,7 @@ class Speech:
         self._shape = held
         self._grows = grows
         self._schemas = schemas
-        self._calls_come = any(each.kind is Kind.CALLS or each.sort for each in dialect.regions)
+        self._calls_come = any(each.kind is RegionKind.CALLS or each.sort for each in dialect.regions)
         self._held = ""
         self._gap = NO_GAP
         """Whitespace that is said if something follows it."""
@@ -203,14 +203,14 @@ class Speech:
         """Something was said or called."""
         self._open: _Open | None = None
         self.unread = 0
-        thoughts = [each for each in dialect.regions if each.kind is Kind.THOUGHT]
+        thoughts = [each for each in dialect.regions if each.kind is RegionKind.THOUGHT]
         if thinking and thoughts:
-            self._open = _Open(thoughts[0], Kind.THOUGHT, "")
+            self._open = _Open(thoughts[0], RegionKind.THOUGHT, "")
             self._fresh = True
 
     @property
     def thinking(self) -> bool:
-        return self._open is not None and self._open.kind is Kind.THOUGHT
+        return self._open is not None and self._open.kind is RegionKind.THOUGHT
 
     def push(self, text: str) -> list[Part]:
         self._held += text
@@ -269,7 +269,7 @@ class Speech:
             return (*opens, *self._dialect.drops)
         if now.in_head:
             return (now.region.head,)
-        own = now.region.opens if now.kind is Kind.THOUGHT and not now.region.head else ()
+        own = now.region.opens if now.kind is RegionKind.THOUGHT and not now.region.head else ()
         return (*now.region.closes, *now.region.until, *own)
 
     def _meet(self, parts: list[Part], mark: str) -> None:
@@ -279,7 +279,7 @@ class Speech:
             self._held = self._held[len(mark) :]
             for region in self._dialect.regions:
                 if not region.bare and mark in region.opens:
-                    call = self._held_call(mark) if region.kind is Kind.CALLS else None
+                    call = self._held_call(mark) if region.kind is RegionKind.CALLS else None
                     self._open = _Open(region, region.kind, mark, in_head=bool(region.head), call=call)
                     self._begin(region.kind)
                     return
@@ -290,7 +290,7 @@ class Speech:
             if now.region.sort is not None:
                 now.kind = now.region.sort(now.mark + "".join(now.head))
             self._begin(now.kind)
-            if now.kind is Kind.CALLS and self._shape is not None and self._shape.mark == mark:
+            if now.kind is RegionKind.CALLS and self._shape is not None and self._shape.mark == mark:
                 now.call = self._named_by(now)
             return
         if mark in now.region.closes:
@@ -346,8 +346,8 @@ class Speech:
         now.body.clear()
         now.call = None
 
-    def _begin(self, kind: Kind) -> None:
-        if kind is Kind.THOUGHT:
+    def _begin(self, kind: RegionKind) -> None:
+        if kind is RegionKind.THOUGHT:
             self._fresh, self._gap = True, NO_GAP
 
     def _pass(self, parts: list[Part], text: str) -> None:
@@ -359,10 +359,10 @@ class Speech:
             self._say(parts, text, Said)
         elif now.in_head:
             now.head.append(text)
-        elif now.kind is Kind.CALLS:
+        elif now.kind is RegionKind.CALLS:
             now.body.append(text)
         else:
-            self._say(parts, text, Thought if now.kind is Kind.THOUGHT else Said)
+            self._say(parts, text, Thought if now.kind is RegionKind.THOUGHT else Said)
 
     def _say(self, parts: list[Part], text: str, part: type[Said] | type[Thought]) -> None:
         """Leading whitespace of what is fresh is dropped, trailing held back until it is known not to be."""
@@ -388,7 +388,7 @@ class Speech:
         if now.in_head:
             return  # a head alone says nothing
         self._begin(now.kind)
-        if now.kind is not Kind.CALLS:
+        if now.kind is not RegionKind.CALLS:
             return
         if now.told:
             self._begun, self._fresh, self._gap = True, True, NO_GAP

@@ -34,7 +34,7 @@ from services.openai.intake import check_ids
 from services.openai.metrics import HttpMetrics, Judged
 from services.openai.model import ServedModel
 from services.openai.schemas import OPTIONS, ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
-from services.openai.turns import Turns
+from services.openai.turns import TextTurns
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 
 KEPT_MAX: Final = 256
@@ -66,7 +66,7 @@ class Structures:
         self._model = model
         self._metrics = metrics
         self._ask = ask
-        self._turns = Turns("grammar", "compiled")
+        self._turns = TextTurns("grammar", "compiled")
         self._judged: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
         """What workers are told, or why it is refused."""
 

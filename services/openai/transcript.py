@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from services.openai.answering import Emit, by_request
-from services.openai.choice import Choice, Delta
+from services.openai.choice import ChoiceAssembler, Delta
 from services.openai.tokenizer import Tokenizer
 from services.runtime.logging import VALUE_CHARS_MAX, Log
 
@@ -13,7 +13,9 @@ log = Log(__name__)
 class Transcript:
     """Of one request: the beginning of each prompt and answer, as long as a field of the log may be."""
 
-    def __init__(self, choices: Sequence[Choice], tokenizer: Tokenizer, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, choices: Sequence[ChoiceAssembler], tokenizer: Tokenizer, names: Mapping[str, str]
+    ) -> None:
         self._names = names
         self._answers = {choice.index: "" for choice in choices}
         for choice in (own[0] for own in by_request(choices)):
@@ -25,7 +27,7 @@ class Transcript:
     def hearing(self, emit: Emit) -> Emit:
         """`emit`, and the answer is written down."""
 
-        async def hear(choice: Choice, delta: Delta) -> None:
+        async def hear(choice: ChoiceAssembler, delta: Delta) -> None:
             answer = self._answers[choice.index]
             if len(answer) <= VALUE_CHARS_MAX:
                 self._answers[choice.index] = answer + delta.text

@@ -5,7 +5,7 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from services.openai.answering import answer
-from services.openai.choice import Choice, Delta
+from services.openai.choice import ChoiceAssembler, Delta
 from services.openai.metrics import HttpMetrics
 from services.openai.schemas import CompletionRequest
 from services.rooms.request import Request
@@ -16,11 +16,13 @@ from tests.openai.scripted import LENGTH, ScriptedBackend, saying
 async def test_several_choices_are_passed_on_by_one_task_at_a_time() -> None:
     """A client that is slow to take one choice's text is sent no other's meanwhile."""
     body, tokenizer = CompletionRequest.model_validate({"model": "m", "prompt": "x"}), tiny.model().tokenizer
-    choices = [Choice(place, Request(str(place), (5 + place,), 99), body, tokenizer) for place in range(3)]
+    choices = [
+        ChoiceAssembler(place, Request(str(place), (5 + place,), 99), body, tokenizer) for place in range(3)
+    ]
     texts = dict.fromkeys(range(3), "")
     at_it = 0
 
-    async def emit(choice: Choice, delta: Delta) -> None:
+    async def emit(choice: ChoiceAssembler, delta: Delta) -> None:
         nonlocal at_it
         at_it += 1
         await asyncio.sleep(0)

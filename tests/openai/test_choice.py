@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.openai.choice import Choice, Delta
+from services.openai.choice import ChoiceAssembler, Delta
 from services.openai.schemas import CompletionRequest
 from services.rooms.request import FinishReason, Request
 from tests.openai import tiny
@@ -20,7 +20,7 @@ def run(
     """Text, token ids, offsets, finish and whether a stop string ended it, of output batched at `cuts`."""
     body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "stop": [], **fields})
     request = Request("r", tuple(tiny.ids("x")), max_tokens=100, min_tokens=min_tokens)
-    choice = Choice(0, request, body, tiny.model().tokenizer)
+    choice = ChoiceAssembler(0, request, body, tiny.model().tokenizer)
     bounds = sorted({0, len(output), *(cut % (len(output) + 1) for cut in cuts)})
     deltas: list[Delta] = []
     for start, end in pairwise(bounds):

@@ -24,7 +24,7 @@ from services.openai.door import Door
 from services.openai.errors import ApiError
 from services.openai.schemas import CompletionRequest
 from services.openai.token_floor import SHRINKS, TokenFloor
-from services.openai.turns import LONG_BYTES, Turns
+from services.openai.turns import LONG_BYTES, TextTurns
 from services.runtime.api_keys import ApiKeys
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
@@ -199,7 +199,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 async def test_one_of_the_longest_is_worked_on_at_a_time_and_shorter_ones_go_on_beside_it() -> None:
-    line, gate, free = Turns(), Gate(), Gate()
+    line, gate, free = TextTurns(), Gate(), Gate()
     free.may_end.set()
     long = [asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work(f"long {at}"))) for at in range(4)]
     await settled(lambda: len(gate.begun) == 1)
@@ -215,7 +215,7 @@ async def test_one_of_the_longest_is_worked_on_at_a_time_and_shorter_ones_go_on_
 
 
 async def test_who_sends_much_has_no_more_turns_than_who_sends_little() -> None:
-    line, gate = Turns(), Gate()
+    line, gate = TextTurns(), Gate()
     much = [asyncio.create_task(line.run(b"much", LONG_BYTES + 1, gate.work("much"))) for _ in range(9)]
     await settled(lambda: len(gate.begun) == 1)
     little = asyncio.create_task(line.run(b"little", LONG_BYTES + 1, gate.work("little")))
@@ -228,7 +228,7 @@ async def test_who_sends_much_has_no_more_turns_than_who_sends_little() -> None:
 async def test_what_waits_is_bounded_for_each_caller_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "WAITING_BYTES_MAX", 8 * LONG_BYTES)
     monkeypatch.setattr(turns, "WAITING_BYTES_OF_ONE_MAX", 4 * LONG_BYTES)
-    line, gate = Turns(), Gate()
+    line, gate = TextTurns(), Gate()
     tasks = [
         (caller, asyncio.create_task(line.run(caller, LONG_BYTES + 1, gate.work("x"))))
         for caller in (b"a", b"b", b"c")
@@ -249,7 +249,7 @@ async def test_what_waits_is_bounded_for_each_caller_and_for_all(monkeypatch: py
 
 
 async def test_who_waits_too_long_or_goes_away_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    line, gate = Turns(), Gate()
+    line, gate = TextTurns(), Gate()
     first = asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work("first")))
     await settled(lambda: len(gate.begun) == 1)
     gone = asyncio.create_task(line.run(b"b", LONG_BYTES + 1, gate.work("gone")))
@@ -266,7 +266,7 @@ async def test_who_waits_too_long_or_goes_away_leaves_its_place(monkeypatch: pyt
 
 
 async def test_who_goes_away_while_it_is_worked_on_holds_its_turn_until_the_thread_is_done() -> None:
-    line, gate = Turns(), Gate()
+    line, gate = TextTurns(), Gate()
     gone = asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work("gone")))
     await settled(lambda: len(gate.begun) == 1)
     gone.cancel()

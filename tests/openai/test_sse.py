@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.openai.chat_rendering import ChatRendering
-from services.openai.choice import Choice, Delta
+from services.openai.choice import ChoiceAssembler, Delta
 from services.openai.completion_rendering import CompletionRendering
 from services.openai.rendering import Rendering
 from services.openai.schemas import ChatRequest, CompletionRequest
@@ -16,12 +16,12 @@ from tests.openai import tiny
 TEXTS = ["hello", " ", '"', "a\\b", "\n\r\t", "\u2028", "é😀", "\x00", "\ufffd", "<|im_end|>"]
 
 
-def _renderings(**more: Any) -> list[tuple[Rendering, Choice]]:
+def _renderings(**more: Any) -> list[tuple[Rendering, ChoiceAssembler]]:
     tokenizer = tiny.model().tokenizer
     messages = [{"role": "user", "content": "x"}]
     chat = ChatRequest.model_validate({"model": "m", "messages": messages, **more})
     completion = CompletionRequest.model_validate({"model": "m", "prompt": "x", **more})
-    choice = Choice(1, Request("r", (1,), 9), chat, tokenizer)
+    choice = ChoiceAssembler(1, Request("r", (1,), 9), chat, tokenizer)
     return [
         (ChatRendering(chat, tiny.model(), "r", 7), choice),
         (CompletionRendering(completion, tiny.model(), "r", 7), choice),

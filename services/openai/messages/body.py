@@ -83,7 +83,7 @@ CacheControl = Annotated[dict[str, Any] | None, Field()]
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
 
 
-class Text(Shape):
+class TextBlockParam(Shape):
     type: Literal["text"]
     text: str
     cache_control: CacheControl = None
@@ -91,7 +91,7 @@ class Text(Shape):
     """Of an earlier answer: its text says the same."""
 
 
-class Thought(Shape):
+class ThinkingBlockParam(Shape):
     """Of the assistant's."""
 
     type: Literal["thinking"]
@@ -147,7 +147,7 @@ def _blocks(**kinds: type[Shape]) -> PlainValidator:
     return PlainValidator(partial(_content, blocks=listed), json_schema_input_type=str | told)
 
 
-Texts = Annotated[str | list[Text], _blocks(text=Text)]
+Texts = Annotated[str | list[TextBlockParam], _blocks(text=TextBlockParam)]
 
 
 class ToolResult(Shape):
@@ -159,18 +159,18 @@ class ToolResult(Shape):
     toolset_name: Nothing = None
 
 
-Block = Text | Thought | HiddenThought | ToolUse | ToolResult
+Block = TextBlockParam | ThinkingBlockParam | HiddenThought | ToolUse | ToolResult
 
 
-class Message(Shape):
+class MessageParam(Shape):
     """One turn, or a part of one: those of a role that follow each other are one."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         str | list[Block],
         _blocks(
-            text=Text,
-            thinking=Thought,
+            text=TextBlockParam,
+            thinking=ThinkingBlockParam,
             redacted_thinking=HiddenThought,
             tool_use=ToolUse,
             tool_result=ToolResult,
@@ -206,7 +206,7 @@ def _no(value: bool) -> bool:
     return value
 
 
-class Tool(Shape):
+class ToolParam(Shape):
     """That a model may call."""
 
     name: Annotated[str, AfterValidator(function_name)]
@@ -254,14 +254,14 @@ class CountRequest(Shape):
 
     model: str
     messages: Annotated[
-        list[Message],
+        list[MessageParam],
         FailFast(),
         BeforeValidator(partial(_few, most=MESSAGES_MAX, what="messages")),
         Field(min_length=1),
     ]
     system: Texts = ""
     tools: Annotated[
-        list[Annotated[Tool, BeforeValidator(_own)]],
+        list[Annotated[ToolParam, BeforeValidator(_own)]],
         FailFast(),
         BeforeValidator(partial(_few, most=TOOLS_MAX, what="tools")),
     ] = Field(default_factory=list)

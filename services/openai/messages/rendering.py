@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from services.openai.answering import Usage
-from services.openai.choice import Begun, Called, Choice, Delta, Grown, Told
+from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown, Told
 from services.openai.errors import ApiError
 from services.openai.messages.body import MessagesRequest
 from services.openai.messages.manners import told
@@ -40,13 +40,13 @@ class MessagesRendering:
         """Of the last block, among all."""
         self._open: type[Said] | type[Thought] | type[Begun] | None = None
         """What the last block is, if it goes on."""
-        self._ended: tuple[Choice, FinishReason | None] | None = None
+        self._ended: tuple[ChoiceAssembler, FinishReason | None] | None = None
 
     @property
     def text_alone(self) -> bool:
         return self._open is Said
 
-    def opening(self, choice: Choice) -> Chunks:
+    def opening(self, choice: ChoiceAssembler) -> Chunks:
         usage = _usage(len(choice.request.prompt), 0, 0)
         message: dict[str, Any] = {
             **self._head,
@@ -60,7 +60,7 @@ class MessagesRendering:
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         """There are none."""
 
-    def chunks(self, choice: Choice, delta: Delta) -> Chunks:
+    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> Chunks:
         chunks: Chunks = []
         for part in _parts(delta.text, delta.parts):
             match part:
@@ -155,7 +155,7 @@ class MessagesRendering:
                         blocks.append({"type": "thinking", "thinking": thought, "signature": UNSIGNED})
         return blocks
 
-    def _why(self, choice: Choice, finish: FinishReason | None) -> dict[str, Any]:
+    def _why(self, choice: ChoiceAssembler, finish: FinishReason | None) -> dict[str, Any]:
         """It ended."""
         stopped = choice.stop_reason if choice.stopped else None
         if finish is FinishReason.LENGTH:

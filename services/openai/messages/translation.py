@@ -23,8 +23,8 @@ from services.openai.messages.body import (
     HiddenThought,
     MessagesRequest,
     OutputConfig,
-    Text,
-    Thought,
+    TextBlockParam,
+    ThinkingBlockParam,
     ToolResult,
     ToolUse,
 )
@@ -43,11 +43,11 @@ UNTHREADED: Final = (
 )
 """Its code tells the client library to go on like that by itself."""
 SHARED: Final = frozenset(Sampled.model_fields)
-OF_THE_ASSISTANT: Final = (ToolUse, Thought, HiddenThought)
+OF_THE_ASSISTANT: Final = (ToolUse, ThinkingBlockParam, HiddenThought)
 
 
 @dataclass(slots=True)
-class _Turn:
+class _ChatTurn:
     """One message of a chat request, and the results before it."""
 
     role: str
@@ -93,8 +93,8 @@ def thinks(body: CountRequest) -> bool:
     return body.thinking is not None and body.thinking.type != "disabled"
 
 
-def _turns(body: CountRequest) -> Iterator[_Turn]:
-    turn = _Turn("system", "system")
+def _turns(body: CountRequest) -> Iterator[_ChatTurn]:
+    turn = _ChatTurn("system", "system")
     _add(turn, body.system, "system")
     for place, message in enumerate(body.messages):
         here = f"messages[{place}]"
@@ -104,7 +104,7 @@ def _turns(body: CountRequest) -> Iterator[_Turn]:
         if role != turn.role:
             if turn.texts or turn.role != "system":
                 yield turn
-            turn = _Turn(role, here)
+            turn = _ChatTurn(role, here)
         _check_role(message.role, message.content, here)
         _add(turn, message.content, f"{here}.content", said=message.role == role)
     yield turn
@@ -122,7 +122,7 @@ def _misplaced(path: str, why: str) -> ApiError:
     return invalid(path, f"Invalid value for '{path}': {why}.")
 
 
-def _add(turn: _Turn, content: str | Sequence[Block], here: str, *, said: bool = True) -> None:
+def _add(turn: _ChatTurn, content: str | Sequence[Block], here: str, *, said: bool = True) -> None:
     """`said`: by whoever's turn it is."""
     first = len(turn.texts)
     if isinstance(content, str):
@@ -137,11 +137,11 @@ def _add(turn: _Turn, content: str | Sequence[Block], here: str, *, said: bool =
             turn.texts[first] = BETWEEN + text, path
 
 
-def _add_block(turn: _Turn, block: Block, path: str) -> None:
+def _add_block(turn: _ChatTurn, block: Block, path: str) -> None:
     match block:
-        case Text(text=text):
+        case TextBlockParam(text=text):
             _say(turn, text, f"{path}.text")
-        case Thought(thinking=text):
+        case ThinkingBlockParam(thinking=text):
             turn.thoughts.append((text, path))
         case ToolUse():
             turn.calls.append((block, path))
@@ -151,12 +151,12 @@ def _add_block(turn: _Turn, block: Block, path: str) -> None:
             pass
 
 
-def _say(turn: _Turn, text: str, path: str) -> None:
+def _say(turn: _ChatTurn, text: str, path: str) -> None:
     if text and not (turn.role == "system" and text.startswith(BILLING)):
         turn.texts.append((text, path))
 
 
-def _told(turn: _Turn) -> Iterator[dict[str, Any]]:
+def _told(turn: _ChatTurn) -> Iterator[dict[str, Any]]:
     """The messages of a turn, each with its `paths`."""
     if turn.results:
         *results, (last, path) = turn.results

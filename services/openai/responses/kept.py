@@ -19,7 +19,7 @@ Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptResponse:
     """One answer, and all that its model read. As bytes, of which it is known how many they are."""
 
     owner: bytes
@@ -48,7 +48,7 @@ class KeptResponses:
         """`most` 0: none."""
         self._most = most
         self._bytes_max = bytes_max
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class KeptResponses:
     def keep(self, answer: Mapping[str, Any], items: Sequence[Item], owner: bytes) -> bool:
         """Whether there is space for `answer`, which is kept under its id then; `items` are what it
         answered."""
-        kept = Kept(owner, to_json(answer), to_json(items))
+        kept = KeptResponse(owner, to_json(answer), to_json(items))
         if kept.size > self._bytes_max:
             return False
         self._kept[answer["id"]] = kept
@@ -77,7 +77,7 @@ class KeptResponses:
             self._bytes -= oldest.size
         return True
 
-    def find(self, id_: str, owner: bytes) -> Kept | None:
+    def find(self, id_: str, owner: bytes) -> KeptResponse | None:
         """The owner's answer of this id, if it is still kept. It is used by that."""
         kept = self._kept.get(id_)
         if kept is None or kept.owner != owner:

@@ -19,7 +19,7 @@ INCOMPLETE: Final = "incomplete"
 IN_PROGRESS: Final = "in_progress"
 
 
-class Making:
+class ResponseBuilder:
     """Of one answer."""
 
     def __init__(

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any, Final
 
 from services.openai.answering import Usage
-from services.openai.choice import Begun, Called, Choice, Delta, Grown, Told
+from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown, Told
 from services.openai.errors import ApiError
 from services.openai.logprobs import chat_logprobs, token_text
 from services.openai.model import ServedModel
 from services.openai.rendering import Collected
-from services.openai.responses.making import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Making
+from services.openai.responses.making import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, ResponseBuilder
 from services.openai.speech import Said, Thought
 from services.openai.sse import NAMED
 from services.rooms.request import FinishReason
@@ -33,7 +33,7 @@ class ResponsesRendering:
     def __init__(
         self,
         head: Mapping[str, Any],
-        making: Making,
+        making: ResponseBuilder,
         model: ServedModel,
         keep: Keep,
         now_s: Callable[[], int],
@@ -55,7 +55,7 @@ class ResponsesRendering:
         self._finish: FinishReason | None = None
         self._events = 0
 
-    def opening(self, _: Choice) -> list[dict[str, Any]]:
+    def opening(self, _: ChoiceAssembler) -> list[dict[str, Any]]:
         begun = self._response(IN_PROGRESS)
         return self._numbered(
             {"type": f"response.{each}", "response": begun} for each in ("created", "in_progress")
@@ -82,7 +82,7 @@ class ResponsesRendering:
             self._apart = not isinstance(parts[-1], Said)
         return {"content": shown}
 
-    def chunks(self, _: Choice, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, _: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
         told = self.logprobs(delta)
         parts = (Said(delta.text),) if delta.parts is None else delta.parts
         return self._numbered(self._made(parts, [] if told is None else told["content"], delta.finish))

@@ -26,8 +26,8 @@ from services.openai.model import ServedModel
 from services.openai.responses.carrier import Carrier
 from services.openai.responses.echo import head_of
 from services.openai.responses.items import plain
-from services.openai.responses.kept import Kept, KeptResponses
-from services.openai.responses.making import Making
+from services.openai.responses.kept import KeptResponse, KeptResponses
+from services.openai.responses.making import ResponseBuilder
 from services.openai.responses.naming import Names
 from services.openai.responses.rendering import ResponsesRendering
 from services.openai.responses.shapes import LOGPROBS, THOUGHTS, ResponsesRequest
@@ -90,7 +90,7 @@ def response_routes(
             clock.wall_ms() // 1000,
             kept=keeps,
         )
-        making = Making(
+        making = ResponseBuilder(
             names,
             functions_of(body),
             carrier if THOUGHTS in body.include else None,
@@ -145,7 +145,7 @@ def kept_routes(kept: KeptResponses) -> APIRouter:
         }
         return JSONResponse(body)
 
-    def found(request: Request, id_: str) -> Kept:
+    def found(request: Request, id_: str) -> KeptResponse:
         if (one := kept.find(id_, owner_in(request.scope))) is None:
             raise not_kept(id_)
         return one

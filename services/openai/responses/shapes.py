@@ -140,12 +140,12 @@ class TextFormat(Shape):
     strict: bool | None = None
 
 
-class Text(Shape):
+class TextConfig(Shape):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(Shape):
+class ReasoningConfig(Shape):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -156,7 +156,7 @@ class Reasoning(Shape):
     mode: Literal["standard"] | None = None
 
 
-class StreamOptions(Shape):
+class ResponseStreamOptions(Shape):
     include_usage: bool = False
     """The last event has it, whether it is asked for or not."""
     include_obfuscation: bool = False
@@ -186,12 +186,12 @@ class ResponsesRequest(Sampled):
         BeforeValidator(_choice, json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any]),
     ] = "auto"
     parallel_tool_calls: bool = True
-    text: Text = Field(default_factory=Text)
-    reasoning: Reasoning = Field(default_factory=Reasoning)
+    text: TextConfig = Field(default_factory=TextConfig)
+    reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field(default_factory=dict)
     store: bool = True
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: Words = Field(default_factory=dict)
     user: Label | None = None
     """This and the next three: of the platform, and said again in the answer."""

@@ -24,7 +24,7 @@ from services.openai.responses.shapes import (
     TextFormat,
     told_name,
 )
-from services.openai.responses.turns import Placed, Turns
+from services.openai.responses.turns import Placed, ResponseTurns
 from services.openai.schemas import MESSAGES_MAX, TOOLS_MAX, AllowedTools, ChatRequest, NamedTool, Sampled
 from services.openai.terms import Terms
 
@@ -123,7 +123,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Placed], carrier: Carrier, t
     told |= {
         "model": body.model,
         "stream": body.stream,
-        "messages": Turns(carrier, terms).of(body.instructions, items),
+        "messages": ResponseTurns(carrier, terms).of(body.instructions, items),
         "tools": [*_tools(body, terms)],
         "tool_choice": _choice(body),
         "parallel_tool_calls": body.parallel_tool_calls,

@@ -37,7 +37,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Turn:
+class _AssistantTurn:
     """Of the assistant's, which is not over."""
 
     place: int
@@ -58,7 +58,7 @@ class _Turn:
         return message
 
 
-class Turns:
+class ResponseTurns:
     """Of one conversation."""
 
     def __init__(self, carrier: Carrier, terms: Terms) -> None:
@@ -66,7 +66,7 @@ class Turns:
         self._carrier = carrier
         self._paths = terms.paths
         self._messages: list[dict[str, Any]] = []
-        self._open: _Turn | None = None
+        self._open: _AssistantTurn | None = None
 
     def of(self, instructions: str | None, items: Sequence[Placed]) -> list[dict[str, Any]]:
         """The messages. What comes above all is one message, because many chat templates take no second one.
@@ -150,13 +150,13 @@ class Turns:
         function = {"name": told_name(item.name, item.namespace), "arguments": item.arguments}
         turn.calls.append({"id": item.call_id, "type": "function", "function": function})
 
-    def _turn(self, path: str) -> _Turn:
+    def _turn(self, path: str) -> _AssistantTurn:
         if self._open is None:
-            self._open = _Turn(len(self._messages))
+            self._open = _AssistantTurn(len(self._messages))
             self._paths[f"messages[{self._open.place}]"] = path
         return self._open
 
-    def _next(self, path: str) -> _Turn:
+    def _next(self, path: str) -> _AssistantTurn:
         self._close()
         return self._turn(path)
 
