@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.bootstrap.metrics import BootstrapMetrics, Refused
+from services.bootstrap.metrics import BootstrapMetrics, RefusalReason
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import blocks
@@ -65,7 +65,7 @@ class _Asked:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     """A request that fits a pair of workers, but not now."""
 
     asked: _Asked
@@ -94,7 +94,7 @@ class Admission:
         self._queue_timeout_ms = queue_timeout_ms
         self._opened, self._given_back = Pace(), Pace()
         """How fast those in the queue get rooms, and how fast the rooms on decode give back KV positions."""
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_WaitingRequest] = deque()
         """Those that had a room before come first: their clients have waited longest."""
         self._hoping = 0
         """Requests that had a room, and wait for a side to have a ready worker again."""
@@ -139,14 +139,14 @@ class Admission:
                 self._judge(asked.need, time_ms)
             entry = await (self._open_in_turn(asked) if retry is None else self._open_again(asked, retry))
         except NoSuchWorker:
-            self._metrics.refused(Refused.NO_WORKER)
+            self._metrics.refused(RefusalReason.NO_WORKER)
             raise
         except QueueFull as error:
             hopeless = isinstance(error, NotInTime)
-            self._metrics.refused(Refused.NOT_IN_TIME if hopeless else Refused.QUEUE_FULL)
+            self._metrics.refused(RefusalReason.NOT_IN_TIME if hopeless else RefusalReason.QUEUE_FULL)
             raise
         except TimeoutError:
-            self._metrics.refused(Refused.TOO_LATE)
+            self._metrics.refused(RefusalReason.TOO_LATE)
             raise
         self._metrics.admitted(loop.time() - asked_s)
         return entry
@@ -242,7 +242,7 @@ class Admission:
     def _serve_queue(self) -> None:
         """Open rooms for those who wait and fit, oldest first: who waits for some workers holds up nobody who
         fits others."""
-        looked_at: list[_Waiting] = []
+        looked_at: list[_WaitingRequest] = []
         try:
             while self._queue and len(looked_at) < LOOKED_AT_MAX:
                 first = self._queue.popleft()
@@ -254,7 +254,7 @@ class Admission:
         finally:
             self._queue.extendleft(reversed(looked_at))
 
-    def _serve(self, waiting: _Waiting) -> bool:
+    def _serve(self, waiting: _WaitingRequest) -> bool:
         """Open its room, or tell it why there will be none. False when it has to wait on."""
         try:
             entry = self._open(waiting.asked)
@@ -285,7 +285,7 @@ class Admission:
             ahead = counted(before + self._hoping, "request")
             raise NotInTime(f"it would wait {wait_ms // 1000} s for workers: {ahead} before it")
         opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(asked, opened, self._timelines.line("queued", f"{before} before it"))
+        waiting = _WaitingRequest(asked, opened, self._timelines.line("queued", f"{before} before it"))
         self._queue.insert(before, waiting)
         self._look()
         try:

@@ -59,13 +59,13 @@ class Links:
         """`absent`: told where a worker holds nothing of a room that it was told is over."""
         self._channels = channels
         self._absent = absent
-        self._links: dict[Incarnation, Link] = {}
+        self._links: dict[Incarnation, WorkerStream] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def to(self, facts: WorkerFacts) -> "Link":
+    def to(self, facts: WorkerFacts) -> "WorkerStream":
         link = self._links.get(facts.incarnation)
         if link is None:
-            link = self._links[facts.incarnation] = Link(facts, self._channels, self._absent)
+            link = self._links[facts.incarnation] = WorkerStream(facts, self._channels, self._absent)
         return link
 
     def forget(self, incarnation: Incarnation, room: RoomId) -> None:
@@ -100,7 +100,7 @@ class Links:
             self.drop(incarnation)
 
 
-class Link:
+class WorkerStream:
     """The stream to one process of one worker."""
 
     def __init__(

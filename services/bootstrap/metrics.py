@@ -21,7 +21,7 @@ NOT_GONE: Final = (Presence.THERE, Presence.SILENT)
 _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Refused(Enum):
+class RefusalReason(Enum):
     """Why a request got no pair of workers."""
 
     QUEUE_FULL = "queue_full"
@@ -92,7 +92,7 @@ class BootstrapMetrics:
             ["why"],
             registry=registry,
         )
-        for why in Refused:
+        for why in RefusalReason:
             self._refused.labels(why.value)
         self._retries = Counter(
             "baton_request_retries_total",
@@ -119,7 +119,7 @@ class BootstrapMetrics:
         """`found`: one of NOT_GONE."""
         self._not_believed.labels(found.value).inc()
 
-    def refused(self, why: Refused) -> None:
+    def refused(self, why: RefusalReason) -> None:
         self._refused.labels(why.value).inc()
 
     def admitted(self, waited_s: float) -> None:

@@ -44,7 +44,7 @@ class LostWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRequest:
     """A request that no room was opened for."""
 
     request_id: str
@@ -61,7 +61,7 @@ class Notebook:
         """Of the workers that hold a lease."""
         self.lost: deque[LostWorker] = deque(maxlen=LOST_MAX)
         """The latest last."""
-        self.refused: deque[Refused] = deque(maxlen=REFUSED_MAX)
+        self.refused: deque[RefusedRequest] = deque(maxlen=REFUSED_MAX)
         """The latest last."""
 
     def heard(self, worker: Incarnation, told: Mapping[str, Any], now_ms: int) -> None:
@@ -77,8 +77,8 @@ class Notebook:
         self.lost.append(LostWorker(facts, why, wall_ms, rooms))
 
     def refuse(self, request_id: str, why: str, status: int, wall_ms: int, waited_ms: int) -> None:
-        self.refused.append(Refused(request_id, wall_ms, waited_ms, why[:WHY_CHARS_MAX], status))
+        self.refused.append(RefusedRequest(request_id, wall_ms, waited_ms, why[:WHY_CHARS_MAX], status))
 
-    def refusal(self, request_id: str) -> Refused | None:
+    def refusal(self, request_id: str) -> RefusedRequest | None:
         """The newest of that id, or of one of its prompts."""
         return next((each for each in reversed(self.refused) if is_of(each.request_id, request_id)), None)

@@ -58,11 +58,11 @@ def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
     async def serve(shutdown: asyncio.Event) -> int:
         report_exit = reporter(settings.bootstrap, settings.tls, settings.run_token)
         if not several:
-            return await RankGroup(settings, environ, report_exit, SystemClock()).serve(shutdown)
+            return await RankProcesses(settings, environ, report_exit, SystemClock()).serve(shutdown)
         own = own_environ(environ)
         async with Forks(own, lambda _: False, _by_commands, SystemClock(), loaded) as forks:
             await unless_stopped(shutdown, forks.settled())
-            group = RankGroup(settings, environ, report_exit, SystemClock(), forks=forks)
+            group = RankProcesses(settings, environ, report_exit, SystemClock(), forks=forks)
             return await group.serve(shutdown)
 
     return run(serve)
@@ -81,7 +81,7 @@ def baton_command(settings: WorkerSettings) -> Sequence[str]:
     return (sys.executable, "-m", "services.cli.main", settings.role, *to_flags(settings))
 
 
-class RankGroup:
+class RankProcesses:
     """The ranks of one worker, incarnation after incarnation. Used by one task."""
 
     def __init__(

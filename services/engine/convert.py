@@ -31,8 +31,8 @@ class ConversionRefused(Exception):
 def convert(source: Path, target: Path, name: str) -> None:
     """Write the model in the GGUF file `source` to the new directory `target`.
 
-    Raises ConversionRefused, or what the library raises on a file that it cannot read or an architecture that it does
-    not know.
+    Raises ConversionRefused, or what the library raises on a file that it cannot read or an architecture that
+    it does not know.
     """
     from services.engine.gguf_file import lent_to_the_library
 
@@ -91,8 +91,8 @@ def _convert(source: Path, target: Path, name: str) -> None:
 
 
 def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
-    """The library's, splitting text as the file says. Raises ConversionRefused where it would not once it is loaded
-    from what is written of it."""
+    """The library's, splitting text as the file says. Raises ConversionRefused where it would not
+    once it is loaded from what is written of it."""
     from transformers import AutoTokenizer
 
     from services.engine.splits import (

@@ -26,8 +26,8 @@ MORE_SLOTS: Final = 4
 
 
 class WorkspaceGroup:
-    """Sequences of similar length that attend together, one token each. As `services.engine.plan.RowGroup`, with
-    the matrices of a sequence side by side."""
+    """Sequences of similar length that attend together, one token each. As `services.engine.plan.RowGroup`,
+    with the matrices of a sequence side by side."""
 
     def __init__(self, block: torch.Tensor, layout: KvLayout) -> None:
         """`block`: [layers, 2, slots, kv heads, tokens, head_dim], keys before values; whatever it holds."""

@@ -107,17 +107,9 @@ def _complete(operation: dict[str, Any], error: dict[str, Any]) -> None:
 
 
 def _add(schema: dict[str, Any], shapes: dict[str, Any]) -> None:
-    """`schema` by its name, and the shapes that it brings. One of those that has the name of another is told
-    from it by what it is a part of."""
-    title = schema["title"]
-    brought = schema.get("$defs", {})
-    brought = {**brought, title: {name: value for name, value in schema.items() if name != "$defs"}}
-    taken = {name for name, shape in brought.items() if shapes.get(name, shape) != shape}
-    text = json.dumps(brought)
-    for name in taken:
-        text = text.replace(f'"{REFERENCE.format(model=name)}"', f'"{REFERENCE.format(model=title + name)}"')
-    for name, shape in json.loads(text).items():
-        shapes[title + name if name in taken else name] = shape
+    """`schema` by its name, and the shapes that it brings by theirs: no two have the same."""
+    shapes |= schema.get("$defs", {})
+    shapes[schema["title"]] = {name: value for name, value in schema.items() if name != "$defs"}
 
 
 @cache

@@ -25,7 +25,7 @@ Works = list[tuple[Any, torch.Tensor]]
 """Gloo's handles, each with the memory that it reads or writes."""
 
 
-class Exchange:
+class GlooExchange:
     """This rank's connections to the others. Made by `meeting`, used by one event loop."""
 
     def __init__(self, group: ProcessGroup, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from services.parallel.ballots import BallotShape, check_commands, check_gathered, check_rank
-from services.parallel.exchange import Exchange
+from services.parallel.exchange import GlooExchange
 from services.parallel.interface import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, GroupBroken
 from services.parallel.meeting import Rendezvous, Store, meet
 from services.parallel.watch import Watch, Whereabouts
@@ -44,7 +44,7 @@ class GlooGroup:
     """`services.parallel.interface.RankGroup` of one process per rank. Made by `join`."""
 
     def __init__(
-        self, rank: int, size: int, timeout_s: float, where: Whereabouts, watch: Watch, exchange: Exchange
+        self, rank: int, size: int, timeout_s: float, where: Whereabouts, watch: Watch, exchange: GlooExchange
     ) -> None:
         self._rank = rank
         self._size = size
@@ -79,7 +79,7 @@ class GlooGroup:
         where = Whereabouts()
         at = Rendezvous(host, port)
         store, watch, group = await meet(rank, size, at, timeout_s, meet_s or timeout_s, where)
-        joined = cls(rank, size, timeout_s, where, watch, Exchange(group, timeout_s))
+        joined = cls(rank, size, timeout_s, where, watch, GlooExchange(group, timeout_s))
         # Rank 0 serves it as long as the group lives: other groups of the worker meet there too.
         joined._store = store
         return joined
@@ -239,7 +239,7 @@ class GlooGroup:
             how = f"({problem})" if in_time else f"within {self._timeout_s:g} s"
             raise GroupBroken(await self._watch.blame(how))
 
-    def _open(self) -> Exchange:
+    def _open(self) -> GlooExchange:
         """What to send and receive with, as long as the group lives. Raises GroupBroken."""
         if self._broken is not None:
             raise GroupBroken(self._broken)

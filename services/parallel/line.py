@@ -9,10 +9,12 @@ HELLO_S: Final = 5.0
 LINE_BYTES_MAX: Final = 4096
 
 
-class Line(asyncio.Protocol):
+class ControlLine(asyncio.Protocol):
     """One connection, as lines of text."""
 
-    def __init__(self, heard: "Callable[[Line, str, str], None]", gone: "Callable[[Line], None]") -> None:
+    def __init__(
+        self, heard: "Callable[[ControlLine, str, str], None]", gone: "Callable[[ControlLine], None]"
+    ) -> None:
         self._heard = heard
         self._gone = gone
         self._bytes = bytearray()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.parallel.line import Line
+from services.parallel.line import ControlLine
 
 ANSWER_S: Final = 1.0
 """How long a rank may take to say where it is, when another one's collective has failed."""
@@ -82,8 +82,8 @@ class LeaderWatch(Watch):
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
         super().__init__(where, size, timeout_s)
         self._token = secrets.token_hex(8)
-        self._ranks: dict[int, Line] = {}
-        self._strangers: set[Line] = set()
+        self._ranks: dict[int, ControlLine] = {}
+        self._strangers: set[ControlLine] = set()
         self._server: asyncio.Server | None = None
         self._complete = asyncio.Event()
         self._asked: set[int] | None = None
@@ -119,14 +119,14 @@ class LeaderWatch(Watch):
         for line in self._ranks.values():
             line.close()
 
-    def _called(self) -> Line:
-        line = Line(self._heard, self._gone)
+    def _called(self) -> ControlLine:
+        line = ControlLine(self._heard, self._gone)
         if len(self._strangers) < STRANGERS_MAX:
             self._strangers.add(line)
             return line
-        return Line(lambda line, *_: line.close(), lambda _: None)
+        return ControlLine(lambda line, *_: line.close(), lambda _: None)
 
-    def _heard(self, line: Line, word: str, text: str) -> None:
+    def _heard(self, line: ControlLine, word: str, text: str) -> None:
         if line.rank is None:
             self._introduced(line, word, text)
         elif word == "left" and self._complete.is_set():
@@ -138,7 +138,7 @@ class LeaderWatch(Watch):
         elif word == "at":
             self._answered(line.rank, int(text))
 
-    def _introduced(self, line: Line, word: str, text: str) -> None:
+    def _introduced(self, line: ControlLine, word: str, text: str) -> None:
         self._strangers.discard(line)
         match word, text.split():
             case "hello", [token, rank, size] if token == self._token and (rank + size).isdecimal():
@@ -149,7 +149,7 @@ class LeaderWatch(Watch):
             case _:
                 line.close()
 
-    def _admit(self, line: Line, rank: int, size: int) -> str | None:
+    def _admit(self, line: ControlLine, rank: int, size: int) -> str | None:
         if self.over is not None:
             return self.over
         if size != self.size:
@@ -162,7 +162,7 @@ class LeaderWatch(Watch):
             self._complete.set()
         return None
 
-    def _gone(self, line: Line) -> None:
+    def _gone(self, line: ControlLine) -> None:
         self._strangers.discard(line)
         if line.rank is None or self._ranks.get(line.rank) is not line:
             return
@@ -214,7 +214,7 @@ class FollowerWatch(Watch):
     def __init__(self, where: Whereabouts, rank: int, size: int, timeout_s: float) -> None:
         super().__init__(where, size, timeout_s)
         self._ready = asyncio.Event()
-        self._line = Line(self._heard, self._gone)
+        self._line = ControlLine(self._heard, self._gone)
         self._line.rank = 0
         self._rank = rank
 
@@ -240,7 +240,7 @@ class FollowerWatch(Watch):
             self._line.say("left", text)
         self._end(self.where.says(text))
 
-    def _heard(self, line: Line, word: str, text: str) -> None:
+    def _heard(self, line: ControlLine, word: str, text: str) -> None:
         if word == "ready":
             self._ready.set()
         elif word == "where":
@@ -248,7 +248,7 @@ class FollowerWatch(Watch):
         elif word == "over":
             self._end(text)
 
-    def _gone(self, _: Line) -> None:
+    def _gone(self, _: ControlLine) -> None:
         self._end(self.where.says("rank 0 has gone (connection closed)"))
 
     def _inquire(self, collective: int, call: str, how: str) -> None:

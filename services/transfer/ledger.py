@@ -30,7 +30,7 @@ Write = TypeVar("Write")
 
 
 @dataclass(slots=True)
-class Link:
+class PeerLink:
     endpoint: Endpoint
     regions: Mapping[str, Region]
     """The endpoint's, by name."""
@@ -46,7 +46,7 @@ class Ledger(Generic[Write]):
     incarnation: Incarnation
     agent: str
     forget: Callable[[Endpoint], None]
-    _links: dict[Incarnation, Link] = field(default_factory=dict)
+    _links: dict[Incarnation, PeerLink] = field(default_factory=dict)
     _writes: dict[PutId, Write] = field(default_factory=dict)
     _ends: dict[PutId, PutState] = field(default_factory=dict)
     """Of abandoned puts, until they are polled."""
@@ -69,7 +69,7 @@ class Ledger(Generic[Write]):
             raise TransferError(f"{PEERS_MAX} peers are connected already")
         return True
 
-    def _renews(self, link: Link, peer: Endpoint) -> bool:
+    def _renews(self, link: PeerLink, peer: Endpoint) -> bool:
         if link.endpoint != peer:
             raise TransferError(f"endpoint {peer.agent}: differs from the one its incarnation had before")
         if not link.broken:
@@ -83,9 +83,9 @@ class Ledger(Generic[Write]):
         return True
 
     def add(self, peer: Endpoint) -> None:
-        self._links[peer.incarnation] = Link(peer, {region.name: region for region in peer.regions})
+        self._links[peer.incarnation] = PeerLink(peer, {region.name: region for region in peer.regions})
 
-    def link(self, peer: Incarnation) -> Link:
+    def link(self, peer: Incarnation) -> PeerLink:
         """Raises UnknownPeer if it was never connected, or given up."""
         link = self._links.get(peer)
         if link is None or link.leaving:
@@ -167,6 +167,6 @@ class Ledger(Generic[Write]):
         for peer in list(self._links):
             self.leave(peer)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: PeerLink) -> None:
         del self._links[link.endpoint.incarnation]
         self.forget(link.endpoint)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.bootstrap import follower
-from services.bootstrap.links import Hearer, Link, Open
+from services.bootstrap.links import Hearer, Open, WorkerStream
 from services.ids import RoomId
 from services.openai.backend import Hangup, NoWorker, Overloaded
 from services.rooms.errors import Cause, Reason, RosterFull
@@ -264,13 +264,13 @@ async def test_decode_is_asked_first_since_prefill_waits_for_its_destination(
     order: list[Side] = []
     at.prefill.script = [accepted(P), first(7, LENGTH), ended(P)]
     at.decode.script = [accepted(D), tokens(0, [7], LENGTH), ended(D)]
-    opened = Link.open
+    opened = WorkerStream.open
 
-    def noted(link: Link, request: Open, hearer: Hearer) -> None:
+    def noted(link: WorkerStream, request: Open, hearer: Hearer) -> None:
         order.append(P if isinstance(request, inference_pb2.RunRoomRequest) else D)
         opened(link, request, hearer)
 
-    monkeypatch.setattr(Link, "open", noted)
+    monkeypatch.setattr(WorkerStream, "open", noted)
     assert await read(await at.backend.generate(asked(1))) == ([7], "length")
     assert order == [D, P]
     at.retired()

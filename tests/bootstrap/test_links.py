@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from services.bootstrap import links
-from services.bootstrap.links import Link, Links
+from services.bootstrap.links import Links, WorkerStream
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
@@ -83,7 +83,7 @@ class At:
     ears: dict[int, Ear] = field(default_factory=dict)
 
     @property
-    def link(self) -> Link:
+    def link(self) -> WorkerStream:
         return self.links.to(self.facts)
 
     def open(self, *rooms: int, ear: Ear | None = None) -> None:

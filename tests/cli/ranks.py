@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.backoff import Backoff
-from services.cli.group import RankGroup
+from services.cli.group import RankProcesses
 from services.decode.settings import DecodeSettings
 from services.runtime.clock import SystemClock
 from services.runtime.worker_settings import WorkerSettings
@@ -65,10 +65,10 @@ class Ranks:
         self.living_when_reported: list[list[int]] = []
         self._journal = folder / "journal"
 
-    def group(self, tp: int = 3, **flags: Any) -> RankGroup:
+    def group(self, tp: int = 3, **flags: Any) -> RankProcesses:
         settings = DecodeSettings(name="decode-0", tp=tp, **flags)
         backoff = Backoff(first_ms=10, most_ms=20)
-        return RankGroup(settings, os.environ, self._report, SystemClock(), self._command, backoff)
+        return RankProcesses(settings, os.environ, self._report, SystemClock(), self._command, backoff)
 
     def _command(self, settings: WorkerSettings) -> Sequence[str]:
         rank = settings.rank or 0

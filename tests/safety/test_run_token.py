@@ -12,7 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.cli.group import RankGroup
+from services.cli.group import RankProcesses
 from services.decode.settings import DecodeSettings
 from services.ids import Incarnation
 from services.runtime.clock import ManualClock
@@ -160,7 +160,7 @@ def test_the_token_is_given_on_by_the_environment_alone_and_told_to_no_other_ran
 
     async def nobody(name: str, pid: int) -> None: ...
 
-    group = RankGroup(settings, {"BATON_RUN_TOKEN": "another", "PATH": "/bin"}, nobody, ManualClock())
+    group = RankProcesses(settings, {"BATON_RUN_TOKEN": "another", "PATH": "/bin"}, nobody, ManualClock())
     assert group._environ == {"PATH": "/bin", "BATON_RUN_TOKEN": TOKEN}
     assert TOKEN not in " ".join(to_flags(settings))
     assert TOKEN not in repr(settings)

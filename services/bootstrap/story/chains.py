@@ -27,7 +27,7 @@ Chain = list[RoomEntry]
 """The rooms of one request, the first one first; the last one is that which says how the request stands."""
 
 
-class Kept:
+class RetryChains:
     """The rooms that are known now, for several looks at them."""
 
     def __init__(self, registry: Registry) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from services.bootstrap.story.clocks import BOOTSTRAP, OneClock
-from services.bootstrap.story.parts import Kind, Lane, Line
+from services.bootstrap.story.parts import Lane, Line, LineKind
 from services.rooms.entries import RoomEntry, WorkerFacts
 from services.rooms.phases import Side
 
@@ -14,29 +14,29 @@ RANKS_SHOWN_MAX: Final = 64
 """Of one worker. What others say is among the lines."""
 
 KINDS: Final = {
-    "landed": Kind.EVIDENCE,
-    "written": Kind.EVIDENCE,
-    "voted": Kind.VOTE,
-    "sealed": Kind.SEAL,
-    "first token": Kind.TOKEN,
-    "first token passed on": Kind.TOKEN,
-    "failed": Kind.FAILURE,
-    "not retried": Kind.FAILURE,
-    "answered": Kind.END,
-    "finished": Kind.END,
-    "retired": Kind.END,
-    "filed": Kind.END,
-    "opened": Kind.MOVE,
-    "retried": Kind.MOVE,
-    "destination known": Kind.MOVE,
-    "computing": Kind.MOVE,
-    "connected": Kind.MOVE,
-    "granted": Kind.MOVE,
-    "admitted": Kind.MOVE,
-    "forked": Kind.MOVE,
-    "choice ended": Kind.END,
-    "stopped": Kind.MOVE,
-    "quarantined": Kind.MOVE,
+    "landed": LineKind.EVIDENCE,
+    "written": LineKind.EVIDENCE,
+    "voted": LineKind.VOTE,
+    "sealed": LineKind.SEAL,
+    "first token": LineKind.TOKEN,
+    "first token passed on": LineKind.TOKEN,
+    "failed": LineKind.FAILURE,
+    "not retried": LineKind.FAILURE,
+    "answered": LineKind.END,
+    "finished": LineKind.END,
+    "retired": LineKind.END,
+    "filed": LineKind.END,
+    "opened": LineKind.MOVE,
+    "retried": LineKind.MOVE,
+    "destination known": LineKind.MOVE,
+    "computing": LineKind.MOVE,
+    "connected": LineKind.MOVE,
+    "granted": LineKind.MOVE,
+    "admitted": LineKind.MOVE,
+    "forked": LineKind.MOVE,
+    "choice ended": LineKind.END,
+    "stopped": LineKind.MOVE,
+    "quarantined": LineKind.MOVE,
 }
 """By the words that the services say; others are notes."""
 
@@ -48,7 +48,7 @@ def lines_of(rooms: Iterable[RoomEntry], clock: OneClock) -> list[Line]:
             at_ms=clock.at_ms(event),
             lane=event.source,
             room=str(entry.id),
-            kind=KINDS.get(event.name, Kind.NOTE),
+            kind=KINDS.get(event.name, LineKind.NOTE),
             name=event.name,
             detail=event.detail,
             wall_ms=event.wall_ms,

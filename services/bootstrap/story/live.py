@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from services.bootstrap.notebook import NO_STATUS, LostWorker, Refused
+from services.bootstrap.notebook import NO_STATUS, LostWorker, RefusedRequest
 from services.bootstrap.rooms import Rooms
-from services.bootstrap.story.chains import Chain, Kept
+from services.bootstrap.story.chains import Chain, RetryChains
 from services.bootstrap.story.clocks import BOOTSTRAP
 from services.bootstrap.story.lanes import ranks_of
 from services.bootstrap.story.parts import OVER, State
@@ -55,7 +55,7 @@ def workers(rooms: Rooms) -> dict[str, Any]:
     }
 
 
-def requests(rooms: Rooms, kept: Kept, limit: int, search: str, *, failed: bool) -> list[Summary]:
+def requests(rooms: Rooms, kept: RetryChains, limit: int, search: str, *, failed: bool) -> list[Summary]:
     """The newest first. Those without a room stand among the others by their time."""
     queue = () if failed else (each for each in rooms.admission.waiting(had_none=True) if search in each[0])
     waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
@@ -70,7 +70,7 @@ def requests(rooms: Rooms, kept: Kept, limit: int, search: str, *, failed: bool)
 
 
 def live(rooms: Rooms) -> dict[str, Any]:
-    kept = Kept(rooms.registry)
+    kept = RetryChains(rooms.registry)
     phases = Counter(entry.phase for entry in rooms.registry.open_rooms())
     return {
         "wall_ms": rooms.clock.wall_ms(),
@@ -148,7 +148,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
     )
 
 
-def _refused(refused: Refused) -> Summary:
+def _refused(refused: RefusedRequest) -> Summary:
     state = State.GONE if refused.status == GONE_STATUS else State.REFUSED
     begun = refused.wall_ms - refused.waited_ms
     reason = "" if refused.status == NO_STATUS else str(refused.status)

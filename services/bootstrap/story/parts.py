@@ -28,7 +28,7 @@ class State(Enum):
 OVER = frozenset({State.ANSWERED, State.FAILED, State.GONE, State.REFUSED})
 
 
-class Kind(Enum):
+class LineKind(Enum):
     """What a line is, and so how it is drawn."""
 
     EVIDENCE = "evidence"
@@ -67,7 +67,7 @@ class Line:
     at_ms: float
     lane: str
     room: str
-    kind: Kind
+    kind: LineKind
     name: str
     detail: str
     wall_ms: int
@@ -85,7 +85,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Arrow:
     """What one lane said to another."""
 
     room: str
@@ -109,7 +109,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RequestStep:
     """A step on the way of a room's request, and how long it took."""
 
     room: str
@@ -157,8 +157,8 @@ class Story:
     attempts: list[Attempt]
     lanes: list[Lane]
     bars: list[Bar]
-    links: list[Link]
-    stages: list[Stage]
+    links: list[Arrow]
+    stages: list[RequestStep]
     lines: list[Line]
     others: list[str]
     """Newest rooms of other requests that came with the same id, newest first."""

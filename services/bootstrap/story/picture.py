@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from services.bootstrap.story.clocks import BOOTSTRAP
 from services.bootstrap.story.lanes import CLIENT
-from services.bootstrap.story.parts import Bar, Doing, Lane, Line, Link
+from services.bootstrap.story.parts import Arrow, Bar, Doing, Lane, Line
 from services.rooms.entries import Event, RoomEntry
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase
@@ -83,7 +83,7 @@ def client_bars(rooms: Sequence[RoomEntry], lines: Sequence[Line], *, over: bool
         yield Bar(CLIENT, began[3], began[1], began[2], began[0], None)
 
 
-def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Link]:
+def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Arrow]:
     first: dict[tuple[str, str], Line] = {}
     for line in lines:
         first.setdefault((line.lane, line.name), line)
@@ -93,7 +93,7 @@ def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Link]:
         if begin is not None and end is not None:
             # Who sent it may have noted so only after the other had it.
             began_ms = min(begin.at_ms, end.at_ms)
-            yield Link(str(entry.id), text, begin.lane, began_ms, end.lane, end.at_ms)
+            yield Arrow(str(entry.id), text, begin.lane, began_ms, end.lane, end.at_ms)
 
 
 ENDED: Final = (Doing.CLOSE, "")

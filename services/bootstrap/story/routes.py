@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.story import live
-from services.bootstrap.story.chains import PREFIX, Kept
+from services.bootstrap.story.chains import PREFIX, RetryChains
 from services.bootstrap.story.parts import Story
 from services.bootstrap.story.tell import of_queued, of_refused, tell
 from services.rooms.index import is_of
@@ -82,7 +82,9 @@ def story_router(rooms: Rooms) -> APIRouter:
         failed: bool = False,
         limit: int = Query(LIST_DEFAULT, ge=1, le=LIST_MAX),
     ) -> Response:
-        return _json({"requests": live.requests(rooms, Kept(rooms.registry), limit, search, failed=failed)})
+        return _json(
+            {"requests": live.requests(rooms, RetryChains(rooms.registry), limit, search, failed=failed)}
+        )
 
     @router.get("/requests/{asked:path}")
     async def request(asked: str) -> Response:
@@ -102,7 +104,7 @@ def story_router(rooms: Rooms) -> APIRouter:
 
 
 def _story(rooms: Rooms, asked: str) -> Story | None:
-    chain, others = Kept(rooms.registry).find(asked)
+    chain, others = RetryChains(rooms.registry).find(asked)
     if chain:
         retrying = chain[-1].id in rooms.admission.retrying
         return tell(chain, others, rooms.timelines.line(""), retrying=retrying)

@@ -5,7 +5,7 @@ from math import inf
 from typing import Final
 
 from services.bootstrap.story.clocks import BOOTSTRAP
-from services.bootstrap.story.parts import Line, Stage
+from services.bootstrap.story.parts import Line, RequestStep
 from services.rooms.entries import RoomEntry
 from services.rooms.phases import Side
 
@@ -28,7 +28,7 @@ STAGES: Final = (
 """Those that are on the way to the first token follow each other without a gap."""
 
 
-def stages_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Stage]:
+def stages_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[RequestStep]:
     """Those whose two ends the room reached. None goes on behind its failure: what its workers did of it
     later is not where its time went."""
     names = {B: B, P: entry.prefill.name, D: entry.decode.name}
@@ -40,4 +40,4 @@ def stages_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Stage]:
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
         if begin is not None and end is not None and begin < failed_ms:
             ms = max(min(end, failed_ms) - begin, 0.0)
-            yield Stage(str(entry.id), text, round(ms, 3), counts)
+            yield RequestStep(str(entry.id), text, round(ms, 3), counts)

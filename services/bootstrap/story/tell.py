@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.bootstrap.notebook import NO_STATUS, Refused
+from services.bootstrap.notebook import NO_STATUS, RefusedRequest
 from services.bootstrap.story.chains import Chain
 from services.bootstrap.story.clocks import BOOTSTRAP, OneClock
 from services.bootstrap.story.lanes import lanes_of, lines_of
-from services.bootstrap.story.parts import OVER, Attempt, Kind, Line, State, Story, Why
+from services.bootstrap.story.parts import OVER, Attempt, Line, LineKind, State, Story, Why
 from services.bootstrap.story.picture import bars_of, client_bars, last_word, links_of
 from services.bootstrap.story.stages import stages_of
 from services.bootstrap.story.words import headline, told_ms, why
@@ -58,9 +58,9 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
     )
 
 
-def of_refused(refused: Refused) -> Story:
+def of_refused(refused: RefusedRequest) -> Story:
     """Of a request that no room was opened for."""
-    line = Line(refused.waited_ms, BOOTSTRAP, "", Kind.FAILURE, "refused", refused.why, refused.wall_ms)
+    line = Line(refused.waited_ms, BOOTSTRAP, "", LineKind.FAILURE, "refused", refused.why, refused.wall_ms)
     gone = refused.status == GONE_STATUS
     if gone:
         said = "The client hung up while it waited"
@@ -88,7 +88,7 @@ def of_refused(refused: Refused) -> Story:
 def of_queued(request_id: str, queued: Event, now: Event) -> Story:
     """Of a request that waits for its first room."""
     waited_ms = max(now.wall_ms - queued.wall_ms, 0)
-    line = Line(0.0, BOOTSTRAP, "", Kind.NOTE, queued.name, queued.detail, queued.wall_ms)
+    line = Line(0.0, BOOTSTRAP, "", LineKind.NOTE, queued.name, queued.detail, queued.wall_ms)
     said = f"Waits for a pair of workers since {told_ms(waited_ms)}."
     return _roomless(request_id, State.QUEUED, said, None, queued.wall_ms, waited_ms, [line])
 

@@ -1,0 +1,31 @@
+"""Does each class have a name that no other class has?
+
+A name that is searched for, or that stands in a trace, leads to one place.
+"""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+SERVICES: Final = Path(__file__).parents[2] / "services"
+GENERATED: Final = SERVICES / "wire" / "baton"
+BY_SIDE: Final = {"Commands", "Computing", "Job", "Part"}
+"""Each worker's side has one."""
+
+
+def classes() -> dict[str, list[str]]:
+    """Where each class of a module is defined, by its name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(SERVICES.rglob("*.py")):
+        if path.is_relative_to(GENERATED):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{path.relative_to(SERVICES)}:{node.lineno}")
+    return found
+
+
+def test_no_two_classes_have_one_name() -> None:
+    doubled = {name: places for name, places in classes().items() if len(places) > 1}
+    assert {name: places for name, places in doubled.items() if name not in BY_SIDE} == {}
