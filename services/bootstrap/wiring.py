@@ -190,10 +190,10 @@ async def _drain(http: Serving, rooms: Rooms, timeout_ms: int) -> bool:
     return in_time
 
 
-def _ids(registry: Registry, room: int) -> Mapping[str, str]:
+def _ids(registry: Registry, room: RoomId) -> Mapping[str, str]:
     """What else names a room, for the log."""
     try:
-        entry = registry.get(RoomId(room))
+        entry = registry.get(room)
     except UnknownRoom:
         return {}
     return {"request_id": entry.request_id} | ({"trace_id": entry.trace_id} if entry.trace_id else {})

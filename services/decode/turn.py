@@ -125,9 +125,9 @@ class DecodeWork:
         """Of every rank, in rank order, once they have told."""
         return self._grants.endpoints
 
-    def names_of(self, room: int) -> abc.Mapping[str, str]:
+    def names_of(self, room: RoomId) -> abc.Mapping[str, str]:
         """What a room's request is known by; nothing once it is retired."""
-        job = self._jobs.get(RoomId(room))
+        job = self._jobs.get(room)
         return {} if job is None else job.request.names
 
     def break_off(self, cause: Cause) -> None:

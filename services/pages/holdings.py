@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from services.ids import RoomId
 from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
 from services.pages.pool import PagePool
 from services.pages.prefixes import UNSALTED, PrefixTree
@@ -48,15 +49,15 @@ class Holdings:
         self.pages = pages
         self.slots = slots
         self.prefixes = PrefixTree(0) if prefixes is None else prefixes
-        self._held: dict[int, Holding] = {}
+        self._held: dict[RoomId, Holding] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def __contains__(self, room: int) -> bool:
+    def __contains__(self, room: RoomId) -> bool:
         return room in self._held
 
-    def get(self, room: int) -> Holding:
+    def get(self, room: RoomId) -> Holding:
         return self._held[room]
 
     @property
@@ -67,7 +68,7 @@ class Holdings:
     def can_take(self, pages: int) -> bool:
         return pages <= self.available and self.slots.free > 0
 
-    def take(self, room: int, pages: int, tokens: Sequence[int] = (), salt: int = UNSALTED) -> Holding:
+    def take(self, room: RoomId, pages: int, tokens: Sequence[int] = (), salt: int = UNSALTED) -> Holding:
         """Reserve a blank slot and so many pages, of which the leading ones may be shared: those that hold
         `tokens`, the first of the room's, under its `salt` already. Raises OutOfPages and takes nothing."""
         if room in self._held:
@@ -83,7 +84,7 @@ class Holdings:
         self._held[room] = Holding(shared + taken, slot, salt, len(shared))
         return self._held[room]
 
-    def expose(self, room: int, pages: int) -> Holding:
+    def expose(self, room: RoomId, pages: int) -> Holding:
         """The first `pages` pages of the room's own and the slot are about to be named to a peer.
 
         Raises Truncated where the room holds fewer (`no-truncation`)."""
@@ -97,14 +98,14 @@ class Holdings:
         holding.standing = Standing.EXPOSED
         return holding
 
-    def commit(self, room: int) -> None:
+    def commit(self, room: RoomId) -> None:
         """The seal proved that every write has ended: the memory is the room's for good."""
         holding = self._in(room, Standing.EXPOSED)
         self.pages.commit(holding.pages[holding.shared :])
         self.slots.commit(holding.slot)
         holding.standing = Standing.COMMITTED
 
-    def keep(self, room: int, tokens: Sequence[int]) -> Holding:
+    def keep(self, room: RoomId, tokens: Sequence[int]) -> Holding:
         """The room's pages hold `tokens`, its first, on every rank, and nothing is written to them or read
         from them just now: the whole ones may be shared from here on. Where another room's hold the same, it
         goes on with those, so that no more pages are in use than before."""
@@ -121,7 +122,7 @@ class Holdings:
         holding.shared = len(entered.way)
         return holding
 
-    def distrust(self, room: int) -> None:
+    def distrust(self, room: RoomId) -> None:
         """What the room shares may not hold what it should: nobody begins with it from now on; who has, goes
         on. The same on all ranks, and before `quarantine`, by which it shares nothing any more."""
         holding = self._held.get(room)
@@ -132,7 +133,7 @@ class Holdings:
         if holding.shared:
             self.prefixes.distrust(holding.pages[0])
 
-    def quarantine(self, room: int) -> bool:
+    def quarantine(self, room: RoomId) -> bool:
         """The room failed. What was exposed waits for a proof, the rest is free at once.
 
         False when nothing was exposed, so that no proof is needed.
@@ -150,7 +151,7 @@ class Holdings:
         holding.standing = Standing.QUARANTINED
         return True
 
-    def give_back(self, room: int) -> bool:
+    def give_back(self, room: RoomId) -> bool:
         """Return everything (`exits-release-all`). The caller holds the proof that no write can land.
         Idempotent."""
         holding = self._held.get(room)
@@ -170,7 +171,7 @@ class Holdings:
         holding.pages = holding.pages[holding.shared :]
         holding.shared = 0
 
-    def _in(self, room: int, standing: Standing) -> Holding:
+    def _in(self, room: RoomId, standing: Standing) -> Holding:
         holding = self._held[room]
         if holding.standing is not standing:
             raise IllegalPageMove(f"room {room}: {holding.standing.value}, must be {standing.value}")

@@ -31,6 +31,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
+from services.ids import Generation, RoomId
 from services.pages.errors import RecordCorrupt, RecordForeign
 
 SLOT_BYTES: Final = 256
@@ -55,8 +56,8 @@ SCHEMA_HASH: Final = f"record-{SCHEMA}-{SLOT_BYTES}-{SEAL_OFFSET}-{ALTERNATIVES_
 
 @dataclass(frozen=True, slots=True)
 class MetadataRecord:
-    room: int
-    generation: int
+    room: RoomId
+    generation: Generation
     prompt_tokens: int
     cached_tokens: int
     pages: int
@@ -95,7 +96,7 @@ class MetadataRecord:
         return (body + _CRC.pack(zlib.crc32(body))).ljust(SEAL_OFFSET, b"\0")
 
 
-def seal_bytes(room: int, generation: int) -> bytes:
+def seal_bytes(room: RoomId, generation: Generation) -> bytes:
     """The SEAL_BYTES that go to SEAL_OFFSET of the slot, last."""
     return _SEAL.pack(room, generation, _check(room, generation))
 
@@ -111,7 +112,7 @@ def announced(slot: memoryview) -> bool:
 
 
 def read_slot(
-    slot: memoryview, room: int, generation: int, *, check_sum: bool = True
+    slot: memoryview, room: RoomId, generation: Generation, *, check_sum: bool = True
 ) -> MetadataRecord | None:
     """What the slot of (room, generation) says: None while it is unwritten.
 
@@ -129,7 +130,7 @@ def read_slot(
     return _read_record(bytes(slot[:SEAL_OFFSET]), room, generation, check_sum=check_sum)
 
 
-def _read_record(body: bytes, room: int, generation: int, *, check_sum: bool) -> MetadataRecord:
+def _read_record(body: bytes, room: RoomId, generation: Generation, *, check_sum: bool) -> MetadataRecord:
     checked, rest = body[:_CHECKED_BYTES], body[_CHECKED_BYTES:]
     if check_sum and rest != _CRC.pack(zlib.crc32(checked)).ljust(len(rest), b"\0"):
         raise RecordCorrupt(f"record of room {room}: checksum does not hold")
@@ -158,7 +159,7 @@ def _read_record(body: bytes, room: int, generation: int, *, check_sum: bool) ->
     )
 
 
-def _check(room: int, generation: int) -> int:
+def _check(room: RoomId, generation: Generation) -> int:
     """A 64-bit mix of both numbers, never 0: a blank seal does not hold."""
     value = (room * 0x9E3779B97F4A7C15 + generation * 0xC2B2AE3D27D4EB4F + 1) & 0xFFFFFFFFFFFFFFFF
     value ^= value >> 31

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.ids import Generation
 from services.pages.errors import IllegalPageMove, OutOfPages
 from services.pages.pool import PAGE_MOVES, PageState
 from services.pages.record import SLOT_BYTES
@@ -19,7 +20,7 @@ class Slot:
     """One tenancy."""
 
     index: int
-    generation: int
+    generation: Generation
 
 
 class SlotPool:
@@ -33,10 +34,10 @@ class SlotPool:
         self._memory = memory
         self._states = [PageState.FREE] * slots
         self._count = dict.fromkeys(PageState, 0) | {PageState.FREE: slots}
-        self._tenants: list[int | None] = [None] * slots
+        self._tenants: list[Generation | None] = [None] * slots
         """Generation of the tenancy that each slot is in."""
         self._free = list(range(slots))
-        self._generation = first_generation
+        self._generation = Generation(first_generation)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -53,7 +54,7 @@ class SlotPool:
         if not self._free:
             raise OutOfPages(f"all {len(self)} metadata slots are taken")
         slot = Slot(heapq.heappop(self._free), self._generation)
-        self._generation += 1
+        self._generation = Generation(self._generation + 1)
         self._tenants[slot.index] = slot.generation
         self._move(slot, PageState.RESERVED)
         self._zero(slot)

@@ -146,9 +146,9 @@ class PrefillWork:
             closed.add_done_callback(job.closers.discard)
         return closed
 
-    def names_of(self, room: int) -> abc.Mapping[str, str]:
+    def names_of(self, room: RoomId) -> abc.Mapping[str, str]:
         """What a room's request is known by; nothing once it is retired."""
-        job = self._jobs.get(RoomId(room))
+        job = self._jobs.get(room)
         return {} if job is None else job.request.names
 
     def break_off(self, cause: Cause) -> None:

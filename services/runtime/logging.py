@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, LiteralString, TextIO
 
+from services.ids import RoomId
+
 FieldValue = str | int | float | bool | None
 VALUE_CHARS_MAX: Final = 512
 PLAIN: Final = re.compile("[!#-&(-<>-~]+")
@@ -33,11 +35,11 @@ LEVELS: Final = {
 
 encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
-Names = Callable[[int], Mapping[str, str]]
+Names = Callable[[RoomId], Mapping[str, str]]
 """What else a room is known by: `request_id`, `trace_id`; nothing for one that is not known."""
 
 
-def _no_names(_: int) -> Mapping[str, str]:
+def _no_names(_: RoomId) -> Mapping[str, str]:
     return {}
 
 
@@ -82,7 +84,7 @@ class Log:
         if self._logger.isEnabledFor(level):
             merged = {**self._fields, **fields}
             if isinstance(room := merged.get("room"), int) and "request_id" not in merged:
-                merged |= _names(room)
+                merged |= _names(RoomId(room))
             self._logger.handle(_record(self._logger.name, level, message, merged, error))
 
 

@@ -19,7 +19,7 @@ from services.decode.turn import DecodeWork
 from services.engine.folds import Folds
 from services.engine.stepper import Stepper
 from services.grammars.shelf import Shelf
-from services.ids import Incarnation, RoomId
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum, told
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool, PageState
@@ -266,13 +266,14 @@ class DecodeBench:
         self,
         request: Request,
         *,
-        seal_as: tuple[int, int] | None = None,
+        seal_as: tuple[RoomId, Generation] | None = None,
         first: int | None = None,
         pages: int = 0,
     ) -> None:
         """The sender's writes: pages, record, seal."""
-        room = int(request.request_id)
+        room = RoomId(int(request.request_id))
         grant = self.sender.grants[room]
+        generation = Generation(grant.generation)
         sent = request.prompt[grant.prefix_tokens :]
         for position, token in enumerate(sent):
             page = grant.pages[position // toy.PAGE_TOKENS]
@@ -281,7 +282,7 @@ class DecodeBench:
         token = toy.answer(request)[0] if first is None else first
         record = MetadataRecord(
             room,
-            grant.generation,
+            generation,
             len(request.prompt),
             0,
             pages or len(grant.pages),
@@ -290,7 +291,7 @@ class DecodeBench:
         )
         at = grant.slot * SLOT_BYTES
         self.slots.view[at : at + SEAL_OFFSET] = record.pack()
-        seal = seal_bytes(*(seal_as or (room, grant.generation)))
+        seal = seal_bytes(*(seal_as or (room, generation)))
         self.slots.view[at + SEAL_OFFSET : at + SEAL_OFFSET + len(seal)] = seal
 
     def _sum(self, grant: inference_pb2.GrantRequest, stop: int) -> int:

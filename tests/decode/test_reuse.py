@@ -108,7 +108,7 @@ async def test_two_rooms_that_begin_alike_at_once_go_on_with_the_same_pages(benc
     for each in asked:
         bench.land(each)
     await bench.turns_until(lambda: all(len(caller.tokens) > 1 for caller in callers))
-    tables = [bench.holdings.get(RoomId(room)).pages for room in (1, 1001) if room in bench.holdings]
+    tables = [bench.holdings.get(room).pages for room in map(RoomId, (1, 1001)) if room in bench.holdings]
     assert len({table[:2] for table in tables}) == 1
     await bench.settle()
     assert [caller.tokens for caller in callers] == [toy.answer(each) for each in asked]

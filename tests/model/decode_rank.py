@@ -482,7 +482,7 @@ class DecodeRank:
             landed=frozenset(landed),
         )
 
-    def _seal_there(self, room: RoomId, slot: int, generation: int) -> bool:
+    def _seal_there(self, room: RoomId, slot: int, generation: Generation) -> bool:
         seal = slot * SLOT_BYTES + SEAL_OFFSET
         return bytes(self._slot_memory[seal : seal + SEAL_BYTES]) == seal_bytes(room, generation)
 

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.ids import RoomId
 from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
 from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.pool import PagePool, PageState
@@ -12,7 +13,8 @@ from services.pages.prefixes import PrefixTree
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
 
-PAGES, SLOTS, ROOMS, PAGE_TOKENS = 8, 3, 5, 2
+PAGES, SLOTS, PAGE_TOKENS = 8, 3, 2
+EVERY_ROOM = [RoomId(room) for room in range(1, 6)]
 TOKENS = (1, 2, 3, 4, 5)
 """Two whole pages, and one that is not."""
 
@@ -31,7 +33,7 @@ def at_idle(holdings: Holdings) -> bool:
     )
 
 
-def received(holdings: Holdings, room: int, pages: int = 4) -> Holding:
+def received(holdings: Holdings, room: RoomId, pages: int = 4) -> Holding:
     """A receiver's room with TOKENS, from its reservation to its admission."""
     taken = holdings.take(room, pages, TOKENS)
     holdings.expose(room, 3 - taken.shared)
@@ -44,170 +46,170 @@ def received(holdings: Holdings, room: int, pages: int = 4) -> Holding:
 @pytest.mark.parametrize("end", ["unused", "committed", "quarantined"])
 def test_exits_release_all(end: str, exposed: int) -> None:
     holdings = holdings_of()
-    holdings.take(7, 3)
+    holdings.take(RoomId(7), 3)
     if end != "unused":
-        holdings.expose(7, exposed)
+        holdings.expose(RoomId(7), exposed)
     if end == "committed":
-        holdings.commit(7)
+        holdings.commit(RoomId(7))
     if end == "quarantined":
-        assert holdings.quarantine(7)
-    assert holdings.give_back(7)
-    assert not holdings.give_back(7)
+        assert holdings.quarantine(RoomId(7))
+    assert holdings.give_back(RoomId(7))
+    assert not holdings.give_back(RoomId(7))
     assert at_idle(holdings)
 
 
 @pytest.mark.parametrize(("pages", "slots"), [(3, 3), (2, 1)], ids=["no pages", "no slot"])
 def test_what_cannot_be_taken_is_not_taken_at_all(pages: int, slots: int) -> None:
     holdings = holdings_of(pages, slots)
-    holdings.take(6, 1)
+    holdings.take(RoomId(6), 1)
     assert not holdings.can_take(3)
     with pytest.raises(OutOfPages):
-        holdings.take(7, 3)
-    assert 7 not in holdings
+        holdings.take(RoomId(7), 3)
+    assert RoomId(7) not in holdings
     assert (holdings.pages.free, holdings.slots.free) == (pages - 1, slots - 1)
 
 
 def test_a_failed_rooms_unexposed_pages_are_free_at_once() -> None:
     holdings = holdings_of()
-    taken = holdings.take(7, 5).pages
-    holdings.expose(7, 2)
-    holdings.quarantine(7)
+    taken = holdings.take(RoomId(7), 5).pages
+    holdings.expose(RoomId(7), 2)
+    holdings.quarantine(RoomId(7))
     states = [holdings.pages.state(page) for page in taken]
     assert states == [PageState.QUARANTINED] * 2 + [PageState.FREE] * 3
 
 
 def test_a_quarantined_room_of_no_pages_still_holds_its_slot() -> None:
     holdings = holdings_of()
-    holdings.take(7, 2)
-    holdings.expose(7, 0)
-    assert holdings.quarantine(7)
+    holdings.take(RoomId(7), 2)
+    holdings.expose(RoomId(7), 0)
+    assert holdings.quarantine(RoomId(7))
     assert (holdings.pages.free, holdings.slots.free) == (PAGES, SLOTS - 1)
 
 
 def test_nothing_to_fence_where_no_peer_was_told() -> None:
     holdings = holdings_of()
-    assert not holdings.quarantine(7)
-    holdings.take(7, 2)
-    assert not holdings.quarantine(7)
-    assert holdings.get(7).standing is Standing.HELD
+    assert not holdings.quarantine(RoomId(7))
+    holdings.take(RoomId(7), 2)
+    assert not holdings.quarantine(RoomId(7))
+    assert holdings.get(RoomId(7)).standing is Standing.HELD
 
 
 def test_no_free_under_write_exposed_memory_is_not_given_back() -> None:
     holdings = holdings_of()
-    holdings.take(7, 2)
-    holdings.expose(7, 2)
+    holdings.take(RoomId(7), 2)
+    holdings.expose(RoomId(7), 2)
     with pytest.raises(IllegalPageMove, match="committed or quarantined first"):
-        holdings.give_back(7)
-    assert 7 in holdings
+        holdings.give_back(RoomId(7))
+    assert RoomId(7) in holdings
 
 
 def test_no_truncation_more_than_is_held_is_not_exposed() -> None:
     holdings = holdings_of()
-    holdings.take(7, 2)
+    holdings.take(RoomId(7), 2)
     with pytest.raises(Truncated, match="3 pages to expose, 2 held"):
-        holdings.expose(7, 3)
-    assert holdings.get(7).standing is Standing.HELD
+        holdings.expose(RoomId(7), 3)
+    assert holdings.get(RoomId(7)).standing is Standing.HELD
 
 
 def test_a_room_takes_once() -> None:
     holdings = holdings_of()
-    holdings.take(7, 2)
+    holdings.take(RoomId(7), 2)
     with pytest.raises(IllegalPageMove, match="already holds"):
-        holdings.take(7, 1)
+        holdings.take(RoomId(7), 1)
 
 
 def test_a_room_begins_with_the_pages_that_hold_its_first_tokens() -> None:
     holdings = holdings_of()
-    first = received(holdings, 6).pages
-    holdings.give_back(6)
-    second = holdings.take(7, 4, TOKENS)
+    first = received(holdings, RoomId(6)).pages
+    holdings.give_back(RoomId(6))
+    second = holdings.take(RoomId(7), 4, TOKENS)
     assert second.shared == 2
     assert second.pages[:2] == first[:2]
-    assert holdings.expose(7, 1).exposed == second.pages[2:3]
+    assert holdings.expose(RoomId(7), 1).exposed == second.pages[2:3]
 
 
 def test_shared_is_read_only_what_others_read_is_not_exposed() -> None:
     holdings = holdings_of()
-    received(holdings, 6)
-    second = holdings.take(7, 4, TOKENS)
-    holdings.expose(7, 2)
+    received(holdings, RoomId(6))
+    second = holdings.take(RoomId(7), 4, TOKENS)
+    holdings.expose(RoomId(7), 2)
     states = [holdings.pages.state(page) for page in second.pages]
     assert states == [PageState.COMMITTED] * 2 + [PageState.EXPOSED] * 2
     with pytest.raises(Truncated, match="3 pages to expose, 2 held"):
-        holdings_with(second.shared).expose(7, 3)
+        holdings_with(second.shared).expose(RoomId(7), 3)
 
 
 def holdings_with(shared: int) -> Holdings:
     """Room 7 holds 4 pages, of which so many were cached."""
     holdings = holdings_of()
-    received(holdings, 6)
-    holdings.give_back(6)
-    assert holdings.take(7, 4, TOKENS).shared == shared
+    received(holdings, RoomId(6))
+    holdings.give_back(RoomId(6))
+    assert holdings.take(RoomId(7), 4, TOKENS).shared == shared
     return holdings
 
 
 def test_shared_is_read_only_what_a_peer_may_write_is_not_shared() -> None:
     holdings = holdings_of()
-    holdings.take(7, 3, TOKENS)
-    holdings.expose(7, 3)
+    holdings.take(RoomId(7), 3, TOKENS)
+    holdings.expose(RoomId(7), 3)
     with pytest.raises(IllegalPageMove, match="exposed pages are not to be shared"):
-        holdings.keep(7, TOKENS)
-    holdings.quarantine(7)
+        holdings.keep(RoomId(7), TOKENS)
+    holdings.quarantine(RoomId(7))
     with pytest.raises(IllegalPageMove, match="quarantined pages are not to be shared"):
-        holdings.keep(7, TOKENS)
+        holdings.keep(RoomId(7), TOKENS)
 
 
 def test_a_failed_rooms_shared_pages_are_there_for_others_at_once() -> None:
     holdings = holdings_with(shared=2)
-    holdings.expose(7, 1)
-    holdings.quarantine(7)
+    holdings.expose(RoomId(7), 1)
+    holdings.quarantine(RoomId(7))
     census = holdings.pages.census()
     assert (census[PageState.CACHED], census[PageState.QUARANTINED], census[PageState.FREE]) == (2, 1, 5)
-    holdings.give_back(7)
+    holdings.give_back(RoomId(7))
     assert at_idle(holdings)
 
 
 def test_pages_of_a_room_that_is_not_trusted_are_begun_with_by_nobody_while_it_still_uses_them() -> None:
     holdings = holdings_with(shared=2)
-    holdings.distrust(7)
-    assert holdings.take(8, 4, TOKENS).shared == 0
-    holdings.distrust(8)
-    holdings.give_back(7)
-    holdings.give_back(8)
-    holdings.distrust(8)
+    holdings.distrust(RoomId(7))
+    assert holdings.take(RoomId(8), 4, TOKENS).shared == 0
+    holdings.distrust(RoomId(8))
+    holdings.give_back(RoomId(7))
+    holdings.give_back(RoomId(8))
+    holdings.distrust(RoomId(8))
     assert at_idle(holdings)
 
 
 def test_what_a_room_shared_is_not_to_be_trusted_less_once_nobody_knows_what_it_was() -> None:
     holdings = holdings_with(shared=2)
-    holdings.expose(7, 1)
-    holdings.distrust(7)
-    holdings.quarantine(7)
-    assert holdings.take(8, 4, TOKENS).shared == 0
+    holdings.expose(RoomId(7), 1)
+    holdings.distrust(RoomId(7))
+    holdings.quarantine(RoomId(7))
+    assert holdings.take(RoomId(8), 4, TOKENS).shared == 0
     with pytest.raises(IllegalPageMove, match="room 7: what it shared is not known any more"):
-        holdings.distrust(7)
+        holdings.distrust(RoomId(7))
 
 
 def test_cached_pages_are_given_up_where_space_is_needed_and_those_in_use_are_not() -> None:
     holdings = holdings_with(shared=2)
     assert (holdings.available, holdings.prefixes.evictable) == (4, 0)
-    received(holdings, 8, pages=4)
-    holdings.give_back(8)
-    holdings.give_back(7)
+    received(holdings, RoomId(8), pages=4)
+    holdings.give_back(RoomId(8))
+    holdings.give_back(RoomId(7))
     assert (holdings.pages.free, holdings.available) == (6, PAGES)
-    holdings.take(9, 7)
+    holdings.take(RoomId(9), 7)
     assert len(holdings.prefixes.match(TOKENS)) == len(holdings.prefixes) == 1
     with pytest.raises(OutOfPages, match="2 pages asked for, 1 available of 8"):
-        holdings.take(10, 2)
+        holdings.take(RoomId(10), 2)
 
 
 def test_promise_kept_space_is_made_of_other_pages_than_those_a_room_begins_with() -> None:
     holdings = holdings_with(shared=2)
-    holdings.give_back(7)
-    holdings.take(8, 2)
-    holdings.keep(8, (9, 9, 9, 9))
-    holdings.give_back(8)
-    taken = holdings.take(9, 7, TOKENS)
+    holdings.give_back(RoomId(7))
+    holdings.take(RoomId(8), 2)
+    holdings.keep(RoomId(8), (9, 9, 9, 9))
+    holdings.give_back(RoomId(8))
+    taken = holdings.take(RoomId(9), 7, TOKENS)
     assert taken.pages[:2] == holdings.prefixes.match(TOKENS)
     assert len(set(taken.pages)) == 7
     assert len(holdings.prefixes.match((9, 9, 9, 9))) == 1
@@ -215,26 +217,27 @@ def test_promise_kept_space_is_made_of_other_pages_than_those_a_room_begins_with
 
 def test_the_pages_of_two_rooms_that_hold_the_same_are_given_back() -> None:
     holdings = holdings_of()
-    holdings.take(6, 3, TOKENS)
-    holdings.take(7, 3, TOKENS)
-    first, second = (holdings.keep(room, TOKENS) for room in (6, 7))
+    holdings.take(RoomId(6), 3, TOKENS)
+    holdings.take(RoomId(7), 3, TOKENS)
+    first, second = (holdings.keep(RoomId(room), TOKENS) for room in (6, 7))
     assert first.pages[:2] == second.pages[:2]
     assert holdings.available == PAGES - 4, "the second goes on with the pages of the first"
     assert [holdings.prefixes.users(page) for page in holdings.prefixes.match(TOKENS)] == [2, 2]
-    holdings.give_back(6)
+    holdings.give_back(RoomId(6))
     assert holdings.prefixes.evictable == 0
-    holdings.give_back(7)
+    holdings.give_back(RoomId(7))
     assert at_idle(holdings)
     assert len(holdings.prefixes) == 2
 
 
 def test_same_root_only_a_room_shares_with_those_of_its_salt() -> None:
     holdings = holdings_of(pages=12)
-    for room, salt in enumerate((0, 1, 2)):
+    rooms = [(RoomId(salt + 1), salt) for salt in (0, 1, 2)]
+    for room, salt in rooms:
         assert holdings.take(room, 3, TOKENS, salt).shared == 0
         holdings.keep(room, TOKENS)
         holdings.give_back(room)
-    again = [holdings.take(room, 3, TOKENS, salt) for room, salt in enumerate((0, 1, 2))]
+    again = [holdings.take(room, 3, TOKENS, salt) for room, salt in rooms]
     assert [each.shared for each in again] == [2, 2, 2]
     assert len({page for each in again for page in each.pages}) == 9
 
@@ -255,7 +258,7 @@ class Rooms(RuleBasedStateMachine):
         self.distrusted: set[int] = set()
         """Pages that are known, and that nobody is to begin with."""
 
-    def fill(self, room: int) -> None:
+    def fill(self, room: RoomId) -> None:
         """The room's own pages hold its tokens."""
         holding = self.holdings.get(room)
         for place in range(holding.shared, len(holding.pages)):
@@ -263,12 +266,12 @@ class Rooms(RuleBasedStateMachine):
             self.contents[page] = (self.salts[room], *self.tokens[room][: (place + 1) * PAGE_TOKENS])
 
     @rule(
-        room=st.integers(1, ROOMS),
+        room=st.sampled_from(EVERY_ROOM),
         pages=st.integers(0, PAGES),
         tokens=st.lists(st.integers(1, 2), max_size=2 * PAGES).map(tuple),
         salt=st.integers(0, 1),
     )
-    def take(self, room: int, pages: int, tokens: tuple[int, ...], salt: int) -> None:
+    def take(self, room: RoomId, pages: int, tokens: tuple[int, ...], salt: int) -> None:
         tokens = tokens[: pages * PAGE_TOKENS]
         if room in self.holdings or not self.holdings.can_take(pages):
             with pytest.raises((IllegalPageMove, OutOfPages)):
@@ -283,8 +286,8 @@ class Rooms(RuleBasedStateMachine):
             assert self.contents[page] == (salt, *tokens[: (place + 1) * PAGE_TOKENS])
         assert bytes(self.holdings.slots.view(holding.slot)) == bytes(SLOT_BYTES)
 
-    @rule(room=st.integers(1, ROOMS))
-    def keep(self, room: int) -> None:
+    @rule(room=st.sampled_from(EVERY_ROOM))
+    def keep(self, room: RoomId) -> None:
         if room not in self.holdings:
             return
         if self.holdings.get(room).standing in (Standing.EXPOSED, Standing.QUARANTINED):
@@ -298,28 +301,28 @@ class Rooms(RuleBasedStateMachine):
         for place, page in enumerate(holding.pages[: holding.shared]):
             assert self.contents[page] == (salt, *tokens[: (place + 1) * PAGE_TOKENS])
 
-    @rule(room=st.integers(1, ROOMS), share=st.integers(0, PAGES))
-    def expose(self, room: int, share: int) -> None:
+    @rule(room=st.sampled_from(EVERY_ROOM), share=st.integers(0, PAGES))
+    def expose(self, room: RoomId, share: int) -> None:
         if room in self.holdings and self.holdings.get(room).standing is Standing.HELD:
             holding = self.holdings.get(room)
             self.holdings.expose(room, min(share, len(holding.pages) - holding.shared))
             self.writable[room] = frozenset(holding.exposed)
 
-    @rule(room=st.integers(1, ROOMS))
-    def write_late(self, room: int) -> None:
+    @rule(room=st.sampled_from(EVERY_ROOM))
+    def write_late(self, room: RoomId) -> None:
         if room in self.writable and room in self.holdings:
             self.holdings.slots.view(self.holdings.get(room).slot)[:] = b"\x55" * SLOT_BYTES
             self.contents.update(dict.fromkeys(self.writable[room], (-room,)))
 
-    @rule(room=st.integers(1, ROOMS))
-    def commit(self, room: int) -> None:
+    @rule(room=st.sampled_from(EVERY_ROOM))
+    def commit(self, room: RoomId) -> None:
         if room in self.holdings and self.holdings.get(room).standing is Standing.EXPOSED:
             self.holdings.commit(room)
             self.fill(room)
             del self.writable[room]
 
-    @rule(room=st.integers(1, ROOMS))
-    def distrust(self, room: int) -> None:
+    @rule(room=st.sampled_from(EVERY_ROOM))
+    def distrust(self, room: RoomId) -> None:
         if room in self.holdings and self.holdings.get(room).standing is Standing.QUARANTINED:
             with pytest.raises(IllegalPageMove):
                 self.holdings.distrust(room)
@@ -329,13 +332,13 @@ class Rooms(RuleBasedStateMachine):
             holding = self.holdings.get(room)
             self.distrusted |= set(holding.pages[: holding.shared])
 
-    @rule(room=st.integers(1, ROOMS))
-    def fail(self, room: int) -> None:
+    @rule(room=st.sampled_from(EVERY_ROOM))
+    def fail(self, room: RoomId) -> None:
         if room not in self.holdings or self.holdings.get(room).standing in (Standing.HELD, Standing.EXPOSED):
             assert self.holdings.quarantine(room) == (room in self.writable)
 
-    @rule(room=st.integers(1, ROOMS), proof=st.booleans())
-    def give_back(self, room: int, proof: bool) -> None:
+    @rule(room=st.sampled_from(EVERY_ROOM), proof=st.booleans())
+    def give_back(self, room: RoomId, proof: bool) -> None:
         if room in self.writable:
             if self.holdings.get(room).standing is Standing.EXPOSED:
                 with pytest.raises(IllegalPageMove):
@@ -352,7 +355,7 @@ class Rooms(RuleBasedStateMachine):
     def every_page_has_one_owner_or_none(self) -> None:
         held = [
             page
-            for room in range(1, ROOMS + 1)
+            for room in EVERY_ROOM
             if room in self.holdings
             for page in self.holdings.get(room).pages
             if page not in self.holdings.prefixes
@@ -369,7 +372,7 @@ class Rooms(RuleBasedStateMachine):
 
     @invariant()
     def what_is_known_is_committed_while_it_is_used_and_cached_otherwise(self) -> None:
-        rooms = [self.holdings.get(room) for room in range(1, ROOMS + 1) if room in self.holdings]
+        rooms = [self.holdings.get(room) for room in EVERY_ROOM if room in self.holdings]
         for page in range(PAGES):
             state = self.holdings.pages.state(page)
             if page in self.holdings.prefixes:
@@ -385,7 +388,7 @@ class Rooms(RuleBasedStateMachine):
         assert len(pages) == len(set(pages))
 
     def teardown(self) -> None:
-        for room in range(1, ROOMS + 1):
+        for room in EVERY_ROOM:
             if room in self.holdings and self.holdings.get(room).standing is Standing.EXPOSED:
                 self.holdings.quarantine(room)
             self.holdings.give_back(room)

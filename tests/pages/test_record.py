@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ids import Generation, RoomId
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.record import (
     ALTERNATIVES_MAX,
@@ -24,7 +25,7 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 LOGPROB = st.floats(width=32, allow_nan=False, max_value=0)
 ALTERNATIVES = st.lists(st.tuples(U32, LOGPROB), max_size=ALTERNATIVES_MAX).map(tuple)
-NAMES = st.tuples(st.integers(1, 2**64 - 1), st.integers(1, 2**64 - 1))
+NAMES = st.tuples(st.integers(1, 2**64 - 1).map(RoomId), st.integers(1, 2**64 - 1).map(Generation))
 
 
 @st.composite
@@ -44,7 +45,8 @@ def records(draw: st.DrawFn) -> MetadataRecord:
     )
 
 
-SAMPLE = MetadataRecord(7, 3, 100, 16, 6, 42, -0.5, ((42, -0.5), (17, -1.25)), 99)
+ROOM, GENERATION = RoomId(1), Generation(1)
+SAMPLE = MetadataRecord(RoomId(7), Generation(3), 100, 16, 6, 42, -0.5, ((42, -0.5), (17, -1.25)), 99)
 
 
 def slot_of(record: MetadataRecord) -> bytearray:
@@ -55,7 +57,7 @@ def slot_of(record: MetadataRecord) -> bytearray:
 
 
 def read(
-    slot: bytearray, room: int = SAMPLE.room, generation: int = SAMPLE.generation
+    slot: bytearray, room: RoomId = SAMPLE.room, generation: Generation = SAMPLE.generation
 ) -> MetadataRecord | None:
     return read_slot(memoryview(slot), room, generation)
 
@@ -98,7 +100,7 @@ def test_a_torn_seal_is_unwritten(landed: int) -> None:
 
 @given(NAMES, NAMES, st.sets(st.sampled_from(range(0, SEAL_BYTES, 8)), min_size=1, max_size=2))
 def test_a_seal_mixed_of_two_tenants_is_unwritten(
-    mine: tuple[int, int], theirs: tuple[int, int], words: set[int]
+    mine: tuple[RoomId, Generation], theirs: tuple[RoomId, Generation], words: set[int]
 ) -> None:
     mixed = bytearray(seal_bytes(*mine))
     for word in words:
@@ -131,16 +133,16 @@ def test_every_corrupt_byte_of_the_seal_reads_unwritten(offset: int, flip: int) 
 
 
 @given(NAMES.filter(lambda names: names != (SAMPLE.room, SAMPLE.generation)))
-def test_slot_owner_a_foreign_seal_is_an_error_and_never_a_wait(owner: tuple[int, int]) -> None:
+def test_slot_owner_a_foreign_seal_is_an_error_and_never_a_wait(owner: tuple[RoomId, Generation]) -> None:
     with pytest.raises(RecordForeign, match=f"sealed by room {SAMPLE.room} generation {SAMPLE.generation}"):
         read(slot_of(SAMPLE), *owner)
 
 
 def test_a_record_under_anothers_seal_is_corrupt() -> None:
     slot = slot_of(SAMPLE)
-    slot[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = seal_bytes(8, 4)
+    slot[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = seal_bytes(RoomId(8), Generation(4))
     with pytest.raises(RecordCorrupt, match="header names"):
-        read(slot, 8, 4)
+        read(slot, RoomId(8), Generation(4))
 
 
 def test_a_record_that_counts_more_than_it_can_hold_is_corrupt() -> None:
@@ -162,23 +164,23 @@ def test_record_fits_what_does_not_is_refused(changes: dict[str, int]) -> None:
 
 def test_record_fits_a_logprob_that_no_float_holds_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit the metadata record"):
-        MetadataRecord(1, 1, 1, 0, 1, 5, first_logprob=-1e300).pack()
+        MetadataRecord(ROOM, GENERATION, 1, 0, 1, 5, first_logprob=-1e300).pack()
 
 
 def test_record_fits_alternatives_are_bounded_and_need_the_tokens_own() -> None:
     many = tuple((token, -1.0) for token in range(ALTERNATIVES_MAX + 1))
     with pytest.raises(ValueError, match="21 alternatives, a record holds 20"):
-        MetadataRecord(1, 1, 1, 0, 1, 5, -0.5, many).pack()
+        MetadataRecord(ROOM, GENERATION, 1, 0, 1, 5, -0.5, many).pack()
     with pytest.raises(ValueError, match="without the first token's own logprob"):
-        MetadataRecord(1, 1, 1, 0, 1, 5, None, ((5, -0.5),)).pack()
+        MetadataRecord(ROOM, GENERATION, 1, 0, 1, 5, None, ((5, -0.5),)).pack()
 
 
 def test_an_impossible_token_keeps_its_logprob() -> None:
-    record = MetadataRecord(1, 1, 1, 0, 1, 5, -math.inf, ((5, -math.inf),))
-    assert read(slot_of(record), 1, 1) == record
+    record = MetadataRecord(ROOM, GENERATION, 1, 0, 1, 5, -math.inf, ((5, -math.inf),))
+    assert read(slot_of(record), ROOM, GENERATION) == record
 
 
 def test_a_seal_is_never_blank() -> None:
     """A room and generation whose check word would be 0 still seal."""
     for room in range(1, 2000):
-        assert struct.unpack_from("<Q", seal_bytes(room, 1), 16)[0] != 0
+        assert struct.unpack_from("<Q", seal_bytes(RoomId(room), GENERATION), 16)[0] != 0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ids import Generation, RoomId
 from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.record import (
     ALTERNATIVES_MAX,
@@ -36,8 +37,8 @@ def records(draw: st.DrawFn) -> MetadataRecord:
     logprob = draw(st.none() | LOGPROBS)
     several = st.lists(st.tuples(U32, LOGPROBS), max_size=ALTERNATIVES_MAX).map(tuple)
     return MetadataRecord(
-        room=draw(U64),
-        generation=draw(U64),
+        room=RoomId(draw(U64)),
+        generation=Generation(draw(U64)),
         prompt_tokens=draw(U32),
         cached_tokens=draw(U32),
         pages=draw(U32),
@@ -58,7 +59,9 @@ def correct(slot: bytearray) -> None:
     slot[CRC_OFFSET:SEAL_OFFSET] = struct.pack("<II", zlib.crc32(slot[:CRC_OFFSET]), 0)
 
 
-def seen(slot: bytes | bytearray, room: int, generation: int) -> MetadataRecord | type[Exception] | None:
+def seen(
+    slot: bytes | bytearray, room: RoomId, generation: Generation
+) -> MetadataRecord | type[Exception] | None:
     """What reading a slot came to; anything but the two errors is raised, whether it is summed or not."""
     with suppress(RecordCorrupt, RecordForeign):
         unsummed = read_slot(memoryview(slot), room, generation, check_sum=False)
@@ -85,13 +88,13 @@ def test_what_fits_is_read_as_it_was_packed(record: MetadataRecord) -> None:
 
 
 @given(st.binary(min_size=SLOT_BYTES, max_size=SLOT_BYTES), U64, U64)
-def test_noise_is_unwritten(slot: bytes, room: int, generation: int) -> None:
+def test_noise_is_unwritten(slot: bytes, room: RoomId, generation: Generation) -> None:
     """But for a chance of 2^-64: no noise is taken for a seal."""
     assert seen(slot, room, generation) is None
 
 
 @given(st.binary(max_size=SEAL_OFFSET), U64, U64)
-def test_noise_under_a_whole_seal_is_corrupt(body: bytes, room: int, generation: int) -> None:
+def test_noise_under_a_whole_seal_is_corrupt(body: bytes, room: RoomId, generation: Generation) -> None:
     slot = bytearray((body.ljust(SEAL_OFFSET, b"\0") + seal_bytes(room, generation)).ljust(SLOT_BYTES, b"\0"))
     assert seen(slot, room, generation) is RecordCorrupt
     correct(slot)
@@ -133,7 +136,7 @@ def test_a_part_of_a_slot_says_all_or_nothing(
 @given(records(), st.sampled_from([1, 7, 8, 9, 15, 16, 17, 23]))
 def test_a_torn_seal_over_anothers_is_neithers(record: MetadataRecord, landed: int) -> None:
     """The words of two tenants' seals, mixed."""
-    other = seal_bytes(record.room ^ 1, record.generation ^ 1)
+    other = seal_bytes(RoomId(record.room ^ 1), Generation(record.generation ^ 1))
     mine = seal_bytes(record.room, record.generation)
     slot = slot_of(record)
     slot[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = mine[:landed] + other[landed:]
@@ -160,7 +163,9 @@ def test_any_content_of_a_peer_that_lies_is_bounded(record: MetadataRecord, cont
 
 
 @given(records(), U64, U64)
-def test_exact_match_only_its_owner_reads_a_slot(record: MetadataRecord, room: int, generation: int) -> None:
+def test_exact_match_only_its_owner_reads_a_slot(
+    record: MetadataRecord, room: RoomId, generation: Generation
+) -> None:
     found = seen(slot_of(record), room, generation)
     if (room, generation) == (record.room, record.generation):
         assert isinstance(found, MetadataRecord)
@@ -178,17 +183,25 @@ def test_what_does_not_fit_is_refused_as_a_whole(
 ) -> None:
     room, generation, prompt, cached, pages, first, checksum = numbers
     record = MetadataRecord(
-        room, generation, prompt, cached, pages, first, logprob, tuple(alternatives), checksum
+        RoomId(room),
+        Generation(generation),
+        prompt,
+        cached,
+        pages,
+        first,
+        logprob,
+        tuple(alternatives),
+        checksum,
     )
     try:
         packed = record.pack()
     except ValueError:
         return
     assert len(packed) == SEAL_OFFSET
-    seen(slot_of(record), room, generation)
+    seen(slot_of(record), record.room, record.generation)
 
 
 @pytest.mark.parametrize("length", [0, SEAL_OFFSET, SLOT_BYTES - SEAL_BYTES, SEAL_OFFSET + SEAL_BYTES - 1])
 def test_less_than_a_slot_is_a_bug_here_and_no_record(length: int) -> None:
     with pytest.raises(struct.error):
-        read_slot(memoryview(bytes(length)), 1, 1)
+        read_slot(memoryview(bytes(length)), RoomId(1), Generation(1))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.ids import Generation
 from services.pages.errors import IllegalPageMove, OutOfPages
 from services.pages.pool import PageState
 from services.pages.record import SLOT_BYTES
@@ -51,7 +52,11 @@ def test_every_tenancy_has_a_generation_of_its_own() -> None:
     first, second = pool.hand_out(), pool.hand_out()
     pool.release(first)
     third = pool.hand_out()
-    assert (first, second, third) == (Slot(0, 10), Slot(1, 11), Slot(0, 12))
+    assert (first, second, third) == (
+        Slot(0, Generation(10)),
+        Slot(1, Generation(11)),
+        Slot(0, Generation(12)),
+    )
 
 
 def test_an_old_tenant_can_do_nothing_to_the_new_one() -> None:

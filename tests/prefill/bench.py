@@ -11,7 +11,7 @@ from services.decode.peers import endpoint_to_wire
 from services.engine.folds import Folds
 from services.engine.stepper import Stepper
 from services.grammars.shelf import Shelf
-from services.ids import Incarnation, RoomId
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -74,7 +74,9 @@ class Receiver:
         return toy.read(self.kv.address + page * toy.LAYOUT.page_bytes, toy.LAYOUT.page_bytes)
 
     def record(self, slot: int, room: int, generation: int) -> MetadataRecord | None:
-        return read_slot(self.slots.view[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES], room, generation)
+        return read_slot(
+            self.slots.view[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES], RoomId(room), Generation(generation)
+        )
 
 
 class PrefillBench:

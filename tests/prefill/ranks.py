@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from services.decode.peers import endpoint_to_wire
-from services.ids import Incarnation
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.layout import KvLayout
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
 from services.pages.topology import Topology, rank_layout
@@ -83,7 +83,9 @@ class RankMemory(MemoryTransfer):
         return found
 
     def record(self, slot: int, room: int, generation: int) -> MetadataRecord | None:
-        return read_slot(self.slots.view[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES], room, generation)
+        return read_slot(
+            self.slots.view[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES], RoomId(room), Generation(generation)
+        )
 
 
 class Ranks:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.ids import Generation, Incarnation
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.plan import TransferPlan, plan_hand_over
 from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.pages.runs import PageRun
@@ -21,7 +21,7 @@ from tests.prefill.bench import DECODE, PAGES, PLACES, PREFILL, Receiver
 
 PAGE = toy.LAYOUT.page_bytes
 TOKENS = 16
-RECORD = MetadataRecord(room=9, generation=5, prompt_tokens=TOKENS, cached_tokens=0, pages=4, first_token=3)
+RECORD = MetadataRecord(RoomId(9), Generation(5), TOKENS, cached_tokens=0, pages=4, first_token=3)
 
 
 class Watched(MemoryTransfer):

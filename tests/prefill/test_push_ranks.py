@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from services.ids import Generation, Incarnation
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.pages.topology import Topology
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
@@ -14,7 +14,7 @@ from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import PutId, Run
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks
 
-ROOM, GENERATION, SLOT = 9, 5, 2
+ROOM, GENERATION, SLOT = RoomId(9), Generation(5), 2
 PAIRS = {
     "tp 2 to tp 2": (Topology(2), Topology(2)),
     "pp 2 to 1": (Topology(pipeline=2), Topology()),

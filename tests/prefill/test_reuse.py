@@ -94,7 +94,7 @@ async def test_the_receiver_is_told_before_the_pages_are_made_known_here(
         order.append(region)
         return put(transfer, peer, region, runs)
 
-    def kept(holdings: Holdings, room: int, tokens: Sequence[int]) -> Holding:
+    def kept(holdings: Holdings, room: RoomId, tokens: Sequence[int]) -> Holding:
         order.append("kept")
         return keep(holdings, room, tokens)
 

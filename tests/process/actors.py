@@ -90,7 +90,7 @@ class FencedIfTold(Holdings):
         super().__init__(pages, slots)
         self._defence = defence
 
-    def quarantine(self, room: int) -> bool:
+    def quarantine(self, room: RoomId) -> bool:
         exposed = super().quarantine(room)
         if exposed and not self._defence.fenced:
             self.give_back(room)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.ids import Incarnation
+from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.layout import KvLayout
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
@@ -52,14 +52,14 @@ class Bank:
                 return
         yield None
 
-    def owner(self, unit: tuple[str, int], guess: int) -> tuple[int, Holding] | None:
+    def owner(self, unit: tuple[str, int], guess: RoomId) -> tuple[RoomId, Holding] | None:
         """`guess`: a room that is looked at first."""
         held = self.holdings._held
         if guess in held and _in(unit, held[guess]):
             return guess, held[guess]
         return next(((room, holding) for room, holding in held.items() if _in(unit, holding)), None)
 
-    def rooms(self, address: int) -> set[int]:
+    def rooms(self, address: int) -> set[RoomId]:
         """All that hold what lies there: of a page that holds a known prefix, several may."""
         unit = next(self.units(address, 1))
         return {room for room, held in self.holdings._held.items() if unit is not None and _in(unit, held)}
@@ -84,12 +84,12 @@ class WatchedFabric(MemoryFabric):
         self._network = network
         self._trace = trace
         self._banks: dict[Incarnation, Bank] = {}
-        self._rooms: dict[int, tuple[Write, int, str]] = {}
+        self._rooms: dict[int, tuple[Write, RoomId, str]] = {}
         """Of writes under way (by identity): which room its sender held the source for, and what it carries:
         pages, records or seals."""
-        self._pending: Counter[tuple[Incarnation, int, str]] = Counter()
+        self._pending: Counter[tuple[Incarnation, RoomId, str]] = Counter()
         """By the sender's worker, room and what they carry: writes that did not end DONE."""
-        self._sealed: set[tuple[Incarnation, int]] = set()
+        self._sealed: set[tuple[Incarnation, RoomId]] = set()
         self._random_rank = random.Random(f"{plan.seed}/late")
         self.late_share = 0.0
         """Of rooms' records and seals: to one rank they come late."""
@@ -110,7 +110,7 @@ class WatchedFabric(MemoryFabric):
         at, to, _ = runs[0]
         rooms = bank.rooms(source.address + at)
         meant = rooms & self._banks[receiver].rooms(target.address + to)
-        room = min(meant or rooms, default=0)
+        room = min(meant or rooms, default=RoomId(0))
         if not rooms:
             self._violate("source-pinned", f"{bank.name} sends what no room of it holds", room)
         carries = "pages"
@@ -172,7 +172,7 @@ class WatchedFabric(MemoryFabric):
             for part in write.parts:
                 part.due += self.late_steps
 
-    def _check_order(self, bank: Bank, room: int, carries: str) -> None:
+    def _check_order(self, bank: Bank, room: RoomId, carries: str) -> None:
         """Seals follow all pages and records of all ranks, nothing follows a seal (`seal-last`), and one rank
         writes records and seals (`one-writer`)."""
         if carries != "pages" and bank.rank:
@@ -191,7 +191,7 @@ class WatchedFabric(MemoryFabric):
         self,
         bank: Bank,
         unit: tuple[str, int] | None,
-        room: int,
+        room: RoomId,
         allowed: frozenset[Standing],
         invariant: str,
     ) -> None:
@@ -205,8 +205,8 @@ class WatchedFabric(MemoryFabric):
         bank = self._banks.get(incarnation)
         return "nobody" if bank is None else bank.name
 
-    def _note(self, who: str, what: str, room: int, detail: str) -> None:
+    def _note(self, who: str, what: str, room: RoomId, detail: str) -> None:
         self._trace.note(self._loop.time(), who, what, room, detail)
 
-    def _violate(self, invariant: str, text: str, room: int) -> None:
+    def _violate(self, invariant: str, text: str, room: RoomId) -> None:
         self._trace.violate(self._loop.time(), invariant, text, room)

@@ -96,31 +96,31 @@ class Play:
         return self._note("decode", words, Connected())
 
     def do_grant(self, side: str, words: Words) -> list[str]:
-        room = int(words["room"])
+        room = _room(words)
         noted = self._prefill.grant(room, self._decode.memories[0].told[room])
         return [] if all(noted) else [f"room {room} is not known to the sender: dropped"]
 
     def do_post(self, side: str, words: Words) -> list[str]:
-        self._prefill.memories[int(words["rank"])].posted.add(int(words["room"]))
+        self._prefill.memories[int(words["rank"])].posted.add(_room(words))
         return []
 
     def do_ended(self, side: str, words: Words) -> list[str]:
-        self._prefill.memories[int(words["rank"])].posted.discard(int(words["room"]))
+        self._prefill.memories[int(words["rank"])].posted.discard(_room(words))
         return []
 
     def do_write(self, side: str, words: Words) -> list[str]:
-        self._decode.write(int(words["room"]), int(words["rank"]), int(words["pages"]))
+        self._decode.write(_room(words), int(words["rank"]), int(words["pages"]))
         return []
 
     def do_seal(self, side: str, words: Words) -> list[str]:
-        self._decode.seal(int(words["room"]), int(words["rank"]), int(words["pages"]))
+        self._decode.seal(_room(words), int(words["rank"]), int(words["pages"]))
         return []
 
     def do_written(self, side: str, words: Words) -> list[str]:
         return self._note("prefill", words, Written())
 
     def do_sealed(self, side: str, words: Words) -> list[str]:
-        self._prefill.sealed(int(words["room"]))
+        self._prefill.sealed(_room(words))
         return []
 
     def do_land(self, side: str, words: Words) -> list[str]:
@@ -157,7 +157,7 @@ class Play:
         return [] if any(here) else [f"room {words['room']} is not here"]
 
     def do_close(self, side: str, words: Words) -> list[str]:
-        quiet = self._prefill.close(int(words["room"]), self._now_ms)
+        quiet = self._prefill.close(_room(words), self._now_ms)
         return ["acknowledged" if quiet else "not yet: the sender holds the room"]
 
     def do_turn(self, side: str, words: Words) -> list[str]:

@@ -29,7 +29,7 @@ class Destination:
 
     pages: tuple[int, ...]
     slot: int
-    generation: int
+    generation: Generation
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class Memory:
     kv: bytearray
     slots: bytearray
     holdings: Holdings
-    told: dict[int, Destination] = field(default_factory=dict)
-    posted: set[int] = field(default_factory=set)
+    told: dict[RoomId, Destination] = field(default_factory=dict)
+    posted: set[RoomId] = field(default_factory=set)
     """Sender: rooms with writes under way."""
 
     @classmethod
@@ -69,13 +69,13 @@ class DecodeStage:
         self.memories = [Memory.of(pages, slots) for _ in range(ranks)]
         self.said: list[str] = []
 
-    def write(self, room: int, rank: int, pages: int) -> None:
+    def write(self, room: RoomId, rank: int, pages: int) -> None:
         """The sender's one-sided write of the room's first `pages` pages."""
         memory = self.memories[rank]
         for page in memory.told[room].pages[:pages]:
             memory.kv[page] = room
 
-    def seal(self, room: int, rank: int, pages: int) -> None:
+    def seal(self, room: RoomId, rank: int, pages: int) -> None:
         """The sender's record, telling of `pages` pages, and its seal."""
         memory = self.memories[rank]
         to = memory.told[room]
@@ -144,19 +144,19 @@ class PrefillStage:
         self.memories = [Memory.of(pages, slots) for _ in range(ranks)]
         self.said: list[str] = []
 
-    def grant(self, room: int, to: Destination) -> list[bool]:
+    def grant(self, room: RoomId, to: Destination) -> list[bool]:
         """Every rank is told where the receiver's ranks want the room."""
         granted = Granted(Generation(to.generation), to.pages, to.slot)
         return [roster.note(RoomId(room), granted) for roster in self.group.rosters]
 
-    def sealed(self, room: int) -> None:
+    def sealed(self, room: RoomId) -> None:
         """The room's records and seals are written: DONE. The elected rank alone sees that."""
         for roster in self.group.rosters:
             sender = roster.get(RoomId(room))
             if sender.elected and sender.grant is not None:
                 sender.note(Sealed(sender.grant.generation))
 
-    def close(self, room: int, now_ms: int) -> bool:
+    def close(self, room: RoomId, now_ms: int) -> bool:
         """The receiver gave the room up. True when every rank can prove that it is quiet."""
         for roster in self.group.rosters:
             cause = Cause(Reason.RECEIVER_CLOSED, "the receiver gave the room up")

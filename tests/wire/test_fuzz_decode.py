@@ -9,7 +9,7 @@ from typing import Final
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from services.ids import Incarnation
+from services.ids import Generation, Incarnation, RoomId
 from services.pages.record import ALTERNATIVES_MAX, SEAL_OFFSET, SLOT_BYTES, MetadataRecord
 from services.rooms.errors import PeerFault, Reason, Refusal
 from services.rooms.request import Request, Sampling
@@ -20,7 +20,7 @@ from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL
 from tests.wire.fuzz import computable, messages, unsigned
 
-GOOD: Final = 7
+GOOD: Final = RoomId(7)
 OTHER: Final = Incarnation(33)
 """Another prefill worker: what the fuzzed commands speak for."""
 ASKED: Final = toy.request(str(GOOD), tuple(range(100, 110)), max_tokens=4)
@@ -133,7 +133,13 @@ LOGPROBS = st.one_of([st.floats(max_value=0, width=32)] * 5 + [st.floats(width=3
 
 
 TRUTH = MetadataRecord(
-    GOOD, 1, len(ASKED.prompt), 0, toy.LAYOUT.pages_for(len(ASKED.prompt)), toy.answer(ASKED)[0], -0.5
+    GOOD,
+    Generation(1),
+    len(ASKED.prompt),
+    0,
+    toy.LAYOUT.pages_for(len(ASKED.prompt)),
+    toy.answer(ASKED)[0],
+    -0.5,
 )
 
 
@@ -148,8 +154,8 @@ def lies(draw: st.DrawFn) -> MetadataRecord:
         return lie
     return replace(
         lie,
-        room=draw(st.integers(GOOD, GOOD + 1)),
-        generation=draw(st.integers(1, 2)),
+        room=RoomId(draw(st.integers(GOOD, GOOD + 1))),
+        generation=Generation(draw(st.integers(1, 2))),
         prompt_tokens=draw(SMALL),
         cached_tokens=draw(SMALL),
         pages=draw(SMALL),
