@@ -1,4 +1,4 @@
-"""What may be asked of a prefill worker? Each method parses, asks the turn loop, renders. No policy here."""
+"""What may be asked of a prefill worker?"""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -11,48 +11,27 @@ from services.prefill.handover import HandOverStream
 from services.prefill.job import REPLIES_MAX
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import PeerFault
+from services.rooms.phases import Side
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
-from services.wire.channel import check_incarnation
-from services.wire.conversions import check_peer, room_from_wire
-from services.wire.errors import Draining, errors_as_status
+from services.wire.conversions import check_peer
+from services.wire.errors import errors_as_status
 from services.worker.mailbox import Mailbox
-from services.worker.shared_stream import SharedStream, run_rooms_reply
+from services.worker.rpc import RoomService
 
 
-class PrefillService(inference_pb2_grpc.PrefillServiceServicer):
+class PrefillService(RoomService[inference_pb2.RunRoomReply], inference_pb2_grpc.PrefillServiceServicer):
+    side = Side.PREFILL
+    message = inference_pb2.RunRoomsReply
+    RunRoom = RoomService.room
+    RunRooms = RoomService.rooms
+
     def __init__(self, work: PrefillWork, mailbox: Mailbox, incarnation: Incarnation) -> None:
-        self._work = work
-        self._mailbox = mailbox
-        self._incarnation = incarnation
+        super().__init__(work, mailbox, incarnation)
+        self._receivers = work.receivers
 
-    async def RunRoom(
-        self, request: inference_pb2.RunRoomRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[inference_pb2.RunRoomReply]:
-        async with errors_as_status(context):
-            command, most = self._judge(request)
-            async with self._work.callers.calling(room_from_wire(request.room), command, most) as replies:
-                over = False
-                while not over:
-                    reply = await replies.get()
-                    yield reply
-                    over = reply.HasField("outcome")
-
-    async def RunRooms(
-        self, requests: AsyncIterator[inference_pb2.RunRoomsRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[inference_pb2.RunRoomsReply]:
-        shared = SharedStream(self._work.callers, self._judge, self._incarnation)
-        async with errors_as_status(context), shared.reading(requests), aclosing(shared.lines()) as messages:
-            async for lines in messages:
-                yield run_rooms_reply(lines)
-
-    def _judge(self, request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
-        """The command that opens the room, and how many replies it can have. Raises a Refusal."""
-        check_incarnation(self._incarnation, request.incarnation)
-        if self._work.draining:
-            raise Draining("this prefill worker is draining")
-        room_from_wire(request.room)
+    def opening(self, request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
         check_peer(request.decode, "decode")
-        self._work.receivers.name(request.decode)
+        self._receivers.name(request.decode)
         return group_pb2.Command(run=request), REPLIES_MAX
 
 

@@ -192,17 +192,8 @@ class _Voice(Generic[Reply]):
         self._stream.say(self, reply)
 
 
-def run_rooms_reply(lines: Sequence[Line[inference_pb2.RunRoomReply]]) -> inference_pb2.RunRoomsReply:
-    return _filled(inference_pb2.RunRoomsReply(), lines)
-
-
-def stream_rooms_reply(
-    lines: Sequence[Line[inference_pb2.StreamRoomReply]],
-) -> inference_pb2.StreamRoomsReply:
-    return _filled(inference_pb2.StreamRoomsReply(), lines)
-
-
-def _filled(message: Rooms, lines: Sequence[Line[Any]]) -> Rooms:
+def rooms_reply(message: Rooms, lines: Sequence[Line[Any]]) -> Rooms:
+    """`message` with `lines`."""
     for room, said in lines:
         if said is None:
             message.lines.add(room=room, absent=True)

@@ -34,7 +34,7 @@ from services.wire.conversions import (
     worker_from_wire,
 )
 from services.wire.errors import refusal_to_wire
-from services.worker.shared_stream import run_rooms_reply, stream_rooms_reply
+from services.worker.shared_stream import rooms_reply
 from tests.patience import PATIENCE_S
 from tests.wire.servers import serving, until
 
@@ -236,7 +236,7 @@ class PrefillWorker(
     RunRooms = Worker.play_all
 
     def message(self, lines: Any) -> Any:
-        return run_rooms_reply(lines)
+        return rooms_reply(inference_pb2.RunRoomsReply(), lines)
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
@@ -250,7 +250,7 @@ class DecodeWorker(
     StreamRooms = Worker.play_all
 
     def message(self, lines: Any) -> Any:
-        return stream_rooms_reply(lines)
+        return rooms_reply(inference_pb2.StreamRoomsReply(), lines)
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)

@@ -17,7 +17,7 @@ from services.rooms.registry import WorkerFacts
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.errors import RemoteError
-from services.worker.shared_stream import run_rooms_reply
+from services.worker.shared_stream import rooms_reply
 from tests.wire.servers import serving, until
 
 ACCEPTED = inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())
@@ -64,7 +64,7 @@ class Worker(inference_pb2_grpc.PrefillServiceServicer):
         reading = asyncio.create_task(read())
         try:
             while (lines := await self.says.get()) is not None:
-                yield run_rooms_reply(lines)  # type: ignore[arg-type]
+                yield rooms_reply(inference_pb2.RunRoomsReply(), lines)  # type: ignore[arg-type]
         finally:
             reading.cancel()
             self.ended += 1

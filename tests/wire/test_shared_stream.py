@@ -17,7 +17,7 @@ from services.wire.errors import refusal_from_wire
 from services.worker import shared_stream
 from services.worker.callers import Callers
 from services.worker.mailbox import Mailbox
-from services.worker.shared_stream import Rest, SharedStream, run_rooms_reply
+from services.worker.shared_stream import Rest, SharedStream, rooms_reply
 
 MOST = 4
 MINE = Incarnation(7)
@@ -69,7 +69,7 @@ class Bench:
         shared = SharedStream(self.callers, _judge, MINE, self._rest)
         async with shared.reading(self._asked()):
             async for lines in shared.lines():
-                said = run_rooms_reply(lines)
+                said = rooms_reply(inference_pb2.RunRoomsReply(), lines)
                 self.messages.append([(line.room, line.reply.WhichOneof("what")) for line in said.lines])
                 self.absent += [line.room for line in said.lines if line.absent]
                 self.refused |= {
@@ -176,7 +176,10 @@ def test_no_blocking_of_a_long_prompts_scores_a_message_has_few() -> None:
     shared = SharedStream(at.callers, _judge, MINE)
     shared._said.extend(said)
     while lines := shared._next():
-        told = sum(len(line.reply.scores.logprobs) for line in run_rooms_reply(lines).lines)
+        told = sum(
+            len(line.reply.scores.logprobs)
+            for line in rooms_reply(inference_pb2.RunRoomsReply(), lines).lines
+        )
         assert told <= 2 * SCORES_A_MESSAGE
 
 

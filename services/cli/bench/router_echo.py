@@ -34,7 +34,7 @@ from services.wire.conversions import (
 )
 from services.worker.lease import LeaseKeeper
 from services.worker.reporter import Reporter
-from services.worker.shared_stream import run_rooms_reply, stream_rooms_reply
+from services.worker.shared_stream import rooms_reply
 
 HOST: Final = "127.0.0.1"
 ROOMS_MAX: Final = 512
@@ -64,7 +64,7 @@ class EchoPrefill(Echo, inference_pb2_grpc.PrefillServiceServicer):
     ) -> AsyncIterator[inference_pb2.RunRoomsReply]:
         async for asked in request_iterator:
             if lines := list(chain.from_iterable(map(self._lines, asked.open))):
-                yield run_rooms_reply(lines)
+                yield rooms_reply(inference_pb2.RunRoomsReply(), lines)
 
     async def RunRoom(  # noqa: N802
         self, request: inference_pb2.RunRoomRequest, _: Any
@@ -106,7 +106,7 @@ class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
                 news.clear()
                 while running:
                     lines = [(room, reply) for room, steps in running.items() for reply in next(steps)]
-                    yield stream_rooms_reply(lines)
+                    yield rooms_reply(inference_pb2.StreamRoomsReply(), lines)
                     for room, reply in lines:
                         if reply.HasField("outcome"):
                             running.pop(room, None)

@@ -1,0 +1,82 @@
+"""How do calls open rooms on a worker: one room a call, or many on one stream? Without policy: parse, ask the
+turn loop, render.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import grpc
+
+from services.ids import Incarnation
+from services.rooms.phases import Side
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.channel import check_incarnation
+from services.wire.conversions import room_from_wire
+from services.wire.errors import Draining, errors_as_status
+from services.worker.callers import Callers
+from services.worker.mailbox import Mailbox
+from services.worker.shared_stream import Rest, SharedStream, rooms_reply
+
+Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
+
+
+class Opener(Protocol[Reply]):
+    """Whose rooms are opened."""
+
+    callers: Callers[Reply]
+
+    @property
+    def draining(self) -> bool: ...
+
+
+class RoomService(Generic[Reply]):
+    """What the servicers of both roles are."""
+
+    side: ClassVar[Side]
+    message: ClassVar[type[Any]]
+    """What a shared stream carries."""
+
+    def __init__(
+        self, work: Opener[Reply], mailbox: Mailbox, incarnation: Incarnation, rest: Rest | None = None
+    ) -> None:
+        """`rest`: as of `SharedStream`."""
+        self._callers: Callers[Reply] = work.callers
+        self._opener: Opener[Reply] = work
+        self._mailbox = mailbox
+        self._incarnation = incarnation
+        self._rest = rest
+
+    def opening(self, request: Any) -> tuple[group_pb2.Command, int]:
+        """The command that opens the room, and how many replies it can have. Raises a Refusal. Whether the
+        request makes sense is for the turn that takes it to say."""
+        raise NotImplementedError
+
+    async def room(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
+        """One room's replies, until its outcome."""
+        async with errors_as_status(context):
+            command, most = self._judge(request)
+            async with self._callers.calling(room_from_wire(request.room), command, most) as replies:
+                over = False
+                while not over:
+                    reply = await replies.get()
+                    yield reply
+                    over = reply.HasField("outcome")
+
+    async def rooms(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """All that the rooms of one caller have to say."""
+        shared = SharedStream(self._callers, self._judge, self._incarnation, self._rest)
+        async with (
+            errors_as_status(context),
+            shared.reading(request_iterator),
+            aclosing(shared.lines()) as messages,
+        ):
+            async for lines in messages:
+                yield rooms_reply(self.message(), lines)
+
+    def _judge(self, request: Any) -> tuple[group_pb2.Command, int]:
+        check_incarnation(self._incarnation, request.incarnation)
+        if self._opener.draining:
+            raise Draining(f"this {self.side.value} worker is draining")
+        room_from_wire(request.room)
+        return self.opening(request)
