@@ -7,7 +7,7 @@ their order; there are no lists beside the roster that could disagree with it.
 
 import asyncio
 from collections import abc
-from typing import Final
+from typing import Final, assert_never
 
 from services.decode.answers import Answers
 from services.decode.batch import how_many
@@ -31,7 +31,7 @@ from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Fenced, Proof
-from services.rooms.phases import Effect, Phase, Vote
+from services.rooms.phases import Effect, Phase, ReceiverEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.request import Token
 from services.rooms.room import Room
@@ -196,14 +196,14 @@ class DecodeWork:
             job.voted = (room.phase, wish)
             self._reporter.seen(room.id, "voted", wish_told(room, wish, now_ms))
 
-    def perform(self, room: Room, effect: Effect) -> None:
+    def perform(self, room: Room, effect: Effect | ReceiverEffect) -> None:
         job = self._jobs[room.id]
         match effect:
             case Effect.QUEUE:
                 self._reporter.note(room.id, "connected")
-            case Effect.GRANT:
+            case ReceiverEffect.GRANT:
                 self._grants.grant(job)
-            case Effect.ADMIT:
+            case ReceiverEffect.ADMIT:
                 self._admit(job)
             case Effect.STOP:
                 self._distrust(room)
@@ -213,8 +213,8 @@ class DecodeWork:
                 self._fail(job)
             case Effect.RELEASE:
                 self._retire(job)
-            case Effect.COMPUTE | Effect.SEAL | Effect.REPORT:
-                raise AssertionError(f"{effect.value} is not a receiver's")
+            case _:
+                assert_never(effect)
 
     def compute(self) -> bool:
         if self._revocation.agreed:

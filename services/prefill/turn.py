@@ -7,7 +7,7 @@ of its prompt is computed; there are no lists beside the roster that could disag
 
 import asyncio
 from collections import abc
-from typing import Final
+from typing import Final, assert_never
 
 from services.engine.folds import Folds
 from services.engine.stepper import Stepper
@@ -27,7 +27,7 @@ from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Finished
-from services.rooms.phases import Effect, Phase, Vote
+from services.rooms.phases import Effect, Phase, SenderEffect, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
@@ -214,16 +214,16 @@ class PrefillWork:
             job.voted = (room.phase, wish)
             self._reporter.seen(room.id, "voted", wish_told(room, wish, now_ms))
 
-    def perform(self, room: Room, effect: Effect) -> None:
+    def perform(self, room: Room, effect: Effect | SenderEffect) -> None:
         job = self._jobs[room.id]
         match effect:
             case Effect.QUEUE:
                 self._reporter.note(room.id, "destination known")
-            case Effect.COMPUTE:
+            case SenderEffect.COMPUTE:
                 self._begin(job)
-            case Effect.SEAL:
+            case SenderEffect.SEAL:
                 self._seal(job)
-            case Effect.REPORT:
+            case SenderEffect.REPORT:
                 job.tell_outcome(None)
                 job.sender.note(Finished())
             case Effect.STOP:
@@ -234,8 +234,8 @@ class PrefillWork:
                 self._fail(job)
             case Effect.RELEASE:
                 self._retire(job)
-            case Effect.GRANT | Effect.ADMIT:
-                raise AssertionError(f"{effect.value} is not a sender's")
+            case _:
+                assert_never(effect)
 
     def compute(self) -> bool:
         self._computing.start(self._jobs.values())

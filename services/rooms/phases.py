@@ -6,7 +6,7 @@ world differs by side. A rank never moves by itself: it votes, and the minimum o
 
 from collections.abc import Mapping
 from enum import Enum, IntEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 
 class Side(Enum):
@@ -42,20 +42,10 @@ class Vote(IntEnum):
 
 
 class Effect(Enum):
-    """What a move asks of the world."""
+    """What a move of either side asks of the world."""
 
     QUEUE = "queue"
     """Wait for capacity; nothing is held yet."""
-    GRANT = "grant"
-    """Receiver: reserve pages and a zeroed slot, expose them, send the destination."""
-    COMPUTE = "compute"
-    """Sender: reserve pages and start computing."""
-    SEAL = "seal"
-    """Sender: all pages of all ranks are written; the elected rank may say so."""
-    ADMIT = "admit"
-    """Receiver: the pages are ours for good; join the batch."""
-    REPORT = "report"
-    """Sender: the record is sealed; tell whoever asked."""
     STOP = "stop"
     """A room in SUCCESS is to end early, on every rank: take it out of the batch."""
     FENCE = "fence"
@@ -64,9 +54,30 @@ class Effect(Enum):
     """Give back everything the room held."""
 
 
-Moves = Mapping[tuple[Phase, Vote], tuple[Phase, Effect]]
+class SenderEffect(Enum):
+    """What the sender's own moves ask beside those."""
 
-_ENDINGS: Final[Moves] = {
+    COMPUTE = "compute"
+    """Reserve pages and start computing."""
+    SEAL = "seal"
+    """All pages of all ranks are written; the elected rank may say so."""
+    REPORT = "report"
+    """The record is sealed; tell whoever asked."""
+
+
+class ReceiverEffect(Enum):
+    """What the receiver's own moves ask beside those."""
+
+    GRANT = "grant"
+    """Reserve pages and a zeroed slot, expose them, send the destination."""
+    ADMIT = "admit"
+    """The pages are ours for good; join the batch."""
+
+
+AnyEffect: TypeAlias = Effect | SenderEffect | ReceiverEffect
+Moves: TypeAlias = Mapping[tuple[Phase, Vote], tuple[Phase, AnyEffect]]
+
+_ENDINGS: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect]]] = {
     (Phase.BOOTSTRAPPING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     (Phase.WAITING_FOR_INPUT, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     (Phase.TRANSFERRING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
@@ -75,19 +86,19 @@ _ENDINGS: Final[Moves] = {
     (Phase.SUCCESS, Vote.ADVANCE): (Phase.RETIRED, Effect.RELEASE),
 }
 
-SENDER_MOVES: Final[Moves] = {
+SENDER_MOVES: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect | SenderEffect]]] = {
     (Phase.BOOTSTRAPPING, Vote.ADVANCE): (Phase.WAITING_FOR_INPUT, Effect.QUEUE),
-    (Phase.WAITING_FOR_INPUT, Vote.ADVANCE): (Phase.TRANSFERRING, Effect.COMPUTE),
-    (Phase.TRANSFERRING, Vote.ADVANCE): (Phase.SEALING, Effect.SEAL),
-    (Phase.SEALING, Vote.ADVANCE): (Phase.SUCCESS, Effect.REPORT),
+    (Phase.WAITING_FOR_INPUT, Vote.ADVANCE): (Phase.TRANSFERRING, SenderEffect.COMPUTE),
+    (Phase.TRANSFERRING, Vote.ADVANCE): (Phase.SEALING, SenderEffect.SEAL),
+    (Phase.SEALING, Vote.ADVANCE): (Phase.SUCCESS, SenderEffect.REPORT),
     (Phase.SEALING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     **_ENDINGS,
 }
 
-RECEIVER_MOVES: Final[Moves] = {
+RECEIVER_MOVES: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect | ReceiverEffect]]] = {
     (Phase.BOOTSTRAPPING, Vote.ADVANCE): (Phase.WAITING_FOR_INPUT, Effect.QUEUE),
-    (Phase.WAITING_FOR_INPUT, Vote.ADVANCE): (Phase.TRANSFERRING, Effect.GRANT),
-    (Phase.TRANSFERRING, Vote.ADVANCE): (Phase.SUCCESS, Effect.ADMIT),
+    (Phase.WAITING_FOR_INPUT, Vote.ADVANCE): (Phase.TRANSFERRING, ReceiverEffect.GRANT),
+    (Phase.TRANSFERRING, Vote.ADVANCE): (Phase.SUCCESS, ReceiverEffect.ADMIT),
     **_ENDINGS,
 }
 

@@ -11,7 +11,7 @@ from services.ids import Incarnation, RoomId
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from services.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, Proof
-from services.rooms.phases import GATED, Effect, Moves, Phase, Side, Vote
+from services.rooms.phases import GATED, AnyEffect, Moves, Phase, Side, Vote
 
 NOT_COMPILED: Final = "the grammar of its answer is not compiled"
 """What such a room waits for, for people."""
@@ -113,7 +113,7 @@ class Room:
                 ready = has_capacity if self.phase is Phase.WAITING_FOR_INPUT else self._ready()
         return Vote.ADVANCE if ready else Vote.STAY
 
-    def settle(self, verdict: Vote, now_ms: int, reason: Reason | None = None) -> Effect | None:
+    def settle(self, verdict: Vote, now_ms: int, reason: Reason | None = None) -> AnyEffect | None:
         """Make the move every rank makes. Returns what it asks of the world, if anything.
 
         `reason`: of an ABORT, as agreed; it is kept by a rank that has seen no cause itself. Raises

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from services.rooms.evidence import Evidence, Failed
-from services.rooms.phases import Effect, Phase, Vote
+from services.rooms.phases import Phase, Vote
 from services.rooms.room import Room
 
 TOMBSTONES_MAX = 4096
@@ -173,8 +173,10 @@ class Roster(Generic[R]):
 
     def settle(
         self, verdicts: Sequence[Vote], now_ms: int, reasons: Mapping[int, Reason] = _NO_REASONS
-    ) -> list[tuple[R, Effect]]:
+    ) -> list[tuple[R, Any]]:
         """Make every room's agreed move. `now_ms`: the same as for `votes`; `reasons`: as agreed.
+
+        Each comes with an effect of the room's side (`services.rooms.phases`).
 
         A room whose effect is RELEASE is still here: `retire` it in the same turn.
         """

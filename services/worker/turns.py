@@ -21,7 +21,7 @@ from services.parallel.interface import GroupBroken, RankGroup
 from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.errors import Cause, RostersDiverged
 from services.rooms.evidence import Failed
-from services.rooms.phases import Effect, Vote
+from services.rooms.phases import Effect, ReceiverEffect, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.arrivals import Arrivals
@@ -73,8 +73,8 @@ class Work(Protocol):
     def voted(self, room: Room, wish: Vote, now_ms: int) -> None:
         """This rank wishes that the room end, or that it go on while another does not. In every such turn."""
 
-    def perform(self, room: Room, effect: Effect) -> None:
-        """Do what a settled move asks of the world."""
+    def perform(self, room: Room, effect: Any) -> None:
+        """Do what a settled move asks of the world. `effect`: one of this side's."""
 
     def compute(self) -> bool:
         """Start the next step, if there is one: its end wakes whoever rests. True when the next turn has
@@ -201,7 +201,7 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     if not news and any(effect is Effect.QUEUE for _, effect in moves):
         return Lap.QUEUED
     # What follows a grant comes from outside. Where there are other ranks, it leaves in the next turn only.
-    if news or more or any(effect is not Effect.GRANT or group.size > 1 for _, effect in moves):
+    if news or more or any(effect is not ReceiverEffect.GRANT or group.size > 1 for _, effect in moves):
         return Lap.BUSY
     return Lap.BEHIND if group.size > 1 and _ahead(ballot, verdict) else Lap.IDLE
 

@@ -18,7 +18,7 @@ from services.rooms.choice_pages import ChoicePages
 from services.rooms.choices import Choices
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
-from services.rooms.phases import Effect, Phase
+from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect
 from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.receiver import Receiver
 from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
@@ -37,7 +37,7 @@ _LATE_MS = 1 << 50
 
 CALLERS_OWN = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED})
 
-Done = tuple[RoomId, Effect, tuple[object, ...]]
+Done = tuple[RoomId, AnyEffect, tuple[object, ...]]
 """What a rank did for a room in a turn, and what the world is to know of it."""
 
 
@@ -305,9 +305,9 @@ class DecodeRank:
 
     def _perform(self, receiver: Receiver, effect: Effect) -> tuple[object, ...]:
         match effect:
-            case Effect.GRANT:
+            case ReceiverEffect.GRANT:
                 return self._grant(receiver)
-            case Effect.ADMIT:
+            case ReceiverEffect.ADMIT:
                 if self._jobs[receiver.id].record is None:
                     raise Broken(Law.GATE_BEFORE_AGREE, f"room {receiver.id} is admitted without its record")
                 self._holdings.commit(receiver.id)
@@ -335,7 +335,7 @@ class DecodeRank:
         told = ("grant", leaders(self._exposure), *where)
         if not self._later:
             return told
-        self._granting.append((receiver.id, Effect.GRANT, told))
+        self._granting.append((receiver.id, ReceiverEffect.GRANT, told))
         return ()
 
     def _take_memory_back(self) -> None:

@@ -20,7 +20,7 @@ from services.prefill.ways import Way, Ways
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed, Written
-from services.rooms.phases import GATED, Effect, Phase
+from services.rooms.phases import GATED, Effect, Phase, SenderEffect
 from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
 from services.rooms.sender import Sender
 from services.transfer.interface import PutState, Transfer
@@ -277,11 +277,11 @@ class PrefillRank:
 
     def _perform(self, sender: Sender, effect: Effect) -> None:
         match effect:
-            case Effect.COMPUTE:
+            case SenderEffect.COMPUTE:
                 self._begin(self._jobs[sender.id])
-            case Effect.SEAL:
+            case SenderEffect.SEAL:
                 self._seal(self._jobs[sender.id])
-            case Effect.REPORT:
+            case SenderEffect.REPORT:
                 sender.note(Finished())
             case Effect.RELEASE:
                 self._air.unwritten.discard(sender.id)

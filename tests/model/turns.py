@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from services.ids import RoomId
 from services.rooms.errors import Reason
-from services.rooms.phases import Effect, Phase
+from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
 from tests.model.decode_rank import Done
 from tests.model.flights import leaders
 from tests.model.handover import asked, connected, exposed_anew, grant, opened, refused, wants_close
@@ -64,7 +64,7 @@ def _did(
         if side == DECODE:
             told = [facts for each in done for name, did, facts in each if (name, did) == (room, effect)]
             following = _decode_did(world, state, following, room, effect, told)
-        if effect is Effect.REPORT:
+        if effect is SenderEffect.REPORT:
             _check_sent(world, state, room)
         if effect is Effect.RELEASE:
             following = gave_back(world, following, room, side)
@@ -198,12 +198,12 @@ def _command(world: World, state: State, side: int, deed: str, about: list[Any])
 
 
 def _decode_did(
-    world: World, before: State, state: State, room: RoomId, effect: Effect, told: list[tuple[object, ...]]
+    world: World, before: State, state: State, room: RoomId, effect: AnyEffect, told: list[tuple[object, ...]]
 ) -> State:
     match effect:
-        case Effect.GRANT if any(told):
+        case ReceiverEffect.GRANT if any(told):
             return grant(world, state, room, told)
-        case Effect.ADMIT:
+        case ReceiverEffect.ADMIT:
             _check_gate(world, before, state, room)
         case Effect.FENCE:
             return wants_close(world, state, room, told)

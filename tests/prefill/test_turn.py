@@ -11,7 +11,7 @@ from services.pages.errors import Truncated
 from services.prefill.turn import LOOKS_MAX
 from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
 from services.rooms.evidence import Failed
-from services.rooms.phases import Effect, Phase
+from services.rooms.phases import Effect, Phase, SenderEffect
 from services.rooms.request import Request
 from services.rooms.room import Room
 from services.transfer.fabric import MemoryFabric
@@ -533,18 +533,18 @@ async def test_a_room_that_is_sealed_is_handed_over_whatever_the_turn_then_break
 ) -> None:
     caller = await pair.bench.run(toy.request("1", PROMPT))
     await pair.bench.grant(1, GRANTED)
-    break_at(monkeypatch, pair.bench.work, 1, Effect.REPORT)
+    break_at(monkeypatch, pair.bench.work, 1, SenderEffect.REPORT)
     with pytest.raises(LocalBug, match="room 1"):
         await settle(pair.bench)
     pair.bench.work.break_off(Cause(Reason.PREFILL_LOST, "prefill worker p ends: a bug"))
     assert await caller.outcome() == ""
 
 
-def break_at(monkeypatch: pytest.MonkeyPatch, work: Any, room_id: int, effect: Effect) -> None:
+def break_at(monkeypatch: pytest.MonkeyPatch, work: Any, room_id: int, effect: Effect | SenderEffect) -> None:
     """The worker has a bug in what it does about one room."""
     perform = work.perform
 
-    def breaks(room: Room, asked: Effect) -> None:
+    def breaks(room: Room, asked: Effect | SenderEffect) -> None:
         if (room.id, asked) == (room_id, effect):
             raise LocalBug(f"a bug in what is done about room {room_id}")
         perform(room, asked)

@@ -21,7 +21,7 @@ from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
-from services.rooms.phases import Effect, Phase, Vote
+from services.rooms.phases import AnyEffect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
@@ -214,7 +214,7 @@ def drops_alone() -> None:
         verdicts: Sequence[Vote],
         now_ms: int,
         reasons: Mapping[int, Reason] = MappingProxyType({}),
-    ) -> list[tuple[Any, Effect]]:
+    ) -> list[tuple[Any, AnyEffect]]:
         moves = list(verdicts)
         for room in roster:
             if room.phase is Phase.BOOTSTRAPPING and room.cause is not None:

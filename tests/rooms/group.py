@@ -11,7 +11,7 @@ from services.ids import Incarnation, RoomId
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Reason
-from services.rooms.phases import Effect, Vote
+from services.rooms.phases import AnyEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
@@ -32,7 +32,7 @@ class Settled(Generic[R]):
     """[rank], by place"""
     verdict: Sequence[Vote]
     """[place]"""
-    effects: Sequence[list[tuple[R, Effect]]]
+    effects: Sequence[list[tuple[R, AnyEffect]]]
     """[rank], in the order of settling"""
 
 

@@ -17,7 +17,7 @@ from services.rooms.evidence import (
     Sealed,
     Written,
 )
-from services.rooms.phases import Effect, Phase, Vote
+from services.rooms.phases import Phase, SenderEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.sender import Sender
 from tests.rooms.group import receiver, sender
@@ -162,7 +162,7 @@ def test_seal_last_nobody_seals_before_all_ranks_have_written() -> None:
     assert room.vote(1, has_capacity=False) is Vote.ADVANCE
     with pytest.raises(LocalBug, match="sealed while transferring"):
         room.note(Sealed(GEN))
-    assert room.settle(Vote.ADVANCE, 1) is Effect.SEAL
+    assert room.settle(Vote.ADVANCE, 1) is SenderEffect.SEAL
     assert room.vote(2, has_capacity=False) is Vote.STAY
     room.note(Sealed(GEN))
     assert room.vote(2, has_capacity=False) is Vote.ADVANCE
@@ -176,7 +176,7 @@ def test_one_writer_a_rank_that_is_not_elected_waits_for_no_seal_of_its_own_and_
     assert room.vote(2, has_capacity=False) is Vote.ADVANCE
     with pytest.raises(LocalBug, match="not by its writer"):
         room.note(Sealed(GEN))
-    assert room.settle(Vote.ADVANCE, 2) is Effect.REPORT
+    assert room.settle(Vote.ADVANCE, 2) is SenderEffect.REPORT
     room.note(Finished())
     assert room.vote(3, has_capacity=False) is Vote.ADVANCE
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, inv
 from services.ids import Generation, RoomId
 from services.rooms.errors import Cause, PeerFault, Reason, RoomExists, RosterFull
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Finished, Landed, Proof, Sealed
-from services.rooms.phases import LIVE, Effect, Phase, Vote
+from services.rooms.phases import LIVE, AnyEffect, Effect, Phase, ReceiverEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Capacity
 from tests.rooms.group import Group, receiver
@@ -107,14 +107,14 @@ class ReceiversMoveTogether(RuleBasedStateMachine):
                 assert allowed == (room.phase, effect)
                 self._perform(rank, room, effect)
 
-    def _perform(self, rank: int, room: Receiver, effect: Effect) -> None:
+    def _perform(self, rank: int, room: Receiver, effect: AnyEffect) -> None:
         match effect:
-            case Effect.GRANT:
+            case ReceiverEffect.GRANT:
                 room.expose(Generation(1000 + room.id))
                 if rank == 0:
                     self.pages -= room.pages_needed
                     self.slots -= 1
-            case Effect.ADMIT:
+            case ReceiverEffect.ADMIT:
                 assert room.sealed
                 assert room.pages_landed == room.pages_expected
             case Effect.FENCE:

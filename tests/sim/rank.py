@@ -26,7 +26,7 @@ from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.entries import CANARY_ROOMS
 from services.rooms.errors import Cause
-from services.rooms.phases import Effect, Side
+from services.rooms.phases import Effect, ReceiverEffect, Side
 from services.rooms.request import Request
 from services.rooms.room import Room
 from services.runtime.host_memory import HostMemory
@@ -170,9 +170,9 @@ class WatchedDecode(DecodeWork):
 
     landed: Engine
 
-    def perform(self, room: Room, effect: Effect) -> None:
+    def perform(self, room: Room, effect: Effect | ReceiverEffect) -> None:
         job = self._jobs[room.id]
-        if effect is Effect.ADMIT and job.record is not None:
+        if effect is ReceiverEffect.ADMIT and job.record is not None:
             stop = job.request.prefill_tokens
             first = job.choices[0]
             known = first.sequence.tokens(0, stop)

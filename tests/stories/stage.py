@@ -15,7 +15,7 @@ from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, read_
 from services.pages.slots import SlotPool
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Fenced, Finished, Granted, Landed, Proof, Sealed
-from services.rooms.phases import Effect, Phase
+from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity
@@ -108,11 +108,11 @@ class DecodeStage:
         except (PagesError, PeerFault) as error:
             room.note(Failed(Cause(Reason.RECORD_CORRUPT, str(error))))
 
-    def _perform(self, rank: int, room: Receiver, effect: Effect, now_ms: int) -> None:
+    def _perform(self, rank: int, room: Receiver, effect: AnyEffect, now_ms: int) -> None:
         memory = self.memories[rank]
         holdings = memory.holdings
         match effect:
-            case Effect.GRANT:
+            case ReceiverEffect.GRANT:
                 holdings.take(room.id, room.pages_needed)
                 holding = holdings.expose(room.id, room.pages_expected)
                 room.expose(Generation(holding.slot.generation))
@@ -121,7 +121,7 @@ class DecodeStage:
                 memory.told[room.id] = Destination(
                     holding.exposed, holding.slot.index, holding.slot.generation
                 )
-            case Effect.ADMIT:
+            case ReceiverEffect.ADMIT:
                 slot = holdings.get(room.id).slot
                 if read_slot(holdings.slots.view(slot), room.id, slot.generation) is None:
                     self.said.append(f"r{rank} admits room {room.id} without its record")
@@ -174,12 +174,12 @@ class PrefillStage:
                 self._perform(rank, room, effect, now_ms)
         return settled
 
-    def _perform(self, rank: int, room: Room, effect: Effect, now_ms: int) -> None:
+    def _perform(self, rank: int, room: Room, effect: AnyEffect, now_ms: int) -> None:
         holdings = self.memories[rank].holdings
         match effect:
-            case Effect.COMPUTE:
+            case SenderEffect.COMPUTE:
                 holdings.take(room.id, room.pages_needed)
-            case Effect.REPORT:
+            case SenderEffect.REPORT:
                 room.note(Finished())
             case Effect.RELEASE:
                 holdings.give_back(room.id)

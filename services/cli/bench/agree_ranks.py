@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from services.parallel.interface import RankGroup
 from services.rooms.ballot import HEADER, Ballot
-from services.rooms.phases import Effect, Vote
+from services.rooms.phases import AnyEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
@@ -170,7 +170,7 @@ class _NoWork:
 
     def voted(self, room: Room, wish: Vote, now_ms: int) -> None: ...
 
-    def perform(self, room: Room, effect: Effect) -> None: ...
+    def perform(self, room: Room, effect: AnyEffect) -> None: ...
 
     def compute(self) -> bool:
         return False
