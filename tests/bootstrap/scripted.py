@@ -93,7 +93,7 @@ def ended(side: Side, cause: Cause | None = None) -> Step:
 
 
 @dataclass
-class Worker:
+class ScriptedWorker:
     """Plays a script for every room, until the room is cancelled."""
 
     name: str
@@ -230,10 +230,10 @@ class Worker:
 
 
 class PrefillWorker(
-    Worker, inference_pb2_grpc.PrefillServiceServicer, workers_pb2_grpc.PresenceServiceServicer
+    ScriptedWorker, inference_pb2_grpc.PrefillServiceServicer, workers_pb2_grpc.PresenceServiceServicer
 ):
-    RunRoom = Worker.unasked
-    RunRooms = Worker.play_all
+    RunRoom = ScriptedWorker.unasked
+    RunRooms = ScriptedWorker.play_all
 
     def message(self, lines: Any) -> Any:
         return rooms_reply(inference_pb2.RunRoomsReply(), lines)
@@ -244,10 +244,10 @@ class PrefillWorker(
 
 
 class DecodeWorker(
-    Worker, inference_pb2_grpc.DecodeServiceServicer, workers_pb2_grpc.PresenceServiceServicer
+    ScriptedWorker, inference_pb2_grpc.DecodeServiceServicer, workers_pb2_grpc.PresenceServiceServicer
 ):
-    StreamRoom = Worker.unasked
-    StreamRooms = Worker.play_all
+    StreamRoom = ScriptedWorker.unasked
+    StreamRooms = ScriptedWorker.play_all
 
     def message(self, lines: Any) -> Any:
         return rooms_reply(inference_pb2.StreamRoomsReply(), lines)
@@ -257,7 +257,7 @@ class DecodeWorker(
         workers_pb2_grpc.add_PresenceServiceServicer_to_server(self, server)
 
 
-class Defaults(NamedTuple):
+class ScriptedDefaults(NamedTuple):
     """What a model brings to its requests."""
 
     name: str = "mine"
@@ -266,7 +266,7 @@ class Defaults(NamedTuple):
     drawing: Drawing = Drawing()
 
 
-CANARY = canary_request(Defaults(), 500)
+CANARY = canary_request(ScriptedDefaults(), 500)
 
 
 def asked(max_tokens: int = 3) -> Request:
@@ -306,7 +306,7 @@ class House:
         self.prefill = PrefillWorker("prefill-0", P, Incarnation(11), rooms_max=places, pid=111)
         self.decode = DecodeWorker("decode-0", D, Incarnation(22), rooms_max=places, pid=222)
 
-    def join(self, worker: Worker, *, proven: bool = True) -> None:
+    def join(self, worker: ScriptedWorker, *, proven: bool = True) -> None:
         self.rooms.credentials.enter(worker.incarnation, worker.credential)
         self.rooms.register(worker.facts)
         if proven:

@@ -22,9 +22,9 @@ from tests.bootstrap.scripted import (
     CANARY,
     LENGTH,
     DecodeWorker,
-    Defaults,
     House,
     PrefillWorker,
+    ScriptedDefaults,
     accepted,
     ended,
     first,
@@ -71,7 +71,7 @@ def test_honest_health_no_canary_asks_what_was_asked_before() -> None:
 def test_canary_is_a_request_with_the_models_own_defaults() -> None:
     """What a client's request brings to a worker, a canary has brought there before."""
     ends = tuple(range(70))
-    canary = canary_request(Defaults(eos_token_ids=ends), 500)
+    canary = canary_request(ScriptedDefaults(eos_token_ids=ends), 500)
     assert canary.eos_token_ids == ends
     assert canary.sampling == Sampling(), "as of a client that says nothing"
 
@@ -79,15 +79,19 @@ def test_canary_is_a_request_with_the_models_own_defaults() -> None:
 @pytest.mark.parametrize(
     ("defaults", "context_tokens", "why"),
     [
-        (Defaults(eos_token_ids=tuple(range(EOS_TOKEN_IDS_MAX + 1))), 500, "eos_token_ids has more than"),
-        (Defaults(eos_token_ids=(2**40,)), 500, "is refused: "),
-        (Defaults(vocabulary=5), 500, "not in the vocabulary of 5 tokens"),
-        (Defaults(), 25, "there is space for 1"),
+        (
+            ScriptedDefaults(eos_token_ids=tuple(range(EOS_TOKEN_IDS_MAX + 1))),
+            500,
+            "eos_token_ids has more than",
+        ),
+        (ScriptedDefaults(eos_token_ids=(2**40,)), 500, "is refused: "),
+        (ScriptedDefaults(vocabulary=5), 500, "not in the vocabulary of 5 tokens"),
+        (ScriptedDefaults(), 25, "there is space for 1"),
     ],
     ids=["many ends", "an end beyond the wire", "few tokens", "a short context"],
 )
 def test_a_model_whose_defaults_no_worker_takes_is_refused_before_one_joins(
-    defaults: Defaults, context_tokens: int, why: str
+    defaults: ScriptedDefaults, context_tokens: int, why: str
 ) -> None:
     with pytest.raises(StartupError, match=f"^the model mine cannot be served: .*{why}"):
         canary_request(defaults, context_tokens)

@@ -41,7 +41,7 @@ class DeafEar(Ear):
         raise RuntimeError("a bug of ours")
 
 
-class Worker(inference_pb2_grpc.PrefillServiceServicer):
+class ScriptedPrefill(inference_pb2_grpc.PrefillServiceServicer):
     """Says what the test lets it say."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Worker(inference_pb2_grpc.PrefillServiceServicer):
 
 @dataclass
 class At:
-    worker: Worker
+    worker: ScriptedPrefill
     links: Links
     facts: WorkerFacts
     absent: list[tuple[int, Side]]
@@ -104,7 +104,7 @@ class At:
 
 @pytest.fixture
 async def at() -> AsyncIterator[At]:
-    worker, channels = Worker(), Channels()
+    worker, channels = ScriptedPrefill(), Channels()
 
     def add(server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(worker, server)

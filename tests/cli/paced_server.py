@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 
 @dataclass
-class Pace:
+class ServerPace:
     first_ms: float = 20.0
     gap_ms: float = 5.0
     chunk: int = 1
@@ -36,7 +36,7 @@ class Pace:
 class PacedServer:
     """Answers with as many tokens as were asked for."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: ServerPace) -> None:
         self.pace = pace
         self.bodies: list[dict[str, Any]] = []
 
@@ -96,5 +96,5 @@ def _event(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -
 if __name__ == "__main__":
     given = {name: float(value) for name, _, value in (each.partition("=") for each in sys.argv[2:])}
     whole = {name: value if name.endswith("_ms") else int(value) for name, value in given.items()}
-    server = PacedServer(Pace(**whole))  # type: ignore[arg-type]
+    server = PacedServer(ServerPace(**whole))  # type: ignore[arg-type]
     uvicorn.run(server.app(), host="127.0.0.1", port=int(sys.argv[1]), log_level="error")

@@ -28,7 +28,7 @@ from services.cli.bench.workload import (
     Writer,
     make_asks,
 )
-from tests.cli.paced_server import Pace, PacedServer
+from tests.cli.paced_server import PacedServer, ServerPace
 from tests.cli.typed import baton
 
 SHORT = Workload(Lengths.parse("12"), Lengths.parse("8"))
@@ -39,7 +39,7 @@ EARLY_MS = 2.0
 
 @asynccontextmanager
 async def paced(**pace: Any) -> AsyncIterator[tuple[PacedServer, ServerAddress]]:
-    server = PacedServer(Pace(**pace))
+    server = PacedServer(ServerPace(**pace))
     http = uvicorn.Server(uvicorn.Config(server.app(), port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(http.serve())
     while not http.started:

@@ -40,7 +40,7 @@ CANNOT_PREPARE = "import sys; sys.exit('baton: error: the model /m is missing: g
 BREAKS = "import sys; print('Traceback of sorts'); sys.exit(1)"
 
 
-class Commands:
+class StackCommands:
     """What is run for each part."""
 
     def __init__(self, parts: Parts, port: int, prepare: str) -> None:
@@ -64,7 +64,7 @@ def stack(
     settings = load_serve(flags, {}, KNOWN)
     out = io.StringIO()
     screen = Screen(Console(file=to or out, width=80), SystemClock())
-    commands = Commands(parts, port, prepare)
+    commands = StackCommands(parts, port, prepare)
     plan = make_plan(settings, flags, {}, [0, 1], 8100)
     return ServeStack(settings, plan, dict(os.environ), screen, commands, parts.report_exit), out
 

@@ -16,7 +16,7 @@ from services.engine.ranks import join_team
 from services.engine.team import TeamBroken
 from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from tests.engine.crew import HOST, Post
-from tests.engine.worker import GREEDY, Worker
+from tests.engine.worker import GREEDY, ShuffledEngine
 
 Answers = list[list[int]]
 
@@ -34,7 +34,7 @@ def answers(
 
 
 def _greedy(engine: Engine, prompts: Answers, tokens: int, chunk: int) -> Answers:
-    worker = Worker(engine, seed=chunk)
+    worker = ShuffledEngine(engine, seed=chunk)
     return worker.run([worker.admit(prompt, tokens) for prompt in prompts], chunk)
 
 
@@ -51,7 +51,7 @@ def draws(
 
 
 def drawn(engine: Engine, prompts: Answers, samplings: Sequenced[Sampling], tokens: int) -> list[list[Token]]:
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     tenants = [
         worker.admit(prompt, tokens, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)
     ]
@@ -75,7 +75,7 @@ def forked(
 ) -> list[Answers]:
     """Of each prompt a choice for each seed, all in the same steps: rows of up to a page begin beside prompts
     that are not computed yet and choices that go on."""
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     rooms = [[worker.admit(prompt, tokens, replace(sampling, seed=seeds[0]))] for prompt in prompts]
     while not all(tenant.done for room in rooms for tenant in room):
         for room in rooms:
@@ -89,7 +89,7 @@ def one_by_one(
     engine: Engine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
 ) -> list[Answers]:
     """The same choices, each as a request of its own, one after the other."""
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     told: list[Answers] = []
     for prompt in prompts:
         told.append([])
@@ -102,10 +102,10 @@ def one_by_one(
 
 def scores(post: Post, directory: Path, prompts: Answers, top: int, chunk: int) -> list[list[Score]]:
     """Of every prompt, all in the same steps, beside one that is not scored."""
-    return scored(Worker(post.engine(directory)), prompts, top, chunk)
+    return scored(ShuffledEngine(post.engine(directory)), prompts, top, chunk)
 
 
-def scored(worker: Worker, prompts: Answers, top: int, chunk: int) -> list[list[Score]]:
+def scored(worker: ShuffledEngine, prompts: Answers, top: int, chunk: int) -> list[list[Score]]:
     beside = worker.admit(prompts[-1], 4)
     tenants = [worker.admit(prompt, 1, prompt_logprobs=top) for prompt in prompts]
     worker.run([*tenants, beside], chunk)
@@ -143,7 +143,7 @@ def sums(post: Post, directory: Path, length: int, start: int) -> dict[str, Any]
 def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> list[str]:
     """Steps that fail on every rank alike, and one after them that does not."""
     engine = post.engine(directory)
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     told: list[str] = []
     tenant = worker.admit(prompt, 4)
     worker.grow(tenant, len(prompt))
@@ -175,7 +175,7 @@ def end_in_a_step(post: Post, directory: Path, prompt: list[int], victim: int, w
     """The rank `victim` goes away, hangs or fails while a step is computed. What the others are told, and how
     often, and after how many seconds."""
     engine = post.engine(directory)
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     tenant = worker.admit(prompt, 8)
     worker.step([tenant], len(prompt))
     if post.rank == victim:

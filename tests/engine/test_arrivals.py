@@ -16,7 +16,7 @@ from services.engine.engine import Engine
 from services.engine.team import alone
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 
 GPU = torch.device("cuda", 1)
 
@@ -90,7 +90,7 @@ def test_an_engine_flushes_before_it_looks_at_pages_in_steps_and_in_sums(tiny_en
     plain = tiny_engine("llama-gqa-untied")
     seen: list[bool] = []
     engine = Engine(plain.model, plain.whole, plain.cache, alone(), flush=lambda: seen.append(True))
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     (prompt,) = random_prompts((5,))
     worker.run([worker.admit(prompt, 3)], chunk=5)
     assert len(seen) == 3

@@ -24,7 +24,7 @@ from tests.engine import tiny
 from tests.engine.gguf_files import in_gguf, write
 from tests.engine.kernels import BUILDS, Directory, known, load, needs_kernel
 from tests.engine.test_codes import blocks_of
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 from tests.oracle import reference_greedy
 
 SHAPE: Final[dict[str, Any]] = {
@@ -79,7 +79,7 @@ def gguf(folder: Path, types: Mapping[str, str] = TYPES) -> tuple[Path, Path]:
 
 
 def greedy(engine: Engine, count: int) -> list[list[int]]:
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     tenants = [worker.admit(prompt, count) for prompt in PROMPTS]
     while not all(tenant.done for tenant in tenants):
         worker.step(tenants, chunk=40)

@@ -45,7 +45,7 @@ from tests.engine.kernels import (
     stored_for,
     told,
 )
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_tokens_go_on_while_rows_of_all_kinds_come_and_go(directory: Directory) 
     name = "one query a head, biased"
 
     def outputs(*, compiled: bool) -> list[list[int]]:
-        worker = Worker(load(directory(name), dtype=torch.float32, compiled=compiled))
+        worker = ShuffledEngine(load(directory(name), dtype=torch.float32, compiled=compiled))
         tenants = [worker.admit(prompt, 24) for prompt in prompts]
         for joined in range(1, len(tenants) + 1):
             for _ in range(4):

@@ -14,7 +14,7 @@ from services.engine.model import load_model
 from services.runtime.model_facts import ContextTooLong, UnsupportedModel
 from tests.engine import tiny
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 from tests.oracle import reference_greedy
 
 ORIGINAL: Final = 32
@@ -63,7 +63,7 @@ def engine_of(directory: Path, context_length: int = 0) -> Engine:
 
 
 def outputs(engine: Engine, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    worker = Worker(engine, seed=3)
+    worker = ShuffledEngine(engine, seed=3)
     return worker.run([worker.admit(prompt, tokens) for prompt in prompts], chunk=7)
 
 
@@ -144,7 +144,7 @@ def test_a_window_is_judged_by_the_context_that_is_set(tmp_path: Path) -> None:
 
 def test_a_step_beyond_the_context_that_is_set_is_refused(tmp_path: Path) -> None:
     engine = engine_of(tiny.save(PHI3, tmp_path / "phi3"), 48)
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     (prompt,) = random_prompts((60,))
     with pytest.raises(ValueError, match="in a model of 48 positions"):
         worker.run([worker.admit(prompt, 2)], chunk=64)

@@ -12,7 +12,7 @@ from services.engine.engine import Sequence
 from services.rooms.request import FinishReason, Request, Sampling, Token
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import GREEDY, Tenant, Worker, hand_over
+from tests.engine.worker import GREEDY, ShuffledEngine, Tenant, hand_over
 
 OUTPUT_TOKENS = 24
 CUTS = (1, 2, 8, 15, 16, 23)
@@ -31,11 +31,11 @@ SAMPLINGS = {
 }
 
 
-def answer(prefill: Worker, decode: Worker, request: Request, chunk: int = 10) -> list[Token]:
+def answer(prefill: ShuffledEngine, decode: ShuffledEngine, request: Request, chunk: int = 10) -> list[Token]:
     """All tokens of one room: the first from prefill, the others after the hand-over."""
     tokens: list[Token] = []
 
-    def step(worker: Worker, tenant: Tenant) -> None:
+    def step(worker: ShuffledEngine, tenant: Tenant) -> None:
         (token,) = worker.step([tenant], chunk)
         if token is not None:
             tokens.append(token)
@@ -52,16 +52,16 @@ def answer(prefill: Worker, decode: Worker, request: Request, chunk: int = 10) -
 
 
 @pytest.fixture
-def workers(tiny_engine: MakeEngine) -> tuple[Worker, Worker]:
+def workers(tiny_engine: MakeEngine) -> tuple[ShuffledEngine, ShuffledEngine]:
     return (
-        Worker(tiny_engine("llama-gqa-untied"), seed=1),
-        Worker(tiny_engine("llama-gqa-untied", which=1), seed=2),
+        ShuffledEngine(tiny_engine("llama-gqa-untied"), seed=1),
+        ShuffledEngine(tiny_engine("llama-gqa-untied", which=1), seed=2),
     )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 def test_a_cut_off_answer_goes_on_as_the_unbroken_one(
-    workers: tuple[Worker, Worker], sampling: Sampling
+    workers: tuple[ShuffledEngine, ShuffledEngine], sampling: Sampling
 ) -> None:
     """Wherever it is cut off, and cut off twice; log-probabilities included."""
     (prompt,) = random_prompts((40,))
@@ -79,7 +79,7 @@ def test_a_cut_off_answer_goes_on_as_the_unbroken_one(
                 assert [each for each, _ in new.top] == [each for each, _ in old.top]
 
 
-def test_the_settings_make_a_difference_to_the_answer(workers: tuple[Worker, Worker]) -> None:
+def test_the_settings_make_a_difference_to_the_answer(workers: tuple[ShuffledEngine, ShuffledEngine]) -> None:
     """Else the test above would show nothing of them."""
     (prompt,) = random_prompts((40,))
     told = [
@@ -93,7 +93,9 @@ def test_the_settings_make_a_difference_to_the_answer(workers: tuple[Worker, Wor
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=21)], ids=["greedy", "seeded"])
-def test_fewest_tokens_are_counted_over_all_rooms(workers: tuple[Worker, Worker], sampling: Sampling) -> None:
+def test_fewest_tokens_are_counted_over_all_rooms(
+    workers: tuple[ShuffledEngine, ShuffledEngine], sampling: Sampling
+) -> None:
     """An id that would have come ends the sequence no sooner, and no later, than in one room."""
     (prompt,) = random_prompts((40,))
     free = Request("mine", tuple(prompt), OUTPUT_TOKENS, sampling=sampling)
@@ -108,7 +110,7 @@ def test_fewest_tokens_are_counted_over_all_rooms(workers: tuple[Worker, Worker]
 
 
 def test_penalties_of_earlier_output_are_those_of_output_and_not_of_prompt(
-    workers: tuple[Worker, Worker],
+    workers: tuple[ShuffledEngine, ShuffledEngine],
 ) -> None:
     """Presence and frequency count output alone: output that is sent as prompt draws something else."""
     (prompt,) = random_prompts((40,))

@@ -16,7 +16,7 @@ from services.rooms.request import Sampling
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
-from tests.engine.worker import Worker, hand_over, memory_of
+from tests.engine.worker import ShuffledEngine, hand_over, memory_of
 from tests.oracle import reference_greedy
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
 def test_greedy_equals_the_reference(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, architecture: str
 ) -> None:
-    worker = Worker(tiny_engine(architecture, device="cuda"))
+    worker = ShuffledEngine(tiny_engine(architecture, device="cuda"))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()]
     outputs = worker.run(tenants, chunk=20)
     assert outputs == reference_greedy(tiny_dir(architecture), random_prompts(), OUTPUT_TOKENS)
@@ -36,7 +36,7 @@ def test_cpu_and_gpu_draw_the_same_tokens(tiny_engine: MakeEngine) -> None:
     sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, frequency_penalty=0.3, seed=5)
     outputs = []
     for device in ("cpu", "cuda"):
-        worker = Worker(tiny_engine("llama-gqa-untied", device=device))
+        worker = ShuffledEngine(tiny_engine("llama-gqa-untied", device=device))
         outputs.append(
             worker.run([worker.admit(prompt, OUTPUT_TOKENS, sampling) for prompt in random_prompts()], 64)
         )
@@ -47,8 +47,8 @@ def test_pages_filled_on_the_gpu_continue_on_the_cpu(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
 ) -> None:
     prefill, decode = (
-        Worker(tiny_engine("llama-gqa-untied", device="cuda")),
-        Worker(tiny_engine("llama-gqa-untied")),
+        ShuffledEngine(tiny_engine("llama-gqa-untied", device="cuda")),
+        ShuffledEngine(tiny_engine("llama-gqa-untied")),
     )
     arrived = []
     for prompt in random_prompts():
@@ -87,7 +87,7 @@ def test_replayed_steps_give_the_references_tokens_while_rows_come_and_go(
     tiny_dir: Callable[[str], Path], architecture: str
 ) -> None:
     engine = replaying(tiny_dir(architecture))
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     prompts = random_prompts((1, 40, 5, 130, 23))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
     for joined in range(1, len(tenants) + 1):
@@ -101,7 +101,7 @@ def test_replayed_steps_give_the_references_tokens_while_rows_come_and_go(
 def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str], Path], dtype: str) -> None:
     """Five rows, so that the sixth is padding, in shuffled pages; the same step by both ways."""
     engine = replaying(tiny_dir("llama-gqa-untied"), dtype)
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
     worker.step(tenants, chunk=200)
     rows = []
@@ -171,7 +171,7 @@ def in_pages(tiny_dir: Callable[[str], Path]) -> Engine:
 
 def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages: Engine) -> None:
     """The same rows by both ways: prompts, chunks of them, tokens, and tokens that are replayed."""
-    worker = Worker(in_pages)
+    worker = ShuffledEngine(in_pages)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
     worker.step(tenants[1:4], chunk=30)
     for spans in ((0, 1, 2, 3, 4), (1, 3, 4), (0, 1, 2, 3, 4)):

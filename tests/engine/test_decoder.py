@@ -22,7 +22,7 @@ from services.engine.sight import Sight
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 from tests.oracle import reference_greedy
 
 OURS = (
@@ -85,7 +85,7 @@ def test_ours_and_the_librarys_tokens_are_the_same_where_all_kinds_of_rows_share
     assert (ours.model.taken_apart, library.model.taken_apart) == (True, False)
     outputs = []
     for engine, seed in ((ours, 3), (library, 4)):
-        worker = Worker(engine, seed)
+        worker = ShuffledEngine(engine, seed)
         tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 80, 23))]
         worker.run(tenants[:1], chunk=64)
         outputs.append(worker.run(tenants, chunk=24))
@@ -207,7 +207,7 @@ def test_a_way_that_gives_something_else_is_not_used_and_the_log_says_so(
     assert said.levelno == logging.WARNING
     if dtype == "float32":
         (prompt,) = random_prompts((30,))
-        worker = Worker(engine)
+        worker = ShuffledEngine(engine)
         outputs = worker.run([worker.admit(prompt, 8)], chunk=20)
         assert outputs == reference_greedy(tiny_dir("llama-gqa-untied"), [prompt], 8)
 

@@ -11,7 +11,7 @@ from services.engine.engine import Engine, load_engine
 from services.engine.shards import Dummies
 from services.runtime.model_files import LoadFormat, ModelNotFound, read_model, resolve
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 
 TIED, UNTIED = "qwen2-biased", "llama-gqa-untied"
 
@@ -33,7 +33,7 @@ def engine(directory: Path) -> Engine:
 def test_two_processes_would_draw_the_same_tokens_in_our_own_way(bare: Path) -> None:
     outputs = []
     for _ in range(2):
-        worker = Worker(engine(bare))
+        worker = ShuffledEngine(engine(bare))
         assert worker.engine.model.taken_apart, (
             "the library's definition agrees with ours on these numbers too"
         )

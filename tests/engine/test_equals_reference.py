@@ -12,7 +12,7 @@ from services.engine.engine import Row, load_engine
 from services.rooms.request import Sampling, Token
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
-from tests.engine.worker import Worker, hand_over
+from tests.engine.worker import ShuffledEngine, hand_over
 from tests.oracle import reference_greedy
 
 LENGTHS = (1, 2, 7, 15, 16, 17, 33, 64, 100)
@@ -30,7 +30,7 @@ def test_packed_chunked_prefill_and_paged_decode_equal_generate(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, architecture: str, chunk: int
 ) -> None:
     """All prompts share every step; those whose prompt is done decode while the others still prefill."""
-    worker = Worker(tiny_engine(architecture), seed=chunk)
+    worker = ShuffledEngine(tiny_engine(architecture), seed=chunk)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()]
     outputs = worker.run(tenants, chunk)
     assert outputs == reference_greedy(tiny_dir(architecture), random_prompts(), OUTPUT_TOKENS)
@@ -59,7 +59,7 @@ def test_every_way_in_which_a_definition_places_tokens_equals_generate(tmp_path:
     """Several sequences in a step, in chunks: what counts from the beginning of the step differs."""
     directory = tiny.save(PLACED[scheme], tmp_path / "placed")
     engine = load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**22, threads=1)
-    worker = Worker(engine, seed=5)
+    worker = ShuffledEngine(engine, seed=5)
     prompts = random_prompts((1, 7, 16, 33))
     outputs = worker.run([worker.admit(prompt, 12) for prompt in prompts], chunk=7)
     assert outputs == reference_greedy(directory, prompts, 12)
@@ -69,7 +69,7 @@ def test_every_way_in_which_a_definition_places_tokens_equals_generate(tmp_path:
 def test_page_sizes_do_not_matter(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, page_tokens: int
 ) -> None:
-    worker = Worker(tiny_engine("llama-gqa-untied", page_tokens))
+    worker = ShuffledEngine(tiny_engine("llama-gqa-untied", page_tokens))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()]
     outputs = worker.run(tenants, chunk=20)
     assert outputs == reference_greedy(tiny_dir("llama-gqa-untied"), random_prompts(), OUTPUT_TOKENS)
@@ -82,8 +82,8 @@ def test_copied_pages_continue_in_another_engine(
     """Prefill here, copy the bytes, decode there: one request after the other, then all in a batch."""
     prompts = random_prompts()
     expected = reference_greedy(tiny_dir(architecture), prompts, OUTPUT_TOKENS)
-    prefill = Worker(tiny_engine(architecture), seed=1)
-    decode = Worker(tiny_engine(architecture, which=1), seed=2)
+    prefill = ShuffledEngine(tiny_engine(architecture), seed=1)
+    decode = ShuffledEngine(tiny_engine(architecture, which=1), seed=2)
     assert prefill.engine is not decode.engine
 
     arrived = []
@@ -99,7 +99,7 @@ def test_copied_pages_continue_in_another_engine(
 def test_pages_that_were_released_and_spoilt_serve_the_next_tenant(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
 ) -> None:
-    worker = Worker(tiny_engine("llama-gqa-untied"))
+    worker = ShuffledEngine(tiny_engine("llama-gqa-untied"))
     expected = reference_greedy(tiny_dir("llama-gqa-untied"), random_prompts(), OUTPUT_TOKENS)
     for prompt, want in zip(random_prompts(), expected, strict=True):
         tenant = worker.admit(prompt, OUTPUT_TOKENS)
@@ -111,7 +111,7 @@ def test_a_sequence_that_was_cut_off_is_taken_up_with_its_output_as_prefix(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
 ) -> None:
     """A retry on another pair: prompt and output so far are computed anew, and the stream goes on."""
-    worker = Worker(tiny_engine("llama-gqa-untied"))
+    worker = ShuffledEngine(tiny_engine("llama-gqa-untied"))
     (prompt,) = random_prompts((40,))
     (expected,) = reference_greedy(tiny_dir("llama-gqa-untied"), [prompt], OUTPUT_TOKENS)
     tenant = worker.admit(prompt, OUTPUT_TOKENS)
@@ -124,7 +124,7 @@ def test_the_demo_model_answers_and_equals_the_reference(demo_model_dir: Path) -
     tokenizer = AutoTokenizer.from_pretrained(demo_model_dir)
     texts = ("The capital of France is", "1, 2, 3, 5, 8,", "def add(a, b):", "今日は", "🎉🎈")
     prompts = [list(tokenizer(text)["input_ids"]) for text in texts]
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     outputs = worker.run([worker.admit(prompt, 10) for prompt in prompts], chunk=5)
     assert tokenizer.decode(outputs[0]).lstrip().startswith("Paris")
     assert outputs == reference_greedy(demo_model_dir, prompts, 10)
@@ -138,12 +138,12 @@ def test_bfloat16_is_near_float32(tiny_dir: Callable[[str], Path]) -> None:
             tiny_dir("llama-gqa-untied"), dtype=dtype, device="cpu", kv_cache_memory=2**20, threads=1
         )
         assert engine.layout.dtype == dtype
-        likely.append(first_logprobs(Worker(engine), random_prompts((30,))[0]))
+        likely.append(first_logprobs(ShuffledEngine(engine), random_prompts((30,))[0]))
     difference = max(abs(likely[0][token] - likely[1][token]) for token in set(likely[0]) & set(likely[1]))
     assert 0 < difference < 0.5
 
 
-def first_logprobs(worker: Worker, prompt: list[int]) -> dict[int, float]:
+def first_logprobs(worker: ShuffledEngine, prompt: list[int]) -> dict[int, float]:
     tenant = worker.admit(prompt, 1, Sampling(temperature=0.0, top_logprobs=20))
     worker.grow(tenant, len(prompt))
     (token,) = worker.engine.step([Row(tenant.sequence, 0, len(prompt), tenant.pages, sample=True)])

@@ -29,7 +29,7 @@ from tests.engine.conftest import MakeEngine
 from tests.engine.paged_twin import twin
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.engine.test_graphs import Counting
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 from tests.oracle import reference_greedy
 
 HEADS = 6
@@ -64,7 +64,7 @@ def test_tokens_are_the_references_while_prompts_and_tokens_share_steps(
         kinds.append((len(rows.stops), rows.longest))
         return twin(query, keys, values, rows, sight)
 
-    worker = Worker(looking(tiny_engine(architecture), noting), seed=chunk)
+    worker = ShuffledEngine(looking(tiny_engine(architecture), noting), seed=chunk)
     outputs = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()], chunk)
     assert outputs == reference_greedy(tiny_dir(architecture), random_prompts(), OUTPUT_TOKENS)
     # All that decode, and all chunks, are one call each.
@@ -76,7 +76,7 @@ def test_tokens_are_the_references_while_prompts_and_tokens_share_steps(
 def test_page_sizes_do_not_matter(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, page_tokens: int
 ) -> None:
-    worker = Worker(looking(tiny_engine("llama-gqa-untied", page_tokens), twin))
+    worker = ShuffledEngine(looking(tiny_engine("llama-gqa-untied", page_tokens), twin))
     outputs = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()], chunk=20)
     assert outputs == reference_greedy(tiny_dir("llama-gqa-untied"), random_prompts(), OUTPUT_TOKENS)
 
@@ -88,7 +88,7 @@ def test_steps_that_are_replayed_look_by_it_too(
     engine = looking(tiny_engine("llama-gqa-untied", 8), twin, recorder)
     engine.warm_up()
     recorder.replays = 0
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     outputs = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()], chunk=200)
     assert outputs == reference_greedy(tiny_dir("llama-gqa-untied"), random_prompts(), OUTPUT_TOKENS)
     assert recorder.replays == OUTPUT_TOKENS - 1

@@ -27,7 +27,7 @@ from services.engine.team import alone
 from services.pages.layout import KvLayout
 from tests.engine import tiny
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
-from tests.engine.worker import GREEDY, Tenant, Worker
+from tests.engine.worker import GREEDY, ShuffledEngine, Tenant
 from tests.oracle import reference_greedy
 
 Directory = Callable[[str], Path]
@@ -84,7 +84,7 @@ def engine_on(
     return engine, steps
 
 
-def decode(worker: Worker, tenants: list[Tenant]) -> None:
+def decode(worker: ShuffledEngine, tenants: list[Tenant]) -> None:
     """The next token of each, in one step."""
     worker.step(tenants, chunk=1)
 
@@ -95,7 +95,7 @@ def test_tokens_are_the_references_while_rows_of_all_lengths_come_and_go(
 ) -> None:
     recorder = Counting()
     engine, _ = engine_on(tiny_dir(architecture), recorder)
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     prompts = random_prompts(LENGTHS)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
     for joined in range(1, len(tenants) + 1):
@@ -115,7 +115,7 @@ def test_in_bfloat16_what_is_replayed_is_what_is_computed(tiny_dir: Directory) -
     for most, replayed in ((1000, True), (0, False)):
         recorder = Counting(most)
         engine, _ = engine_on(directory, recorder, dtype="bfloat16")
-        worker = Worker(engine)
+        worker = ShuffledEngine(engine)
         (prompt,) = random_prompts((30,))
         outputs.append(worker.run([worker.admit(prompt, OUTPUT_TOKENS)], chunk=30))
         assert (recorder.replays > 0) is replayed
@@ -143,7 +143,7 @@ def test_a_step_writes_where_its_rows_do_and_nowhere_else_however_it_is_padded(t
     """Five rows are a step of six: the sixth writes what the fifth does."""
     recorder = Counting()
     engine, _ = engine_on(tiny_dir("llama-gqa-untied"), recorder)
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts(LENGTHS)]
     worker.step(tenants, chunk=200)
     decode(worker, tenants)
@@ -166,7 +166,7 @@ def test_a_step_writes_where_its_rows_do_and_nowhere_else_however_it_is_padded(t
 def test_answers_are_those_of_the_rows_that_sample_in_their_order(tiny_dir: Directory) -> None:
     recorder = Counting()
     engine, _ = engine_on(tiny_dir("llama-gqa-untied"), recorder)
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((9, 30, 3))]
     worker.step(tenants, chunk=200)
     rows = []
@@ -185,7 +185,7 @@ def test_steps_beyond_what_is_recorded_are_computed_call_by_call(tiny_dir: Direc
     directory = tiny_dir("llama-gqa-untied")
     recorder = Counting()
     engine, _ = engine_on(directory, recorder, rows_max=2)
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     prompts = random_prompts((9, 30, 3))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
     worker.step(tenants[:2], chunk=200)
@@ -206,7 +206,7 @@ def test_a_longer_row_than_any_shape_has_pages_for_is_computed_call_by_call(
     recorder = Counting()
     engine, steps = engine_on(directory, recorder)
     assert steps.shapes == [BatchShape(1, 8)]
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     prompts = random_prompts((60,))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
     outputs = worker.run(tenants, chunk=200)
@@ -223,7 +223,7 @@ def test_a_capture_that_fails_is_told_once_and_those_before_it_stay(
     (said,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert said.getMessage() == "decode steps are not replayed from this shape on"
     assert steps.shapes[:2] == [BatchShape(1, 8), BatchShape(1, 16)]
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     prompts = random_prompts(LENGTHS)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
     worker.step(tenants, chunk=200)
@@ -246,7 +246,7 @@ def test_a_replay_that_gives_something_else_ends_all_replaying_and_the_log_says_
     engine, _ = engine_on(directory, recorder)
     (said,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert said.getMessage() == "no decode step is replayed: replays are not the same"
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     prompts = random_prompts((9,))
     outputs = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts], chunk=200)
     assert outputs == reference_greedy(directory, prompts, OUTPUT_TOKENS)
@@ -259,7 +259,7 @@ def test_a_cache_of_fewer_pages_than_rows_still_records(tiny_dir: Directory) -> 
     engine, steps = engine_on(directory, recorder, memory=3 * 6144)
     assert engine.cache.pages < ROWS_MAX
     assert recorder.recorded == len(steps.shapes) > 0
-    worker = Worker(engine)
+    worker = ShuffledEngine(engine)
     prompts = random_prompts((9,))
     outputs = worker.run([worker.admit(prompt, 8, GREEDY) for prompt in prompts], chunk=200)
     assert outputs == reference_greedy(directory, prompts, 8)

@@ -16,7 +16,7 @@ from services.engine.sampler import Drawn, NotANumber, NotHeld, sample
 from services.grammars.fold import GrammarLost
 from services.rooms.request import FinishReason, Grammar, Request, Sampling, Token
 from tests.engine.tiny import SHAPE, save
-from tests.engine.worker import GREEDY, Tenant, Worker, hand_over
+from tests.engine.worker import GREEDY, ShuffledEngine, Tenant, hand_over
 from tests.grammars.answers import END, PADDING, fold_of, ids, regex, schema, text_of, tokens_in, vocabulary
 
 VOCABULARY = vocabulary().vocab_size
@@ -139,7 +139,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
     return first, second
 
 
-def admitted(worker: Worker, grammar: Grammar, sampling: Sampling, output: Sequenced[int] = ()) -> Tenant:
+def admitted(
+    worker: ShuffledEngine, grammar: Grammar, sampling: Sampling, output: Sequenced[int] = ()
+) -> Tenant:
     tenant = worker.admit(ids("The fox"), 60, sampling)
     asked = replace(tenant.sequence.request, eos_token_ids=(END,), grammar=grammar, output=tuple(output))
     tenant.sequence = Sequence(asked, [*output])
@@ -154,7 +156,7 @@ def test_an_answer_is_the_same_handed_over_and_gone_on_with_anywhere(
     engines: tuple[Engine, Engine], grammar: Grammar, sampling: Sampling
 ) -> None:
     """Prefill masks the first token, decode the others; a later room folds anew behind what was had."""
-    here, there = Worker(engines[0]), Worker(engines[1], seed=1)
+    here, there = ShuffledEngine(engines[0]), ShuffledEngine(engines[1], seed=1)
     (whole,) = here.run([admitted(here, grammar, sampling)], chunk=8)
     asked = admitted(here, grammar, sampling).sequence.request
     assert asked.finish_reason(whole) is FinishReason.STOP
@@ -172,7 +174,7 @@ def test_an_answer_is_the_same_handed_over_and_gone_on_with_anywhere(
 
 
 def test_the_padding_of_a_vocabulary_is_never_drawn(engines: tuple[Engine, Engine]) -> None:
-    worker = Worker(engines[0])
+    worker = ShuffledEngine(engines[0])
     for seed in range(5):
         (output,) = worker.run([admitted(worker, regex(r"(.|\n){20}"), replace(WARM, seed=seed))], chunk=8)
         assert max(output) < VOCABULARY - PADDING

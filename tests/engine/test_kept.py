@@ -16,7 +16,7 @@ from services.engine.sampler import NotANumber
 from services.rooms.request import Token
 from tests.engine.conftest import BATCH_MEMORY, MakeEngine
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import Tenant, Worker
+from tests.engine.worker import ShuffledEngine, Tenant
 from tests.oracle import reference_greedy
 
 TOKENS = 3 * 16 + 5
@@ -37,9 +37,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def decoding(engine: Engine, prompts: list[list[int]], tokens: int = TOKENS) -> tuple[Worker, list[Tenant]]:
+def decoding(
+    engine: Engine, prompts: list[list[int]], tokens: int = TOKENS
+) -> tuple[ShuffledEngine, list[Tenant]]:
     """Their prompts are computed."""
-    worker = Worker(engine, seed=5)
+    worker = ShuffledEngine(engine, seed=5)
     tenants = [worker.admit(prompt, tokens) for prompt in prompts]
     worker.step(tenants, chunk=100)
     return worker, tenants
@@ -115,7 +117,7 @@ def test_sequences_that_come_go_and_pause_at_any_step_get_the_same_tokens(
 ) -> None:
     numbers = random.Random(seed)
     prompts = random_prompts((7, 64, 100, 15, 16, 33, 90, 2))
-    worker = Worker(tiny_engine(ARCHITECTURE), seed)
+    worker = ShuffledEngine(tiny_engine(ARCHITECTURE), seed)
     tenants = [worker.admit(prompt, TOKENS) for prompt in prompts]
     while not all(tenant.done for tenant in tenants):
         some = [tenant for tenant in tenants if numbers.random() < 0.8]

@@ -10,7 +10,7 @@ from services.pages.layout import KvLayout
 from services.runtime.host_memory import CannotMove
 from services.transfer.exposure import Movable
 from tests.engine.conftest import MakeEngine
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 
 LAYOUT = KvLayout("tiny", "bfloat16", 4, (0, 1, 2), (0, 1), 8)
 PAGES = 6
@@ -67,7 +67,7 @@ def test_a_sequence_goes_on_after_a_move_as_if_there_had_been_none(tiny_engine: 
     prompts = [[5, 9, 40, 2, 77], list(range(60, 90)), [1]]
 
     def answers(moving: bool) -> list[list[int]]:
-        worker = Worker(engine)
+        worker = ShuffledEngine(engine)
         tenants = [worker.admit(prompt, max_tokens=12) for prompt in prompts]
         while not all(tenant.done for tenant in tenants):
             worker.step(tenants, chunk=7)

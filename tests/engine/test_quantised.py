@@ -39,7 +39,7 @@ from tests.engine.quantisers import (
     write,
 )
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 from tests.models.recipes import recipe, save
 from tests.oracle import reference_greedy
 
@@ -122,7 +122,7 @@ def test_a_released_format_is_computed_as_the_library_computes_what_it_stands_fo
 ) -> None:
     quantised, meant = write(llama, tmp_path, FORMATS[form])
     engine = load_engine(quantised, dtype="float32", device="cpu", kv_cache_memory=2**20, threads=1)
-    worker = Worker(engine, seed=1)
+    worker = ShuffledEngine(engine, seed=1)
     prompts = random_prompts((3, 20))
     answers = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts], chunk=7)
     assert answers == reference_greedy(meant, prompts, OUTPUT_TOKENS)
@@ -203,7 +203,7 @@ def test_gpt_oss_is_computed_as_the_library_computes_what_it_stands_for(tmp_path
     for ranks in (1, 2):
         assert_same(weights_of(quantised, ranks=ranks), weights_of(meant, ranks=ranks))
     engine = load_engine(quantised, dtype="float32", device="cpu", kv_cache_memory=2**20, threads=1)
-    worker, prompts = Worker(engine, seed=1), random_prompts((3, 20))
+    worker, prompts = ShuffledEngine(engine, seed=1), random_prompts((3, 20))
     answers = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts], chunk=7)
     assert answers == reference_greedy(meant, prompts, OUTPUT_TOKENS)
 

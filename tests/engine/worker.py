@@ -29,7 +29,7 @@ class Tenant:
         return self.sequence.request.finish_reason(self.sequence.output) is not None
 
 
-class Worker:
+class ShuffledEngine:
     """Over an engine whose free pages all hold NaN, and which hands pages out in a shuffled order."""
 
     def __init__(self, engine: Engine, seed: int = 0) -> None:
@@ -100,7 +100,7 @@ class Worker:
         return [tenant.sequence.output for tenant in tenants]
 
 
-def hand_over(tenant: Tenant, source: Worker, target: Worker) -> Tenant:
+def hand_over(tenant: Tenant, source: ShuffledEngine, target: ShuffledEngine) -> Tenant:
     """What a transfer does: the pages' bytes, by their place in memory, into other pages elsewhere.
 
     What the sender's last page holds behind the prompt does not count, and is spoilt on arrival.

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Final
 
 from tests.gpu import findings
-from tests.gpu.findings import Finding, Verdict
+from tests.gpu.findings import Finding, FindingVerdict
 from tests.gpu.machine import MACHINE, name_of
 from tests.gpu.report import Report
 
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
             seconds = min(most_s, end - monotonic() - GRACE_S)
             if seconds < WORTH_S:
                 why = f"no time is left of {given.budget_s:g} s"
-                found.append(Finding(name, "this part", Verdict.NOT_RUN, why))
+                found.append(Finding(name, "this part", FindingVerdict.NOT_RUN, why))
                 continue
             place = Path(folder, name)
             place.mkdir()
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 def _known(found: Sequence[Finding]) -> bool:
     """The device is there, and can be asked."""
-    return any(each.what == MACHINE and each.verdict is Verdict.MEASURED for each in found)
+    return any(each.what == MACHINE and each.verdict is FindingVerdict.MEASURED for each in found)
 
 
 def _named(machine: dict[str, object], device: str) -> str:
@@ -129,7 +129,9 @@ def _run(name: str, device: str, folder: Path, seconds: float, log: Path) -> lis
     why = f"the part {how}; its log, {log}, ends: {lines[-1] if lines else 'empty'}"
     return [
         *found,
-        Finding(name, begun or "this part", Verdict.WRONG, why, seconds=round(monotonic() - started, 1)),
+        Finding(
+            name, begun or "this part", FindingVerdict.WRONG, why, seconds=round(monotonic() - started, 1)
+        ),
     ]
 
 

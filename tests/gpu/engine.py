@@ -19,7 +19,7 @@ from services.engine.team import alone
 from tests.engine import tiny
 from tests.engine.paged_twin import twin
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 from tests.gpu.findings import Finding
 from tests.gpu.kit import Kit
 from tests.gpu.models import anatomies, has_experts
@@ -66,7 +66,7 @@ def _compare(kit: Kit, directory: Path, dtype: str, found: Finding) -> None:
     for way, (engine.recorded, engine.kernel) in ways.items():
         outputs: list[list[int]] = []
         for first in range(0, len(prompts), ROWS):
-            worker, some = Worker(engine), prompts[first : first + ROWS]
+            worker, some = ShuffledEngine(engine), prompts[first : first + ROWS]
             outputs += worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in some], CHUNK)
         for prompt, got, want in zip(prompts, outputs, expected, strict=True):
             parted = first_divergence(directory, prompt, got, want, dtype)

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 
-class Verdict(StrEnum):
+class FindingVerdict(StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
     MEASURED = "measured"
@@ -29,7 +29,7 @@ class Finding:
     part: str
     what: str
     """A claim, or what was measured."""
-    verdict: Verdict
+    verdict: FindingVerdict
     detail: str = ""
     """Why, in one line, or what was seen."""
     figures: dict[str, Any] = field(default_factory=dict)
@@ -53,21 +53,21 @@ class Findings:
     def note(self, what: str, look: Callable[[Finding], None], takes_s: float = 1.0) -> Finding:
         """What `look` finds: it is right unless an error says otherwise, and measured where it got figures.
         Not begun where less than `takes_s` is left."""
-        found = Finding(self.part, what, Verdict.RIGHT)
+        found = Finding(self.part, what, FindingVerdict.RIGHT)
         started = monotonic()
         self._write({"begun": what})
         try:
             self._check_time(takes_s)
             look(found)
         except CannotRun as why:
-            found.verdict, found.detail = Verdict.NOT_RUN, str(why)
+            found.verdict, found.detail = FindingVerdict.NOT_RUN, str(why)
         except Exception as error:  # whatever goes wrong, the next one goes on
-            found.verdict = Verdict.WRONG
+            found.verdict = FindingVerdict.WRONG
             found.detail = f"{type(error).__name__}: {error}".strip()
             traceback.print_exc()
         else:
             if found.figures:
-                found.verdict = Verdict.MEASURED
+                found.verdict = FindingVerdict.MEASURED
         found.seconds = round(monotonic() - started, 1)
         self._write(asdict(found))
         return found
@@ -90,6 +90,6 @@ def read(file: Path) -> tuple[list[Finding], str]:
         if "begun" in told:
             begun = told["begun"]
         else:
-            found.append(Finding(**{**told, "verdict": Verdict(told["verdict"])}))
+            found.append(Finding(**{**told, "verdict": FindingVerdict(told["verdict"])}))
             begun = ""
     return found, begun

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from tests.gpu.findings import CannotRun, Finding, Verdict
+from tests.gpu.findings import CannotRun, Finding, FindingVerdict
 from tests.gpu.kit import Kit, last_line
 
 PACKAGES: Final = (
@@ -51,7 +51,7 @@ NOT_FORKED: Final = "no worker is forked from here"
 
 def run(kit: Kit) -> None:
     note = kit.findings.note
-    if note(MACHINE, lambda found: _tell(kit, found)).verdict is not Verdict.MEASURED:
+    if note(MACHINE, lambda found: _tell(kit, found)).verdict is not FindingVerdict.MEASURED:
         return  # nothing that follows would say more
     note("installed packages are new enough", lambda found: _check_versions(found))
     if kit.on_gpu:

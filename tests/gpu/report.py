@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from tests.gpu.findings import Finding, Verdict
+from tests.gpu.findings import Finding, FindingVerdict
 from tests.gpu.machine import MACHINE
 
 WIDE: Final = 300
@@ -22,16 +22,18 @@ class Report:
     seconds: float
     findings: Sequence[Finding]
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: FindingVerdict) -> int:
         return sum(each.verdict is verdict for each in self.findings)
 
     @property
     def wrong(self) -> bool:
-        return self.count(Verdict.WRONG) > 0
+        return self.count(FindingVerdict.WRONG) > 0
 
     @property
     def summary(self) -> str:
-        counts = [f"{self.count(verdict)} {verdict.value}" for verdict in Verdict if self.count(verdict)]
+        counts = [
+            f"{self.count(verdict)} {verdict.value}" for verdict in FindingVerdict if self.count(verdict)
+        ]
         return f"{', '.join(counts)} in {self.seconds:.0f} s on {self.machine.get('device', self.device)}"
 
     def table(self) -> str:
@@ -72,7 +74,7 @@ class Report:
             [
                 each.part,
                 each.what,
-                f"**{each.verdict.value}**" if each.verdict is Verdict.WRONG else each.verdict.value,
+                f"**{each.verdict.value}**" if each.verdict is FindingVerdict.WRONG else each.verdict.value,
                 f"{each.seconds:g}",
                 _short(each.detail).replace("|", "\\|"),
             ]

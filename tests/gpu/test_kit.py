@@ -13,7 +13,7 @@ from services.engine.sight import Sight
 from tests.engine.paged_twin import twin
 from tests.gpu import __main__ as kit
 from tests.gpu import engine
-from tests.gpu.findings import CannotRun, Finding, Findings, Verdict, read
+from tests.gpu.findings import CannotRun, Finding, Findings, FindingVerdict, read
 from tests.gpu.kit import Kit
 from tests.gpu.report import Report
 
@@ -52,7 +52,7 @@ def test_a_kernel_that_answers_otherwise_is_wrong(tmp_path: Path, monkeypatch: p
     file = tmp_path / "found"
     engine.run(Kit("cpu", tmp_path, Findings("engine", file, float("inf"))))
     found, _ = read(file)
-    assert [each.verdict for each in found] == [Verdict.WRONG, Verdict.WRONG]
+    assert [each.verdict for each in found] == [FindingVerdict.WRONG, FindingVerdict.WRONG]
     assert all("by kernel" in each.detail and "by calls" not in each.detail for each in found)
 
 
@@ -93,7 +93,7 @@ def test_a_part_that_hangs_is_ended_and_is_wrong(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(kit, "GRACE_S", 0.5)
     monkeypatch.setattr(sys, "executable", str(hangs))
     [found] = kit._run("memory", "cpu", tmp_path, 0.5, tmp_path / "log")
-    assert (found.part, found.what, found.verdict) == ("memory", "late writes", Verdict.WRONG)
+    assert (found.part, found.what, found.verdict) == ("memory", "late writes", FindingVerdict.WRONG)
     assert "did not end in 1 s" in found.detail
     assert not Path("/proc", (tmp_path / "log").read_text().strip()).exists()
 
@@ -102,7 +102,7 @@ def test_a_part_that_breaks_is_wrong_and_names_what_it_was_at(tmp_path: Path) ->
     file = tmp_path / "findings.jsonl"
     file.write_text(json.dumps({"begun": "the first"}) + "\n")
     [found] = kit._run("no_such_part", "cpu", tmp_path, 60, tmp_path / "log")
-    assert (found.what, found.verdict) == ("the first", Verdict.WRONG)
+    assert (found.what, found.verdict) == ("the first", FindingVerdict.WRONG)
     assert "ended with exit code 1" in found.detail
     assert "No module named" in found.detail
 
@@ -110,7 +110,7 @@ def test_a_part_that_breaks_is_wrong_and_names_what_it_was_at(tmp_path: Path) ->
 def test_a_report_says_how_many_and_is_wrong_where_one_is(tmp_path: Path) -> None:
     right, wrong = (
         Finding("engine", f"{verdict.value} one", verdict, "a | b")
-        for verdict in (Verdict.RIGHT, Verdict.WRONG)
+        for verdict in (FindingVerdict.RIGHT, FindingVerdict.WRONG)
     )
     machine = {"device": "NVIDIA H100", "packages": {"torch": "2.11"}}
     assert not Report("x", "cuda:0", machine, 3.0, [right]).wrong

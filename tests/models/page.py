@@ -9,7 +9,7 @@ import transformers
 
 from tests.models.recipes import causal_types, container_types
 from tests.models.released import RELEASED
-from tests.models.trial import Outcome, Verdict
+from tests.models.trial import Outcome, TrialVerdict
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
 REWRITE: Final = "python -m tests.models --rewrite"
@@ -98,7 +98,7 @@ def rendered(outcomes: Mapping[str, Outcome]) -> str:
     lines += _rows(outcomes, [kind for kind in causal if kind not in containers])
     lines += OF_CONTAINERS.rstrip("\n").split("\n")
     lines += _rows(outcomes, containers)
-    for heading, verdict in ((NOT_SERVED, Verdict.REFUSED), (UNTRIED, Verdict.UNTRIED)):
+    for heading, verdict in ((NOT_SERVED, TrialVerdict.REFUSED), (UNTRIED, TrialVerdict.UNTRIED)):
         lines += heading.rstrip("\n").split("\n")
         lines += _grouped((kind, each.words) for kind, each in outcomes.items() if each.verdict is verdict)
     lines += NOT_SPLIT.rstrip("\n").split("\n")
@@ -107,13 +107,13 @@ def rendered(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _equal(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> int:
-    return sum(outcomes[kind].verdict is Verdict.EQUAL for kind in kinds)
+    return sum(outcomes[kind].verdict is TrialVerdict.EQUAL for kind in kinds)
 
 
 def _rows(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> Iterator[str]:
     for kind in sorted(kinds):
         each = outcomes[kind]
-        if each.verdict is Verdict.EQUAL:
+        if each.verdict is TrialVerdict.EQUAL:
             ranks = ("no" if words else "yes" for words in each.ranks)
             yield f"| {_code(kind)} | {each.words} | {', '.join(each.sights)} | {' | '.join(ranks)} |"
 
@@ -129,9 +129,9 @@ def _grouped(reasons: Iterator[tuple[str, str]]) -> Iterator[str]:
 
 
 def _told(outcome: Outcome) -> str:
-    if outcome.verdict is Verdict.EQUAL:
+    if outcome.verdict is TrialVerdict.EQUAL:
         return SERVED
-    return f"no: {outcome.words}" if outcome.verdict is Verdict.REFUSED else outcome.verdict.value
+    return f"no: {outcome.words}" if outcome.verdict is TrialVerdict.REFUSED else outcome.verdict.value
 
 
 def _code(kind: str) -> str:

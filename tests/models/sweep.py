@@ -20,7 +20,7 @@ from services.runtime.errors import in_a_line
 from services.runtime.model_facts import RAW_NEEDS, UnsupportedModel
 from tests.engine.crew import Crew
 from tests.models import recipes
-from tests.models.trial import Outcome, Verdict, try_model, why
+from tests.models.trial import Outcome, TrialVerdict, try_model, why
 
 PROCESSES: Final = 2
 
@@ -46,16 +46,16 @@ def outcome_of(kind: str) -> Outcome:
         except ImportError as error:
             package = re.search(r"requires the (\w+) library", str(error))
             return Outcome(
-                Verdict.REFUSED, f"it needs {package[1] if package else error}, which Baton has not"
+                TrialVerdict.REFUSED, f"it needs {package[1] if package else error}, which Baton has not"
             )
         except Exception as error:
-            return Outcome(Verdict.UNTRIED, in_a_line(error) or type(error).__name__)
+            return Outcome(TrialVerdict.UNTRIED, in_a_line(error) or type(error).__name__)
         with closing(Crew()) as crew:
             return try_model(directory, crew)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames[-4:]))
-        return Outcome(Verdict.BROKEN, f"{in_a_line(error)} ({where})")
+        return Outcome(TrialVerdict.BROKEN, f"{in_a_line(error)} ({where})")
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -66,13 +66,13 @@ def refused_as_released(kind: str) -> Outcome | None:
     try:
         text_of(config)
     except ValueError as error:
-        return Outcome(Verdict.REFUSED, in_a_line(error))
+        return Outcome(TrialVerdict.REFUSED, in_a_line(error))
     words = config.to_dict()
     missing = [need for need, asks in RAW_NEEDS.items() if asks(words.get("text_config") or words)]
     try:
         refuse_by_configuration(kind, config, missing)
     except UnsupportedModel as refusal:
-        return Outcome(Verdict.REFUSED, why(str(refusal)))
+        return Outcome(TrialVerdict.REFUSED, why(str(refusal)))
     return None
 
 

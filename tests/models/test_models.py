@@ -13,7 +13,7 @@ from services.engine.sight import Reach
 from tests.models import recipes
 from tests.models.page import PAGE, REWRITE, rendered
 from tests.models.sweep import all_types
-from tests.models.trial import Outcome, Verdict, differences, generated, loaded, prompts, try_model
+from tests.models.trial import Outcome, TrialVerdict, differences, generated, loaded, prompts, try_model
 
 SWEEP_S = 900
 ONE_OF_EACH = {
@@ -40,7 +40,7 @@ def test_the_page_is_of_the_installed_library_and_names_all_its_types() -> None:
 def test_answers_are_those_of_generate(tmp_path: Path, kind: str) -> None:
     """Alone and together, in long and short chunks, after a hand-over, and behind another's prefix."""
     outcome = try_model(recipes.save(recipes.recipe(kind), tmp_path / kind))
-    assert (outcome.verdict, outcome.words) == (Verdict.EQUAL, ONE_OF_EACH[kind])
+    assert (outcome.verdict, outcome.words) == (TrialVerdict.EQUAL, ONE_OF_EACH[kind])
 
 
 @pytest.mark.sweep
@@ -51,7 +51,9 @@ def test_what_the_page_says_of_each_type_is_what_comes_of_it() -> None:
     came = json.loads(done.stdout.splitlines()[-1])
     outcomes = {kind: Outcome.of(told) for kind, told in came.items()}
     bad = {
-        kind: each.words for kind, each in outcomes.items() if each.verdict in (Verdict.WRONG, Verdict.BROKEN)
+        kind: each.words
+        for kind, each in outcomes.items()
+        if each.verdict in (TrialVerdict.WRONG, TrialVerdict.BROKEN)
     }
     assert not bad
     assert rendered(outcomes) == PAGE.read_text(encoding="utf-8"), f"run {REWRITE}"

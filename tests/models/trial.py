@@ -27,7 +27,7 @@ from services.runtime.errors import StartupError
 from tests.engine import scenes
 from tests.engine.crew import Crew
 from tests.engine.tiny import maker_of
-from tests.engine.worker import Tenant, Worker, hand_over
+from tests.engine.worker import ShuffledEngine, Tenant, hand_over
 from tests.models.recipes import VOCABULARY
 
 LENGTHS: Final = (5, 70, 300)
@@ -45,7 +45,7 @@ Answer = list[tuple[int, float]]
 """Tokens, each with its log probability."""
 
 
-class Verdict(StrEnum):
+class TrialVerdict(StrEnum):
     EQUAL = "equal"
     REFUSED = "refused"
     WRONG = "wrong"
@@ -60,7 +60,7 @@ class Verdict(StrEnum):
 class Outcome:
     """Of one model."""
 
-    verdict: Verdict
+    verdict: TrialVerdict
     words: str
     """By which way it is computed; why it is refused; or what is wrong."""
     sights: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Outcome:
     def of(cls, told: Mapping[str, Any]) -> "Outcome":
         """The other way round of `dataclasses.asdict`, through JSON."""
         first, second = told["ranks"]
-        return cls(Verdict(told["verdict"]), told["words"], tuple(told["sights"]), (first, second))
+        return cls(TrialVerdict(told["verdict"]), told["words"], tuple(told["sights"]), (first, second))
 
 
 def prompts() -> list[list[int]]:
@@ -87,7 +87,7 @@ def try_model(directory: Path, crew: Crew | None = None) -> Outcome:
     try:
         engine = loaded(directory)
     except StartupError as refusal:
-        return Outcome(Verdict.REFUSED, why(str(refusal), directory))
+        return Outcome(TrialVerdict.REFUSED, why(str(refusal), directory))
     expected = generated(directory)
     first, second = (why_not_split(directory, topology) for topology in SPLITS)
     shared = [topology for topology, words in zip(SPLITS, (first, second), strict=True) if not words]
@@ -95,8 +95,8 @@ def try_model(directory: Path, crew: Crew | None = None) -> Outcome:
     found += [over_ranks(crew, topology, directory, expected) for topology in shared if crew is not None]
     difference = next(chain(*found), "")
     if difference:
-        return Outcome(Verdict.WRONG, difference)
-    return Outcome(Verdict.EQUAL, way_of(engine), tuple(sights_of(engine)), (first, second))
+        return Outcome(TrialVerdict.WRONG, difference)
+    return Outcome(TrialVerdict.EQUAL, way_of(engine), tuple(sights_of(engine)), (first, second))
 
 
 def over_ranks(crew: Crew, topology: Topology, directory: Path, expected: Sequence[Answer]) -> Iterator[str]:
@@ -154,15 +154,15 @@ def differences(engine: Engine, asked: Sequence[Sequence[int]], expected: Sequen
     if len({round(likely, 3) for answer in expected for _, likely in answer}) < VARIED:
         yield "its answers hardly vary: they tell nothing"
     for chunk in (LONG, SHORT):
-        worker = Worker(engine, seed=chunk)
+        worker = ShuffledEngine(engine, seed=chunk)
         together = _drawn(worker, [_admit(worker, prompt) for prompt in asked], chunk)
         yield from _apart(f"together, in chunks of {chunk}", together, expected)
     for chunk in (LONG, SHORT):
-        worker = Worker(engine, seed=chunk)
+        worker = ShuffledEngine(engine, seed=chunk)
         by_itself = [_drawn(worker, [_admit(worker, prompt)], chunk)[0] for prompt in asked]
         yield from _apart(f"alone, in chunks of {chunk}", by_itself, expected)
 
-    prefill, decode = Worker(engine, seed=1), Worker(beside(engine), seed=2)
+    prefill, decode = ShuffledEngine(engine, seed=1), ShuffledEngine(beside(engine), seed=2)
     arrived: list[Tenant] = []
     size = engine.layout.page_tokens
     for prompt, answer in zip(asked, expected, strict=True):
@@ -178,11 +178,11 @@ def differences(engine: Engine, asked: Sequence[Sequence[int]], expected: Sequen
     yield from _apart("after a hand-over", handed, [answer[1:] for answer in expected])
 
 
-def _admit(worker: Worker, prompt: Sequence[int]) -> Tenant:
+def _admit(worker: ShuffledEngine, prompt: Sequence[int]) -> Tenant:
     return worker.admit(prompt, OUTPUT_TOKENS, TOLD)
 
 
-def _drawn(worker: Worker, tenants: Sequence[Tenant], chunk: int) -> list[Answer]:
+def _drawn(worker: ShuffledEngine, tenants: Sequence[Tenant], chunk: int) -> list[Answer]:
     answers: list[Answer] = [[] for _ in tenants]
     while not all(tenant.done for tenant in tenants):
         going = [place for place, tenant in enumerate(tenants) if not tenant.done]

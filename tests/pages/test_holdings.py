@@ -242,7 +242,7 @@ def test_same_root_only_a_room_shares_with_those_of_its_salt() -> None:
     assert len({page for each in again for page in each.pages}) == 9
 
 
-class Rooms(RuleBasedStateMachine):
+class HoldingsMachine(RuleBasedStateMachine):
     """Rooms come and go in every way, and a writer writes wherever it was ever told and not fenced off."""
 
     @initialize()
@@ -395,5 +395,5 @@ class Rooms(RuleBasedStateMachine):
         assert at_idle(self.holdings)
 
 
-TestRooms = Rooms.TestCase
+TestRooms = HoldingsMachine.TestCase
 TestRooms.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

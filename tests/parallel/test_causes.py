@@ -13,7 +13,7 @@ from services.rooms.roster import Roster
 from services.runtime.clock import ManualClock
 from services.worker.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
 from tests.parallel.groups import loopback_groups
-from tests.parallel.test_dimensions import Rooms
+from tests.parallel.test_dimensions import RoomsOnly
 from tests.rooms.group import receiver
 
 FIRST = 2**62
@@ -27,7 +27,7 @@ FIRST = 2**62
 async def test_first_cause_wins_whatever_it_is_written_in(letter: str) -> None:
     """A caller may end all of its rooms at once, and say why in its own words."""
     groups, clock = await loopback_groups(2), ManualClock()
-    ranks = [Rooms() for _ in groups]
+    ranks = [RoomsOnly() for _ in groups]
     cause = Cause(Reason.CANCELLED, letter * WORDS_MAX)
     for rank in ranks:
         rank.roster = Roster[Receiver](ROOMS_MAX)

@@ -31,7 +31,7 @@ STAYING: Final = RoomId(8)
 PLACES: Final = 4
 
 
-class Rooms:
+class RoomsOnly:
     """`services.worker.turns.Work` of a rank that only holds rooms."""
 
     def __init__(self) -> None:
@@ -102,9 +102,9 @@ class Cube:
         self._groups = groups
         self._clock = ManualClock()
         self._progress = [TurnProgress(self._clock) for _ in groups]
-        self.ranks = [Rooms() for _ in groups]
+        self.ranks = [RoomsOnly() for _ in groups]
 
-    def rank_at(self, place: Place) -> Rooms:
+    def rank_at(self, place: Place) -> RoomsOnly:
         return next(rooms for rank, rooms in enumerate(self.ranks) if CUBE.place(rank) == place)
 
     async def turn(self) -> dict[RoomId, Phase]:

@@ -15,7 +15,7 @@ from services.parallel.solo import SoloGroup
 from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
 from services.worker.turns import TurnProgress, run_turns
-from tests.parallel.test_dimensions import Rooms
+from tests.parallel.test_dimensions import RoomsOnly
 from tests.patience import PATIENCE_S
 
 TURN_US = 3_000
@@ -39,7 +39,7 @@ class Time:
         return self.us
 
 
-class Busy(Rooms):
+class Busy(RoomsOnly):
     """A worker whose every turn has something to see."""
 
     def __init__(self, time: Time, turn_us: int = TURN_US) -> None:

@@ -17,7 +17,7 @@ from itertools import cycle, islice
 from typing import Final
 
 from tests.process.actors import Defence
-from tests.process.pair import GPU, LARGE, TRANSPORTS, Pair, Room, until, workers
+from tests.process.pair import GPU, LARGE, TRANSPORTS, AskedRoom, WorkerTrio, until, workers
 
 POINTS: Final = {
     "tcp": ("posted", "posting", "midway", "granted"),
@@ -30,7 +30,7 @@ copies). midway: some milliseconds after it may begin, wherever that is."""
 BYSTANDER_TOKENS: Final = 40
 
 
-def stop_at(pair: Pair, point: str, draw: random.Random) -> Room:
+def stop_at(pair: WorkerTrio, point: str, draw: random.Random) -> AskedRoom:
     """A room whose sender is stopped there, and which is then given up by its receiver."""
     sender, decode = pair.stopped, pair.decode
     sender.ask("hold")
@@ -72,7 +72,7 @@ class Tally:
     points: dict[str, int] = field(default_factory=dict)
 
 
-def trial(pair: Pair, point: str, draw: random.Random, then: str, tally: Tally) -> None:
+def trial(pair: WorkerTrio, point: str, draw: random.Random, then: str, tally: Tally) -> None:
     """Stop a sender at `point` and give the room up. Then: it goes on ("continued"), dies ("killed"), or has
     the memory taken from it before it goes on ("revoked"); the heir to its pages is checked, byte by byte."""
     started = time.monotonic()
@@ -144,7 +144,7 @@ KINDS: Final = {
 }
 
 
-def trials(pair: Pair, kind: str, points: Iterable[str], draw: random.Random) -> Tally:
+def trials(pair: WorkerTrio, kind: str, points: Iterable[str], draw: random.Random) -> Tally:
     """One trial of that kind at each point."""
     tally, then = Tally(), KINDS[kind].then
     pair.decode.ask("defend", *astuple(KINDS[kind].defence))

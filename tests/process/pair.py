@@ -53,7 +53,7 @@ def plain_or_secure(address: str, party: Party, tls: TlsFiles | None) -> grpc.Ch
     return grpc.secure_channel(address, Identity(tls).channel(), options=options)
 
 
-class Call:
+class ReplyStream:
     """A stream of replies, read as they come."""
 
     def __init__(self, stream: Any) -> None:
@@ -91,14 +91,14 @@ class Call:
 
 
 @dataclass
-class Room:
+class AskedRoom:
     id: int
     asked: Request
-    at_prefill: Call
-    received: Call | None = None
+    at_prefill: ReplyStream
+    received: ReplyStream | None = None
 
     @property
-    def at_decode(self) -> Call:
+    def at_decode(self) -> ReplyStream:
         assert self.received is not None, "its receiver has not heard of it"
         return self.received
 
@@ -107,7 +107,7 @@ class Room:
         assert self.at_decode.tokens() == toy.answer(self.asked)
 
 
-class Pair:
+class WorkerTrio:
     """A decode worker and two prefill workers; the test is their bootstrap."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Pair:
         self._channels.pop(actor.address, None)  # of an earlier process at the same address
         return actor
 
-    def open(self, prefill: Actor, pages: int, max_tokens: int = 4) -> Room:
+    def open(self, prefill: Actor, pages: int, max_tokens: int = 4) -> AskedRoom:
         """A room on `prefill` and the decode worker, whose prompt fills so many pages."""
         room = self.begin(prefill, pages, max_tokens)
         self.receive(room, prefill)
@@ -145,7 +145,7 @@ class Pair:
             return None
         return TlsFiles(folder / f"{party}.crt", folder / f"{party}.key", folder / "ca.crt")
 
-    def begin(self, prefill: Actor, pages: int, max_tokens: int = 4) -> Room:
+    def begin(self, prefill: Actor, pages: int, max_tokens: int = 4) -> AskedRoom:
         """A room that its sender has, and its receiver has not yet."""
         room = next(self._rooms)
         asked = toy.request(str(room), [(room + at) % 900 for at in range(pages * PAGE_TOKENS)], max_tokens)
@@ -157,11 +157,11 @@ class Pair:
             request=wire,
         )
         prefill_stub = inference_pb2_grpc.PrefillServiceStub(self._channel(prefill))
-        at_prefill = Call(prefill_stub.RunRoom(send, timeout=CALL_S))
+        at_prefill = ReplyStream(prefill_stub.RunRoom(send, timeout=CALL_S))
         until(lambda: at_prefill.replies, "the sender has the room before its destination comes")
-        return Room(room, asked, at_prefill)
+        return AskedRoom(room, asked, at_prefill)
 
-    def receive(self, room: Room, prefill: Actor) -> None:
+    def receive(self, room: AskedRoom, prefill: Actor) -> None:
         receive = inference_pb2.StreamRoomRequest(
             room=room.id,
             incarnation=self.decode.incarnation,
@@ -169,7 +169,7 @@ class Pair:
             request=request_to_wire(room.asked),
         )
         decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channel(self.decode))
-        room.received = Call(decode_stub.StreamRoom(receive, timeout=CALL_S))
+        room.received = ReplyStream(decode_stub.StreamRoom(receive, timeout=CALL_S))
 
     def _channel(self, actor: Actor) -> grpc.Channel:
         if actor.address not in self._channels:
@@ -200,9 +200,9 @@ class Pair:
 
 
 @contextmanager
-def workers(transport: str, certificates: Path | None = None, device: str = "cpu") -> Iterator[Pair]:
+def workers(transport: str, certificates: Path | None = None, device: str = "cpu") -> Iterator[WorkerTrio]:
     with tempfile.TemporaryDirectory(prefix="baton-late-") as folder:
-        pair = Pair(transport, Path(folder), certificates, device)
+        pair = WorkerTrio(transport, Path(folder), certificates, device)
         try:
             pair.warm_up()
             yield pair

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.process.late_writes import POINTS, trials
-from tests.process.pair import LARGE, TRANSPORTS, Pair, until, workers
+from tests.process.pair import LARGE, TRANSPORTS, WorkerTrio, until, workers
 from tests.suite.shared import Shared
 
 
@@ -21,13 +21,13 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def pairs(transport: str) -> Iterator[Shared[Pair]]:
+def pairs(transport: str) -> Iterator[Shared[WorkerTrio]]:
     with Shared(lambda: workers(transport)) as shared:
         yield shared
 
 
 @pytest.fixture
-def pair(pairs: Shared[Pair], request: pytest.FixtureRequest) -> Pair:
+def pair(pairs: Shared[WorkerTrio], request: pytest.FixtureRequest) -> WorkerTrio:
     return pairs.lend(request.node)
 
 
@@ -38,7 +38,7 @@ def certain(transport: str) -> tuple[str, ...]:
 
 
 def test_without_the_fence_a_late_write_overwrites_the_next_room(
-    pair: Pair, certain: tuple[str, ...]
+    pair: WorkerTrio, certain: tuple[str, ...]
 ) -> None:
     """The control: it is to be feared."""
     tally = trials(pair, "unfenced", certain, random.Random(1))
@@ -46,27 +46,29 @@ def test_without_the_fence_a_late_write_overwrites_the_next_room(
 
 
 def test_with_the_fence_no_room_gets_memory_that_may_be_written_to(
-    pair: Pair, transport: str, certain: tuple[str, ...]
+    pair: WorkerTrio, transport: str, certain: tuple[str, ...]
 ) -> None:
     tally = trials(pair, "fenced", POINTS[transport] * 2, random.Random(2))
     assert tally.corrupted == 0, tally
     assert tally.withheld >= 2 * len(certain), tally
 
 
-def test_a_stopped_sender_that_is_killed_gives_the_pages_back(pair: Pair, transport: str) -> None:
+def test_a_stopped_sender_that_is_killed_gives_the_pages_back(pair: WorkerTrio, transport: str) -> None:
     tally = trials(pair, "killed", POINTS[transport][:1], random.Random(3))
     assert (tally.corrupted, tally.withheld) == (0, 1), tally
 
 
 def test_memory_taken_from_a_stopped_sender_is_not_reached_when_it_goes_on(
-    pair: Pair, transport: str, certain: tuple[str, ...]
+    pair: WorkerTrio, transport: str, certain: tuple[str, ...]
 ) -> None:
     tally = trials(pair, "revoked", POINTS[transport], random.Random(4))
     assert tally.corrupted == 0, tally
     assert tally.withheld >= len(certain), tally
 
 
-def test_an_endpoint_made_anew_keeps_no_writer_out_that_goes_by_address(pair: Pair, transport: str) -> None:
+def test_an_endpoint_made_anew_keeps_no_writer_out_that_goes_by_address(
+    pair: WorkerTrio, transport: str
+) -> None:
     """The control of the move: what goes through the endpoint ends with it, what goes by address does not."""
     tally = trials(pair, "unmoved", ["posting"], random.Random(5))
     assert tally.withheld == 1
@@ -76,7 +78,7 @@ def test_an_endpoint_made_anew_keeps_no_writer_out_that_goes_by_address(pair: Pa
 
 @pytest.mark.parametrize("point", ["posting", "under way"])
 def test_a_receiver_that_dies_while_it_is_written_to_ends_the_room_and_its_successor_is_served(
-    pair: Pair, point: str
+    pair: WorkerTrio, point: str
 ) -> None:
     """The successor has the address of the one that died, and another incarnation."""
     sender, dead = pair.stopped, pair.decode
@@ -102,7 +104,7 @@ def test_a_receiver_that_dies_while_it_is_written_to_ends_the_room_and_its_succe
     pair.wait_at_rest()
 
 
-def test_a_sender_that_comes_back_at_the_same_address_is_another_one(pair: Pair) -> None:
+def test_a_sender_that_comes_back_at_the_same_address_is_another_one(pair: WorkerTrio) -> None:
     dead = pair.stopped
     dead.ask("hold")
     lost = pair.open(dead, LARGE)

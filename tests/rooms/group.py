@@ -36,7 +36,7 @@ class Settled(Generic[R]):
     """[rank], in the order of settling"""
 
 
-class Group(Generic[R]):
+class RosterGroup(Generic[R]):
     """Rosters of one worker's ranks, agreed by MIN."""
 
     def __init__(self, ranks: int, places: int) -> None:

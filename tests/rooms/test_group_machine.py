@@ -11,7 +11,7 @@ from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Finishe
 from services.rooms.phases import LIVE, AnyEffect, Effect, Phase, ReceiverEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Capacity
-from tests.rooms.group import Group, receiver
+from tests.rooms.group import RosterGroup, receiver
 
 RANKS, PLACES, PAGES, SLOTS = 3, 4, 6, 3
 ORDER = list(Phase)
@@ -24,7 +24,7 @@ class ReceiversMoveTogether(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.group: Group[Receiver] = Group(RANKS, PLACES)
+        self.group: RosterGroup[Receiver] = RosterGroup(RANKS, PLACES)
         self.now_ms = 0
         self.next_room = 1
         self.pages, self.slots = PAGES, SLOTS

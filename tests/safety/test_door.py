@@ -43,7 +43,7 @@ def router() -> APIRouter:
     return routes
 
 
-class Clock:
+class DoorClock:
     now_s = 100.0
 
 
@@ -211,7 +211,7 @@ async def test_a_websocket_does_not_pass_the_door() -> None:
 
 
 async def test_each_key_has_a_rate_of_its_own_and_is_told_when_to_come_back() -> None:
-    clock = Clock()
+    clock = DoorClock()
     async with asking(ApiKeys([KEY, OTHER], None), RateLimit(2, lambda: clock.now_s)) as http:
         mine, theirs = BEARER, {"Authorization": f"Bearer {OTHER}"}
         statuses = [(await http.post(CHAT, json=BODY, headers=mine)).status_code for _ in range(3)]
@@ -227,7 +227,7 @@ async def test_each_key_has_a_rate_of_its_own_and_is_told_when_to_come_back() ->
 
 
 async def test_guessing_keys_has_the_rate_of_an_address() -> None:
-    clock = Clock()
+    clock = DoorClock()
     app = application(ApiKeys([KEY], None), RateLimit(2, lambda: clock.now_s))
     async with asking_app(app) as http, asking_app(app, "10.0.0.2") as elsewhere:
         guesses = [
@@ -253,7 +253,7 @@ async def test_guessing_keys_has_the_rate_of_an_address() -> None:
     ],
 )
 async def test_without_keys_the_rate_is_an_addresss(first: str, second: str, same: bool) -> None:
-    clock = Clock()
+    clock = DoorClock()
     app = application(None, RateLimit(1, lambda: clock.now_s))
     async with asking_app(app, first) as one, asking_app(app, second) as two:
         assert (await one.post(CHAT, json=BODY)).status_code == 200
@@ -261,7 +261,7 @@ async def test_without_keys_the_rate_is_an_addresss(first: str, second: str, sam
 
 
 def test_a_rate_is_kept_over_time_and_its_table_is_bounded() -> None:
-    clock = Clock()
+    clock = DoorClock()
     rate = RateLimit(10, lambda: clock.now_s)
     let_in = 0
     for _ in range(1_000):

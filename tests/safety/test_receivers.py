@@ -20,7 +20,7 @@ from services.wire.conversions import layout_to_wire
 from services.wire.errors import KIND_KEY
 from services.wire.receiver_secret import digest_of
 from tests.process.actors import Actor
-from tests.process.pair import CALL_S, Call, Pair, plain_or_secure, until, workers
+from tests.process.pair import CALL_S, ReplyStream, WorkerTrio, plain_or_secure, until, workers
 from tests.process.wide import LAYOUT
 from tests.suite.shared import Shared
 from tests.wire.receivers import secret_of
@@ -31,26 +31,26 @@ PAGES: Final = 2
 
 
 @pytest.fixture(scope="module", params=["plain", "certificates"])
-def pairs(request: pytest.FixtureRequest, ours: Path) -> Iterator[Shared[Pair]]:
+def pairs(request: pytest.FixtureRequest, ours: Path) -> Iterator[Shared[WorkerTrio]]:
     certificates = ours if request.param == "certificates" else None
     with Shared(lambda: workers("tcp", certificates)) as shared:
         yield shared
 
 
 @pytest.fixture
-def pair(pairs: Shared[Pair], request: pytest.FixtureRequest) -> Pair:
+def pair(pairs: Shared[WorkerTrio], request: pytest.FixtureRequest) -> WorkerTrio:
     return pairs.lend(request.node)
 
 
 @pytest.fixture
-def thief(pair: Pair) -> Actor:
+def thief(pair: WorkerTrio) -> Actor:
     return pair.start("decode")
 
 
 class Forger:
     """A stream by which somebody speaks as the decode worker of the pair."""
 
-    def __init__(self, pair: Pair, prefill: Actor, secret: bytes) -> None:
+    def __init__(self, pair: WorkerTrio, prefill: Actor, secret: bytes) -> None:
         self._channel = plain_or_secure(prefill.address, Party.PREFILL, pair.tls("decode"))
         self._says: SimpleQueue[inference_pb2.HandOverRequest | None] = SimpleQueue()
         greeting = inference_pb2.Greeting(
@@ -58,7 +58,7 @@ class Forger:
         )
         self._says.put(inference_pb2.HandOverRequest(greeting=greeting))
         stub = inference_pb2_grpc.HandoverServiceStub(self._channel)
-        self.call = Call(stub.HandOver(iter(self._says.get, None), timeout=CALL_S))
+        self.call = ReplyStream(stub.HandOver(iter(self._says.get, None), timeout=CALL_S))
 
     def say(self, **what: Any) -> None:
         self._says.put(inference_pb2.HandOverRequest(**what))
@@ -94,7 +94,7 @@ class Forger:
 
 
 def test_authorised_writer_nobody_has_a_rooms_pages_written_into_memory_of_its_own(
-    pair: Pair, thief: Actor
+    pair: WorkerTrio, thief: Actor
 ) -> None:
     """By a wrong secret, its own, none, or what is told of the true one."""
     prefill = pair.steady
@@ -113,7 +113,7 @@ def test_authorised_writer_nobody_has_a_rooms_pages_written_into_memory_of_its_o
     pair.wait_at_rest()
 
 
-def test_the_control_without_the_check_the_pages_are_written_there(pair: Pair, thief: Actor) -> None:
+def test_the_control_without_the_check_the_pages_are_written_there(pair: WorkerTrio, thief: Actor) -> None:
     """What the check is for. On a worker of its own, which ends with it."""
     prefill = pair.start("prefill")
     pair.open(prefill, 1).check_answered()

@@ -22,7 +22,7 @@ from services.wire.conversions import side_to_wire
 from services.wire.credential import of_ranks
 from services.wire.errors import NotProven, RemoteError, remote_error
 from services.wire.identity import Identity
-from tests.bootstrap.scripted import LAYOUT, House, Worker, house
+from tests.bootstrap.scripted import LAYOUT, House, ScriptedWorker, house
 from tests.safety.certificates import of
 
 CALL_S: Final = 20.0
@@ -63,7 +63,7 @@ class Stack:
             return remote.kind
         return "OK"
 
-    def worker(self, side: Side) -> Worker:
+    def worker(self, side: Side) -> ScriptedWorker:
         return self.at.prefill if side is Side.PREFILL else self.at.decode
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ def registration(
     )
 
 
-def spoken(worker: Worker, room: int) -> list[Any]:
+def spoken(worker: ScriptedWorker, room: int) -> list[Any]:
     """All that is said in a worker's name, its goodbye last."""
     named, own = worker.incarnation, worker.credential
     event = rooms_pb2.RoomEvent(name="granted").SerializeToString()

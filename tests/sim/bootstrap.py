@@ -21,11 +21,11 @@ from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.presence import PresenceAsker
-from tests.sim.calls import Channel, Server
+from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.checks import may_be_lost
 from tests.sim.clock import SkewedClock
-from tests.sim.engine import CONTEXT, WHOLE, Defaults
-from tests.sim.loop import Process
+from tests.sim.engine import CONTEXT, WHOLE, SimulatedDefaults
+from tests.sim.loop import SimulatedProcess
 from tests.sim.rank import World
 from tests.sim.worker import BOOTSTRAP
 
@@ -59,10 +59,10 @@ class WatchedRooms(Rooms):
         super().fail(room, cause)
 
 
-class Bootstrap:
+class SimulatedBootstrap:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.process = Process(world.loop, "bootstrap", "bootstrap")
+        self.process = SimulatedProcess(world.loop, "bootstrap", "bootstrap")
         self.clock = SkewedClock(world.loop)
         self._channels = Channels(lambda address, _: Channel(world.network, address))
         self.metrics = CollectorRegistry()
@@ -87,8 +87,8 @@ class Bootstrap:
         self.rooms.tell_world = world
         self.metrics.register(RegistryCollector(self.registry, self.rooms.admission.queued))
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
-        self.canary = Canary(self.rooms, self.backend, canary_request(Defaults(), CONTEXT))
-        self.server = Server(world.network, self.process, BOOTSTRAP)
+        self.canary = Canary(self.rooms, self.backend, canary_request(SimulatedDefaults(), CONTEXT))
+        self.server = SimulatedServer(world.network, self.process, BOOTSTRAP)
         self._hearing = Hearing(
             lambda: self._channels.to(BOOTSTRAP, Party.BOOTSTRAP), lambda: self.server.accepted, self.clock
         )

@@ -1,8 +1,8 @@
 """What does gRPC look like to the generated stubs and servicers, without gRPC?
 
-A `Channel` has what the stubs call, a `Server` what `add_…Servicer_to_server` registers with; between the
-two go bytes. The rules are grpc.aio's: a call that ends early in any way is cancelled at its server, a
-call that this side cancels raises CancelledError, everything else an AioRpcError.
+A `Channel` has what the stubs call, a `SimulatedServer` what `add_…Servicer_to_server` registers with;
+between the two go bytes. The rules are grpc.aio's: a call that ends early in any way is cancelled at its
+server, a call that this side cancels raises CancelledError, everything else an AioRpcError.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import grpc
 
-from tests.sim.loop import Process, this_process
+from tests.sim.loop import SimulatedProcess, this_process
 from tests.sim.network import Network, rpc_error, unavailable
 
 OVERTAKES: Final = 0.3
@@ -45,10 +45,10 @@ class Context:
         raise Aborted(rpc_error(code, details, trailing_metadata))
 
 
-class Server:
+class SimulatedServer:
     """One process' gRPC server. `open` is when it starts to listen."""
 
-    def __init__(self, network: Network, process: Process, address: str) -> None:
+    def __init__(self, network: Network, process: SimulatedProcess, address: str) -> None:
         self._network = network
         self.process = process
         self.address = address
@@ -57,14 +57,14 @@ class Server:
         """How long a call waits in the process's own queue before it is accepted: its loop is busy."""
         self.accepted = 0
         self._random = random.Random(address)
-        self._waiting: deque[Callable[[Server], None]] = deque()
+        self._waiting: deque[Callable[[SimulatedServer], None]] = deque()
         self._accepted_s = 0.0
         """When the last one is: the queue keeps their order."""
 
     def open(self) -> None:
         self._network.listen(self.address, self)
 
-    def accept(self, begin: Callable[["Server"], None]) -> None:
+    def accept(self, begin: Callable[["SimulatedServer"], None]) -> None:
         """A call has come: it begins when those before it have. One that comes while others wait may overtake
         all of them; then one of them is accepted beside it."""
         loop = self._network.loop
@@ -106,7 +106,7 @@ class Channel:
     def __init__(self, network: Network, address: str) -> None:
         self._network = network
         self._address = address
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, SimulatedCall] = {}
 
     def unary_unary(
         self, method: str, request_serializer: Bytes, response_deserializer: Message, **_: object
@@ -141,14 +141,16 @@ class Channel:
     def _start(
         self, reader: "UnaryCall | StreamCall", method: str, request: bytes, timeout: float | None
     ) -> None:
-        reader.call = Call(self._network, self._address, method, request, reader, timeout, self._calls)
+        reader.call = SimulatedCall(
+            self._network, self._address, method, request, reader, timeout, self._calls
+        )
 
     async def close(self, grace: float | None = None) -> None:
         for call in list(self._calls.values()):
             call.cancel()
 
 
-class Call:
+class SimulatedCall:
     """One RPC, seen from above both ends. It ends once: `reader` is told, and the handler is cancelled if it
     still runs."""
 
@@ -160,7 +162,7 @@ class Call:
         request: bytes,
         reader: "UnaryCall | StreamCall",
         timeout_s: float | None,
-        siblings: "dict[int, Call]",
+        siblings: "dict[int, SimulatedCall]",
     ) -> None:
         self._network = network
         self._loop = network.loop
@@ -171,7 +173,7 @@ class Call:
         self._request = request
         self._reader: UnaryCall | StreamCall | None = reader
         self.caller = this_process()
-        self.server_process: Process | None = None
+        self.server_process: SimulatedProcess | None = None
         self._handler: asyncio.Task[None] | None = None
         self._over = False
         self._arrives_s = self._answers_s = 0.0
@@ -219,7 +221,7 @@ class Call:
         if self._network.loses_answer():
             self._loop.call_later(self._network.patience_s(), self.break_off, "Connection timed out")
 
-    async def _requests(self, read: Message, server: Server) -> AsyncIterator[Any]:
+    async def _requests(self, read: Message, server: SimulatedServer) -> AsyncIterator[Any]:
         while True:
             request = await self._came.get()
             await self._network.handle(server.process)
@@ -236,7 +238,7 @@ class Call:
         self.server_process = server.process
         server.accept(self._begin)
 
-    def _begin(self, server: Server) -> None:
+    def _begin(self, server: SimulatedServer) -> None:
         server.accepted += 1
         if not self._over:
             self._note("arrived")
@@ -247,14 +249,14 @@ class Call:
         if server is not None:
             server.process.soon(self._serve_again, server)
 
-    def _serve_again(self, server: Server) -> None:
+    def _serve_again(self, server: SimulatedServer) -> None:
         async def ignored() -> None:
             await self._outcome(server, lambda _: None)
 
         self._note("arrived again")
         server.process.spawn(ignored())
 
-    async def _serve(self, server: Server) -> None:
+    async def _serve(self, server: SimulatedServer) -> None:
         self._answers_s = self._network.late_answer_s(self._name)
         status = await self._outcome(server, self._send)
         if not self._within and self._network.loses_answer():
@@ -262,7 +264,7 @@ class Call:
         else:
             self._back(lambda: self._end(status))
 
-    async def _outcome(self, server: Server, send: Callable[[bytes], None]) -> Status:
+    async def _outcome(self, server: SimulatedServer, send: Callable[[bytes], None]) -> Status:
         method = server.methods.get(self._method)
         if method is None:
             return rpc_error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
@@ -355,7 +357,7 @@ class Call:
 class UnaryCall:
     """What a stub's unary method returns."""
 
-    call: Call
+    call: SimulatedCall
 
     def __init__(self, read: Message) -> None:
         self._read = read
@@ -390,7 +392,7 @@ class UnaryCall:
 class StreamCall:
     """What a stub's streaming method returns."""
 
-    call: Call
+    call: SimulatedCall
 
     def __init__(self, read: Message) -> None:
         self._read = read

@@ -15,7 +15,7 @@ from services.rooms.phases import Phase
 from services.rooms.retry import RetryBounds
 from services.transfer.interface import Transfer
 from tests.sim.rank import World
-from tests.sim.worker import Worker
+from tests.sim.worker import SimulatedWorker
 
 if TYPE_CHECKING:
     from tests.sim.platform import Platform
@@ -204,7 +204,7 @@ def unrest(platform: "Platform") -> list[str]:
     return found
 
 
-def _worker(worker: Worker) -> list[str]:
+def _worker(worker: SimulatedWorker) -> list[str]:
     found = []
     for rank in worker.ranks:
         name, work, holdings = rank.process.name, rank.work, rank.bank.holdings

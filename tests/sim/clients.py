@@ -10,7 +10,7 @@ from typing import Final
 from services.openai.backend import Hangup, NoWorker, Overloaded, RoomFailed, TokenBatch
 from services.rooms.errors import Cause, Reason
 from services.rooms.request import Request, Sampling
-from tests.sim.bootstrap import Bootstrap
+from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.checks import broken_by, explained
 from tests.sim.engine import VOCABULARY, answer
 from tests.sim.platform import Platform
@@ -77,7 +77,7 @@ class Clients:
         for task in tasks:
             await task
 
-    async def ask(self, bootstrap: Bootstrap, client: Client) -> None:
+    async def ask(self, bootstrap: SimulatedBootstrap, client: Client) -> None:
         """One request, as the HTTP API's handler makes it, in the bootstrap's process."""
         try:
             stream = await bootstrap.backend.generate(client.request)
@@ -136,7 +136,7 @@ class Clients:
             text = f"request {client.request.request_id} had no end in {END_S:g} s"
             self._world.trace.violate(self._world.loop.time(), "room-ends", text)
 
-    async def _connection(self, client: Client, bootstrap: Bootstrap) -> None:
+    async def _connection(self, client: Client, bootstrap: SimulatedBootstrap) -> None:
         """Until the answer is whole, the client hangs up, or the bootstrap is no more."""
         asking = bootstrap.process.spawn(self.ask(bootstrap, client))
         ends_s = None if client.hang_up_s is None else self._world.loop.time() + client.hang_up_s
@@ -163,7 +163,7 @@ class Clients:
                 self._world.loop.time(), "moves-listed", f"the backend raised {error!r}"
             )
 
-    def _cancel(self, bootstrap: Bootstrap, client: Client) -> None:
+    def _cancel(self, bootstrap: SimulatedBootstrap, client: Client) -> None:
         """As the gRPC API's CancelRoom."""
         for entry in bootstrap.registry.find(client.request.request_id)[:1]:
             self._world.trace.fault(self._world.loop.time(), "cancel")

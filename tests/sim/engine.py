@@ -25,7 +25,7 @@ VOCABULARY: Final = 50_000
 CONTEXT: Final = 512
 
 
-class Defaults(NamedTuple):
+class SimulatedDefaults(NamedTuple):
     """What a model brings to its requests."""
 
     name: str = "toy"
@@ -69,7 +69,7 @@ def history(known: tuple[int, ...]) -> int:
     return hash(known)
 
 
-class Model:
+class SimulatedModel:
     """What pages must hold, remembered for all ranks that hold the same of it."""
 
     def __init__(self, whole: KvLayout = WHOLE) -> None:
@@ -99,10 +99,12 @@ class Model:
         return totals
 
 
-class Engine:
+class SimulatedEngine:
     """One rank's memory and what is computed in it."""
 
-    def __init__(self, layout: KvLayout, pages: int, model: Model, foreign: Callable[[str], None]) -> None:
+    def __init__(
+        self, layout: KvLayout, pages: int, model: SimulatedModel, foreign: Callable[[str], None]
+    ) -> None:
         self._layout = layout
         self._size = layout.page_tokens
         self._lanes = tuple(
@@ -219,7 +221,7 @@ class SimStepper:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SimulatedEngine,
         loop: VirtualLoop,
         rng: random.Random,
         on_done: Callable[[], None],

@@ -14,7 +14,7 @@ from tests.sim.clients import Clients
 from tests.sim.network import CALM
 from tests.sim.platform import Platform
 from tests.sim.rank import World
-from tests.sim.worker import Worker
+from tests.sim.worker import SimulatedWorker
 
 STALL_S = 6.0
 """In which the bootstrap knows of a turn that does not end: a lease here, but the registry's least, and a
@@ -90,7 +90,7 @@ class Faults:
     def _note(self, kind: str, detail: str) -> None:
         self._world.trace.fault(self._world.loop.time(), kind, detail)
 
-    def _any_worker(self) -> Worker | None:
+    def _any_worker(self) -> SimulatedWorker | None:
         running = self._platform.running()
         return self._random.choice(running) if running else None
 

@@ -40,7 +40,7 @@ class Life(Enum):
     DEAD = "dead"
 
 
-class Process:
+class SimulatedProcess:
     """A process of the simulated machines. `name` is for people, `host` is where the network finds it."""
 
     def __init__(self, loop: "VirtualLoop", name: str, host: str) -> None:
@@ -97,16 +97,16 @@ class Process:
         self.held.clear()
 
 
-PROCESS: Final[contextvars.ContextVar[Process]] = contextvars.ContextVar("process")
+PROCESS: Final[contextvars.ContextVar[SimulatedProcess]] = contextvars.ContextVar("process")
 
 
-def this_process() -> Process:
+def this_process() -> SimulatedProcess:
     """Whose code is running. LookupError in code that belongs to the simulation itself."""
     return PROCESS.get()
 
 
-def _process(handle: events.Handle) -> Process | None:
-    process: Process | None = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+def _process(handle: events.Handle) -> SimulatedProcess | None:
+    process: SimulatedProcess | None = handle._context.get(PROCESS)  # type: ignore[attr-defined]
     return process
 
 
@@ -141,7 +141,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def again(self, handles: list[events.Handle]) -> None:
         self._queue.extend(handles)
 
-    def queued(self, process: Process) -> bool:
+    def queued(self, process: SimulatedProcess) -> bool:
         return any(_process(handle) is process for handle in self._queue if not handle._cancelled)
 
     def forget(self) -> None:
@@ -232,13 +232,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     process.held.append(handle)
                     self._wake(process)
 
-    def _wake(self, process: Process) -> None:
+    def _wake(self, process: SimulatedProcess) -> None:
         """When its core is free again."""
         if process.busy_until_s > self._now and not process.waking:
             process.waking = True
             self.call_at(process.busy_until_s, self._free, process)
 
-    def _free(self, process: Process) -> None:
+    def _free(self, process: SimulatedProcess) -> None:
         process.waking = False
         if process.life is Life.RUNNING:
             held, process.held = process.held, []

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from tests.sim.loop import Life, Process, VirtualLoop
+from tests.sim.loop import Life, SimulatedProcess, VirtualLoop
 from tests.sim.trace import Trace
 
 if TYPE_CHECKING:
-    from tests.sim.calls import Call, Server
+    from tests.sim.calls import SimulatedCall, SimulatedServer
 
 KEEPALIVE_S: Final = 15.0
 ROUND_S: Final = 0.00005
@@ -65,8 +65,8 @@ class Network:
         self.handler_rounds = 0
         """Of its process's event loop, that a message takes to get to its handler."""
         self._random = random.Random(f"{seed}/network")
-        self._servers: dict[str, Server] = {}
-        self._calls: dict[int, Call] = {}
+        self._servers: dict[str, SimulatedServer] = {}
+        self._calls: dict[int, SimulatedCall] = {}
         self._number = 0
         self.sent: Counter[str] = Counter()
         """Requests, by method."""
@@ -98,7 +98,7 @@ class Network:
             if {call.caller.host, call.host} == {one, other}:
                 call.break_off("Connection reset by peer")
 
-    def died(self, process: Process) -> None:
+    def died(self, process: SimulatedProcess) -> None:
         """Its kernel closes its connections."""
         for address in [each for each, server in self._servers.items() if server.process is process]:
             del self._servers[address]
@@ -106,25 +106,25 @@ class Network:
             if call.caller is process or call.server_process is process:
                 call.break_off("Socket closed")
 
-    def paused(self, process: Process) -> None:
+    def paused(self, process: SimulatedProcess) -> None:
         """Peers notice, by keepalive, if it takes long."""
         self.loop.call_later(KEEPALIVE_S, self._break_if_paused, process)
 
     # ---- what calls need
 
-    def listen(self, address: str, server: "Server") -> None:
+    def listen(self, address: str, server: "SimulatedServer") -> None:
         self._servers[address] = server
 
     def unlisten(self, address: str) -> None:
         self._servers.pop(address, None)
 
-    def serves(self, process: Process) -> bool:
+    def serves(self, process: SimulatedProcess) -> bool:
         return any(call.server_process is process for call in self._calls.values())
 
-    def server(self, address: str) -> "Server | None":
+    def server(self, address: str) -> "SimulatedServer | None":
         return self._servers.get(address)
 
-    def opened(self, call: "Call") -> int:
+    def opened(self, call: "SimulatedCall") -> int:
         self._number += 1
         self._calls[self._number] = call
         return self._number
@@ -149,7 +149,7 @@ class Network:
         self.loop.call_at(at_s, message)
         return at_s
 
-    async def handle(self, process: Process) -> None:
+    async def handle(self, process: SimulatedProcess) -> None:
         """A message has come for this process, whose handler gets it when so many rounds have gone by: within
         a few times what all handlers took of its core meanwhile, whatever else it does."""
         since_s, before_s = self.loop.time(), process.handled_s
@@ -211,7 +211,7 @@ class Network:
         if self.is_cut(one, other) or self.is_cut(other, one):
             self.reset(one, other)
 
-    def _break_if_paused(self, process: Process) -> None:
+    def _break_if_paused(self, process: SimulatedProcess) -> None:
         if process.life is Life.PAUSED:
             for call in list(self._calls.values()):
                 if call.caller is process or call.server_process is process:

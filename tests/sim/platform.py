@@ -12,11 +12,11 @@ import grpc
 
 from services.rooms.phases import Side
 from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
-from tests.sim.bootstrap import Bootstrap
+from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.calls import Channel
-from tests.sim.loop import Process
-from tests.sim.rank import Shape, World
-from tests.sim.worker import BOOTSTRAP, Worker
+from tests.sim.loop import SimulatedProcess
+from tests.sim.rank import WorkerShape, World
+from tests.sim.worker import BOOTSTRAP, SimulatedWorker
 
 REPORT_TRIES: Final = 3
 
@@ -25,20 +25,20 @@ class Platform:
     def __init__(self, world: World, seed: str) -> None:
         self._world = world
         self._random = random.Random(f"{seed}/platform")
-        self._process = Process(world.loop, "platform", "platform")
+        self._process = SimulatedProcess(world.loop, "platform", "platform")
         self._pids = 1_000
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
         """By name, the present incarnation, which may be over."""
-        shape, self._stack = world.shape, dict[str, tuple[Side, Shape]]()
+        shape, self._stack = world.shape, dict[str, tuple[Side, WorkerShape]]()
         for number, topology in enumerate(shape.prefills):
-            made = Shape.of(topology, world.whole, shape.prefill_page_tokens, shape.pages)
+            made = WorkerShape.of(topology, world.whole, shape.prefill_page_tokens, shape.pages)
             self._stack[f"prefill-{number}"] = (Side.PREFILL, made)
         for number, topology in enumerate(shape.decodes):
-            made = Shape.of(topology, world.whole, shape.decode_page_tokens, shape.pages)
+            made = WorkerShape.of(topology, world.whole, shape.decode_page_tokens, shape.pages)
             self._stack[f"decode-{number}"] = (Side.DECODE, made)
-        self.everyone: list[Worker] = []
+        self.everyone: list[SimulatedWorker] = []
         """Every incarnation that ever was."""
-        self.bootstrap = Bootstrap(world)
+        self.bootstrap = SimulatedBootstrap(world)
         self.bootstraps = [self.bootstrap]
         self.bootstrap_up = asyncio.Event()
 
@@ -49,7 +49,7 @@ class Platform:
 
     def start_bootstrap(self) -> None:
         if self.bootstrap.process.dead:
-            self.bootstrap = Bootstrap(self._world)
+            self.bootstrap = SimulatedBootstrap(self._world)
             self.bootstraps.append(self.bootstrap)
         self.bootstrap.start()
         self.bootstrap_up.set()
@@ -59,7 +59,7 @@ class Platform:
         self.bootstrap.crash()
         self._world.loop.call_later(down_s, self.start_bootstrap)
 
-    def running(self) -> list[Worker]:
+    def running(self) -> list[SimulatedWorker]:
         return [worker for worker in self.workers.values() if not worker.over]
 
     def all_ready(self) -> bool:
@@ -69,19 +69,19 @@ class Platform:
 
     def _start_worker(self, name: str) -> None:
         self._pids += 1
-        worker = Worker(self._world, *self._stack[name], name, self._pids, self._on_end)
+        worker = SimulatedWorker(self._world, *self._stack[name], name, self._pids, self._on_end)
         self.workers[name] = worker
         self.everyone.append(worker)
         self._world.trace.note(self._world.loop.time(), name, "started", 0, f"pid {worker.pid}")
         worker.start()
 
-    def _on_end(self, worker: Worker, why: str) -> None:
+    def _on_end(self, worker: SimulatedWorker, why: str) -> None:
         self._world.trace.note(self._world.loop.time(), worker.name, "ended", 0, why)
         if self._random.random() < self._world.shape.troubles.told_share:
             self._process.spawn(self._report(worker, self._random.uniform(0.0, 0.2)))
         self._world.loop.call_later(self._random.uniform(0.05, 2.5), self._start_worker, worker.name)
 
-    async def _report(self, worker: Worker, after_s: float) -> None:
+    async def _report(self, worker: SimulatedWorker, after_s: float) -> None:
         await asyncio.sleep(after_s)
         stub = workers_pb2_grpc.WorkerRegistryStub(Channel(self._world.network, BOOTSTRAP))
         request = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)

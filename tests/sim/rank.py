@@ -39,9 +39,17 @@ from services.wire.model_bounds import ModelBounds
 from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter
 from tests.sim.clock import SkewedClock
-from tests.sim.engine import CONTEXT, PAGE_TOKENS, VOCABULARY, WHOLE, Engine, Model, SimStepper
+from tests.sim.engine import (
+    CONTEXT,
+    PAGE_TOKENS,
+    VOCABULARY,
+    WHOLE,
+    SimStepper,
+    SimulatedEngine,
+    SimulatedModel,
+)
 from tests.sim.fabric import Bank, WatchedFabric
-from tests.sim.loop import Process, VirtualLoop
+from tests.sim.loop import SimulatedProcess, VirtualLoop
 from tests.sim.network import Network
 from tests.sim.profile import Profile
 from tests.sim.slowness import PatientMailbox
@@ -49,7 +57,7 @@ from tests.sim.trace import Trace
 from tests.wire.receivers import secret_of
 
 if TYPE_CHECKING:
-    from tests.sim.worker import Worker
+    from tests.sim.worker import SimulatedWorker
 
 CONNECT_S: Final = 1.5
 PREFILL_DEADLINES: Final = Deadlines(4_000, 5_000, 5_000, 5_000, 5_000)
@@ -70,12 +78,12 @@ class World:
     rng: random.Random
     """What processes draw at start: incarnations, drifts."""
     step_failure_share: float = 0.0
-    workers: "dict[Incarnation, Worker]" = field(default_factory=dict)
+    workers: "dict[Incarnation, SimulatedWorker]" = field(default_factory=dict)
     """Every one that ever was."""
-    model: Model = field(init=False)
+    model: SimulatedModel = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model = Model(self.whole)
+        self.model = SimulatedModel(self.whole)
 
     @property
     def whole(self) -> KvLayout:
@@ -88,7 +96,7 @@ class World:
 
 @dataclass(slots=True)
 class Rank:
-    process: Process
+    process: SimulatedProcess
     clock: SkewedClock
     group: RankGroup
     mailbox: Mailbox
@@ -129,7 +137,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkerShape:
     """Of one worker."""
 
     topology: Topology
@@ -138,7 +146,7 @@ class Shape:
     """Of each rank."""
 
     @classmethod
-    def of(cls, topology: Topology, whole: KvLayout, page_tokens: int, pages: int) -> "Shape":
+    def of(cls, topology: Topology, whole: KvLayout, page_tokens: int, pages: int) -> "WorkerShape":
         """`pages`: if they held PAGE_TOKENS each."""
         return cls(topology, replace(whole, page_tokens=page_tokens), pages * PAGE_TOKENS // page_tokens)
 
@@ -168,7 +176,7 @@ class SilentReporter(Reporter):
 class WatchedDecode(DecodeWork):
     """Reads what has landed before anything else does."""
 
-    landed: Engine
+    landed: SimulatedEngine
 
     def perform(self, room: Room, effect: Effect | ReceiverEffect) -> None:
         job = self._jobs[room.id]
@@ -184,10 +192,10 @@ def make_rank(
     world: World,
     side: Side,
     worker: Incarnation,
-    process: Process,
+    process: SimulatedProcess,
     group: RankGroup,
     outside: Outside | None,
-    worker_shape: Shape,
+    worker_shape: WorkerShape,
     rng: random.Random,
 ) -> Rank:
     """`outside`: the leader's."""
@@ -207,7 +215,7 @@ def make_rank(
         world.trace.fault(world.loop.time(), "step failed", process.name)
         return True
 
-    engine = Engine(layout, worker_shape.pages, world.model, foreign)
+    engine = SimulatedEngine(layout, worker_shape.pages, world.model, foreign)
     stepper = SimStepper(engine, world.loop, rng, mailbox.wake, fails, shape.slow)
     places = shape.places + CANARY_ROOMS
     slots = HostMemory(places * SLOT_BYTES)

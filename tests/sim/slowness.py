@@ -7,7 +7,7 @@ from typing import Any
 
 from services.parallel.interface import RankGroup
 from services.worker.mailbox import Mailbox
-from tests.sim.loop import Process
+from tests.sim.loop import SimulatedProcess
 
 
 class PatientMailbox(Mailbox):
@@ -60,7 +60,7 @@ class SlowGroup:
 class BusyGroup:
     """Of a rank whose turns take time."""
 
-    def __init__(self, group: RankGroup, process: Process, turn_s: float) -> None:
+    def __init__(self, group: RankGroup, process: SimulatedProcess, turn_s: float) -> None:
         self._group = group
         self._process = process
         self._turn_s = turn_s
@@ -92,7 +92,7 @@ class BusyGroup:
 class QueuedArrivals:
     """`services.runtime.arrivals.Arrivals`: nothing is between the simulated network and the loop."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
 
     def waiting(self, lull_us: int) -> bool:

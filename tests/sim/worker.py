@@ -28,9 +28,9 @@ from services.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from services.worker.lease import LeaseKeeper
 from services.worker.reporter import Reporter
 from services.worker.turns import TurnProgress, run_turns
-from tests.sim.calls import Channel, Server
-from tests.sim.loop import Life, Process
-from tests.sim.rank import LOOK_S, Outside, Rank, Shape, World, make_rank
+from tests.sim.calls import Channel, SimulatedServer
+from tests.sim.loop import Life, SimulatedProcess
+from tests.sim.rank import LOOK_S, Outside, Rank, WorkerShape, World, make_rank
 from tests.sim.slowness import BusyGroup, QueuedArrivals, SlowGroup
 from tests.wire.receivers import decode_peer
 
@@ -41,17 +41,17 @@ GRACE_S: Final = 1.5
 KILL_S: Final = 0.05
 
 
-class Worker:
+class SimulatedWorker:
     """`on_end` is called once, with why, when all its processes are gone."""
 
     def __init__(
         self,
         world: World,
         side: Side,
-        shape: Shape,
+        shape: WorkerShape,
         name: str,
         pid: int,
-        on_end: Callable[["Worker", str], None],
+        on_end: Callable[["SimulatedWorker", str], None],
     ) -> None:
         self._world = world
         self.side = side
@@ -80,7 +80,7 @@ class Worker:
                     world,
                     side,
                     self.incarnation,
-                    Process(world.loop, f"{name}.{rank}" if self._meeting.size > 1 else name, name),
+                    SimulatedProcess(world.loop, f"{name}.{rank}" if self._meeting.size > 1 else name, name),
                     SlowGroup(group, rng, 0.01) if rank in slow else group,
                     None if rank else outside,
                     shape,
@@ -90,7 +90,7 @@ class Worker:
         self.leader = self.ranks[0]
         self._progress = TurnProgress(self.leader.clock)
         self._stop = asyncio.Event()
-        self._server = Server(world.network, self.leader.process, self._address)
+        self._server = SimulatedServer(world.network, self.leader.process, self._address)
 
     @property
     def lives(self) -> bool:

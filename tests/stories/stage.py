@@ -20,7 +20,7 @@ from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity
 from services.rooms.sender import Sender
-from tests.rooms.group import PEER, Group, Settled
+from tests.rooms.group import PEER, RosterGroup, Settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class DecodeStage:
     """A decode worker's rank group."""
 
     def __init__(self, ranks: int, pages: int, slots: int, places: int = 4) -> None:
-        self.group: Group[Receiver] = Group(ranks, places)
+        self.group: RosterGroup[Receiver] = RosterGroup(ranks, places)
         self.memories = [Memory.of(pages, slots) for _ in range(ranks)]
         self.said: list[str] = []
 
@@ -140,7 +140,7 @@ class PrefillStage:
     """A prefill worker's rank group."""
 
     def __init__(self, ranks: int, pages: int, slots: int, places: int = 4) -> None:
-        self.group: Group[Sender] = Group(ranks, places)
+        self.group: RosterGroup[Sender] = RosterGroup(ranks, places)
         self.memories = [Memory.of(pages, slots) for _ in range(ranks)]
         self.said: list[str] = []
 

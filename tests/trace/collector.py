@@ -18,7 +18,7 @@ KINDS: Final = {Span.SPAN_KIND_SERVER: "server", Span.SPAN_KIND_INTERNAL: "inter
 
 
 @dataclass(frozen=True)
-class Event:
+class SpanEvent:
     at_ns: int
     name: str
     detail: str
@@ -41,7 +41,7 @@ class Seen:
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Any]
-    events: tuple[Event, ...]
+    events: tuple[SpanEvent, ...]
     error: str | None
     """What its status says, if that is ERROR."""
 
@@ -117,7 +117,9 @@ def _spans(request: trace_service_pb2.ExportTraceServiceRequest) -> Iterator[See
                     end_ns=span.end_time_unix_nano,
                     attributes=_attributes(span.attributes),
                     events=tuple(
-                        Event(each.time_unix_nano, each.name, _attributes(each.attributes).get("detail", ""))
+                        SpanEvent(
+                            each.time_unix_nano, each.name, _attributes(each.attributes).get("detail", "")
+                        )
                         for each in span.events
                     ),
                     error=span.status.message if span.status.code == Status.STATUS_CODE_ERROR else None,

@@ -21,7 +21,7 @@ WHOLE = [(0, 0, KV_BYTES)]
 
 
 @dataclass
-class Receiver:
+class ExposedProcess:
     """A process that exposes "kv" and "slots"."""
 
     make: MakeTransfer
@@ -49,13 +49,13 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver(bench: Bench) -> Iterator[Receiver]:
-    receiver = Receiver(bench._make)
+def receiver(bench: Bench) -> Iterator[ExposedProcess]:
+    receiver = ExposedProcess(bench._make)
     yield receiver
     receiver.exposure.close()
 
 
-def sender(bench: Bench, receiver: Receiver) -> Node:
+def sender(bench: Bench, receiver: ExposedProcess) -> Node:
     """Connected, and every byte of it is 0xEE."""
     node = bench.node()
     for region in node.memory:
@@ -64,14 +64,14 @@ def sender(bench: Bench, receiver: Receiver) -> Node:
     return node
 
 
-def revoke(receiver: Receiver) -> dict[str, memoryview]:
+def revoke(receiver: ExposedProcess) -> dict[str, memoryview]:
     """The sinks that it leaves."""
     sinks = {name: memory.view for name, memory in receiver.memories.items()}
     receiver.exposure.revoke()
     return sinks
 
 
-def end(bench: Bench, node: Node, receiver: Receiver, put: PutId) -> PutState:
+def end(bench: Bench, node: Node, receiver: ExposedProcess, put: PutId) -> PutState:
     states: list[PutState] = []
 
     def ended() -> bool:
@@ -83,7 +83,7 @@ def end(bench: Bench, node: Node, receiver: Receiver, put: PutId) -> PutState:
     return states[-1]
 
 
-def test_an_exposure_registers_every_memory_under_its_own_id(receiver: Receiver) -> None:
+def test_an_exposure_registers_every_memory_under_its_own_id(receiver: ExposedProcess) -> None:
     endpoint = receiver.exposure.endpoint()
     assert endpoint.incarnation == receiver.exposure.id
     assert [(region.name, region.address, region.length) for region in endpoint.regions] == [
@@ -92,7 +92,7 @@ def test_an_exposure_registers_every_memory_under_its_own_id(receiver: Receiver)
     assert receiver.exposure.transfer is receiver.made[0]
 
 
-def test_revoking_keeps_every_byte_and_exposes_it_anew(receiver: Receiver) -> None:
+def test_revoking_keeps_every_byte_and_exposes_it_anew(receiver: ExposedProcess) -> None:
     before, endpoints = receiver.fill(1), [receiver.exposure.endpoint()]
     for _ in range(3):
         receiver.exposure.revoke()
@@ -109,7 +109,7 @@ def test_revoking_keeps_every_byte_and_exposes_it_anew(receiver: Receiver) -> No
             transfer.endpoint()
 
 
-def test_ids_grow_whatever_is_drawn(receiver: Receiver) -> None:
+def test_ids_grow_whatever_is_drawn(receiver: ExposedProcess) -> None:
     """Who hears of two exposures knows the newer one by its id."""
     receiver.ids = iter([0xE005, 0xE004, 0xE100])
     told = []
@@ -120,7 +120,7 @@ def test_ids_grow_whatever_is_drawn(receiver: Receiver) -> None:
     assert receiver.exposure.endpoint().incarnation == 0xE100
 
 
-def test_a_put_under_way_ends_and_changes_nothing(bench: Bench, receiver: Receiver) -> None:
+def test_a_put_under_way_ends_and_changes_nothing(bench: Bench, receiver: ExposedProcess) -> None:
     node, old = sender(bench, receiver), receiver.exposure.id
     before = receiver.fill(2)
     put = node.transfer.put(old, "kv", WHOLE)
@@ -132,7 +132,7 @@ def test_a_put_under_way_ends_and_changes_nothing(bench: Bench, receiver: Receiv
     assert receiver.contents() == {**before, "kv": early}
 
 
-def test_a_put_to_the_old_endpoint_never_changes_the_memory(bench: Bench, receiver: Receiver) -> None:
+def test_a_put_to_the_old_endpoint_never_changes_the_memory(bench: Bench, receiver: ExposedProcess) -> None:
     node, old = sender(bench, receiver), receiver.exposure.id
     put = node.transfer.put(old, "slots", [(0, 0, 64)])
     assert end(bench, node, receiver, put) is PutState.DONE
@@ -149,7 +149,7 @@ def test_a_put_to_the_old_endpoint_never_changes_the_memory(bench: Bench, receiv
     assert node.transfer.pending(old) == 0
 
 
-def test_who_held_the_old_endpoint_connects_to_the_new_one(bench: Bench, receiver: Receiver) -> None:
+def test_who_held_the_old_endpoint_connects_to_the_new_one(bench: Bench, receiver: ExposedProcess) -> None:
     node, old = sender(bench, receiver), receiver.exposure.id
     bystander = sender(bench, receiver)
     receiver.exposure.revoke()
@@ -172,7 +172,9 @@ def test_who_held_the_old_endpoint_connects_to_the_new_one(bench: Bench, receive
     assert taken == [b"wake"]
 
 
-def test_an_endpoint_that_was_revoked_is_reached_by_nobody_new(bench: Bench, receiver: Receiver) -> None:
+def test_an_endpoint_that_was_revoked_is_reached_by_nobody_new(
+    bench: Bench, receiver: ExposedProcess
+) -> None:
     stale, before = receiver.exposure.endpoint(), receiver.fill(5)
     receiver.exposure.revoke()
     node = bench.node()
@@ -186,7 +188,7 @@ def test_an_endpoint_that_was_revoked_is_reached_by_nobody_new(bench: Bench, rec
     assert receiver.contents() == before
 
 
-def test_memory_that_cannot_move_leaves_nothing_exposed(receiver: Receiver) -> None:
+def test_memory_that_cannot_move_leaves_nothing_exposed(receiver: ExposedProcess) -> None:
     for _ in range(MOVES_MAX):
         receiver.memories["slots"].move()
     with pytest.raises(CannotMove):
@@ -194,7 +196,7 @@ def test_memory_that_cannot_move_leaves_nothing_exposed(receiver: Receiver) -> N
     assert_closed(receiver)
 
 
-def test_an_endpoint_that_cannot_be_made_leaves_nothing_exposed(receiver: Receiver) -> None:
+def test_an_endpoint_that_cannot_be_made_leaves_nothing_exposed(receiver: ExposedProcess) -> None:
     def none(incarnation: Incarnation, agent: str | None) -> Transfer:
         raise TransferError("no agent")
 
@@ -206,7 +208,7 @@ def test_an_endpoint_that_cannot_be_made_leaves_nothing_exposed(receiver: Receiv
 
 @pytest.mark.parametrize("fails", ["register", "endpoint"])
 def test_an_endpoint_that_takes_no_memory_is_closed(
-    receiver: Receiver, fails: str, monkeypatch: pytest.MonkeyPatch
+    receiver: ExposedProcess, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise TransferError(f"no {fails}")
@@ -219,7 +221,7 @@ def test_an_endpoint_that_takes_no_memory_is_closed(
     assert_closed(receiver)
 
 
-def assert_closed(receiver: Receiver) -> None:
+def assert_closed(receiver: ExposedProcess) -> None:
     for transfer in receiver.made:
         with pytest.raises(TransferError, match="closed"):
             transfer.endpoint()
@@ -227,7 +229,7 @@ def assert_closed(receiver: Receiver) -> None:
         receiver.exposure.endpoint()
 
 
-def test_closing_is_idempotent(receiver: Receiver) -> None:
+def test_closing_is_idempotent(receiver: ExposedProcess) -> None:
     receiver.exposure.close()
     receiver.exposure.close()
     assert_closed(receiver)
@@ -236,14 +238,14 @@ def test_closing_is_idempotent(receiver: Receiver) -> None:
 # ---- the in-process network, where a path that asks no endpoint can be had at will
 
 
-def blind(share: float, seed: int = 0, **more: int) -> tuple[MemoryFabric, Bench, Receiver]:
+def blind(share: float, seed: int = 0, **more: int) -> tuple[MemoryFabric, Bench, ExposedProcess]:
     plan = FaultPlan(seed, blind_share=share, **more)
     fabric = MemoryFabric(plan)
 
     def make(incarnation: Incarnation, agent: str | None) -> Transfer:
         return MemoryTransfer(fabric, incarnation, agent)
 
-    return fabric, Bench(make), Receiver(make)
+    return fabric, Bench(make), ExposedProcess(make)
 
 
 def drain(fabric: MemoryFabric) -> None:
@@ -274,7 +276,7 @@ def test_without_the_move_such_a_write_corrupts() -> None:
     fabric, bench, receiver = blind(1.0)
     node, old, before = sender(bench, receiver), receiver.exposure.id, receiver.fill(7)
     receiver.exposure.close()
-    Receiver(receiver.make, receiver.memories, count(0xF000))
+    ExposedProcess(receiver.make, receiver.memories, count(0xF000))
     node.transfer.put(old, "kv", WHOLE)
     drain(fabric)
     assert receiver.contents() == {**before, "kv": b"\xee" * KV_BYTES}

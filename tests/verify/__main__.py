@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.verify.lanes import in_lanes
 from tests.verify.long import go_on
-from tests.verify.parts import Kernels, Model, Mutants, Simulation
+from tests.verify.parts import Kernels, ModelPart, Mutants, Simulation
 
 ROOMS: Final = 100_000
 SIMULATION_S: Final = 720.0
@@ -31,7 +31,7 @@ def main() -> int:
     if args.long:
         return go_on(args.seed, args.hours, args.jobs)
     started = time.monotonic()
-    model, kernels, mutants = Model(), Kernels(), Mutants()
+    model, kernels, mutants = ModelPart(), Kernels(), Mutants()
     simulation = Simulation(args.rooms, args.seed or 0, started + SIMULATION_S)
     parts = (model, kernels, simulation, mutants)
     problems = in_lanes(chain.from_iterable(part.pieces() for part in parts), args.jobs)

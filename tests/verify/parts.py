@@ -125,7 +125,7 @@ class Simulation:
 
 
 @dataclass
-class Model:
+class ModelPart:
     """The scopes that `tests.model` names for this."""
 
     words: Sequence[str] = ("--verify",)
@@ -152,7 +152,7 @@ class Model:
 @dataclass
 class Mutants:
     """Every mutant, and the stories on the source as it is. The scopes and the seeds that see mutants are
-    `Model`'s and `Simulation`'s; the tests that do are `make test-all`'s."""
+    `ModelPart`'s and `Simulation`'s; the tests that do are `make test-all`'s."""
 
     outcomes: list[Outcome] = field(default_factory=list)
 

@@ -25,7 +25,7 @@ SETTLED = 50
 """Looks at a count that does not change, before it is taken for final."""
 
 
-class Worker(inference_pb2_grpc.DecodeServiceServicer):
+class WordyDecode(inference_pb2_grpc.DecodeServiceServicer):
     """Says so many lines in one message, and the next as soon as the stream takes it."""
 
     def __init__(self, messages: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ def _line(number: int) -> inference_pb2.StreamRoomsReply.Line:
 
 
 @asynccontextmanager
-async def replies_of(worker: Worker) -> AsyncIterator[AsyncIterator[inference_pb2.StreamRoomsReply]]:
+async def replies_of(worker: WordyDecode) -> AsyncIterator[AsyncIterator[inference_pb2.StreamRoomsReply]]:
     def add(server: Any) -> None:
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(worker, server)
 
@@ -73,7 +73,7 @@ async def replies_of(worker: Worker) -> AsyncIterator[AsyncIterator[inference_pb
 
 async def test_a_caller_that_takes_nothing_keeps_the_worker_from_sending_and_misses_nothing() -> None:
     """What it cannot send a worker collects: the caller gets fewer, longer messages when it reads again."""
-    worker = Worker([1] * LINES)
+    worker = WordyDecode([1] * LINES)
     async with replies_of(worker) as replies:
         heard = [await anext(replies)]
         still = before = 0
@@ -87,7 +87,7 @@ async def test_a_caller_that_takes_nothing_keeps_the_worker_from_sending_and_mis
 
 
 async def test_a_message_longer_than_what_may_be_sent_ahead_comes_whole() -> None:
-    async with replies_of(Worker([LINES])) as replies:
+    async with replies_of(WordyDecode([LINES])) as replies:
         message = await anext(replies)
     assert message.ByteSize() > 8 * AHEAD_BYTES
     assert [line.reply.tokens.first for line in message.lines] == list(range(LINES))

@@ -21,7 +21,7 @@ from tests.wire.servers import channel_to, serving, until
 
 
 @dataclass
-class Registry(workers_pb2_grpc.WorkerRegistryServicer):
+class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     refusals: list[Exception] = field(default_factory=list)
     """Of registrations, one each."""
     departed: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Bench:
-    def __init__(self, channel: grpc.aio.Channel, registry: Registry) -> None:
+    def __init__(self, channel: grpc.aio.Channel, registry: ScriptedRegistry) -> None:
         self.registry = registry
         self.turns: Iterator[int] = itertools.count()
         self.departed: list[list[int]] = []
@@ -95,7 +95,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def keeping(registry: Registry) -> AsyncIterator[Bench]:
+async def keeping(registry: ScriptedRegistry) -> AsyncIterator[Bench]:
     def add(server: grpc.aio.Server) -> None:
         workers_pb2_grpc.add_WorkerRegistryServicer_to_server(registry, server)
 
@@ -110,7 +110,7 @@ async def keeping(registry: Registry) -> AsyncIterator[Bench]:
 
 
 async def test_it_registers_once_and_renews_again_and_again() -> None:
-    async with keeping(Registry()) as at:
+    async with keeping(ScriptedRegistry()) as at:
         assert at.keeper.problem == "not registered yet"
         await until(lambda: at.renewals >= 3)
         assert at.keeper.problem is None
@@ -118,7 +118,7 @@ async def test_it_registers_once_and_renews_again_and_again() -> None:
 
 
 async def test_a_bootstrap_that_does_not_know_it_gets_a_new_registration() -> None:
-    async with keeping(Registry()) as at:
+    async with keeping(ScriptedRegistry()) as at:
         await until(lambda: at.renewals >= 1)
         at.registry.known = False
         await until(lambda: at.registry.calls.count("register") == 2)
@@ -129,7 +129,7 @@ async def test_each_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptu
     caplog.set_level(logging.WARNING)
     held = [NameInUse(f"w is held for {left} ms") for left in (900, 800, 700)]
     differs = [WorkerRefused("dtype", "float32", "bfloat16") for _ in range(3)]
-    async with keeping(Registry(refusals=[*held, *differs])) as at:
+    async with keeping(ScriptedRegistry(refusals=[*held, *differs])) as at:
         await until(lambda: len(at.registry.refusals) == 0)
         await until(lambda: at.renewals >= 1)
     assert [record.getMessage() for record in caplog.records].count("no lease") == 2
@@ -137,7 +137,7 @@ async def test_each_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptu
 
 
 async def test_a_departed_peer_is_reported_once() -> None:
-    async with keeping(Registry(departed=[8])) as at:
+    async with keeping(ScriptedRegistry(departed=[8])) as at:
         await until(lambda: at.renewals >= 2)
         at.registry.departed = [8, 9]
         await until(lambda: at.renewals >= 5)
@@ -145,7 +145,7 @@ async def test_a_departed_peer_is_reported_once() -> None:
 
 
 async def test_a_draining_worker_that_has_to_register_again_stays_draining() -> None:
-    async with keeping(Registry()) as at:
+    async with keeping(ScriptedRegistry()) as at:
         await until(lambda: at.renewals >= 1)
         await at.keeper.drain()
         at.registry.known = False
@@ -158,7 +158,7 @@ async def test_a_draining_worker_that_has_to_register_again_stays_draining() -> 
 async def test_without_a_bootstrap_it_says_so_and_goes_on_trying(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with channel_to("127.0.0.1:1") as channel:
-        at = Bench(channel, Registry())
+        at = Bench(channel, ScriptedRegistry())
         task = asyncio.ensure_future(at.keeper.run())
         await until(lambda: at.keeper._failures > module.UNREACHABLE_TRIES)
         assert at.keeper.problem is not None
@@ -170,7 +170,7 @@ async def test_without_a_bootstrap_it_says_so_and_goes_on_trying(caplog: pytest.
 
 
 async def test_live_is_not_lost_a_renewal_that_is_not_answered_keeps_no_other_from_being_sent() -> None:
-    registry = Registry(held_up=asyncio.Event())
+    registry = ScriptedRegistry(held_up=asyncio.Event())
     async with keeping(registry) as at:
         await until(lambda: at.registry.calls.count("renew") >= 5)
         assert at.renewals == 0
@@ -183,7 +183,7 @@ async def test_live_is_not_lost_a_renewal_that_is_not_answered_keeps_no_other_fr
 
 
 async def test_answers_that_come_in_another_order_tell_no_departure_twice() -> None:
-    registry = Registry(departed=[8], held_up=asyncio.Event())
+    registry = ScriptedRegistry(departed=[8], held_up=asyncio.Event())
     async with keeping(registry) as at:
         await until(lambda: at.registry.calls.count("renew") == 1)
         first, registry.held_up = registry.held_up, None
@@ -197,7 +197,7 @@ async def test_answers_that_come_in_another_order_tell_no_departure_twice() -> N
 
 
 async def test_a_worker_that_was_declared_gone_renews_and_registers_no_more() -> None:
-    async with keeping(Registry()) as at:
+    async with keeping(ScriptedRegistry()) as at:
         await until(lambda: at.renewals >= 1)
         at.registry.refusals = [DeclaredGone("incarnation 5 was declared gone: restart the worker")] * 2
         at.registry.known = False
@@ -208,7 +208,7 @@ async def test_a_worker_that_was_declared_gone_renews_and_registers_no_more() ->
 
 
 async def test_a_worker_that_has_left_is_silent_and_does_not_mind_that_it_is_gone() -> None:
-    async with keeping(Registry()) as at:
+    async with keeping(ScriptedRegistry()) as at:
         await until(lambda: at.renewals >= 1)
         await at.keeper.leave()
         at.registry.refusals, at.registry.known = [DeclaredGone("it has left")], False
@@ -218,7 +218,7 @@ async def test_a_worker_that_has_left_is_silent_and_does_not_mind_that_it_is_gon
 
 
 async def test_honest_health_a_renewal_says_for_how_long_a_turn_has_not_ended() -> None:
-    async with keeping(Registry()) as at:
+    async with keeping(ScriptedRegistry()) as at:
         await until(lambda: at.renewals >= 3)
         assert set(at.registry.turns_ms) == {0}
         at.turns = itertools.repeat(7)

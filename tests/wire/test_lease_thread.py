@@ -24,7 +24,7 @@ from tests.wire.servers import until
 
 
 @dataclass
-class Registry(workers_pb2_grpc.WorkerRegistryServicer):
+class ThreadedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     """In threads of its own: it answers while the test's loop is held."""
 
     departed: list[int] = field(default_factory=list)
@@ -77,12 +77,12 @@ class Registry(workers_pb2_grpc.WorkerRegistryServicer):
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry()
+def registry() -> ThreadedRegistry:
+    return ThreadedRegistry()
 
 
 @pytest.fixture
-def address(registry: Registry) -> Iterator[str]:
+def address(registry: ThreadedRegistry) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(4))
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(registry, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -92,7 +92,7 @@ def address(registry: Registry) -> Iterator[str]:
 
 
 @dataclass
-class Worker:
+class LeaseHolder:
     lease: LeaseThread
     running: asyncio.Task[None]
     departed: list[int] = field(default_factory=list)
@@ -101,8 +101,8 @@ class Worker:
 
 
 @asynccontextmanager
-async def keeping(address: str, channels: Channels | None = None) -> AsyncIterator[Worker]:
-    found: list[Worker] = []
+async def keeping(address: str, channels: Channels | None = None) -> AsyncIterator[LeaseHolder]:
+    found: list[LeaseHolder] = []
     lease = LeaseThread(
         address,
         Channels.showing(None, "sesame", open_thread_channel) if channels is None else channels,
@@ -112,7 +112,7 @@ async def keeping(address: str, channels: Channels | None = None) -> AsyncIterat
         lambda: workers_pb2.WorkerCensus(turns=found[0].turns if found else 0),
         lambda: found[0].turns,
     )
-    found.append(Worker(lease, asyncio.create_task(lease.run())))
+    found.append(LeaseHolder(lease, asyncio.create_task(lease.run())))
     try:
         yield found[0]
     finally:
@@ -123,7 +123,7 @@ async def keeping(address: str, channels: Channels | None = None) -> AsyncIterat
 
 
 async def test_live_is_not_lost_a_lease_is_renewed_while_the_workers_loop_is_held(
-    registry: Registry, address: str
+    registry: ThreadedRegistry, address: str
 ) -> None:
     async with keeping(address) as worker:
         await until(lambda: worker.lease.problem is None)
@@ -136,7 +136,9 @@ async def test_live_is_not_lost_a_lease_is_renewed_while_the_workers_loop_is_hel
         assert registry.tokens == {"sesame"}
 
 
-async def test_what_is_told_of_a_worker_is_what_its_own_loop_saw(registry: Registry, address: str) -> None:
+async def test_what_is_told_of_a_worker_is_what_its_own_loop_saw(
+    registry: ThreadedRegistry, address: str
+) -> None:
     async with keeping(address) as worker:
         await until(lambda: len(registry.told) >= 1)
         worker.turns = 7
@@ -145,7 +147,7 @@ async def test_what_is_told_of_a_worker_is_what_its_own_loop_saw(registry: Regis
         await until(lambda: registry.told[-1] == 7)
 
 
-async def test_a_renewal_shows_the_certificate_of_now(registry: Registry, address: str) -> None:
+async def test_a_renewal_shows_the_certificate_of_now(registry: ThreadedRegistry, address: str) -> None:
     opened, version = list[int](), 0
 
     def opener(address: str, party: Party) -> Any:
@@ -161,7 +163,7 @@ async def test_a_renewal_shows_the_certificate_of_now(registry: Registry, addres
         assert set(worker.tries) == {True}, "it is no reason to lose a lease"
 
 
-async def test_it_drains_and_leaves_by_the_same_way(registry: Registry, address: str) -> None:
+async def test_it_drains_and_leaves_by_the_same_way(registry: ThreadedRegistry, address: str) -> None:
     async with keeping(address) as worker:
         await until(lambda: worker.lease.problem is None)
         assert await worker.lease.drain() == 3
@@ -170,7 +172,9 @@ async def test_it_drains_and_leaves_by_the_same_way(registry: Registry, address:
         await asyncio.wait_for(worker.running, PATIENCE_S)
 
 
-async def test_that_it_was_declared_gone_reaches_the_workers_loop(registry: Registry, address: str) -> None:
+async def test_that_it_was_declared_gone_reaches_the_workers_loop(
+    registry: ThreadedRegistry, address: str
+) -> None:
     async with keeping(address) as worker:
         await until(lambda: worker.lease.problem is None)
         registry.gone = True

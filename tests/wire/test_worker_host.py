@@ -30,7 +30,7 @@ from services.worker.leader_host import Role, WorkerHost
 from services.worker.turns import TurnProgress
 from tests.patience import PATIENCE_S
 from tests.wire.servers import channel_to, serving, until
-from tests.wire.test_lease import Registry
+from tests.wire.test_lease import ScriptedRegistry
 
 WHY = "turn 7: rank 2 has gone (connection closed)"
 
@@ -77,7 +77,7 @@ class Leader:
     """The leader's process, registered and turning, until its group breaks."""
 
     host: WorkerHost
-    registry: Registry
+    registry: ScriptedRegistry
     streams: Streams
     broke: asyncio.Event
     said: list[list[str]]
@@ -88,9 +88,9 @@ class Leader:
 
 @asynccontextmanager
 async def leading(
-    registry: Registry | None = None, ended_by: type[Exception] = GroupBroken
+    registry: ScriptedRegistry | None = None, ended_by: type[Exception] = GroupBroken
 ) -> AsyncIterator[Leader]:
-    registry, streams, broke = registry or Registry(), Streams(), asyncio.Event()
+    registry, streams, broke = registry or ScriptedRegistry(), Streams(), asyncio.Event()
     said: list[list[str]] = []
     add = partial(workers_pb2_grpc.add_WorkerRegistryServicer_to_server, registry)
     async with serving(add) as at:
@@ -225,7 +225,7 @@ async def test_ack_is_proof_a_worker_whose_turns_fail_as_it_flushes_says_no_good
 
 
 async def test_a_worker_is_ready_when_a_canary_hand_over_has_passed_through_it() -> None:
-    async with leading(Registry(unproven=True)) as leader:
+    async with leading(ScriptedRegistry(unproven=True)) as leader:
         await until(lambda: leader.host.problem == "no canary hand-over has passed through it yet")
         leader.registry.unproven = False
         await until(lambda: leader.host.problem is None)

@@ -11,7 +11,7 @@ from services.engine.sight import Reach
 from tests.engine import tiny
 from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
 from tests.engine.paged_twin import twin
-from tests.engine.worker import Worker
+from tests.engine.worker import ShuffledEngine
 from tests.models.trial import OUTPUT_TOKENS, SHORT, beside, differences, generated, prompts
 from tests.oracle import reference_greedy
 
@@ -61,6 +61,6 @@ def test_tokens_are_the_same_where_a_kernel_looks_at_pages_as_they_lie(loaded: L
     """None looks at chunks, or bounds scores."""
     directory, engine = loaded(name)
     asked = prompts()
-    worker = Worker(beside(engine, twin))
+    worker = ShuffledEngine(beside(engine, twin))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in asked]
     assert worker.run(tenants, SHORT) == reference_greedy(directory, asked, OUTPUT_TOKENS)
