@@ -19,7 +19,8 @@ from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Re
 from services.rooms.pace import Pace
 from services.rooms.phases import Side
 from services.rooms.placement import Need
-from services.rooms.registry import Event, Registry, RoomEntry, Worker
+from services.rooms.registry import Registry, RoomEntry, Worker
+from services.rooms.timeline import Event, Moment
 from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock
 
@@ -154,7 +155,8 @@ class Admission:
     def open_on(self, request_id: str, pair: tuple[Worker, Worker], need: Need) -> RoomEntry:
         """Open a canary's room on exactly this pair."""
         entry = self._registry.open_room(request_id, pair, need, self._clock.now_ms(), canary=True)
-        self._timelines.tell(entry.id, "opened", f"canary on {entry.prefill.name} and {entry.decode.name}")
+        where = f"canary on {entry.prefill.name} and {entry.decode.name}"
+        self._timelines.tell(entry.id, Moment.OPENED, where)
         return entry
 
     def discard(self, entry: RoomEntry, cause: Cause) -> None:
@@ -285,7 +287,7 @@ class Admission:
             ahead = counted(before + self._hoping, "request")
             raise NotInTime(f"it would wait {wait_ms // 1000} s for workers: {ahead} before it")
         opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
-        waiting = _WaitingRequest(asked, opened, self._timelines.line("queued", f"{before} before it"))
+        waiting = _WaitingRequest(asked, opened, self._timelines.line(Moment.QUEUED, f"{before} before it"))
         self._queue.insert(before, waiting)
         self._look()
         try:
@@ -349,10 +351,10 @@ class Admission:
         if entry.choices > 1:
             where += f", {counted(entry.choices, 'choice')}"
         if retry is None:
-            self._timelines.tell(entry.id, "opened", where)
+            self._timelines.tell(entry.id, Moment.OPENED, where)
         else:
             told = f"{where}, for room {retry.room}: {retry.reason.value}"
-            self._timelines.tell(entry.id, "opened", told)
-            self._timelines.tell(retry.room, "retried", f"as room {entry.id} {where}")
+            self._timelines.tell(entry.id, Moment.OPENED, told)
+            self._timelines.tell(retry.room, Moment.RETRIED, f"as room {entry.id} {where}")
             self._metrics.retried(retry.reason)
         return entry

@@ -25,6 +25,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry
 from services.rooms.request import FinishReason, Request, Score, Token
+from services.rooms.timeline import Moment
 from services.runtime.logging import Log
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import (
@@ -39,6 +40,7 @@ from services.wire.conversions import (
 from services.wire.errors import Draining, RemoteError, WrongIncarnation
 
 SIBLING_FAILED: Final = "another part of the request failed"
+OUTCOMES: Final = {Side.PREFILL: Moment.PREFILL_OUTCOME, Side.DECODE: Moment.DECODE_OUTCOME}
 LINGER_S: Final = 10.0
 """How long both sides of an ended room are heard on for their outcomes before they are left."""
 ROOT_S: Final = 1.0
@@ -122,10 +124,10 @@ class RoomStream:
             case Hangup.STOP_STRING:
                 self._rooms.stop(self.entry.id)
             case Hangup.CLIENT_GONE:
-                self._rooms.timelines.tell(self.entry.id, "broken off", self._passed_on())
+                self._rooms.timelines.tell(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
             case Hangup.REQUEST_FAILED:
-                self._rooms.timelines.tell(self.entry.id, "broken off", self._passed_on())
+                self._rooms.timelines.tell(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CANCELLED, SIBLING_FAILED))
 
     @property
@@ -205,7 +207,7 @@ class RoomStream:
 
     def _note_outcome(self, side: Side, cause: Cause | None) -> None:
         text = "answered" if cause is None else f"{cause.reason.value}: {cause.text}"
-        self._rooms.timelines.tell(self.entry.id, f"{side.value} outcome", text)
+        self._rooms.timelines.tell(self.entry.id, OUTCOMES[side], text)
         if cause is None and side is Side.DECODE and not self._going <= self._whole_behind():
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is None:
@@ -293,7 +295,7 @@ class RoomStream:
         if not self._streaming:
             self._streaming = True
             self._rooms.registry.streaming(self.entry.id)
-            self._rooms.timelines.tell(self.entry.id, "first token passed on")
+            self._rooms.timelines.tell(self.entry.id, Moment.FIRST_TOKEN_PASSED_ON)
         self._next[choice] = at + len(fresh)
         if finish is not None:
             self._going.discard(choice)
@@ -316,7 +318,7 @@ class RoomStream:
 
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
-            self._rooms.timelines.tell(self.entry.id, "broken off", self._passed_on())
+            self._rooms.timelines.tell(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
             self.cause = cause
             self._out.put(RoomFailed(cause.text, cause.reason.value))
             self._end()

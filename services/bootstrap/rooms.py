@@ -22,6 +22,7 @@ from services.rooms.entries import Worker
 from services.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
+from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
 from services.runtime.party import Party
@@ -177,7 +178,7 @@ class Rooms:
         ended = self.registry.end(room, None, self.clock.now_ms())
         if ended:
             self._note_pair(self.registry.get(room), None)
-            self.timelines.tell(room, "answered", how)
+            self.timelines.tell(room, Moment.ANSWERED, how)
             self.timelines.end(room)
         return ended
 
@@ -192,7 +193,7 @@ class Rooms:
         if not self.registry.end(room, cause, self.clock.now_ms()):
             return
         entry = self.registry.get(room)
-        self.timelines.tell(room, "failed", f"{cause.reason.value}: {cause.text}")
+        self.timelines.tell(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
         self.timelines.end(room, cause)
         self._failures.tell(room, cause)
         self._note_pair(entry, cause)
@@ -260,7 +261,7 @@ class Rooms:
             self.fail(entry.id, Cause(Reason.DEADLINE, _why_unended(entry)))
         for entry in self.registry.overdue(now_ms):
             sides = ", ".join(sorted(side.value for side in entry.waiting_for))
-            self.timelines.tell(entry.id, "filed", f"not reported retired by {sides}")
+            self.timelines.tell(entry.id, Moment.FILED, f"not reported retired by {sides}")
             for side in Side:
                 self.links.forget(entry.worker(side).incarnation, entry.id)
             self.registry.abandon(entry.id)

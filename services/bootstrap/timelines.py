@@ -4,17 +4,15 @@ Its timeline, and the span of its trace, which has the bootstrap's own lines as 
 """
 
 import asyncio
-from typing import Final
 
 from services.ids import RoomId
 from services.rooms.errors import Cause
-from services.rooms.registry import Event, Registry, RoomEntry
+from services.rooms.registry import Registry, RoomEntry
+from services.rooms.timeline import BOOTSTRAP, Event, Moment
 from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock
 from services.runtime.room_spans import RoomSpans
 from services.runtime.tracing import Attribute
-
-SOURCE: Final = "bootstrap"
 
 
 class Timelines:
@@ -36,11 +34,11 @@ class Timelines:
             self.spans.fail(room, cause)
         self.spans.end(room)
 
-    def line(self, name: str, detail: str = "") -> Event:
+    def line(self, name: Moment, detail: str = "") -> Event:
         """The bootstrap's own line of a timeline, of this moment."""
-        return Event(self._clock.wall_ms(), SOURCE, name, detail, self._clock.host_us())
+        return Event(self._clock.wall_ms(), BOOTSTRAP, name, detail, self._clock.host_us())
 
-    def tell(self, room: RoomId, name: str, detail: str = "") -> None:
+    def tell(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """Add the bootstrap's own line to a room's timeline."""
         self.spans.event(room, name, detail)
         self.record(room, self.line(name, detail))

@@ -11,6 +11,7 @@ from services.rooms.counts import counted
 from services.rooms.errors import Cause
 from services.rooms.evidence import Finished
 from services.rooms.request import Token
+from services.rooms.timeline import Moment
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
 from services.worker.metrics import WorkerMetrics
@@ -26,7 +27,7 @@ class Answers:
         receiver = job.receiver
         self._reporter.opened(receiver.id, job.request)
         job.reply(inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted()))
-        self._reporter.note(receiver.id, "accepted", f"{counted(receiver.pages_needed, 'page')} needed")
+        self._reporter.note(receiver.id, Moment.ACCEPTED, f"{counted(receiver.pages_needed, 'page')} needed")
 
     def emit(self, job: Job, choice: Choice, token: Token) -> None:
         """Send the token that was just appended to the choice's output; end the choice with its last one."""
@@ -54,7 +55,7 @@ class Answers:
         told = f"{counted(len(choice.sequence.output), 'token')}, {how}"
         several = len(job.choices) > 1
         if several:
-            self._reporter.note(job.receiver.id, "choice ended", f"choice {choice.place}: {told}")
+            self._reporter.note(job.receiver.id, Moment.CHOICE_ENDED, f"choice {choice.place}: {told}")
         if not last:
             return
         if several:
@@ -63,7 +64,7 @@ class Answers:
         job.finished = True
         job.receiver.note(Finished())
         job.tell_outcome(None)
-        self._reporter.note(job.receiver.id, "finished", told)
+        self._reporter.note(job.receiver.id, Moment.FINISHED, told)
 
     def end_early(self, job: Job) -> None:
         """The room ends before its sequences did: say why, at once."""

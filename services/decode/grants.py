@@ -13,6 +13,7 @@ from services.ids import Generation, Incarnation
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.rooms.counts import counted
+from services.rooms.timeline import Moment
 from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.worker.metrics import WorkerMetrics
@@ -86,7 +87,7 @@ class Grants:
             f"{counted(len(holding.exposed), 'page')} behind {counted(prefix_tokens, 'token')} held,"
             f" slot {holding.slot.index}, generation {holding.slot.generation}"
         )
-        self._reporter.note(receiver.id, "granted", detail)
+        self._reporter.note(receiver.id, Moment.GRANTED, detail)
 
     def tell_senders(self) -> None:
         """Every rank has exposed what was granted."""

@@ -20,6 +20,7 @@ from services.rooms.counts import counted
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Landed, Sealed
 from services.rooms.phases import Phase
+from services.rooms.timeline import Moment
 from services.wire.model_bounds import ModelBounds
 from services.worker.reporter import Reporter
 
@@ -103,7 +104,7 @@ class Seals:
         job.receiver.note(Sealed(generation))
         checked = "" if job.landed is None else ", contents as computed"
         told = f"{counted(record.pages, 'page')}, generation {generation}{checked}"
-        self._reporter.seen(job.receiver.id, "landed", told)
+        self._reporter.seen(job.receiver.id, Moment.LANDED, told)
 
     def _check(self, job: Job, record: MetadataRecord) -> None:
         want = (job.request.prefill_tokens, job.receiver.pages_expected)

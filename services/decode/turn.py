@@ -36,6 +36,7 @@ from services.rooms.receiver import Receiver
 from services.rooms.request import Token
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
+from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
@@ -194,13 +195,13 @@ class DecodeWork:
         job = self._jobs[room.id]
         if job.voted != (room.phase, wish):
             job.voted = (room.phase, wish)
-            self._reporter.seen(room.id, "voted", wish_told(room, wish, now_ms))
+            self._reporter.seen(room.id, Moment.VOTED, wish_told(room, wish, now_ms))
 
     def perform(self, room: Room, effect: Effect | ReceiverEffect) -> None:
         job = self._jobs[room.id]
         match effect:
             case Effect.QUEUE:
-                self._reporter.note(room.id, "connected")
+                self._reporter.note(room.id, Moment.CONNECTED)
             case ReceiverEffect.GRANT:
                 self._grants.grant(job)
             case ReceiverEffect.ADMIT:
@@ -278,9 +279,9 @@ class DecodeWork:
         for choice in further:
             choice.computed = job.division.shared_tokens
         self._metrics.admitted(sum(job.receiver.phase_ms.values()) / 1000)
-        self._reporter.note(job.receiver.id, "admitted")
+        self._reporter.note(job.receiver.id, Moment.ADMITTED)
         if further:
-            self._reporter.note(job.receiver.id, "forked", counted(len(further), "further choice"))
+            self._reporter.note(job.receiver.id, Moment.FORKED, counted(len(further), "further choice"))
         if first.place in job.ends.going_on:
             token = Token(record.first_token, record.first_logprob, record.alternatives)
             self._answers.emit(job, first, token)
@@ -299,7 +300,7 @@ class DecodeWork:
         elif receiver.generation is not None and receiver.proof is not Proof.DEAD:
             # A seal that was seen proves it for this rank; the close is the leader's, and another rank may
             # have seen none. That a peer is dead is known to all.
-            self._reporter.note(receiver.id, "quarantined", "until the sender is quiet or gone")
+            self._reporter.note(receiver.id, Moment.QUARANTINED, "until the sender is quiet or gone")
             self._peers.close(job.prefill, receiver.id, receiver.generation)
             if receiver.cause is not None and receiver.cause.reason not in CALLERS_OWN:
                 self._peers.doubt(receiver.peer)

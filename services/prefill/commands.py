@@ -16,6 +16,7 @@ from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Failed, Fenced, Granted, Proof
 from services.rooms.roster import Roster
 from services.rooms.sender import Sender
+from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import (
@@ -152,7 +153,7 @@ class Commands:
         self._reporter.opened(room, request)
         job.reply(inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted()))
         needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(pages, 'page')}"
-        self._reporter.note(room, "accepted", needs)
+        self._reporter.note(room, Moment.ACCEPTED, needs)
         self._early.come(room)
 
     def _grant(self, wire: inference_pb2.GrantRequest) -> None:

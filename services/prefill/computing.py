@@ -14,6 +14,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
 from services.rooms.request import Token
+from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
@@ -120,7 +121,7 @@ class Computing:
             # A long prompt's chunks do not take the place of what comes after them.
             if job.computed - job.told >= job.request.prefill_tokens / CHUNK_LINES_MAX:
                 job.told = job.computed
-                self._reporter.note(job.sender.id, "chunk computed", f"{job.computed} tokens so far")
+                self._reporter.note(job.sender.id, Moment.CHUNK_COMPUTED, f"{job.computed} tokens so far")
             return
         job.first = token
         if job.sender.elected:
@@ -134,4 +135,4 @@ class Computing:
         detail = f"{job.computed - job.cached} tokens computed, {job.cached} cached"
         if job.sequence.scores is not None:
             detail += f", {counted(job.scored, 'token')} of the prompt scored"
-        self._reporter.note(job.sender.id, "first token", detail)
+        self._reporter.note(job.sender.id, Moment.FIRST_TOKEN, detail)

@@ -13,6 +13,7 @@ from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed, Fenced, Proof, Sealed, Written
 from services.rooms.phases import GATED, Phase
+from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.transfer.interface import Transfer
 from services.worker.reporter import Reporter
@@ -93,7 +94,7 @@ class Sending:
         if push.written and not sender.written:
             sender.note(Written())
             self._transferred(job)
-            self._reporter.seen(sender.id, "written", f"what this rank sends of {job.computed} tokens")
+            self._reporter.seen(sender.id, Moment.WRITTEN, f"what this rank sends of {job.computed} tokens")
             moved = True
         if sender.written and (sender.phase is Phase.TRANSFERRING or not sender.elected):
             sender.progressed(now_ms)  # only another rank can be late now, and it counts that itself
@@ -102,7 +103,7 @@ class Sending:
             spent_ms = sender.phase_ms[Phase.TRANSFERRING] + now_ms - sender.entered_ms
             self._metrics.sealed(spent_ms / 1000)
             pages = f"{counted(len(sender.grant.pages), 'page')}, generation {sender.grant.generation}"
-            self._reporter.note(sender.id, "sealed", f"{pages}, {job.overlap.told}")
+            self._reporter.note(sender.id, Moment.SEALED, f"{pages}, {job.overlap.told}")
         return moved
 
     def failed(self, job: Job) -> None:

@@ -31,6 +31,7 @@ from services.rooms.phases import Effect, Phase, SenderEffect, Vote
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
+from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.transfer.interface import Transfer
 from services.wire.baton.v1 import inference_pb2, workers_pb2
@@ -212,13 +213,13 @@ class PrefillWork:
         job = self._jobs[room.id]
         if job.voted != (room.phase, wish):
             job.voted = (room.phase, wish)
-            self._reporter.seen(room.id, "voted", wish_told(room, wish, now_ms))
+            self._reporter.seen(room.id, Moment.VOTED, wish_told(room, wish, now_ms))
 
     def perform(self, room: Room, effect: Effect | SenderEffect) -> None:
         job = self._jobs[room.id]
         match effect:
             case Effect.QUEUE:
-                self._reporter.note(room.id, "destination known")
+                self._reporter.note(room.id, Moment.DESTINATION_KNOWN)
             case SenderEffect.COMPUTE:
                 self._begin(job)
             case SenderEffect.SEAL:
@@ -228,7 +229,7 @@ class PrefillWork:
                 job.sender.note(Finished())
             case Effect.STOP:
                 self._distrust(room)
-                self._reporter.note(room.id, "stopped", "after its outcome was reported")
+                self._reporter.note(room.id, Moment.STOPPED, "after its outcome was reported")
             case Effect.FENCE:
                 self._distrust(room)
                 self._fail(job)
@@ -269,7 +270,7 @@ class PrefillWork:
         self._metrics.worker.reused(job.cached, job.request.prefill_tokens)
         self._sending.begin(job, holding.slot)
         detail = f"{counted(len(holding.pages), 'page')}, {counted(job.cached, 'token')} cached"
-        self._reporter.note(sender.id, "computing", detail)
+        self._reporter.note(sender.id, Moment.COMPUTING, detail)
 
     def _seal(self, job: Job) -> None:
         """The pages of every rank are there: the elected one says so to each rank of the receiver, and what

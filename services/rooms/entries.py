@@ -1,14 +1,15 @@
 """What does the registry write down about a worker, and what about a room?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import Sent
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
+from services.rooms.timeline import Event, Line
 
 CANARY_ROOMS: Final = 1
 """Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""
@@ -106,21 +107,6 @@ class RoomPhase(Enum):
     CLOSING = "closing"
     """Its outcome is known; its workers have not all reported it retired."""
     RETIRED = "retired"
-
-
-class Event(NamedTuple):
-    """One line of a room's timeline."""
-
-    wall_ms: int
-    source: str
-    name: str
-    detail: str = ""
-    host_us: int = 0
-    """Of its host's monotonic clock: where a millisecond went, between processes of one host."""
-
-
-Line: TypeAlias = Event | Callable[[], Event]
-"""As it is kept: read, or as it came, with how to read it. Most are never asked for."""
 
 
 @dataclass(slots=True)

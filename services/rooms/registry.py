@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import Event, RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
+from services.rooms.entries import RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
 from services.rooms.errors import (
     Cause,
     DeclaredGone,
@@ -25,8 +25,9 @@ from services.rooms.index import RoomIndex
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
 from services.rooms.placement import Need, all_full, beyond, largest, place
+from services.rooms.timeline import Event
 
-__all__ = ["Event", "Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
+__all__ = ["Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
 
 DEPARTED_MAX = 1024
 TURN_MS_MAX = 3_000

@@ -9,6 +9,7 @@ from typing import Final
 
 from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
+from services.rooms.timeline import Moment
 from services.rooms.trace import TraceContext
 from services.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
 
@@ -49,7 +50,7 @@ class RoomSpans:
         span = self._open.get(room)
         return None if span is None else span.trace
 
-    def event(self, room: RoomId, name: str, detail: str = "") -> None:
+    def event(self, room: RoomId, name: Moment, detail: str = "") -> None:
         span = self._open.get(room)
         if span is not None:
             span.event(name, detail)

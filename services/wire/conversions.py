@@ -16,10 +16,9 @@ from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.layout import DTYPE_BYTES, NOT_QUANTIZED, KvLayout
 from services.pages.topology import Topology
-from services.rooms.entries import Line
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.phases import Side
-from services.rooms.registry import Event, RoomEntry, WorkerFacts
+from services.rooms.registry import RoomEntry, WorkerFacts
 from services.rooms.request import (
     CHOICES_MAX,
     EOS_TOKEN_IDS_MAX,
@@ -38,6 +37,7 @@ from services.rooms.request import (
     Score,
     Token,
 )
+from services.rooms.timeline import Event, Line, Moment
 from services.rooms.trace import read_trace
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.receiver_secret import DIGEST_BYTES
@@ -49,8 +49,6 @@ TIME_LEFT_MS_MAX: Final = 2**32 - 1
 """Of a request, as it is told: more is told as this, which is seven weeks."""
 LINE_BYTES_MAX: Final = 1024
 """Longest line of a timeline that is kept as it came."""
-UNREADABLE: Final = "unreadable"
-"""The name of a line that is none."""
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
 PENALTY_MAX = 100
@@ -436,7 +434,7 @@ def event_from_wire(wire: bytes, source: str) -> Event:
     try:
         event = rooms_pb2.RoomEvent.FromString(wire)
     except DecodeError:
-        return Event(0, source, UNREADABLE)
+        return Event(0, source, Moment.UNREADABLE)
     return Event(event.wall_ms, source, event.name[:64], event.detail[:512], event.host_us)
 
 

@@ -15,6 +15,7 @@ from services.rooms.errors import Cause
 from services.rooms.phases import Vote
 from services.rooms.request import Request
 from services.rooms.room import Room
+from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
 from services.runtime.room_spans import RoomSpans
@@ -70,11 +71,11 @@ class Reporter:
         self._spans.begin(room, request.request_id, request.trace)
 
     def failed(self, room: RoomId, cause: Cause) -> None:
-        self.note(room, "failed", f"{cause.reason.value}: {cause.text}")
+        self.note(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
         self._spans.fail(room, cause)
         log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
 
-    def note(self, room: RoomId, name: str, detail: str = "") -> None:
+    def note(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """What the worker did: the same on all its ranks."""
         self._spans.event(room, name, detail)
         if len(self._waiting) >= LINES_MAX:
@@ -82,14 +83,14 @@ class Reporter:
             return
         self._add(room, name, detail, retired=False)
 
-    def seen(self, room: RoomId, name: str, detail: str = "") -> None:
+    def seen(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """What this rank saw or wished."""
         self.note(room, name, detail)
 
     def retired(self, room: RoomId, detail: str = "") -> None:
-        self._spans.event(room, "retired", detail)
+        self._spans.event(room, Moment.RETIRED, detail)
         self._spans.end(room)
-        self._add(room, "retired", detail, retired=True)
+        self._add(room, Moment.RETIRED, detail, retired=True)
 
     async def run(self) -> None:
         """Send batches until cancelled."""
@@ -124,7 +125,7 @@ class Reporter:
                     log.warning("reports refused", reports=len(batch), cause=str(remote))
                 del self._waiting[: len(batch)]
 
-    def _add(self, room: RoomId, name: str, detail: str, *, retired: bool) -> None:
+    def _add(self, room: RoomId, name: Moment, detail: str, *, retired: bool) -> None:
         event = rooms_pb2.RoomEvent(
             wall_ms=self._clock.wall_ms(),
             source=self._source,
@@ -159,9 +160,9 @@ class RankReporter(Reporter):
 
     def failed(self, room: RoomId, cause: Cause) -> None: ...
 
-    def note(self, room: RoomId, name: str, detail: str = "") -> None: ...
+    def note(self, room: RoomId, name: Moment, detail: str = "") -> None: ...
 
-    def seen(self, room: RoomId, name: str, detail: str = "") -> None:
+    def seen(self, room: RoomId, name: Moment, detail: str = "") -> None:
         super().note(room, name, detail)
 
     def retired(self, room: RoomId, detail: str = "") -> None: ...

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from services.bootstrap.http import admin_router, probe_router
 from services.ids import RoomId
 from services.openai.app import create_app
+from services.rooms.timeline import Moment
 from tests.bootstrap.scripted import House, house
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
@@ -68,13 +69,13 @@ async def test_a_probe_that_is_told_no_is_no_failed_request_whoever_asks(at: Hou
 
 async def test_a_rooms_page_is_its_timeline_with_its_id_as_text(at: House) -> None:
     entry = await at.admission.admit("request-1", 3, 5)
-    at.rooms.timelines.tell(entry.id, "looked at", "closely")
+    at.rooms.timelines.tell(entry.id, Moment.BROKEN_OFF, "closely")
     async with client(at) as http:
         page = (await http.get(f"/rooms/{entry.id}")).json()
         listed = (await http.get("/rooms", params={"request_id": "request-1"})).json()["rooms"]
         none = (await http.get("/rooms", params={"request_id": "request"})).json()["rooms"]
     assert page["id"] == str(entry.id)
-    assert [event["name"] for event in page["events"]] == ["opened", "looked at"]
+    assert [event["name"] for event in page["events"]] == ["opened", "broken off"]
     assert [room["id"] for room in listed] == [str(entry.id)]
     assert none == []
 

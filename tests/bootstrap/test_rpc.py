@@ -13,6 +13,7 @@ from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase
+from services.rooms.timeline import Moment
 from services.wire import presence
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import outcome_to_wire
@@ -133,8 +134,8 @@ async def test_watching_tells_what_was_and_what_comes_until_the_room_is_retired(
     call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
     events = call.__aiter__()
     assert (await anext(events)).name == "opened"
-    client.at.rooms.timelines.tell(RoomId(room), "looked at")
-    assert (await anext(events)).name == "looked at"
+    client.at.rooms.timelines.tell(RoomId(room), Moment.BROKEN_OFF)
+    assert (await anext(events)).name == "broken off"
     client.at.rooms.answered(RoomId(room))
     client.at.retired(room)
     assert [event.name async for event in events] == ["answered"]

@@ -17,7 +17,8 @@ from services.ids import RoomId
 from services.openai.backend import Hangup, NoWorker
 from services.rooms.errors import Cause, Reason
 from services.rooms.placement import Need
-from services.rooms.registry import CANARIES_KEPT, Event, RoomEntry
+from services.rooms.registry import CANARIES_KEPT, RoomEntry
+from services.rooms.timeline import Event, Moment
 from tests.bootstrap.scripted import House, asked, house
 from tests.wire.servers import until
 
@@ -65,7 +66,7 @@ def hand_over(at: House, behind_ms: int = 0) -> None:
     ):
         say(at, source, name, behind_ms=behind_ms if source == "decode-0" else 0)
     at.clock.advance(10)
-    at.rooms.timelines.tell(RoomId(1), "first token passed on")
+    at.rooms.timelines.tell(RoomId(1), Moment.FIRST_TOKEN_PASSED_ON)
     at.registry.streaming(RoomId(1))
     for source, name in (
         ("prefill-0", "written"),
@@ -132,7 +133,7 @@ async def test_all_rooms_of_a_retried_request_are_one_story_under_any_of_its_ids
     second = await at.admission.admit("request-1", 3, 5, retry)
     assert (await story(at, "request-1"))["state"] == "streaming"
     at.clock.advance(30)
-    at.rooms.timelines.tell(second.id, "first token passed on")
+    at.rooms.timelines.tell(second.id, Moment.FIRST_TOKEN_PASSED_ON)
     at.clock.advance(5)
     at.rooms.answered(second.id)
     for asked_for in ("request-1", "chatcmpl-request-1", str(first.id), str(second.id)):
@@ -158,7 +159,7 @@ async def test_a_request_took_in_the_list_what_it_took_in_its_story(at: House) -
     at.clock.advance(40)
     at.rooms.fail(entry.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: gone"))
     at.clock.advance(15_000)
-    at.rooms.timelines.tell(entry.id, "not retried", "no decode worker is ready")
+    at.rooms.timelines.tell(entry.id, Moment.NOT_RETRIED, "no decode worker is ready")
     at.clock.advance(70_000)
     told = await story(at, "request-1")
     async with client(at) as http:

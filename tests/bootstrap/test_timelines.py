@@ -8,6 +8,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Registry, RoomEntry, Worker
+from services.rooms.timeline import Moment
 from services.runtime.clock import ManualClock
 from services.runtime.room_spans import RoomSpans
 from tests.bootstrap.scripted import DecodeWorker, PrefillWorker
@@ -31,14 +32,14 @@ class Desk:
 def test_the_bootstraps_own_line_is_in_the_timeline_and_while_it_is_open_in_the_span() -> None:
     at = Desk()
     at.timelines.begin(at.entry, PARENT)
-    at.timelines.tell(at.entry.id, "looked at", "closely")
+    at.timelines.tell(at.entry.id, Moment.BROKEN_OFF, "closely")
     at.timelines.end(at.entry.id, Cause(Reason.DECODE_LOST, "gone"))
-    at.timelines.tell(at.entry.id, "filed")
+    at.timelines.tell(at.entry.id, Moment.FILED)
     first, second = at.entry.events
-    assert (first.name, first.detail, first.wall_ms, first.host_us) == ("looked at", "closely", 1_000, 3_000)
+    assert (first.name, first.detail, first.wall_ms, first.host_us) == ("broken off", "closely", 1_000, 3_000)
     assert second.name == "filed"
     (span,) = at.notes.spans
-    assert (span.events, span.error, span.ended) == (["looked at"], "decode_lost: gone", 1)
+    assert (span.events, span.error, span.ended) == (["broken off"], "decode_lost: gone", 1)
     assert span.attributes["baton.prefill"] == "prefill-0"
 
 
@@ -47,9 +48,9 @@ def test_who_watches_a_room_hears_of_its_lines_and_of_no_others_until_it_has_see
     changed, others = asyncio.Event(), asyncio.Event()
     at.timelines.watch(at.entry.id, changed)
     at.timelines.watch(RoomId(9), others)
-    at.timelines.tell(at.entry.id, "looked at")
+    at.timelines.tell(at.entry.id, Moment.BROKEN_OFF)
     assert changed.is_set()
-    at.timelines.tell(RoomId(9), "nobody knows this room")
+    at.timelines.tell(RoomId(9), Moment.FILED)
     assert not others.is_set()
     changed.clear()
     for room, event in ((at.entry.id, changed), (RoomId(9), others)):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.bench.room_times import STAGES, times_of
+from services.cli.bench.room_times import SENT, STAGES, times_of
 from tests.cli.typed import BENCH_S, bench
 
 pytestmark = pytest.mark.bench
@@ -56,7 +56,7 @@ def test_a_timeline_is_read_by_who_saw_what_first() -> None:
             event("d", "admitted", 60),
         ],
     }
-    times = times_of({"client sent": 1}, room)
+    times = times_of({SENT: 1}, room)
     assert (times.chunks, times.length, times.transfer_us, times.hidden_us) == (3, 640, 9, 4)
-    assert times.at_us["prefill chunk computed"] == 20
+    assert times.at_us["prefill", "chunk computed"] == 20
     assert times.handover_us == 55

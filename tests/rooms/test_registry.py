@@ -7,7 +7,6 @@ import pytest
 from services.ids import Incarnation, RoomId
 from services.rooms.entries import (
     EVENTS_PER_ROOM_MAX,
-    Event,
     RoomEntry,
     RoomPhase,
     Worker,
@@ -40,6 +39,7 @@ from services.rooms.registry import (
     UNTOLD_MS,
     Registry,
 )
+from services.rooms.timeline import Event
 
 LEASE_MS, KEPT, FAILED_KEPT = 1000, 3, 2
 GEOMETRY = (("schema", "1"), ("dtype", "bfloat16"), ("layers", "30"))

@@ -9,6 +9,7 @@ import pytest
 
 from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
+from services.rooms.timeline import Moment
 from services.rooms.trace import read_trace
 from services.runtime.errors import StartupError
 from services.runtime.listen import bind_port, port_of
@@ -118,8 +119,8 @@ async def test_a_rooms_span_has_its_lines_and_the_cause_of_its_failure(collector
     spans = RoomSpans(tracer, "decode", SpanKind.SERVER)
     spans.begin(RoomId(7), "r", PARENT, {"baton.prefill": "p"})
     spans.begin(RoomId(8), "canary", None)
-    spans.event(RoomId(7), "granted", "2 pages")
-    spans.event(RoomId(8), "granted")
+    spans.event(RoomId(7), Moment.GRANTED, "2 pages")
+    spans.event(RoomId(8), Moment.GRANTED)
     spans.fail(RoomId(7), Cause(Reason.PREFILL_LOST, "its lease ran out"))
     spans.end(RoomId(7))
     assert len(spans) == 0

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.decode.settings import DecodeSettings
 from services.ids import Incarnation, RoomId
 from services.rooms.phases import Side
+from services.rooms.timeline import Moment
 from services.runtime.changes import LOOK_S
 from services.runtime.errors import StartupError
 from services.runtime.party import Party
@@ -275,13 +276,13 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
         tls = {"tls_cert": str(live.cert), "tls_key": str(live.key), "tls_ca": str(live.ca)}
         host = FollowerHost(load(DecodeSettings, {"name": "decode-0", "bootstrap": address} | tls, {}))
         host.led_by(Incarnation(7), b"of the ranks")
-        host.reporter.seen(RoomId(1), "landed")
+        host.reporter.seen(RoomId(1), Moment.LANDED)
         await host.reporter.flush()
         assert len(served) == 1
     put(live, after, "decode")
     now_s[0] += LOOK_S
     async with serving(of(after, "bootstrap"), int(address.rpartition(":")[2])) as (_, served):
-        host.reporter.seen(RoomId(1), "sealed")
+        host.reporter.seen(RoomId(1), Moment.SEALED)
         async with asyncio.timeout(CALL_S):
             while not served:
                 await host.reporter.flush()

@@ -29,6 +29,7 @@ from services.rooms.errors import Cause
 from services.rooms.phases import Effect, ReceiverEffect, Side
 from services.rooms.request import Request
 from services.rooms.room import Room
+from services.rooms.timeline import Moment
 from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
 from services.transfer.exposure import Exposure
@@ -166,9 +167,9 @@ class SilentReporter(Reporter):
 
     def failed(self, room: RoomId, cause: Cause) -> None: ...
 
-    def note(self, room: RoomId, name: str, detail: str = "") -> None: ...
+    def note(self, room: RoomId, name: Moment, detail: str = "") -> None: ...
 
-    def seen(self, room: RoomId, name: str, detail: str = "") -> None: ...
+    def seen(self, room: RoomId, name: Moment, detail: str = "") -> None: ...
 
     def retired(self, room: RoomId, detail: str = "") -> None: ...
 

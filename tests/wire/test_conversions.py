@@ -12,7 +12,6 @@ from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.pages.topology import Topology
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
-from services.rooms.registry import Event
 from services.rooms.request import (
     CHOICES_MAX,
     GRAMMAR_BYTES_MAX,
@@ -28,6 +27,7 @@ from services.rooms.request import (
     Score,
     Token,
 )
+from services.rooms.timeline import Event, Moment
 from services.wire import conversions as wire
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import Malformed
@@ -341,4 +341,4 @@ def test_a_line_is_kept_as_it_came_if_it_is_short_and_cut_at_once_if_not() -> No
 
 
 def test_a_line_that_is_none_says_so_when_it_is_read() -> None:
-    assert wire.event_from_wire(b"\xff", "teller") == Event(0, "teller", wire.UNREADABLE)
+    assert wire.event_from_wire(b"\xff", "teller") == Event(0, "teller", Moment.UNREADABLE)

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from services.rooms.entries import Event
+from services.rooms.timeline import BOOTSTRAP, Event
 
-BOOTSTRAP: Final = "bootstrap"
 SAME_HOST_MS: Final = 20.0
 """Two processes whose clocks differ by less are taken to share a host: what that gets wrong is no more than
 what times of day get wrong."""

@@ -1,44 +1,45 @@
 """Who has a lane in the picture of a request, and what is each line of a timeline?"""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from services.bootstrap.story.clocks import BOOTSTRAP, OneClock
+from services.bootstrap.story.clocks import OneClock
 from services.bootstrap.story.parts import Lane, Line, LineKind
 from services.rooms.entries import RoomEntry, WorkerFacts
 from services.rooms.phases import Side
+from services.rooms.timeline import BOOTSTRAP, Moment
 
 CLIENT: Final = "client"
 RANKS_SHOWN_MAX: Final = 64
 """Of one worker. What others say is among the lines."""
 
-KINDS: Final = {
-    "landed": LineKind.EVIDENCE,
-    "written": LineKind.EVIDENCE,
-    "voted": LineKind.VOTE,
-    "sealed": LineKind.SEAL,
-    "first token": LineKind.TOKEN,
-    "first token passed on": LineKind.TOKEN,
-    "failed": LineKind.FAILURE,
-    "not retried": LineKind.FAILURE,
-    "answered": LineKind.END,
-    "finished": LineKind.END,
-    "retired": LineKind.END,
-    "filed": LineKind.END,
-    "opened": LineKind.MOVE,
-    "retried": LineKind.MOVE,
-    "destination known": LineKind.MOVE,
-    "computing": LineKind.MOVE,
-    "connected": LineKind.MOVE,
-    "granted": LineKind.MOVE,
-    "admitted": LineKind.MOVE,
-    "forked": LineKind.MOVE,
-    "choice ended": LineKind.END,
-    "stopped": LineKind.MOVE,
-    "quarantined": LineKind.MOVE,
+KINDS: Final[Mapping[str, LineKind]] = {
+    Moment.LANDED: LineKind.EVIDENCE,
+    Moment.WRITTEN: LineKind.EVIDENCE,
+    Moment.VOTED: LineKind.VOTE,
+    Moment.SEALED: LineKind.SEAL,
+    Moment.FIRST_TOKEN: LineKind.TOKEN,
+    Moment.FIRST_TOKEN_PASSED_ON: LineKind.TOKEN,
+    Moment.FAILED: LineKind.FAILURE,
+    Moment.NOT_RETRIED: LineKind.FAILURE,
+    Moment.ANSWERED: LineKind.END,
+    Moment.FINISHED: LineKind.END,
+    Moment.RETIRED: LineKind.END,
+    Moment.FILED: LineKind.END,
+    Moment.OPENED: LineKind.MOVE,
+    Moment.RETRIED: LineKind.MOVE,
+    Moment.DESTINATION_KNOWN: LineKind.MOVE,
+    Moment.COMPUTING: LineKind.MOVE,
+    Moment.CONNECTED: LineKind.MOVE,
+    Moment.GRANTED: LineKind.MOVE,
+    Moment.ADMITTED: LineKind.MOVE,
+    Moment.FORKED: LineKind.MOVE,
+    Moment.CHOICE_ENDED: LineKind.END,
+    Moment.STOPPED: LineKind.MOVE,
+    Moment.QUARANTINED: LineKind.MOVE,
 }
-"""By the words that the services say; others are notes."""
+"""Every other word is a note, also one that only another version's worker says."""
 
 
 def lines_of(rooms: Iterable[RoomEntry], clock: OneClock) -> list[Line]:

@@ -12,12 +12,12 @@ from typing import Any, Final
 from services.bootstrap.notebook import NO_STATUS, LostWorker, RefusedRequest
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.story.chains import Chain, RetryChains
-from services.bootstrap.story.clocks import BOOTSTRAP
 from services.bootstrap.story.lanes import ranks_of
 from services.bootstrap.story.parts import OVER, State
 from services.bootstrap.story.picture import last_word
 from services.bootstrap.story.tell import GONE_STATUS, state_of
 from services.rooms.registry import RoomPhase, Worker
+from services.rooms.timeline import BOOTSTRAP, Moment
 
 RECENT: Final = 50
 FAILED: Final = 10
@@ -130,7 +130,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
     state = state_of(chain, retrying=last.id in rooms.admission.retrying)
     own = [event for entry in chain for event in entry.events if event.source == BOOTSTRAP]
     begun = min((event.wall_ms for event in own), default=rooms.clock.wall_ms())
-    first = next((event.wall_ms for event in own if event.name == "first token passed on"), None)
+    first = next((event.wall_ms for event in own if event.name == Moment.FIRST_TOKEN_PASSED_ON), None)
     end = last_word(event for event in last.events if event.source == BOOTSTRAP) if state in OVER else None
     cause = None if state is State.ANSWERED else last.cause
     return Summary(

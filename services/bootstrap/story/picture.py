@@ -7,49 +7,49 @@ of them. What a rank saw and wished are its own lines.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from services.bootstrap.story.clocks import BOOTSTRAP
 from services.bootstrap.story.lanes import CLIENT
 from services.bootstrap.story.parts import Arrow, Bar, Doing, Lane, Line
-from services.rooms.entries import Event, RoomEntry
+from services.rooms.entries import RoomEntry
 from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase
+from services.rooms.timeline import BOOTSTRAP, Event, Moment
 
 Begin = tuple[Doing, str]
 
 BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
     BOOTSTRAP: {
-        "queued": (Doing.WAIT, "waits for a pair of workers"),
-        "opened": (Doing.WAIT, "waits for the first token"),
-        "first token passed on": (Doing.STREAM, "passes tokens on"),
-        "answered": (Doing.CLOSE, "waits until both workers have given everything back"),
-        "failed": (Doing.CLOSE, "waits until both workers have given everything back"),
+        Moment.QUEUED: (Doing.WAIT, "waits for a pair of workers"),
+        Moment.OPENED: (Doing.WAIT, "waits for the first token"),
+        Moment.FIRST_TOKEN_PASSED_ON: (Doing.STREAM, "passes tokens on"),
+        Moment.ANSWERED: (Doing.CLOSE, "waits until both workers have given everything back"),
+        Moment.FAILED: (Doing.CLOSE, "waits until both workers have given everything back"),
     },
     Side.PREFILL.value: {
-        "accepted": (Doing.WAIT, "waits for a destination"),
-        "destination known": (Doing.WAIT, "waits for its turn and for pages"),
-        "computing": (Doing.COMPUTE, "computes the prompt, and sends what is done"),
-        "first token": (Doing.TRANSFER, "sends the rest, the record and the seal"),
-        "sealed": (Doing.CLOSE, "has sealed; gives back"),
-        "failed": (Doing.KEPT, "keeps its pages until its writes have ended"),
+        Moment.ACCEPTED: (Doing.WAIT, "waits for a destination"),
+        Moment.DESTINATION_KNOWN: (Doing.WAIT, "waits for its turn and for pages"),
+        Moment.COMPUTING: (Doing.COMPUTE, "computes the prompt, and sends what is done"),
+        Moment.FIRST_TOKEN: (Doing.TRANSFER, "sends the rest, the record and the seal"),
+        Moment.SEALED: (Doing.CLOSE, "has sealed; gives back"),
+        Moment.FAILED: (Doing.KEPT, "keeps its pages until its writes have ended"),
     },
     Side.DECODE.value: {
-        "accepted": (Doing.WAIT, "connects to the prefill worker"),
-        "connected": (Doing.WAIT, "waits for pages and a slot"),
-        "granted": (Doing.TRANSFER, "has exposed its pages: the sender may write to them"),
-        "landed": (Doing.AGREE, "has pages and seal; waits for its other ranks and the next step"),
-        "admitted": (Doing.STREAM, "decodes"),
-        "finished": (Doing.CLOSE, "has drawn the last token; gives back"),
-        "failed": (Doing.KEPT, "keeps its pages until nothing can land in them"),
+        Moment.ACCEPTED: (Doing.WAIT, "connects to the prefill worker"),
+        Moment.CONNECTED: (Doing.WAIT, "waits for pages and a slot"),
+        Moment.GRANTED: (Doing.TRANSFER, "has exposed its pages: the sender may write to them"),
+        Moment.LANDED: (Doing.AGREE, "has pages and seal; waits for its other ranks and the next step"),
+        Moment.ADMITTED: (Doing.STREAM, "decodes"),
+        Moment.FINISHED: (Doing.CLOSE, "has drawn the last token; gives back"),
+        Moment.FAILED: (Doing.KEPT, "keeps its pages until nothing can land in them"),
     },
 }
 """By role: the line that begins a bar, and ends the one before."""
 
 LINKS: Final = (
-    ("room", BOOTSTRAP, "opened", Side.PREFILL.value, "accepted"),
-    ("room", BOOTSTRAP, "opened", Side.DECODE.value, "accepted"),
-    ("destination", Side.DECODE.value, "granted", Side.PREFILL.value, "destination known"),
-    ("first token", Side.PREFILL.value, "first token", BOOTSTRAP, "first token passed on"),
-    ("pages and seal", Side.PREFILL.value, "sealed", Side.DECODE.value, "landed"),
+    ("room", BOOTSTRAP, Moment.OPENED, Side.PREFILL.value, Moment.ACCEPTED),
+    ("room", BOOTSTRAP, Moment.OPENED, Side.DECODE.value, Moment.ACCEPTED),
+    ("destination", Side.DECODE.value, Moment.GRANTED, Side.PREFILL.value, Moment.DESTINATION_KNOWN),
+    ("first token", Side.PREFILL.value, Moment.FIRST_TOKEN, BOOTSTRAP, Moment.FIRST_TOKEN_PASSED_ON),
+    ("pages and seal", Side.PREFILL.value, Moment.SEALED, Side.DECODE.value, Moment.LANDED),
 )
 
 
@@ -98,7 +98,7 @@ def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Arrow]:
 
 ENDED: Final = (Doing.CLOSE, "")
 Named = TypeVar("Named", Line, Event)
-LAST_WORDS: Final = ("answered", "not retried", "failed")
+LAST_WORDS: Final = (Moment.ANSWERED, Moment.NOT_RETRIED, Moment.FAILED)
 """Of a room that is the last of its request: the first of these that is there."""
 
 
@@ -111,11 +111,11 @@ def last_word(said: Iterable[Named]) -> Named | None:
 def _seen(line: Line, *, reading: bool) -> Begin | None:
     """What a line of the bootstrap means to the client."""
     match line.name:
-        case "queued" | "opened" if not reading:
+        case Moment.QUEUED | Moment.OPENED if not reading:
             return Doing.WAIT, "waits for the first token"
-        case "first token passed on":
+        case Moment.FIRST_TOKEN_PASSED_ON:
             return Doing.STREAM, "reads"
-        case "failed" if reading:
+        case Moment.FAILED if reading:
             return Doing.STALL, "its stream stands still"
         case _:
             return None
@@ -124,11 +124,11 @@ def _seen(line: Line, *, reading: bool) -> Begin | None:
 def _walk(lane: str, begins: Mapping[str, Begin], own: Sequence[Line], end_ms: float | None) -> Iterator[Bar]:
     at: Line | None = None
     for line in own:
-        if line.name not in begins and line.name != "retired":
+        if line.name not in begins and line.name != Moment.RETIRED:
             continue
         if at is not None and line.at_ms > at.at_ms:
             yield _bar(lane, begins, at, line.at_ms)
-        if line.name == "retired":
+        if line.name == Moment.RETIRED:
             return
         at = line
     if at is not None and (end_ms is None or end_ms > at.at_ms):
@@ -143,12 +143,11 @@ def _bar(lane: str, begins: Mapping[str, Begin], begun: Line, to_ms: float | Non
 def _end_ms(role: str, own: Sequence[Line], lines: Sequence[Line], ended_ms: float | None) -> float | None:
     """Where a lane ends that did not say so itself: with its room. A worker that died says nothing more: its
     part ends when the bootstrap failed the room, which a worker that lives says itself at once."""
-    failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name == "failed"]
+    failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name == Moment.FAILED]
     if role == BOOTSTRAP or not failed:
         return ended_ms
-    return (
-        None if any(line.name == "failed" for line in own) else max([*failed, *(line.at_ms for line in own)])
-    )
+    said_so = any(line.name == Moment.FAILED for line in own)
+    return None if said_so else max([*failed, *(line.at_ms for line in own)])
 
 
 def _workers(entry: RoomEntry) -> set[str]:

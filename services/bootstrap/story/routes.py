@@ -23,6 +23,7 @@ from services.bootstrap.story.chains import PREFIX, RetryChains
 from services.bootstrap.story.parts import Story
 from services.bootstrap.story.tell import of_queued, of_refused, tell
 from services.rooms.index import is_of
+from services.rooms.timeline import Moment
 
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 500
@@ -107,11 +108,11 @@ def _story(rooms: Rooms, asked: str) -> Story | None:
     chain, others = RetryChains(rooms.registry).find(asked)
     if chain:
         retrying = chain[-1].id in rooms.admission.retrying
-        return tell(chain, others, rooms.timelines.line(""), retrying=retrying)
+        return tell(chain, others, rooms.timelines.line(Moment.ASKED), retrying=retrying)
     for name in (asked, PREFIX.sub("", asked, count=1)):
         queued = next((each for each in rooms.admission.waiting() if is_of(each[0], name)), None)
         if queued is not None:
-            return of_queued(*queued, rooms.timelines.line(""))
+            return of_queued(*queued, rooms.timelines.line(Moment.ASKED))
         refused = rooms.notebook.refusal(name)
         if refused is not None:
             return of_refused(refused)

@@ -4,26 +4,26 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
-from services.bootstrap.story.clocks import BOOTSTRAP
 from services.bootstrap.story.parts import Line, RequestStep
 from services.rooms.entries import RoomEntry
 from services.rooms.phases import Side
+from services.rooms.timeline import BOOTSTRAP, Moment
 
 P, D, B = Side.PREFILL.value, Side.DECODE.value, BOOTSTRAP
 
 STAGES: Final = (
-    ("waits for a pair of workers", (B, "queued"), (B, "opened"), True),
-    ("prefill accepts", (B, "opened"), (P, "accepted"), False),
-    ("decode accepts", (B, "opened"), (D, "accepted"), True),
-    ("decode reserves pages", (D, "accepted"), (D, "granted"), True),
-    ("prefill hears where to", (D, "granted"), (P, "destination known"), True),
-    ("waits at prefill", (P, "destination known"), (P, "computing"), True),
-    ("computes the prompt", (P, "computing"), (P, "first token"), True),
-    ("first token to the bootstrap", (P, "first token"), (B, "first token passed on"), True),
-    ("sends the rest, and seals", (P, "first token"), (P, "sealed"), False),
-    ("decode sees the seal", (P, "sealed"), (D, "landed"), False),
-    ("decode admits", (D, "landed"), (D, "admitted"), False),
-    ("decodes", (D, "admitted"), (D, "finished"), False),
+    ("waits for a pair of workers", (B, Moment.QUEUED), (B, Moment.OPENED), True),
+    ("prefill accepts", (B, Moment.OPENED), (P, Moment.ACCEPTED), False),
+    ("decode accepts", (B, Moment.OPENED), (D, Moment.ACCEPTED), True),
+    ("decode reserves pages", (D, Moment.ACCEPTED), (D, Moment.GRANTED), True),
+    ("prefill hears where to", (D, Moment.GRANTED), (P, Moment.DESTINATION_KNOWN), True),
+    ("waits at prefill", (P, Moment.DESTINATION_KNOWN), (P, Moment.COMPUTING), True),
+    ("computes the prompt", (P, Moment.COMPUTING), (P, Moment.FIRST_TOKEN), True),
+    ("first token to the bootstrap", (P, Moment.FIRST_TOKEN), (B, Moment.FIRST_TOKEN_PASSED_ON), True),
+    ("sends the rest, and seals", (P, Moment.FIRST_TOKEN), (P, Moment.SEALED), False),
+    ("decode sees the seal", (P, Moment.SEALED), (D, Moment.LANDED), False),
+    ("decode admits", (D, Moment.LANDED), (D, Moment.ADMITTED), False),
+    ("decodes", (D, Moment.ADMITTED), (D, Moment.FINISHED), False),
 )
 """Those that are on the way to the first token follow each other without a gap."""
 
@@ -35,7 +35,7 @@ def stages_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[RequestStep]:
     first: dict[tuple[str, str], float] = {}
     for line in lines:
         first.setdefault((line.lane, line.name), line.at_ms)
-    failed_ms = first.get((B, "failed"), inf)
+    failed_ms = first.get((B, Moment.FAILED), inf)
     for text, (role, name), (to_role, to_name), counts in STAGES:
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
         if begin is not None and end is not None and begin < failed_ms:

@@ -5,15 +5,16 @@ from typing import Final
 
 from services.bootstrap.notebook import NO_STATUS, RefusedRequest
 from services.bootstrap.story.chains import Chain
-from services.bootstrap.story.clocks import BOOTSTRAP, OneClock
+from services.bootstrap.story.clocks import OneClock
 from services.bootstrap.story.lanes import lanes_of, lines_of
 from services.bootstrap.story.parts import OVER, Attempt, Line, LineKind, State, Story, Why
 from services.bootstrap.story.picture import bars_of, client_bars, last_word, links_of
 from services.bootstrap.story.stages import stages_of
 from services.bootstrap.story.words import headline, told_ms, why
-from services.rooms.entries import Event, RoomEntry
+from services.rooms.entries import RoomEntry
 from services.rooms.errors import Reason
 from services.rooms.registry import RoomPhase
+from services.rooms.timeline import BOOTSTRAP, Event, Moment
 
 GONE_STATUS: Final = 499
 
@@ -27,7 +28,7 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
     over = state in OVER
     now_ms = max(clock.at_ms(now), 0.0)
     total_ms = _ended_ms(rooms[-1], lines, now_ms) if over else now_ms
-    first_ms = next((line.at_ms for line in lines if line.name == "first token passed on"), None)
+    first_ms = next((line.at_ms for line in lines if line.name == Moment.FIRST_TOKEN_PASSED_ON), None)
     own = {str(entry.id): [line for line in lines if line.room == str(entry.id)] for entry in rooms}
     bars = list(client_bars(rooms, lines, over=over))
     for entry in rooms:
@@ -41,7 +42,7 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
             total_ms,
             first_ms,
             _passed_on(lines),
-            _detail(lines, "not retried"),
+            _detail(lines, Moment.NOT_RETRIED),
         ),
         cause=why(rooms[-1].cause) if state is not State.ANSWERED else None,
         begun_wall_ms=clock.begun_wall_ms,
@@ -60,7 +61,9 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
 
 def of_refused(refused: RefusedRequest) -> Story:
     """Of a request that no room was opened for."""
-    line = Line(refused.waited_ms, BOOTSTRAP, "", LineKind.FAILURE, "refused", refused.why, refused.wall_ms)
+    line = Line(
+        refused.waited_ms, BOOTSTRAP, "", LineKind.FAILURE, Moment.REFUSED, refused.why, refused.wall_ms
+    )
     gone = refused.status == GONE_STATUS
     if gone:
         said = "The client hung up while it waited"
@@ -99,7 +102,7 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
         return State.RETRYING
     if last.phase is RoomPhase.OPEN:
         # A stream that goes on has had its first token from a room before this one.
-        streams = any(event.name == "first token passed on" for entry in rooms for event in entry.events)
+        streams = any(event.name == Moment.FIRST_TOKEN_PASSED_ON for entry in rooms for event in entry.events)
         return State.STREAMING if streams else State.PREFILL
     if last.phase is RoomPhase.STREAMING:
         return State.STREAMING
@@ -134,13 +137,13 @@ def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
 
 def _passed_on(lines: Sequence[Line]) -> str:
     """What the client had."""
-    rooms = sum(line.name == "answered" for line in lines)
+    rooms = sum(line.name == Moment.ANSWERED for line in lines)
     if rooms > 1:
         return f"its choices ended in {rooms} rooms"
-    return _detail(lines, "answered") or _detail(lines, "broken off")
+    return _detail(lines, Moment.ANSWERED) or _detail(lines, Moment.BROKEN_OFF)
 
 
-def _detail(lines: Sequence[Line], name: str) -> str:
+def _detail(lines: Sequence[Line], name: Moment) -> str:
     """Of the last line of that name that says something."""
     return next((line.detail for line in reversed(lines) if line.name == name and line.detail), "")
 

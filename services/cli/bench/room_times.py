@@ -8,9 +8,13 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import httpx
+
+from services.rooms.entries import RoomPhase
+from services.rooms.phases import Side
+from services.rooms.timeline import BOOTSTRAP, Moment
 
 REQUEST_S: Final = 300.0
 FILED_S: Final = 10.0
@@ -20,32 +24,38 @@ TOKENS: Final = range(1000, 20_000)
 """Of which prompts are made: words, in any vocabulary."""
 SEALED: Final = re.compile(r"(\d+) bytes in (\d+) us, (\d+) us of them beside steps")
 
-SENT, FIRST, SECOND, LAST = "client sent", "client first token", "client second token", "client end"
+PREFILL, DECODE = Side.PREFILL.value, Side.DECODE.value
+Mark: TypeAlias = tuple[str, str]
+"""Who saw something, and what: a `Moment`, or what the client saw."""
+SENT: Final[Mark] = ("client", "sent")
+FIRST: Final[Mark] = ("client", "first token")
+SECOND: Final[Mark] = ("client", "second token")
+LAST: Final[Mark] = ("client", "end")
 
-STAGES: Final[Mapping[str, tuple[str, str]]] = {
-    "router in: parsed, rendered, placed": (SENT, "bootstrap opened"),
-    "prefill accepts": ("bootstrap opened", "prefill accepted"),
-    "decode accepts, beside that": ("bootstrap opened", "decode accepted"),
-    "decode grants": ("decode accepted", "decode granted"),
-    "prefill hears where": ("decode granted", "prefill destination known"),
-    "prefill's queue": ("prefill destination known", "prefill computing"),
-    "compute": ("prefill computing", "prefill first token"),
-    "first token to the router": ("prefill first token", "bootstrap first token passed on"),
-    "first token to the client": ("bootstrap first token passed on", FIRST),
-    "transfer behind compute, record, seal": ("prefill first token", "prefill sealed"),
-    "the seal is seen": ("prefill sealed", "decode landed"),
-    "admission": ("decode landed", "decode admitted"),
-    "first decode step, to the client": ("decode admitted", SECOND),
+STAGES: Final[Mapping[str, tuple[Mark, Mark]]] = {
+    "router in: parsed, rendered, placed": (SENT, (BOOTSTRAP, Moment.OPENED)),
+    "prefill accepts": ((BOOTSTRAP, Moment.OPENED), (PREFILL, Moment.ACCEPTED)),
+    "decode accepts, beside that": ((BOOTSTRAP, Moment.OPENED), (DECODE, Moment.ACCEPTED)),
+    "decode grants": ((DECODE, Moment.ACCEPTED), (DECODE, Moment.GRANTED)),
+    "prefill hears where": ((DECODE, Moment.GRANTED), (PREFILL, Moment.DESTINATION_KNOWN)),
+    "prefill's queue": ((PREFILL, Moment.DESTINATION_KNOWN), (PREFILL, Moment.COMPUTING)),
+    "compute": ((PREFILL, Moment.COMPUTING), (PREFILL, Moment.FIRST_TOKEN)),
+    "first token to the router": ((PREFILL, Moment.FIRST_TOKEN), (BOOTSTRAP, Moment.FIRST_TOKEN_PASSED_ON)),
+    "first token to the client": ((BOOTSTRAP, Moment.FIRST_TOKEN_PASSED_ON), FIRST),
+    "transfer behind compute, record, seal": ((PREFILL, Moment.FIRST_TOKEN), (PREFILL, Moment.SEALED)),
+    "the seal is seen": ((PREFILL, Moment.SEALED), (DECODE, Moment.LANDED)),
+    "admission": ((DECODE, Moment.LANDED), (DECODE, Moment.ADMITTED)),
+    "first decode step, to the client": ((DECODE, Moment.ADMITTED), SECOND),
     "further steps": (SECOND, LAST),
-    "end of the stream": ("decode finished", LAST),
+    "end of the stream": ((DECODE, Moment.FINISHED), LAST),
     "whole request": (SENT, LAST),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RoomTimes:
-    at_us: Mapping[str, int]
-    """By side and name of the event; the first of that name."""
+    at_us: Mapping[Mark, int]
+    """The first of each."""
     chunks: int
     length: int
     """Bytes that were written."""
@@ -53,16 +63,16 @@ class RoomTimes:
     hidden_us: int
     """Of the transfer, beside steps."""
 
-    def between(self, begin: str, end: str) -> float:
+    def between(self, begin: Mark, end: Mark) -> float:
         return self.at_us[end] - self.at_us[begin]
 
     @property
     def handover_us(self) -> float:
-        return self.between("bootstrap opened", "decode admitted")
+        return self.between((BOOTSTRAP, Moment.OPENED), (DECODE, Moment.ADMITTED))
 
     @property
     def compute_us(self) -> float:
-        return self.between("prefill computing", "prefill first token")
+        return self.between((PREFILL, Moment.COMPUTING), (PREFILL, Moment.FIRST_TOKEN))
 
 
 def measure_rooms(url: str, runs: int, prompt_tokens: int, output_tokens: int) -> list[RoomTimes]:
@@ -88,7 +98,7 @@ def measure_rooms(url: str, runs: int, prompt_tokens: int, output_tokens: int) -
     return measured
 
 
-def _ask(client: httpx.Client, name: str, body: Mapping[str, Any]) -> dict[str, int]:
+def _ask(client: httpx.Client, name: str, body: Mapping[str, Any]) -> dict[Mark, int]:
     arrived: list[int] = []
     seen = {SENT: now_us()}
     with client.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": name}) as reply:
@@ -104,7 +114,7 @@ def filed_room(client: httpx.Client, name: str) -> Mapping[str, Any]:
     deadline = time.monotonic() + FILED_S
     while True:
         rooms = client.get("/rooms", params={"request_id": name}).json()["rooms"]
-        if rooms and rooms[0]["phase"] == "retired":
+        if rooms and rooms[0]["phase"] == RoomPhase.RETIRED.value:
             room: Mapping[str, Any] = client.get(f"/rooms/{rooms[0]['id']}").json()
             return room
         if time.monotonic() >= deadline:
@@ -112,12 +122,12 @@ def filed_room(client: httpx.Client, name: str) -> Mapping[str, Any]:
         time.sleep(POLL_S)
 
 
-def times_of(seen: Mapping[str, int], room: Mapping[str, Any]) -> RoomTimes:
-    sides = {"bootstrap": "bootstrap", room["prefill"]: "prefill", room["decode"]: "decode"}
+def times_of(seen: Mapping[Mark, int], room: Mapping[str, Any]) -> RoomTimes:
+    sides = {BOOTSTRAP: BOOTSTRAP, room["prefill"]: PREFILL, room["decode"]: DECODE}
     at_us, chunks, moved = dict(seen), 1, (0, 0, 0)
     for event in room["events"]:
-        at_us.setdefault(f"{sides[event['source']]} {event['name']}", event["host_us"])
-        chunks += event["name"] == "chunk computed"
+        at_us.setdefault((sides[event["source"]], event["name"]), event["host_us"])
+        chunks += event["name"] == Moment.CHUNK_COMPUTED
         found = SEALED.search(event["detail"])
         if found is not None:
             moved = (int(found[1]), int(found[2]), int(found[3]))

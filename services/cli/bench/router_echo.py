@@ -20,6 +20,7 @@ import uvloop
 from services.ids import Incarnation, RoomId
 from services.rooms.phases import Side
 from services.rooms.request import FinishReason, Request, Token
+from services.rooms.timeline import Moment
 from services.runtime.clock import SystemClock
 from services.runtime.party import Party
 from services.wire import credential
@@ -39,8 +40,21 @@ from services.worker.shared_stream import rooms_reply
 HOST: Final = "127.0.0.1"
 ROOMS_MAX: Final = 512
 TOKENS_MAX: Final = 10_000_000
-PREFILL_LINES: Final = ("accepted", "destination known", "computing", "first token", "sealed")
-DECODE_LINES: Final = ("accepted", "connected", "granted", "landed", "admitted", "finished")
+PREFILL_LINES: Final = (
+    Moment.ACCEPTED,
+    Moment.DESTINATION_KNOWN,
+    Moment.COMPUTING,
+    Moment.FIRST_TOKEN,
+    Moment.SEALED,
+)
+DECODE_LINES: Final = (
+    Moment.ACCEPTED,
+    Moment.CONNECTED,
+    Moment.GRANTED,
+    Moment.LANDED,
+    Moment.ADMITTED,
+    Moment.FINISHED,
+)
 """Of a room's timeline, as the workers report them."""
 
 Lines = list[tuple[RoomId, Any]]
@@ -52,7 +66,7 @@ class Echo:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
-    def _report(self, room: RoomId, lines: Sequence[str]) -> None:
+    def _report(self, room: RoomId, lines: Sequence[Moment]) -> None:
         for line in lines:
             self._reporter.note(room, line, "as an echo")
         self._reporter.retired(room)
