@@ -1,4 +1,4 @@
-"""Which number names what? A room, a tenancy, a process: three numbers that are never mixed."""
+"""Which number names what? A room, a tenancy, a process, a page: four numbers that are never mixed."""
 
 from typing import NewType
 
@@ -12,3 +12,6 @@ Generation = NewType("Generation", int)
 Incarnation = NewType("Incarnation", int)
 """One process of a worker. 64 random bits, >= 1, drawn at start; a restarted worker is a new peer
 (`incarnation`)."""
+
+PageId = NewType("PageId", int)
+"""One page of a rank's pool, by its place there. >= 0."""

@@ -4,6 +4,7 @@ from collections import abc
 from dataclasses import dataclass, field
 
 from services.engine.engine import PageSum, Row, Sequence
+from services.ids import PageId
 from services.pages.record import MetadataRecord
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.choices import Choices
@@ -28,7 +29,7 @@ class Choice:
     place: int
     """Among the room's choices, from 0 on."""
     sequence: Sequence
-    pages: tuple[int, ...] = ()
+    pages: tuple[PageId, ...] = ()
     computed: int = 0
     """Leading tokens whose KV is in its pages, once the room is admitted."""
 
@@ -74,7 +75,7 @@ class Job:
         )
         self.ends = Choices(len(asked))
 
-    def lay(self, pages: abc.Sequence[int]) -> None:
+    def lay(self, pages: abc.Sequence[PageId]) -> None:
         """The room's pages are these: give each choice its own."""
         for choice in self.choices:
             choice.pages = self.division.table(pages, choice.place)

@@ -6,6 +6,9 @@ is large enough: the smallest that is, which keeps the large ones for large room
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+from services.ids import PageId
 
 
 class Gaps:
@@ -21,7 +24,7 @@ class Gaps:
         if pages:
             self._put(0, 0, pages)
 
-    def take(self, count: int) -> tuple[int, ...]:
+    def take(self, count: int) -> tuple[PageId, ...]:
         """`count` of the free pages, ascending: of the smallest gap that has so many, the lowest of several;
         where none has, of the largest, and the rest likewise. There must be so many."""
         taken: list[int] = []
@@ -35,9 +38,9 @@ class Gaps:
                 self._put(place, start + used, start + size)
             taken += range(start, start + used)
             count -= used
-        return tuple(sorted(taken))
+        return cast(tuple[PageId, ...], tuple(sorted(taken)))
 
-    def give(self, pages: Iterable[int]) -> None:
+    def give(self, pages: Iterable[PageId]) -> None:
         """`pages`, of which none is free, are free from now on."""
         for start, stop in _runs(sorted(pages)):
             place = bisect_left(self._starts, start)
@@ -60,7 +63,7 @@ class Gaps:
         del self._by_size[bisect_left(self._by_size, (stop - start, start))]
 
 
-def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _runs(pages: Sequence[PageId]) -> Iterator[tuple[int, int]]:
     """(first, behind the last) of each run of neighbours in ascending `pages`."""
     start = stop = -1
     for page in pages:

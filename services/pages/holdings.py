@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from services.ids import RoomId
+from services.ids import PageId, RoomId
 from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
 from services.pages.pool import PagePool
 from services.pages.prefixes import UNSALTED, PrefixTree
@@ -29,14 +29,14 @@ class Standing(Enum):
 
 @dataclass(slots=True)
 class Holding:
-    pages: tuple[int, ...]
+    pages: tuple[PageId, ...]
     """In token order: page i holds tokens [i * page_tokens, (i + 1) * page_tokens)."""
     slot: Slot
     salt: int = UNSALTED
     """Under which its tokens are looked for and made known."""
     shared: int = 0
     """Leading pages that others may read, too: they held their tokens when they were taken, or were kept."""
-    exposed: tuple[int, ...] = ()
+    exposed: tuple[PageId, ...] = ()
     """The pages behind those that a peer may write to. The rest is for tokens still to be drawn."""
     standing: Standing = Standing.HELD
 

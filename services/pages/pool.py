@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
+from services.ids import PageId
 from services.pages.errors import IllegalPageMove, OutOfPages
 from services.pages.gaps import Gaps
 
@@ -78,7 +79,7 @@ class PagePool:
     def free(self) -> int:
         return self._count[PageState.FREE]
 
-    def state(self, page: int) -> PageState:
+    def state(self, page: PageId) -> PageState:
         return self._states[page]
 
     def census(self) -> Mapping[PageState, int]:
@@ -87,7 +88,7 @@ class PagePool:
     def can_reserve(self, count: int) -> bool:
         return count <= self.free
 
-    def reserve(self, count: int) -> tuple[int, ...]:
+    def reserve(self, count: int) -> tuple[PageId, ...]:
         """Take `count` free pages, ascending. Raises OutOfPages and takes none."""
         if not self.can_reserve(count):
             raise OutOfPages(f"{count} pages asked for, {self.free} free of {len(self)}")
@@ -95,25 +96,25 @@ class PagePool:
         self._move(pages, PageState.RESERVED)
         return pages
 
-    def expose(self, pages: Iterable[int]) -> None:
+    def expose(self, pages: Iterable[PageId]) -> None:
         self._move(pages, PageState.EXPOSED)
 
-    def commit(self, pages: Iterable[int]) -> None:
+    def commit(self, pages: Iterable[PageId]) -> None:
         self._move(pages, PageState.COMMITTED)
 
-    def quarantine(self, pages: Iterable[int]) -> None:
+    def quarantine(self, pages: Iterable[PageId]) -> None:
         self._move(pages, PageState.QUARANTINED)
 
-    def cache(self, pages: Iterable[int]) -> None:
+    def cache(self, pages: Iterable[PageId]) -> None:
         self._move(pages, PageState.CACHED)
 
-    def release(self, pages: Iterable[int]) -> None:
+    def release(self, pages: Iterable[PageId]) -> None:
         """To FREE, from a state that allows it: never from EXPOSED."""
         pages = tuple(pages)
         self._move(pages, PageState.FREE)
         self._free.give(pages)
 
-    def _move(self, pages: Iterable[int], to: PageState) -> None:
+    def _move(self, pages: Iterable[PageId], to: PageState) -> None:
         """All of `pages`, or none and IllegalPageMove."""
         pages = tuple(pages)
         if len(set(pages)) != len(pages):

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from services.ids import PageId
 from services.pages.checksum import mix
 from services.pages.errors import IllegalPageMove, OutOfPages
 
@@ -31,11 +32,11 @@ Way = tuple[int, tuple[int, ...]]
 class Entered(NamedTuple):
     """What became of a room's pages."""
 
-    way: tuple[int, ...]
+    way: tuple[PageId, ...]
     """All that the room uses now, from the root on."""
-    fresh: tuple[int, ...]
+    fresh: tuple[PageId, ...]
     """Its own that entered: nobody else uses them yet."""
-    woken: tuple[int, ...]
+    woken: tuple[PageId, ...]
     """Those of others that were idle."""
 
 
@@ -51,9 +52,9 @@ class PrefixTree:
     def __init__(self, page_tokens: int) -> None:
         """`page_tokens`: of a page; 0 to know nothing, ever."""
         self.page_tokens = page_tokens
-        self._pages: dict[int, _Known] = {}
-        self._below: dict[Way, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._pages: dict[PageId, _Known] = {}
+        self._below: dict[Way, PageId] = {}
+        self._idle: OrderedDict[PageId, None] = OrderedDict()
         """Without users, the one to be given up next first."""
         self.digest = 0
         """Of which page is known by what: ranks whose trees differ differ here, but for chance."""
@@ -61,21 +62,21 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def __contains__(self, page: int) -> bool:
+    def __contains__(self, page: PageId) -> bool:
         return page in self._pages
 
     @property
     def evictable(self) -> int:
         return len(self._idle)
 
-    def users(self, page: int) -> int:
+    def users(self, page: PageId) -> int:
         """How many rooms use a page of the tree."""
         return self._pages[page].users
 
-    def match(self, tokens: Sequence[int], salt: int = UNSALTED) -> tuple[int, ...]:
+    def match(self, tokens: Sequence[int], salt: int = UNSALTED) -> tuple[PageId, ...]:
         """The pages that hold the longest beginning of `tokens`, from position 0 on, that is known under
         `salt`."""
-        found: list[int] = []
+        found: list[PageId] = []
         before = _root(salt)
         for key in self._keys(tokens):
             page = self._below.get((before, key))
@@ -85,11 +86,11 @@ class PrefixTree:
             before = page
         return tuple(found)
 
-    def idle(self, pages: Sequence[int]) -> int:
+    def idle(self, pages: Sequence[PageId]) -> int:
         """How many of `pages` nobody uses."""
         return sum(page in self._idle for page in pages)
 
-    def pin(self, pages: Sequence[int]) -> tuple[int, ...]:
+    def pin(self, pages: Sequence[PageId]) -> tuple[PageId, ...]:
         """One more room uses these, a whole way from the root on. Returns those that were idle."""
         woken = tuple(page for page in pages if page in self._idle)
         for page in pages:
@@ -97,9 +98,9 @@ class PrefixTree:
             self._pages[page].users += 1
         return woken
 
-    def unpin(self, pages: Sequence[int]) -> tuple[int, ...]:
+    def unpin(self, pages: Sequence[PageId]) -> tuple[PageId, ...]:
         """One room less uses these, as they were pinned. Returns those that are idle now."""
-        ended: list[int] = []
+        ended: list[PageId] = []
         for page in reversed(pages):
             known = self._pages[page]
             if known.users == 0:
@@ -111,7 +112,7 @@ class PrefixTree:
         return tuple(ended)
 
     def enter(
-        self, tokens: Sequence[int], pages: Sequence[int], pinned: int, salt: int = UNSALTED
+        self, tokens: Sequence[int], pages: Sequence[PageId], pinned: int, salt: int = UNSALTED
     ) -> Entered:
         """A room's `pages` hold `tokens`, and are not written to any more: know them by it, the whole ones.
 
@@ -119,7 +120,7 @@ class PrefixTree:
         another room entered meanwhile that one's page stays, and is pinned: the room need not keep its own.
         """
         way = list(pages[:pinned])
-        entered: list[int] = []
+        entered: list[PageId] = []
         for place, key in enumerate(self._keys(tokens)):
             if place < len(way):
                 continue
@@ -136,7 +137,7 @@ class PrefixTree:
             way.append(page)
         return Entered(tuple(way), tuple(entered), self.pin(way[pinned:]))
 
-    def evict(self, count: int) -> tuple[int, ...]:
+    def evict(self, count: int) -> tuple[PageId, ...]:
         """Forget `count` pages that nobody uses, the longest idle first. Raises OutOfPages."""
         if count > len(self._idle):
             raise OutOfPages(f"{count} cached pages to give up, {len(self._idle)} are not in use")
@@ -145,12 +146,12 @@ class PrefixTree:
             self._unlink(page, self._pages.pop(page).way)
         return tuple(given_up)
 
-    def distrust(self, page: int) -> None:
+    def distrust(self, page: PageId) -> None:
         """It does not hold what it should, or a page below it does not: from now on neither is found, and
         their space is given up in its turn."""
         self._unlink(page, self._pages[page].way)
 
-    def _unlink(self, page: int, way: Way) -> None:
+    def _unlink(self, page: PageId, way: Way) -> None:
         """It is not found any more, if it was: another page may be, by the same tokens."""
         if self._below.get(way) == page:
             del self._below[way]
@@ -170,5 +171,5 @@ def _root(salt: int) -> int:
     return -1 - salt
 
 
-def _sign(page: int, way: Way) -> int:
+def _sign(page: PageId, way: Way) -> int:
     return mix(mix(page) + hash(way))

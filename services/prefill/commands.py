@@ -1,9 +1,10 @@
 """What does each command change on this rank, the same as on every other?"""
 
 from collections import abc
+from typing import cast
 
 from services.engine.folds import Folds
-from services.ids import Generation, Incarnation, RoomId
+from services.ids import Generation, Incarnation, PageId, RoomId
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvLayout
 from services.prefill.early_grants import EarlyGrants
@@ -158,7 +159,12 @@ class Commands:
 
     def _grant(self, wire: inference_pb2.GrantRequest) -> None:
         room, receiver = RoomId(wire.room), Incarnation(wire.receiver)
-        grant = Granted(Generation(wire.generation), tuple(wire.pages), wire.slot, wire.prefix_tokens)
+        grant = Granted(
+            Generation(wire.generation),
+            cast(tuple[PageId, ...], tuple(wire.pages)),
+            wire.slot,
+            wire.prefix_tokens,
+        )
         if room not in self._roster:
             self._roster.note(room, grant)  # counted, and creates nothing
             raise UnknownRoom(f"room {room} is not known here")

@@ -5,6 +5,7 @@ from collections import abc
 from dataclasses import dataclass, field
 
 from services.engine.engine import PromptScores, Sequence
+from services.ids import PageId
 from services.pages.checksum import told
 from services.pages.record import ALTERNATIVES_MAX, MetadataRecord
 from services.prefill.overlap import Overlap
@@ -32,7 +33,7 @@ class Job:
     sequence: Sequence = field(init=False)
     way: Way | None = None
     """Where its grant leads."""
-    pages: tuple[int, ...] = ()
+    pages: tuple[PageId, ...] = ()
     computed: int = 0
     """Leading tokens whose KV is in the pages."""
     told: int = 0

@@ -8,6 +8,8 @@ the page that this one is in, and all behind it, are each choice's own (`choices
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.ids import PageId
+
 
 @dataclass(frozen=True, slots=True)
 class ChoicePages:
@@ -39,7 +41,7 @@ class ChoicePages:
         """Of all choices together."""
         return self.each + (self.choices - 1) * (self.each - self.shared)
 
-    def table(self, pages: Sequence[int], choice: int) -> tuple[int, ...]:
+    def table(self, pages: Sequence[PageId], choice: int) -> tuple[PageId, ...]:
         """The page table of a choice, from 0 on, of the room's `pages`: those of choice 0 come first, in the
         order of its tokens, and then each other's own."""
         if choice == 0:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from services.ids import Generation
+from services.ids import Generation, PageId
 from services.rooms.errors import Cause
 
 
@@ -32,7 +32,7 @@ class Granted:
     """Sender: the receiver reserved memory for us and told us where."""
 
     generation: Generation
-    pages: tuple[int, ...]
+    pages: tuple[PageId, ...]
     slot: int
     prefix_tokens: int = 0
     """Leading prompt tokens the receiver already holds; their pages are not sent."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.ids import RoomId
+from services.ids import PageId, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.pool import PageState
 from tests.decode.bench import DecodeBench, decoding
@@ -30,7 +30,7 @@ async def serve(
     caller = await bench.stream(asked)
     grant = await bench.granted(room)
     assert bench.pages(PageState.EXPOSED) == len(grant.pages)
-    assert not [page for page in grant.pages if page in bench.holdings.prefixes]
+    assert not [page for page in grant.pages if PageId(page) in bench.holdings.prefixes]
     bench.land(asked)
     await bench.settle()
     assert await caller.outcome() == ""

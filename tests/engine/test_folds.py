@@ -18,6 +18,7 @@ from services.rooms.request import Request
 from services.rooms.room import NOT_COMPILED, Room
 from services.rooms.sender import Sender
 from tests.grammars.answers import Slow, ids, regex, request
+from tests.pages.ids import page_ids
 
 DEADLINES = Deadlines(1_000, 1_000, 1_000, 1_000, 1_000)
 DIGITS = regex("[0-9]{2,3}")
@@ -37,7 +38,7 @@ def folds(slow: Slow) -> Folds:
 
 def sender(folds: Folds, asked: Request) -> Sender:
     made = Sender(RoomId(7), "r", Incarnation(2), 0, 1, DEADLINES, 0, 20_000, compiled=not folds.needs(asked))
-    made.note(Granted(Generation(3), (1,), 0))
+    made.note(Granted(Generation(3), page_ids(1), 0))
     return made
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
-from services.ids import Generation, Incarnation, RoomId
+from services.ids import Generation, Incarnation, PageId, RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
@@ -41,7 +41,7 @@ class Job:
     sender: Sender
     way: Way | None = None
     push: Push | None = None
-    pages: tuple[int, ...] = ()
+    pages: tuple[PageId, ...] = ()
     computed: bool = False
 
 
@@ -121,7 +121,7 @@ class PrefillRank:
         receiver: Incarnation,
         exposure: Incarnation,
         generation: Generation,
-        pages: tuple[int, ...],
+        pages: tuple[PageId, ...],
         slot: int,
         reached: frozenset[Incarnation],
     ) -> str:

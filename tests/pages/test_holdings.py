@@ -5,13 +5,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.ids import RoomId
+from services.ids import PageId, RoomId
 from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
 from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.pool import PagePool, PageState
 from services.pages.prefixes import PrefixTree
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
+from tests.pages.ids import page_ids
 
 PAGES, SLOTS, PAGE_TOKENS = 8, 3, 2
 EVERY_ROOM = [RoomId(room) for room in range(1, 6)]
@@ -248,14 +249,14 @@ class HoldingsMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.holdings = holdings_of()
-        self.writable: dict[int, frozenset[int]] = {}
+        self.writable: dict[RoomId, frozenset[PageId]] = {}
         """By room: pages that its sender may still write to."""
-        self.salts: dict[int, int] = {}
-        self.tokens: dict[int, tuple[int, ...]] = {}
+        self.salts: dict[RoomId, int] = {}
+        self.tokens: dict[RoomId, tuple[int, ...]] = {}
         """Of the rooms that hold pages."""
-        self.contents: dict[int, tuple[int, ...]] = {}
+        self.contents: dict[PageId, tuple[int, ...]] = {}
         """By page: under which salt, what lies there, and all that it was computed from."""
-        self.distrusted: set[int] = set()
+        self.distrusted: set[PageId] = set()
         """Pages that are known, and that nobody is to begin with."""
 
     def fill(self, room: RoomId) -> None:
@@ -373,7 +374,7 @@ class HoldingsMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_known_is_committed_while_it_is_used_and_cached_otherwise(self) -> None:
         rooms = [self.holdings.get(room) for room in EVERY_ROOM if room in self.holdings]
-        for page in range(PAGES):
+        for page in page_ids(*range(PAGES)):
             state = self.holdings.pages.state(page)
             if page in self.holdings.prefixes:
                 users = sum(page in holding.pages for holding in rooms)

@@ -8,11 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.ids import PageId
 from services.pages.errors import IllegalPageMove, OutOfPages
 from services.pages.gaps import Gaps
 from services.pages.pool import PAGE_MOVES, PagePool, PageState
+from tests.pages.ids import page_ids
 
 PAGES = 9
+FIRST = page_ids(0)
 WAYS = {
     PageState.FREE: [],
     PageState.RESERVED: [],
@@ -23,7 +26,7 @@ WAYS = {
 }
 
 
-def move(pool: PagePool, pages: tuple[int, ...], to: PageState) -> None:
+def move(pool: PagePool, pages: tuple[PageId, ...], to: PageState) -> None:
     match to:
         case PageState.EXPOSED:
             pool.expose(pages)
@@ -44,8 +47,8 @@ def pool_with_page_in(state: PageState) -> PagePool:
     if state is not PageState.FREE:
         pool.reserve(1)
     for step in WAYS[state]:
-        move(pool, (0,), step)
-    assert pool.state(0) is state
+        move(pool, FIRST, step)
+    assert pool.state(*FIRST) is state
     return pool
 
 
@@ -57,12 +60,12 @@ def pool_with_page_in(state: PageState) -> PagePool:
 def test_moves_listed(before: PageState, after: PageState) -> None:
     pool = pool_with_page_in(before)
     if (before, after) in PAGE_MOVES:
-        move(pool, (0,), after)
-        assert pool.state(0) is after
+        move(pool, FIRST, after)
+        assert pool.state(*FIRST) is after
     else:
         census = pool.census()
         with pytest.raises(IllegalPageMove):
-            move(pool, (0,), after)
+            move(pool, FIRST, after)
         assert pool.census() == census
 
 
@@ -82,7 +85,7 @@ def test_shared_is_read_only_what_may_be_shared_is_never_exposed() -> None:
 def test_neighbours_are_handed_out_together_of_the_smallest_gap_that_has_so_many() -> None:
     pool = PagePool(12)
     assert pool.reserve(10) == tuple(range(10))
-    pool.release((8, 1, 3, 4, 5))  # free: 1, 3-5, 8, 10-11
+    pool.release(page_ids(8, 1, 3, 4, 5))  # free: 1, 3-5, 8, 10-11
     assert pool.reserve(2) == (10, 11)
     assert pool.reserve(2) == (3, 4)
     assert pool.reserve(1) == (1,)
@@ -91,7 +94,7 @@ def test_neighbours_are_handed_out_together_of_the_smallest_gap_that_has_so_many
 def test_where_no_gap_has_so_many_the_largest_are_handed_out_ascending() -> None:
     pool = PagePool(10)
     pool.reserve(10)
-    pool.release((0, 2, 3, 5, 6, 7, 9))
+    pool.release(page_ids(0, 2, 3, 5, 6, 7, 9))
     assert pool.reserve(6) == (0, 2, 3, 5, 6, 7)
     assert pool.reserve(1) == (9,)
 
@@ -104,8 +107,8 @@ def test_too_many_are_refused_and_none_is_taken() -> None:
     assert pool.free == 2
 
 
-@pytest.mark.parametrize("pages", [(0, 1, 2), (0, 0)], ids=str)
-def test_all_pages_move_or_none(pages: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("pages", [page_ids(0, 1, 2), page_ids(0, 0)], ids=str)
+def test_all_pages_move_or_none(pages: tuple[PageId, ...]) -> None:
     pool = PagePool(3)
     pool.reserve(2)
     with pytest.raises(IllegalPageMove):
@@ -131,7 +134,7 @@ def test_pools_with_the_same_free_pages_hand_out_the_same_ones(order: tuple[int,
     pool = PagePool(6)
     pool.reserve(6)
     for page in order:
-        pool.release((page,))
+        pool.release(page_ids(page))
     assert vars(pool._free) == vars(Gaps(4))
     assert [pool.reserve(count) for count in (1, 2, 1)] == [(0,), (1, 2), (3,)]
 
@@ -167,7 +170,7 @@ class Pool(RuleBasedStateMachine):
         to=st.sampled_from([state for state in PageState if state is not PageState.RESERVED]),
     )
     def move(self, pages: set[int], to: PageState) -> None:
-        named = tuple(sorted(pages))
+        named = page_ids(*sorted(pages))
         if all((self.model[page], to) in PAGE_MOVES for page in named):
             move(self.pool, named, to)
             for page in named:
@@ -178,7 +181,7 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def states_and_counts_hold(self) -> None:
-        assert [self.pool.state(page) for page in range(PAGES)] == self.model
+        assert [self.pool.state(page) for page in page_ids(*range(PAGES))] == self.model
         assert self.pool.census() == dict.fromkeys(PageState, 0) | Counter(self.model)
         assert self.pool.free == self.model.count(PageState.FREE)
 

@@ -7,8 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.ids import PageId
 from services.pages.errors import IllegalPageMove, OutOfPages
 from services.pages.prefixes import PrefixTree
+from tests.pages.ids import page_ids
 
 SIZE = 2
 SALT = 2**127 + 5
@@ -18,7 +20,7 @@ def tree_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> PrefixTree:
     """Of (tokens, pages), each entered by a room that has ended."""
     tree = PrefixTree(SIZE)
     for tokens, pages in sequences:
-        tree.unpin(tree.enter(tokens, pages, 0).way)
+        tree.unpin(tree.enter(tokens, page_ids(*pages), 0).way)
     return tree
 
 
@@ -32,7 +34,7 @@ def test_the_longest_known_beginning_is_found() -> None:
 
 def test_only_whole_pages_are_known() -> None:
     tree = tree_of(((1, 2, 3), (10, 11)))
-    assert 11 not in tree
+    assert PageId(11) not in tree
     assert tree.match((1, 2, 3, 4)) == (10,)
     assert tree.match((1,)) == ()
 
@@ -44,9 +46,9 @@ def test_the_same_tokens_behind_others_are_another_page() -> None:
 
 def test_same_root_only_the_same_tokens_under_another_salt_are_another_page() -> None:
     tree = PrefixTree(SIZE)
-    tree.enter((1, 2, 3, 4), (10, 11), 0)
+    tree.enter((1, 2, 3, 4), page_ids(10, 11), 0)
     assert tree.match((1, 2, 3, 4), SALT) == ()
-    assert tree.enter((1, 2, 3, 4), (20, 21), 0, SALT).way == (20, 21)
+    assert tree.enter((1, 2, 3, 4), page_ids(20, 21), 0, SALT).way == (20, 21)
     assert tree.match((1, 2, 3, 4)) == (10, 11)
     assert tree.match((1, 2, 3, 4), SALT) == (20, 21)
     assert tree.match((1, 2, 3, 4), SALT + 1) == ()
@@ -54,25 +56,25 @@ def test_same_root_only_the_same_tokens_under_another_salt_are_another_page() ->
 
 def test_divergence_detected_a_salt_is_in_the_digest() -> None:
     one, other = PrefixTree(SIZE), PrefixTree(SIZE)
-    one.enter((1, 2), (10,), 0, SALT)
-    other.enter((1, 2), (10,), 0, SALT + 1)
+    one.enter((1, 2), page_ids(10), 0, SALT)
+    other.enter((1, 2), page_ids(10), 0, SALT + 1)
     assert one.digest != other.digest
 
 
 def test_the_page_entered_first_stays_and_its_other_is_the_rooms_own() -> None:
     tree = PrefixTree(SIZE)
-    assert tree.enter((1, 2), (10,), 0) == ((10,), (10,), ())
-    assert tree.enter((1, 2, 3, 4), (20, 21), 0) == ((10, 21), (21,), ())
-    assert (tree.users(10), tree.users(21)) == (2, 1)
-    assert 20 not in tree
-    tree.unpin((10,))
-    tree.unpin((10, 21))
-    assert tree.enter((1, 2), (30,), 0).woken == (10,)
+    assert tree.enter((1, 2), page_ids(10), 0) == ((10,), (10,), ())
+    assert tree.enter((1, 2, 3, 4), page_ids(20, 21), 0) == ((10, 21), (21,), ())
+    assert (tree.users(PageId(10)), tree.users(PageId(21))) == (2, 1)
+    assert PageId(20) not in tree
+    tree.unpin(page_ids(10))
+    tree.unpin(page_ids(10, 21))
+    assert tree.enter((1, 2), page_ids(30), 0).woken == (10,)
 
 
 def test_what_is_in_use_is_not_given_up() -> None:
     tree = PrefixTree(SIZE)
-    tree.enter((1, 2), (10,), 0)
+    tree.enter((1, 2), page_ids(10), 0)
     assert tree.evictable == 0
     with pytest.raises(OutOfPages, match="1 cached pages to give up, 0 are not in use"):
         tree.evict(1)
@@ -81,18 +83,18 @@ def test_what_is_in_use_is_not_given_up() -> None:
 
 def test_shared_is_read_only_what_another_room_reads_still_is_not_given_up() -> None:
     tree = PrefixTree(SIZE)
-    tree.enter((1, 2), (10,), 0)
-    tree.pin((10,))
-    assert tree.unpin((10,)) == ()
+    tree.enter((1, 2), page_ids(10), 0)
+    tree.pin(page_ids(10))
+    assert tree.unpin(page_ids(10)) == ()
     assert tree.evictable == 0
-    assert tree.unpin((10,)) == (10,)
+    assert tree.unpin(page_ids(10)) == (10,)
     assert tree.evictable == 1
 
 
 def test_the_longest_idle_leaf_is_given_up_first() -> None:
     tree = tree_of(((1, 2, 3, 4), (10, 11)), ((5, 6), (20,)))
     tree.pin(tree.match((1, 2)))
-    tree.unpin((10,))
+    tree.unpin(page_ids(10))
     assert tree.evict(3) == (11, 20, 10)
     assert len(tree) == 0
 
@@ -100,13 +102,13 @@ def test_the_longest_idle_leaf_is_given_up_first() -> None:
 def test_more_unpins_than_pins_are_a_bug() -> None:
     tree = tree_of(((1, 2), (10,)))
     with pytest.raises(IllegalPageMove, match="unpinned more often than pinned"):
-        tree.unpin((10,))
+        tree.unpin(page_ids(10))
 
 
 def test_a_page_is_known_by_one_beginning() -> None:
     tree = tree_of(((1, 2), (10,)))
     with pytest.raises(IllegalPageMove, match="known by other tokens"):
-        tree.enter((3, 4), (10,), 0)
+        tree.enter((3, 4), page_ids(10), 0)
 
 
 def test_the_digest_is_of_what_is_known_now() -> None:
@@ -120,11 +122,11 @@ def test_the_digest_is_of_what_is_known_now() -> None:
 def test_what_is_distrusted_is_not_found_nor_what_hangs_on_it_and_gives_up_its_space() -> None:
     tree = tree_of(((1, 2, 3, 4, 5, 6), (10, 11, 12)), ((1, 2, 9, 9), (20, 21)))
     clean = tree_of(((1, 2, 9, 9), (10, 21)))
-    tree.distrust(11)
-    tree.distrust(11)
+    tree.distrust(PageId(11))
+    tree.distrust(PageId(11))
     assert tree.match((1, 2, 3, 4, 5, 6)) == (10,)
     assert tree.match((1, 2, 9, 9)) == (10, 21)
-    again = tree.enter((1, 2, 3, 4), (10, 30), 0)
+    again = tree.enter((1, 2, 3, 4), page_ids(10, 30), 0)
     assert again.way == (10, 30), "the same tokens, computed anew"
     tree.unpin(again.way)
     assert tree.evictable == len(tree) == 5
@@ -135,18 +137,18 @@ def test_what_is_distrusted_is_not_found_nor_what_hangs_on_it_and_gives_up_its_s
 
 def test_a_room_that_has_begun_with_what_is_distrusted_is_followed_by_nobody() -> None:
     tree = tree_of(((1, 2), (10,)))
-    tree.pin((10,))
-    tree.distrust(10)
-    assert tree.enter((1, 2, 3, 4), (10, 11), 1).way == (10, 11)
+    tree.pin(page_ids(10))
+    tree.distrust(PageId(10))
+    assert tree.enter((1, 2, 3, 4), page_ids(10, 11), 1).way == (10, 11)
     assert tree.match((1, 2, 3, 4)) == ()
-    assert tree.unpin((10, 11)) == (11, 10)
+    assert tree.unpin(page_ids(10, 11)) == (11, 10)
     assert tree.evict(2) == (11, 10)
     assert len(tree) == tree.digest == 0
 
 
 def test_a_tree_of_no_page_size_knows_nothing() -> None:
     tree = PrefixTree(0)
-    assert tree.enter((1, 2), (10,), 0) == ((), (), ())
+    assert tree.enter((1, 2), page_ids(10), 0) == ((), (), ())
     assert tree.match((1, 2)) == ()
 
 
@@ -156,14 +158,14 @@ class Trees(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.ranks = [PrefixTree(SIZE), PrefixTree(SIZE)]
-        self.known: dict[tuple[int, tuple[int, ...]], int] = {}
-        self.distrusted: set[int] = set()
+        self.known: dict[tuple[int, tuple[int, ...]], PageId] = {}
+        self.distrusted: set[PageId] = set()
         """Pages that are not found any more, and are there."""
-        self.rooms: dict[int, tuple[int, ...]] = {}
+        self.rooms: dict[int, tuple[PageId, ...]] = {}
         self.fresh = 0
         self.next_room = 0
 
-    def used(self) -> Counter[int]:
+    def used(self) -> Counter[PageId]:
         return Counter(page for way in self.rooms.values() for page in way)
 
     @rule(tokens=st.lists(st.integers(1, 2), max_size=9).map(tuple), salt=st.sampled_from((0, SALT)))
@@ -177,7 +179,7 @@ class Trees(RuleBasedStateMachine):
         assert found == tuple(expected)
         woken = [rank.pin(found) for rank in self.ranks]
         assert woken[0] == woken[1] == tuple(page for page in found if not self.used()[page])
-        pages = (*expected, *range(self.fresh, self.fresh + len(tokens)))
+        pages = (*expected, *page_ids(*range(self.fresh, self.fresh + len(tokens))))
         self.fresh += len(tokens)
         entered, other = (rank.enter(tokens, pages, len(found), salt) for rank in self.ranks)
         assert entered == other

@@ -16,6 +16,7 @@ from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import PutId, Region, Run
 from services.transfer.memory import MemoryTransfer
+from tests.pages.ids import page_ids
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PAGES, PLACES, PREFILL, Receiver
 
@@ -84,7 +85,7 @@ class Bench:
         return self.receiver.record(2, 9, 5)
 
 
-GRANT = Granted(Generation(5), (7, 3, 4, 5), 2)
+GRANT = Granted(Generation(5), page_ids(7, 3, 4, 5), 2)
 SOURCE = (1, 2, 3, 8)
 
 
@@ -234,7 +235,7 @@ def test_a_drained_push_posts_nothing_more_and_waits_for_what_it_posted() -> Non
 
 
 def test_a_destination_outside_the_peers_memory_fails_the_push() -> None:
-    at = Bench(FaultPlan(), Granted(Generation(5), (PAGES,), 0), (1,), PAGE)
+    at = Bench(FaultPlan(), Granted(Generation(5), page_ids(PAGES), 0), (1,), PAGE)
     at.push.ready(toy.PAGE_TOKENS)
     at.advance()
     assert at.push.failure is not None

@@ -12,6 +12,7 @@ from services.rooms.evidence import Granted
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import PutId, Run
+from tests.pages.ids import page_ids
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks
 
 ROOM, GENERATION, SLOT = RoomId(9), Generation(5), 2
@@ -45,7 +46,7 @@ class Room:
         self.at = Ranks(MemoryFabric(plan), senders, receivers, page_tokens)
         self.at.connect()
         pages = -(-(tokens - prefix) // page_tokens[1])
-        self.grant = Granted(Generation(GENERATION), tuple(range(pages, 0, -1)), SLOT, prefix)
+        self.grant = Granted(Generation(GENERATION), page_ids(*range(pages, 0, -1)), SLOT, prefix)
         self.pushes = [self._push(rank, page_tokens[0], window_bytes) for rank in range(senders.ranks)]
 
     def _push(self, rank: int, page_tokens: int, window_bytes: int) -> Push:

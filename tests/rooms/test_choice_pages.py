@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.rooms.choice_pages import ChoicePages
+from tests.pages.ids import page_ids
 
 
 @st.composite
@@ -18,7 +19,7 @@ def divisions(draw: st.DrawFn) -> ChoicePages:
 
 @given(divisions())
 def test_choices_apart_nobody_writes_where_another_reads(division: ChoicePages) -> None:
-    pages = range(100, 100 + division.needed)
+    pages = page_ids(*range(100, 100 + division.needed))
     tables = [division.table(pages, choice) for choice in range(division.choices)]
     written = [_written(division, table, choice) for choice, table in enumerate(tables)]
     for one, other in combinations(range(division.choices), 2):
@@ -37,11 +38,11 @@ def _written(division: ChoicePages, table: tuple[int, ...], choice: int) -> set[
 def test_each_choice_has_pages_for_all_its_tokens_and_computes_the_last_known_one(
     division: ChoicePages,
 ) -> None:
-    pages = range(division.needed)
+    pages = page_ids(*range(division.needed))
     for choice in range(division.choices):
         table = division.table(pages, choice)
         assert len(set(table)) == len(table) == -(-division.tokens_max // division.page_tokens)
-        assert table[: division.shared] == tuple(pages[: division.shared])
+        assert table[: division.shared] == pages[: division.shared]
     assert division.shared_tokens < division.known_tokens <= division.shared_tokens + division.page_tokens
 
 

@@ -20,6 +20,7 @@ from services.rooms.evidence import (
 from services.rooms.phases import Phase, SenderEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.sender import Sender
+from tests.pages.ids import page_ids
 from tests.rooms.group import receiver, sender
 
 ROOM = RoomId(7)
@@ -118,11 +119,11 @@ def test_zero_pages_need_a_seal_all_the_same() -> None:
 
 def test_a_grant_may_be_repeated_but_not_changed() -> None:
     room = sender(ROOM, 0)
-    room.note(Granted(GEN, (1, 2), 0))
-    room.note(Granted(GEN, (1, 2), 0))
+    room.note(Granted(GEN, page_ids(1, 2), 0))
+    room.note(Granted(GEN, page_ids(1, 2), 0))
     with pytest.raises(PeerFault, match="a second, different destination"):
-        room.note(Granted(OTHER, (1, 2), 0))
-    assert room.grant == Granted(GEN, (1, 2), 0)
+        room.note(Granted(OTHER, page_ids(1, 2), 0))
+    assert room.grant == Granted(GEN, page_ids(1, 2), 0)
 
 
 @pytest.mark.parametrize("evidence", [Connected(), Landed(GEN, 1)], ids=str)
@@ -138,7 +139,7 @@ def test_a_receiver_takes_no_senders_evidence() -> None:
 
 def granted(*, elected: bool = True) -> Sender:
     room = sender(ROOM, 0, elected=elected)
-    room.note(Granted(GEN, (1, 2), 0))
+    room.note(Granted(GEN, page_ids(1, 2), 0))
     room.settle(Vote.ADVANCE, 0)
     room.settle(Vote.ADVANCE, 0)
     assert room.phase is Phase.TRANSFERRING

@@ -20,6 +20,7 @@ from services.rooms.phases import GATED, LIVE, RECEIVER_MOVES, SENDER_MOVES, Eff
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.sender import Sender
+from tests.pages.ids import page_ids
 from tests.rooms.group import receiver, sender
 
 ROOM = RoomId(7)
@@ -28,7 +29,7 @@ FIRST = Cause(Reason.TRANSFER_FAILED, "the first")
 SECOND = Cause(Reason.CANCELLED, "the second")
 TABLES: dict[type[Room], Moves] = {Sender: SENDER_MOVES, Receiver: RECEIVER_MOVES}
 WAY: dict[type[Room], list[list[Evidence]]] = {
-    Sender: [[Granted(GEN, (4,), 0)], [], [Written()], [Sealed(GEN)]],
+    Sender: [[Granted(GEN, page_ids(4), 0)], [], [Written()], [Sealed(GEN)]],
     Receiver: [[Connected()], [], [Landed(GEN, 1), Sealed(GEN)]],
 }
 """What lets a room go on from each of its live phases."""
@@ -254,7 +255,7 @@ def test_an_abort_that_nobody_can_explain_is_a_bug() -> None:
 
 def test_time_is_kept_by_phase() -> None:
     room = sender(ROOM, 0, now_ms=10)
-    room.note(Granted(GEN, (4,), 0))
+    room.note(Granted(GEN, page_ids(4), 0))
     room.settle(Vote.ADVANCE, 15)
     room.settle(Vote.ADVANCE, 22)
     assert room.phase_ms == {Phase.BOOTSTRAPPING: 5, Phase.WAITING_FOR_INPUT: 7}

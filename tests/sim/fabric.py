@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.ids import Incarnation, RoomId
+from services.ids import Incarnation, PageId, RoomId
 from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.layout import KvLayout
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
@@ -66,7 +66,7 @@ class Bank:
 
     def shared(self, unit: tuple[str, int]) -> bool:
         """Known by what it holds, so that others may read it."""
-        return unit[0] == "page" and unit[1] in self.holdings.prefixes
+        return unit[0] == "page" and PageId(unit[1]) in self.holdings.prefixes
 
 
 def _in(unit: tuple[str, int], holding: Holding) -> bool:

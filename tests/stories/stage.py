@@ -7,7 +7,7 @@ who writes where it was told to, whatever has become of that memory since.
 
 from dataclasses import dataclass, field
 
-from services.ids import Generation, RoomId
+from services.ids import Generation, PageId, RoomId
 from services.pages.errors import PagesError
 from services.pages.holdings import Holdings, Standing
 from services.pages.pool import PagePool
@@ -27,7 +27,7 @@ from tests.rooms.group import PEER, RosterGroup, Settled
 class Destination:
     """What a sender was told once, and may use at any later time."""
 
-    pages: tuple[int, ...]
+    pages: tuple[PageId, ...]
     slot: int
     generation: Generation
 

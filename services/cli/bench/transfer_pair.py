@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from services.cli.bench.device_memory import copying, take
 from services.cli.bench.report import seconds_of
-from services.ids import Generation, Incarnation
+from services.ids import Generation, Incarnation, PageId
 from services.pages.layout import KvLayout
 from services.pages.plan import plan_hand_over
 from services.pages.record import SLOT_BYTES
@@ -213,7 +213,7 @@ class _Scene:
     def push(self, transfer: NixlTransfer, window_bytes: int, slots: HostMemory) -> Push:
         source = self._table(self._layout)
         target = self._table(self._target)
-        grant = Granted(Generation(1), tuple(target), slot=0)
+        grant = Granted(Generation(1), tuple(map(PageId, target)), slot=0)
         return Push(transfer, self._way, source, self._layout.page_tokens, grant, window_bytes, slots.view, 0)
 
     def runs(self) -> list[PageRun]:
