@@ -5,7 +5,8 @@ for another that the leader does not wait for. Gloo's own all-reduce goes around
 agree` prints both. The group is its own, not torch's default one, so that the engine's group and its time-out
 stay apart. Nobody spins: a group in which nobody calls costs nothing.
 
-`exchange` carries the bytes, `meeting` brings the ranks together, and `watch` says why a group breaks.
+`gloo_exchange` carries the bytes, `rendezvous` brings the ranks together, and `failure_detector` says why a
+group breaks.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from typing import Final
 
 import torch
 
-from services.parallel.ballots import BallotShape, check_commands, check_gathered, check_rank
-from services.parallel.exchange import GlooExchange
+from services.parallel.checks import BallotShape, check_commands, check_gathered, check_rank
+from services.parallel.failure_detector import FailureDetector, Whereabouts
+from services.parallel.gloo_exchange import GlooExchange
 from services.parallel.interface import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, GroupBroken
-from services.parallel.meeting import Rendezvous, Store, meet
-from services.parallel.watch import Watch, Whereabouts
+from services.parallel.rendezvous import Rendezvous, Store, meet
 
 FRAME_BYTES: Final = 1024
 """What a message's first part carries: its length, and as much of it as fits."""
@@ -44,7 +45,13 @@ class GlooGroup:
     """`services.parallel.interface.RankGroup` of one process per rank. Made by `join`."""
 
     def __init__(
-        self, rank: int, size: int, timeout_s: float, where: Whereabouts, watch: Watch, exchange: GlooExchange
+        self,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        where: Whereabouts,
+        watch: FailureDetector,
+        exchange: GlooExchange,
     ) -> None:
         self._rank = rank
         self._size = size

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from services.parallel.ballots import BallotShape, check_commands, check_gathered, check_rank
+from services.parallel.checks import BallotShape, check_commands, check_gathered, check_rank
 from services.parallel.interface import GroupBroken
 
 Brought = TypeVar("Brought")

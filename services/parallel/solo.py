@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.parallel.ballots import BallotShape, check_commands, check_gathered
+from services.parallel.checks import BallotShape, check_commands, check_gathered
 from services.parallel.interface import GroupBroken
 
 

@@ -125,7 +125,7 @@ def _bare(rank: int, size: int, port: int, words: int) -> Callable[[], None]:
     import torch
     import torch.distributed
 
-    from services.parallel.meeting import Rendezvous, gloo_connections, open_store
+    from services.parallel.rendezvous import Rendezvous, gloo_connections, open_store
 
     c10d: Any = torch.distributed
     at = Rendezvous(HOST, port)

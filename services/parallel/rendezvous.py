@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 
 import torch.distributed
 
+from services.parallel.failure_detector import FailureDetector, FollowerDetector, LeaderDetector, Whereabouts
 from services.parallel.interface import GroupBroken
-from services.parallel.watch import FollowerWatch, LeaderWatch, Watch, Whereabouts
 from services.runtime.gloo_connections import connect_gloo, first_line
 
 WATCH_KEY: Final = "baton/watch"
@@ -41,18 +41,18 @@ class Rendezvous:
 
 async def meet(
     rank: int, size: int, at: Rendezvous, timeout_s: float, meet_s: float, where: Whereabouts
-) -> tuple[Store, Watch, ProcessGroup]:
+) -> tuple[Store, FailureDetector, ProcessGroup]:
     """The store, this rank's watch and its gloo connections, when all ranks are there. That takes at most
     `meet_s`, and connecting them `timeout_s`. Raises GroupBroken."""
-    watch: Watch | None = None
+    watch: FailureDetector | None = None
     try:
         store = await aside(lambda: open_store(rank, size, at, meet_s))
         if rank == 0:
-            watch = leader = LeaderWatch(where, size, timeout_s)
+            watch = leader = LeaderDetector(where, size, timeout_s)
             store.set(WATCH_KEY, await leader.listen(at.host))
             await leader.meet(meet_s)
         else:
-            watch = follower = FollowerWatch(where, rank, size, timeout_s)
+            watch = follower = FollowerDetector(where, rank, size, timeout_s)
             address = await aside(lambda: store.get(WATCH_KEY).decode())
             await follower.meet(at.host, address, meet_s)
         connecting = aside(

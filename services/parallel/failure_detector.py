@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.parallel.line import ControlLine
+from services.parallel.control_line import ControlLine
 
 ANSWER_S: Final = 1.0
 """How long a rank may take to say where it is, when another one's collective has failed."""
@@ -43,7 +43,7 @@ class Whereabouts:
         return f"turn {self.turn}: {text}" if self.turn else text
 
 
-class Watch:
+class FailureDetector:
     """What both sides have in common: the sentence that ends the group, said once."""
 
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
@@ -76,7 +76,7 @@ class Watch:
                 self.on_over(text)
 
 
-class LeaderWatch(Watch):
+class LeaderDetector(FailureDetector):
     """The leader's end of every follower's connection."""
 
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
@@ -208,7 +208,7 @@ class LeaderWatch(Watch):
             line.say("over", self.over)
 
 
-class FollowerWatch(Watch):
+class FollowerDetector(FailureDetector):
     """A follower's connection to the leader."""
 
     def __init__(self, where: Whereabouts, rank: int, size: int, timeout_s: float) -> None:

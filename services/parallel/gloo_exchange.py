@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from services.parallel.meeting import ProcessGroup, post
+from services.parallel.rendezvous import ProcessGroup, post
 from services.runtime.gloo_connections import first_line
 
 WAIT_MIN_S: Final = 0.001
@@ -26,7 +26,7 @@ Works = list[tuple[Any, torch.Tensor]]
 
 
 class GlooExchange:
-    """This rank's connections to the others. Made by `meeting`, used by one event loop."""
+    """This rank's connections to the others. Made by `rendezvous`, used by one event loop."""
 
     def __init__(self, group: ProcessGroup, timeout_s: float) -> None:
         self._group: ProcessGroup | None = group
