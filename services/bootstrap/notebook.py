@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from services.ids import Incarnation
 from services.rooms.entries import WorkerFacts
-from services.rooms.index import is_of
+from services.rooms.room_index import is_of
 
 NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})
 

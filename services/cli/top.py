@@ -13,7 +13,7 @@ from rich.text import Text
 
 from services.cli.admin import Admin, NotTold, admin
 from services.cli.keyboard import Keyboard
-from services.rooms.counts import counted
+from services.rooms.plurals import counted
 
 EVERY_S: Final = 1.0
 WIDE: Final = 110

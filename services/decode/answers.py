@@ -7,9 +7,9 @@ callers; the other ranks say the same to nobody.
 from collections.abc import Iterable
 
 from services.decode.job import Choice, Job
-from services.rooms.counts import counted
 from services.rooms.errors import Cause
 from services.rooms.evidence import Finished
+from services.rooms.plurals import counted
 from services.rooms.request import Token
 from services.rooms.timeline import Moment
 from services.wire.baton.v1 import inference_pb2

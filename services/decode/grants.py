@@ -12,7 +12,7 @@ from services.decode.peers import Peers, endpoint_to_wire
 from services.ids import Generation, Incarnation
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.rooms.counts import counted
+from services.rooms.plurals import counted
 from services.rooms.timeline import Moment
 from services.transfer.exposure import Exposure
 from services.wire.baton.v1 import inference_pb2, rooms_pb2

@@ -16,10 +16,10 @@ from services.pages.errors import RecordCorrupt, RecordForeign
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.record import MetadataRecord, announced, read_slot, touched
-from services.rooms.counts import counted
 from services.rooms.errors import Cause, PeerFault, Reason
 from services.rooms.evidence import Failed, Landed, Sealed
 from services.rooms.phases import Phase
+from services.rooms.plurals import counted
 from services.rooms.timeline import Moment
 from services.wire.model_bounds import ModelBounds
 from services.worker.reporter import Reporter

@@ -27,11 +27,11 @@ from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Fenced, Proof
 from services.rooms.phases import Effect, Phase, ReceiverEffect, Vote
+from services.rooms.plurals import counted
 from services.rooms.receiver import Receiver
 from services.rooms.request import Token
 from services.rooms.room import Room

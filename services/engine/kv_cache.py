@@ -7,7 +7,7 @@ import torch
 
 from services.engine.memory import shortage
 from services.pages.layout import KvLayout
-from services.rooms.counts import counted
+from services.rooms.plurals import counted
 from services.runtime.errors import StartupError
 from services.runtime.host_memory import CannotMove, HostMemory
 

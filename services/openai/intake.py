@@ -23,7 +23,7 @@ from services.openai.schemas import (
     GenerationRequest,
 )
 from services.rooms.choice_pages import ChoicePages, longest_of
-from services.rooms.counts import counted
+from services.rooms.plurals import counted
 from services.rooms.request import Grammar, Request, Sampling
 from services.rooms.trace import TraceContext
 

@@ -28,7 +28,7 @@ from services.openai.model import ServedModel
 from services.openai.schemas import CompletionRequest, Conversation, GenerationRequest, Message, Tool
 from services.openai.tokenizer import TooManyTokens
 from services.openai.turns import LONG_BYTES, TextTurns
-from services.rooms.counts import counted
+from services.rooms.plurals import counted
 
 INLINE_CHARS_MAX: Final = 4096
 """Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""

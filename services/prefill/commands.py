@@ -11,10 +11,10 @@ from services.prefill.early_grants import EarlyGrants
 from services.prefill.job import Job
 from services.prefill.receivers import Receivers
 from services.prefill.ways import Ways
-from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Failed, Fenced, Granted, Proof
+from services.rooms.plurals import counted
 from services.rooms.roster import Roster
 from services.rooms.sender import Sender
 from services.rooms.timeline import Moment

@@ -9,10 +9,10 @@ from services.engine.stepper import StepFailed, Stepper
 from services.prefill.batch import Part, next_parts
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
-from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
+from services.rooms.plurals import counted
 from services.rooms.request import Token
 from services.rooms.timeline import Moment
 from services.runtime.clock import Clock

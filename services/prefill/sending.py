@@ -9,10 +9,10 @@ from services.pages.slots import Slot, SlotPool
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.push import Push, Quota, Stage
-from services.rooms.counts import counted
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed, Fenced, Proof, Sealed, Written
 from services.rooms.phases import GATED, Phase
+from services.rooms.plurals import counted
 from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.transfer.interface import Transfer

@@ -23,11 +23,11 @@ from services.prefill.metrics import PrefillMetrics
 from services.prefill.receivers import Receivers
 from services.prefill.sending import Sending
 from services.prefill.ways import Ways
-from services.rooms.counts import counted
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Finished
 from services.rooms.phases import Effect, Phase, SenderEffect, Vote
+from services.rooms.plurals import counted
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from services.ids import Generation
-from services.rooms.counts import counted
 from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGeneration
 from services.rooms.evidence import Connected, Evidence, Landed, Proof, Sealed
 from services.rooms.phases import RECEIVER_MOVES, Moves, Phase, Side
+from services.rooms.plurals import counted
 from services.rooms.room import NOT_COMPILED, Room
 
 

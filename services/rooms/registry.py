@@ -21,10 +21,10 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
-from services.rooms.index import RoomIndex
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
 from services.rooms.placement import Need, all_full, beyond, largest, place
+from services.rooms.room_index import RoomIndex
 from services.rooms.timeline import Event
 
 __all__ = ["Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]

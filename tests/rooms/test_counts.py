@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.rooms.counts import counted
+from services.rooms.plurals import counted
 
 
 @pytest.mark.parametrize(

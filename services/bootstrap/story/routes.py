@@ -22,7 +22,7 @@ from services.bootstrap.story import live
 from services.bootstrap.story.chains import PREFIX, RetryChains
 from services.bootstrap.story.parts import Story
 from services.bootstrap.story.tell import of_queued, of_refused, tell
-from services.rooms.index import is_of
+from services.rooms.room_index import is_of
 from services.rooms.timeline import Moment
 
 LIST_DEFAULT: Final = 50
