@@ -41,7 +41,7 @@ from services.runtime.party import Party
 from services.runtime.process_metrics import describe_process
 from services.runtime.room_spans import RoomSpans
 from services.runtime.setting_kinds import join_address
-from services.runtime.tracing import make_tracer
+from services.runtime.trace_endpoint import make_tracer
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels, Server
 from services.wire.identity import Identity

@@ -7,7 +7,7 @@ from services.runtime.model_files import LoadFormat
 from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching, number, optional
 from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
-from services.runtime.tracing import ENDPOINT
+from services.runtime.trace_endpoint import ENDPOINT
 
 LOG_LEVEL = choices("debug", "info", "warning", "error")
 LOG_FORMAT = choices("text", "json")

@@ -26,7 +26,8 @@ from services.runtime.party import Party
 from services.runtime.room_spans import RoomSpans
 from services.runtime.serve import end_now
 from services.runtime.setting_kinds import join_address, split_address
-from services.runtime.tracing import SpanKind, make_tracer
+from services.runtime.trace_endpoint import make_tracer
+from services.runtime.tracing import SpanKind
 from services.runtime.worker_settings import WorkerSettings
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, Server, open_thread_channel

@@ -14,7 +14,8 @@ from services.rooms.trace import read_trace
 from services.runtime.errors import StartupError
 from services.runtime.listen import bind_port, port_of
 from services.runtime.room_spans import RoomSpans
-from services.runtime.tracing import OFF, SpanKind, make_tracer
+from services.runtime.trace_endpoint import make_tracer
+from services.runtime.tracing import OFF, SpanKind
 from tests.trace.collector import Collector, collecting
 
 PARENT = read_trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1")
@@ -33,7 +34,8 @@ def collector() -> Iterator[Collector]:
 def test_without_an_endpoint_nothing_of_the_sdk_is_imported() -> None:
     program = (
         "import sys, services.bootstrap.rooms, services.openai.app, services.worker.leader_host as host;"
-        "from services.runtime.tracing import OFF, make_tracer;"
+        "from services.runtime.trace_endpoint import make_tracer;"
+        "from services.runtime.tracing import OFF;"
         "assert make_tracer('', 1.0, 's', 'i', {}) is OFF;"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exp'))])"
     )
