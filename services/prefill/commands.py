@@ -12,7 +12,7 @@ from services.prefill.job import Job
 from services.prefill.receivers import Receivers
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, PeerFault, Reason, Refusal, UnknownRoom
+from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Failed, Fenced, Granted, Proof
 from services.rooms.plurals import counted
 from services.rooms.roster import Roster
@@ -27,7 +27,6 @@ from services.wire.conversions import (
     request_from_wire,
     room_from_wire,
 )
-from services.wire.errors import NotConnected
 from services.wire.model_bounds import ModelBounds
 from services.worker.callers import Callers
 from services.worker.mailbox import Answer, Mailbox

@@ -12,12 +12,12 @@ from services.pages.checksum import KvChecksum
 from services.pages.layout import KvLayout
 from services.pages.plan import HandoverPlan, TransferPlan, plan_hand_over
 from services.pages.record import SCHEMA_HASH
-from services.rooms.errors import WorkerRefused
+from services.rooms.errors import NotConnected, WorkerRefused
 from services.transfer.bounds import check_endpoint
 from services.transfer.interface import Endpoint, PutsUnended, Region, Transfer, TransferError
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import Malformed, checksum_from_wire, layout_from_wire
-from services.wire.errors import NotConnected, NotQuiet
+from services.wire.errors import NotQuiet
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,10 @@ class TurnStalled(Refusal):
     """The turns of the worker do not go on: no room of it would."""
 
 
+class NotConnected(Refusal):
+    """The caller has not connected to this incarnation."""
+
+
 class WorkerRefused(Refusal):
     """A registration that does not fit the stack; names the differing field."""
 

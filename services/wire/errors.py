@@ -16,6 +16,7 @@ from services.rooms.errors import (
     NameInUse,
     NoCapacity,
     NoSuchWorker,
+    NotConnected,
     NotGone,
     PeerFault,
     Refusal,
@@ -47,10 +48,6 @@ class MailboxFull(Refusal):
 
 class CommandTooLong(Refusal):
     """One command that no turn can take."""
-
-
-class NotConnected(Refusal):
-    """The caller has not connected to this incarnation."""
 
 
 class NotQuiet(NotConnected):

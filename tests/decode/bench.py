@@ -28,7 +28,7 @@ from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_
 from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause, NotConnected, Reason
 from services.rooms.phases import Phase
 from services.rooms.request import Request
 from services.runtime.clock import ManualClock
@@ -39,7 +39,7 @@ from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
-from services.wire.errors import NotConnected, NotQuiet, errors_as_status, refusal_to_wire
+from services.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
 from services.worker.mailbox import Mailbox
 from services.worker.turns import Lap, TurnProgress, take_turn
 from tests.patience import PATIENCE_S

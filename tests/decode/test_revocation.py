@@ -9,6 +9,7 @@ import pytest
 from services.decode.rest import HEARTBEAT_S
 from services.ids import Incarnation, RoomId
 from services.pages.pool import PageState
+from services.rooms.errors import NotConnected
 from services.rooms.phases import Phase
 from services.rooms.quarantine import HURRY
 from services.rooms.request import Request
@@ -19,7 +20,7 @@ from services.transfer.faults import FaultPlan
 from services.transfer.interface import Region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2
-from services.wire.errors import NotConnected, WrongIncarnation
+from services.wire.errors import WrongIncarnation
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PREFILL

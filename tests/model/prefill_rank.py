@@ -18,7 +18,7 @@ from services.pages.slots import SlotPool
 from services.prefill.push import Push, Stage
 from services.prefill.ways import Way, Ways
 from services.rooms.ballot import Ballot, read_verdict
-from services.rooms.errors import Cause, PeerFault, Reason, Refusal
+from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal
 from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed, Written
 from services.rooms.phases import GATED, Effect, Phase, SenderEffect
 from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
@@ -26,7 +26,6 @@ from services.rooms.sender import Sender
 from services.transfer.interface import PutState, Transfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
-from services.wire.errors import NotConnected
 from tests.model.decode_rank import FIRST_TOKEN, Done, told_sum
 from tests.model.flights import PAGE, RECORD, SEAL, Airspace, Flight, Line, exposed_by
 from tests.model.laws import Broken, Law

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.ids import Incarnation, RoomId
+from services.rooms.errors import NotConnected
 from services.rooms.phases import Phase
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.wire.baton.v1 import group_pb2
-from services.wire.errors import NotConnected
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PrefillBench, Receiver, connect_request
 from tests.prefill.test_group import Group, refuses

@@ -9,7 +9,16 @@ import pytest
 from services.ids import RoomId
 from services.pages.errors import Truncated
 from services.prefill.turn import LOOKS_MAX
-from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, Refusal, RoomExists, UnknownRoom
+from services.rooms.errors import (
+    Cause,
+    LocalBug,
+    NotConnected,
+    PeerFault,
+    Reason,
+    Refusal,
+    RoomExists,
+    UnknownRoom,
+)
 from services.rooms.evidence import Failed
 from services.rooms.phases import Effect, Phase, SenderEffect
 from services.rooms.request import Request
@@ -18,7 +27,6 @@ from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import Malformed
-from services.wire.errors import NotConnected
 from services.worker.mailbox import Mailbox
 from services.worker.pages import STEP_MS
 from services.worker.turns import Lap

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.ids import Incarnation
-from services.rooms.errors import PeerFault, WorkerRefused
+from services.rooms.errors import NotConnected, PeerFault, WorkerRefused
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
-from services.wire.errors import NotConnected, NotQuiet
+from services.wire.errors import NotQuiet
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PrefillBench, Receiver, connect_request
 

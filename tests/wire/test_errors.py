@@ -30,7 +30,7 @@ EXPECTED: list[tuple[Exception, grpc.StatusCode, str]] = [
     (WorkerRefused("dtype", "float32", "bfloat16"), Code.FAILED_PRECONDITION, "dtype"),
     (LayoutMismatch("layers", 1, 2), Code.FAILED_PRECONDITION, "layers"),
     (errors.WrongIncarnation("x"), Code.FAILED_PRECONDITION, ""),
-    (errors.NotConnected("x"), Code.FAILED_PRECONDITION, ""),
+    (rooms_errors.NotConnected("x"), Code.FAILED_PRECONDITION, ""),
     (errors.NotQuiet("x"), Code.FAILED_PRECONDITION, ""),
     (errors.NotAdmitted("x"), Code.PERMISSION_DENIED, ""),
     (conversions.Malformed("x"), Code.INVALID_ARGUMENT, ""),

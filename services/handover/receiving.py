@@ -1,0 +1,451 @@
+"""What does one rank of a decode worker do in a hand-over?
+
+It grants memory to senders, knows what landed there, takes it for good or keeps it from everybody until
+nothing more can be written to it. Commands, evidence and time come in; requests to the world go out
+(`services.handover.requests`). Pure: the workers, the model checker, the simulation and the stories drive
+this very class.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, TypeVar, assert_never
+
+from services.handover.requests import (
+    Close,
+    Connect,
+    Dismiss,
+    Doubt,
+    Forget,
+    Grant,
+    Join,
+    Outcome,
+    ReceiverRequest,
+    SumPages,
+)
+from services.handover.side import HandOverSide
+from services.ids import Generation, Incarnation, PageId, RoomId
+from services.pages.checksum import KvChecksum, told
+from services.pages.errors import RecordCorrupt, RecordForeign
+from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
+from services.pages.record import MetadataRecord, announced, read_slot, touched
+from services.rooms.choice_pages import ChoicePages
+from services.rooms.choices import Choices
+from services.rooms.deadlines import Deadlines
+from services.rooms.errors import Cause, PeerFault, Reason, Refusal
+from services.rooms.evidence import Connected, Fenced, Finished, Landed, Proof, Sealed
+from services.rooms.phases import Effect, Phase, ReceiverEffect
+from services.rooms.plurals import counted
+from services.rooms.quarantine import in_quarantine, revocation_due
+from services.rooms.receiver import Receiver
+from services.rooms.request import FinishReason, Request
+from services.rooms.roster import Capacity
+from services.rooms.timeline import Moment
+
+NEAR_S: Final = 0.01
+"""What comes between a record and its seal takes a few milliseconds mostly."""
+
+CALLERS_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED})
+"""Ends that say nothing about the way to the sender."""
+
+
+@dataclass(slots=True, eq=False)
+class ReceivingRoom(Receiver):
+    """What a decode rank keeps of a room. A shell's record adds its own to it."""
+
+    request: Request = field(kw_only=True)
+    sender_name: str = field(default="", kw_only=True)
+    division: ChoicePages = field(kw_only=True)
+    """Of its pages, among the choices."""
+    pages: tuple[PageId, ...] = field(default=(), init=False)
+    """Once it has some, in the order of its tokens."""
+    prefix_tokens: int = field(default=0, init=False)
+    """Leading tokens whose pages were held when it was granted."""
+    record: MetadataRecord | None = field(default=None, init=False)
+    """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
+    near_until_s: float | None = field(default=None, init=False)
+    """Until when its seal is looked for without a pause, once its record is there."""
+    outputs: tuple[list[int], ...] = field(init=False)
+    """All tokens drawn of each choice."""
+    ends: Choices = field(init=False)
+    outcome_told: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.outputs = tuple(list(self.request.output) for _ in range(self.request.choices))
+        self.ends = Choices(self.request.choices)
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The tokens whose KV the sender answers for."""
+        return self.request.prompt + self.request.output
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """All tokens of choice 0 whose KV is in the pages: the last one drawn was not computed."""
+        return (*self.request.prompt, *self.outputs[0][:-1])
+
+    @property
+    def runs(self) -> bool:
+        """Its choices that go on have their next tokens drawn."""
+        return self.phase is Phase.SUCCESS and not self.finished and not self.stopping
+
+    @property
+    def undecided(self) -> bool:
+        """What landed is neither proven nor found wrong."""
+        return self.phase is Phase.TRANSFERRING and not self.sealed and self.cause is None
+
+    def table(self, choice: int) -> tuple[PageId, ...]:
+        """The page table of one choice."""
+        return self.division.table(self.pages, choice)
+
+
+R = TypeVar("R", bound=ReceivingRoom)
+
+
+class Receiving(HandOverSide[R, ReceiverRequest]):
+    """Invariants:
+    exposure-on-page    what is named to a peer is marked exposed before, on every rank
+    no-free-under-write exposed memory is committed by its seal or waits in quarantine for a proof
+    stale-never-served  what landed is used only if it is this tenancy's own, and whole
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., R],
+        places: int,
+        holdings: Holdings,
+        layout: KvLayout,
+        deadlines: Deadlines,
+        *,
+        exposure: Incarnation,
+        ranks: int = 1,
+        vocabulary: int,
+        checksum: KvChecksum = KvChecksum.RECORD,
+        near_s: float = NEAR_S,
+    ) -> None:
+        """`exposure`: of this rank's memory. `ranks`: of this worker. `vocabulary`: token ids that the model
+        has. `near_s`: for how long a seal is near once its record is there."""
+        super().__init__(make, places, holdings, layout, deadlines)
+        self.revoking = False
+        """Agreed, and to be carried out as soon as no step runs: see `revoked`."""
+        self._exposure = exposure
+        self._ranks = ranks
+        self._vocabulary = vocabulary
+        self._checksum = checksum
+        self._near_s = near_s
+        self._granting: list[Grant] = []
+        """Exposed here, and not yet known to be so on every rank."""
+        self._asked_to_revoke = False
+
+    # ---- commands, the same on every rank
+
+    def open(
+        self,
+        room: RoomId,
+        request: Request,
+        sender: Incarnation,
+        now_ms: int,
+        *,
+        ends_ms: int | None = None,
+        sender_name: str = "",
+        compiled: bool = True,
+    ) -> R:
+        """Enter a room that the registry opened. Raises Refusal."""
+        division = ChoicePages(
+            request.prefill_tokens, request.tokens_max, request.choices, self._layout.page_tokens
+        )
+        if division.needed > len(self.holdings.pages):
+            each = "" if request.choices == 1 else f" in each of {request.choices} choices"
+            raise Refusal(
+                f"request may grow to {request.tokens_max} tokens{each}: the cache of this worker never holds"
+                " it"
+            )
+
+        def make(place: int) -> R:
+            return self._make(
+                room,
+                request.request_id,
+                sender,
+                place,
+                division.needed,
+                self._deadlines,
+                now_ms,
+                ends_ms,
+                pages_expected=self._layout.pages_for(request.prefill_tokens),
+                compiled=compiled,
+                request=request,
+                sender_name=sender_name,
+                division=division,
+            )
+
+        opened = self.roster.open(room, make, now_ms)
+        self._report(opened, Moment.ACCEPTED, f"{counted(division.needed, 'page')} needed")
+        self._ask(Connect(room, sender))
+        return opened
+
+    def connected(self, sender: Incarnation) -> None:
+        """It knows this worker's memory."""
+        for room in self.roster:
+            if room.peer == sender:
+                room.note(Connected())
+
+    def cut(self, room: RoomId, choice: int) -> None:
+        """The reader of one choice has all it wants of it. Of a room that is over nothing is to be ended."""
+        if room not in self.roster:
+            return
+        held = self.roster.get(room)
+        held.ends.cut.add(choice)
+        if choice in held.ends.going_on and not held.outcome_told:
+            self._end(held, choice, "cut off")
+
+    def quiet(self, room: RoomId, generation: Generation) -> None:
+        """The sender acknowledged the close of this room and generation. Raises PeerFault for another one."""
+        if room in self.roster and self.roster.get(room).generation != generation:
+            raise PeerFault(f"room {room}: quiet for generation {generation}, which is not ours")
+        self.roster.note(room, Fenced(Proof.QUIET))
+
+    def depart(self, sender: Incarnation) -> None:
+        """A prefill process is known to be gone: nothing of it can land any more. What it finished before
+        is there, and is not lost with it (`drain-keeps-promises`)."""
+        for room in self.roster:
+            if room.peer != sender or room.phase is Phase.SUCCESS:
+                continue
+            if room.phase is Phase.TRANSFERRING and room.record is None:
+                self.look(room)
+            if room.record is None:
+                self.fail(room, Reason.PREFILL_LOST, f"prefill worker {room.sender_name} is gone")
+            room.note(Fenced(Proof.DEAD))
+        self._ask(Forget(sender))
+
+    def revoke(self) -> None:
+        """Every room whose memory is exposed ends: all of it is about to go."""
+        self.revoking = True
+        for room in self.roster:
+            if room.phase is Phase.TRANSFERRING:
+                text = "decode: its memory was taken back from another sender"
+                self.fail(room, Reason.MEMORY_REVOKED, text)
+
+    # ---- what is known on this rank alone
+
+    def awaited(self) -> Iterator[tuple[R, memoryview]]:
+        """Rooms whose pages are on their way and whose seal was not seen, with their slots."""
+        holdings = self.holdings
+        for room in self.roster:
+            if room.phase is Phase.TRANSFERRING and room.record is None:
+                yield room, holdings.slots.view(holdings.get(room.id).slot)
+
+    def touched(self) -> list[R]:
+        """Rooms whose seal may be there: `look` says whether it is."""
+        return [room for room, slot in self.awaited() if touched(slot)]
+
+    def near(self, now_s: float) -> bool:
+        """A room has its record, and has not had it for long: its seal is near."""
+        for room, slot in self.awaited():
+            if room.near_until_s is None and announced(slot):
+                room.near_until_s = now_s + self._near_s
+            if room.near_until_s is not None and now_s < room.near_until_s:
+                return True
+        return False
+
+    def look(self, room: R) -> bool:
+        """Look for the room's seal; True when something was there. What is not this tenancy's own ends the
+        room (`stale-never-served`)."""
+        slot = self.holdings.get(room.id).slot
+        generation = slot.generation
+        try:
+            view, checked = self.holdings.slots.view(slot), self._checksum is not KvChecksum.OFF
+            record = read_slot(view, room.id, generation, check_sum=checked)
+            if record is None:
+                return False
+            self._check(room, record)
+            room.note(Landed(generation, record.pages))
+        except (RecordCorrupt, RecordForeign, PeerFault) as error:
+            self.fail(room, Reason.RECORD_CORRUPT, f"decode: {error}")
+            return True
+        room.record = record
+        room.outputs[0][:] = [*room.request.output, record.first_token]
+        if self._checksum is KvChecksum.PAGES:
+            self._ask(SumPages(room.id, room.prefix_tokens))
+        else:
+            self._seal(room, record)
+        return True
+
+    def summed(self, room: R, total: int) -> None:
+        """The sum of what landed is complete."""
+        record = room.record
+        if record is None:
+            raise AssertionError(f"room {room.id} was summed without its record")
+        if record.pages_checksum == told(total):
+            self._seal(room, record)
+            return
+        text = (
+            f"decode: what landed in {record.pages} pages of {record.prompt_tokens} tokens is not what the"
+            " prefill worker computed"
+        )
+        self.fail(room, Reason.PAGES_CORRUPT, text)
+
+    def drawn(self, room: R, choice: int) -> FinishReason | None:
+        """A token was appended to the choice's output. Returns why it was the last one, if it was."""
+        finish = room.request.finish_reason(room.outputs[choice])
+        if finish is not None:
+            self._end(room, choice, finish.value)
+        return finish
+
+    def revocation_due(self, now_ms: int, *, shut_out: bool) -> bool:
+        """Whether the leader is to ask for a revocation now; said once. `shut_out`: a sender that a room is
+        for sees no end of what it wrote by a way that broke."""
+        if not self._asked_to_revoke:
+            due = revocation_due(self.roster, now_ms, len(self.holdings.pages))
+            self._asked_to_revoke = shut_out or due
+            return self._asked_to_revoke
+        return False
+
+    def revoked(self, exposure: Incarnation, slots: memoryview) -> None:
+        """All memory was taken back from everyone who knew it, and is exposed anew. Proof for every room in
+        quarantine; admitted rooms keep their pages, at another address. `slots`: where those lie now."""
+        self.holdings.slots.moved(slots)
+        self._exposure = exposure
+        for room in self.roster:
+            if in_quarantine(room):
+                room.note(Fenced(Proof.REVOKED))
+        self.revoking = self._asked_to_revoke = False
+
+    # ---- a turn
+
+    def capacity(self) -> Capacity:
+        """Nothing while a revocation is agreed: it would be exposed, and taken back at once."""
+        return Capacity(0, 0) if self.revoking else super().capacity()
+
+    def agreed(self) -> None:
+        """Every rank has done what the turn before asked of it: senders are told of their grants."""
+        for grant in self._granting:
+            self._ask(grant)
+        self._granting.clear()
+
+    def perform(self, room: R, effect: Effect | ReceiverEffect, now_ms: int) -> None:
+        match effect:
+            case Effect.QUEUE:
+                self._report(room, Moment.CONNECTED)
+            case ReceiverEffect.GRANT:
+                self._grant(room)
+            case ReceiverEffect.ADMIT:
+                self._admit(room)
+            case Effect.STOP:
+                self._distrust(room)
+                self._end_early(room)
+            case Effect.FENCE:
+                self._distrust(room)
+                self._fence(room)
+            case Effect.RELEASE:
+                self._retire(room, now_ms)
+            case _:
+                assert_never(effect)
+
+    # ---- what moves do
+
+    def _grant(self, room: R) -> None:
+        """Reserve, expose, and only then tell: a slot that a late rank blanked after it was written would
+        never be seen sealed."""
+        holding = self.holdings.take(room.id, room.pages_needed, room.given, room.request.salt)
+        generation = holding.slot.generation
+        room.expose(generation, holding.shared)
+        self.holdings.expose(room.id, room.pages_expected)
+        room.pages = holding.pages
+        room.prefix_tokens = holding.shared * self._layout.page_tokens
+        grant = Grant(
+            room.id,
+            room.peer,
+            self._exposure,
+            generation,
+            holding.exposed,
+            holding.slot.index,
+            room.prefix_tokens,
+        )
+        self._granting.append(grant)
+        if self._ranks == 1:
+            self.agreed()
+        detail = (
+            f"{counted(len(holding.exposed), 'page')} behind {counted(room.prefix_tokens, 'token')} held,"
+            f" slot {holding.slot.index}, generation {generation}"
+        )
+        self._report(room, Moment.GRANTED, detail)
+
+    def _admit(self, room: R) -> None:
+        """The pages are the room's for good."""
+        if room.record is None:
+            raise AssertionError(f"room {room.id} was admitted without its record")
+        self.holdings.commit(room.id)
+        room.pages = self.holdings.keep(room.id, room.given).pages
+        self._report(room, Moment.ADMITTED)
+        if room.request.choices > 1:
+            further = counted(room.request.choices - 1, "further choice")
+            self._report(room, Moment.FORKED, further)
+        self._ask(Join(room.id))
+
+    def _end(self, room: R, choice: int, how: str) -> None:
+        """End one choice, and the room with the last of them (`choices-end-alone`)."""
+        last, several = room.ends.end(choice), room.request.choices > 1
+        detail = f"{counted(len(room.outputs[choice]), 'token')}, {how}"
+        if several:
+            self._report(room, Moment.CHOICE_ENDED, f"choice {choice}: {detail}")
+        if not last:
+            return
+        if several:
+            drawn = counted(sum(map(len, room.outputs)), "token")
+            detail = f"{counted(room.request.choices, 'choice')}, {drawn}"
+        room.note(Finished())
+        self._conclude(room, None)
+        self._report(room, Moment.FINISHED, detail)
+
+    def _end_early(self, room: R) -> None:
+        """The room ends before its choices did: its caller hears why, at once."""
+        if room.cause is None:
+            raise AssertionError(f"room {room.id} ended early without a cause")
+        if not room.finished:
+            self._conclude(room, room.cause)
+
+    def _conclude(self, room: R, cause: Cause | None) -> None:
+        room.outcome_told = True
+        self._ask(Outcome(room.id, cause))
+
+    def _fence(self, room: R) -> None:
+        self._end_early(room)
+        if not self.holdings.quarantine(room.id):
+            room.note(Fenced(Proof.UNEXPOSED))
+        elif room.generation is not None and room.proof is not Proof.DEAD:
+            # A seal that was seen proves it for this rank; the close is the leader's, and another rank may
+            # have seen none. That a peer is dead is known to all.
+            self._report(room, Moment.QUARANTINED, "until the sender is quiet or gone")
+            self._ask(Close(room.id, room.peer, room.generation))
+            if room.cause is not None and room.cause.reason not in CALLERS_OWN:
+                self._ask(Doubt(room.peer))
+
+    def _retire(self, room: R, now_ms: int) -> None:
+        self._ask(Dismiss(room.id))
+        if room.finished and not room.stopping and 0 not in room.ends.cut:
+            # Of one that was stopped or cut, the ranks need not have seen the same steps end.
+            self.holdings.keep(room.id, room.computed)
+        self._release(room, now_ms)
+
+    # ---- what landed
+
+    def _seal(self, room: R, record: MetadataRecord) -> None:
+        room.note(Sealed(Generation(record.generation)))
+        checked = ", contents as computed" if self._checksum is KvChecksum.PAGES else ""
+        detail = f"{counted(record.pages, 'page')}, generation {record.generation}{checked}"
+        self._report(room, Moment.LANDED, detail, of_rank=True)
+
+    def _check(self, room: R, record: MetadataRecord) -> None:
+        want = (room.request.prefill_tokens, room.pages_expected)
+        if (record.prompt_tokens, record.pages) != want:
+            raise RecordCorrupt(
+                f"record of room {record.room} says {record.prompt_tokens} tokens in {record.pages} pages,"
+                f" expected {want[0]} in {want[1]}"
+            )
+        tokens = (record.first_token, *(token for token, _ in record.alternatives))
+        if max(tokens) >= self._vocabulary:
+            raise RecordCorrupt(f"record of room {record.room} names a token that the model does not have")
+        logprobs = (record.first_logprob or 0.0, *(logprob for _, logprob in record.alternatives))
+        if not all(each < inf for each in logprobs):
+            raise RecordCorrupt(f"record of room {record.room} has a logprob that is no number")

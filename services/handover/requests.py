@@ -1,0 +1,145 @@
+"""What does the hand-over core ask of the world?
+
+Requests are values. A side hands them out in the order in which they are to be carried out, and whoever
+drives it takes them after each call (`HandOverSide.take_requests`). Carrying one out decides nothing: what
+comes of it enters the core as a command or as evidence.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from services.ids import Generation, Incarnation, PageId, RoomId
+from services.pages.record import MetadataRecord
+from services.pages.slots import Slot
+from services.rooms.errors import Cause
+from services.rooms.timeline import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Write a line of the room's timeline."""
+
+    room: RoomId
+    moment: Moment
+    detail: str = ""
+    of_rank: bool = False
+    """The line says what this rank saw, where others say what the worker did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Tell the room's caller how the room ended: the last that the caller hears."""
+
+    room: RoomId
+    cause: Cause | None
+    """None when the room was answered, or handed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The peer's process is gone: nothing is said to it any more, and nothing of it can land."""
+
+    peer: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Make this worker's memory known to the room's sender. Comes back as `Connected`."""
+
+    room: RoomId
+    peer: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Tell the room's sender where it may write: every rank has exposed it."""
+
+    room: RoomId
+    peer: Incarnation
+    exposure: Incarnation
+    generation: Generation
+    pages: tuple[PageId, ...]
+    slot: int
+    prefix_tokens: int
+    """Leading tokens whose pages the receiver holds already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Ask the sender until it has proven that it writes nothing more for this tenancy. Comes back as
+    `Receiving.quiet`."""
+
+    room: RoomId
+    peer: Incarnation
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A room went wrong on the way from this peer: the next one connects anew."""
+
+    peer: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Nothing more is wanted of the sender for this room."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True, slots=True)
+class SumPages:
+    """Sum what landed in the room's pages from this token on. Comes back as `Receiving.summed`."""
+
+    room: RoomId
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The room's choices join the batch, behind the first token of its record."""
+
+    room: RoomId
+
+
+ReceiverRequest: TypeAlias = (
+    Report | Outcome | Forget | Connect | Grant | Close | Doubt | Dismiss | SumPages | Join
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginWrites:
+    """Prepare the room's writes, from its pages and its metadata slot. Its steps may begin."""
+
+    room: RoomId
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class SendPages:
+    """The first so many tokens are in the room's pages: whole pages of them may leave."""
+
+    room: RoomId
+    tokens: int
+    complete: bool
+    """There are no more, so that the last page may leave as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendRecord:
+    """Write the record to each rank of the receiver."""
+
+    room: RoomId
+    record: MetadataRecord
+    """Without the sum of the pages, which differs by the receiver's rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendSeal:
+    """Write the seal to each rank of the receiver: every rank of this worker has written the rest."""
+
+    room: RoomId
+
+
+SenderRequest: TypeAlias = Report | Outcome | Forget | BeginWrites | SendPages | SendRecord | SendSeal

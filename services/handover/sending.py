@@ -1,0 +1,370 @@
+"""What does one rank of a prefill worker do in a hand-over?
+
+It takes memory to compute a prompt into, says what may be written to the receiver and when, and holds its own
+pages until nothing reads them any more. Commands, evidence and time come in; requests to the world go out
+(`services.handover.requests`). Pure: the workers, the model checker, the simulation and the stories drive
+this very class.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar, assert_never
+
+from services.handover.requests import (
+    BeginWrites,
+    Forget,
+    Outcome,
+    SenderRequest,
+    SendPages,
+    SendRecord,
+    SendSeal,
+)
+from services.handover.side import HandOverSide
+from services.ids import Generation, Incarnation, PageId, RoomId
+from services.pages.errors import Truncated
+from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
+from services.pages.record import ALTERNATIVES_MAX, MetadataRecord
+from services.rooms.deadlines import Deadlines
+from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
+from services.rooms.evidence import Fenced, Finished, Granted, Proof, Sealed, Written
+from services.rooms.phases import GATED, Effect, Phase, SenderEffect
+from services.rooms.plurals import counted
+from services.rooms.request import Request, Token
+from services.rooms.sender import Sender
+from services.rooms.timeline import Moment
+
+
+class Route(Protocol):
+    """How this rank reaches one exposure of a receiver's memory."""
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of one of the receiver's pages."""
+
+    def revoked_by(self, exposure: Incarnation) -> bool:
+        """Whether this memory was taken back before its receiver made `exposure`."""
+
+
+class Writes(Protocol):
+    """How far the room's writes have come."""
+
+    @property
+    def failure(self) -> str | None: ...
+    @property
+    def written(self) -> bool:
+        """All pages and records of this rank were ready, and their writes are DONE."""
+
+    @property
+    def sealed(self) -> bool:
+        """The seals' writes are DONE."""
+
+
+@dataclass(slots=True, eq=False)
+class SendingRoom(Sender):
+    """What a prefill rank keeps of a room. A shell's record adds its own to it."""
+
+    request: Request = field(kw_only=True)
+    receiver_name: str = field(default="", kw_only=True)
+    route: Route | None = field(default=None, init=False)
+    """Where its grant leads."""
+    pages: tuple[PageId, ...] = field(default=(), init=False)
+    begun: bool = field(default=False, init=False)
+    """It has its pages, and may be written."""
+    computed: int = field(default=0, init=False)
+    """Leading tokens whose KV is in the pages."""
+    cached: int = field(default=0, init=False)
+    """Leading tokens whose KV was in the pages when they were taken."""
+    first: Token | None = field(default=None, init=False)
+    outcome_told: bool = field(default=False, init=False)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All whose KV is handed over."""
+        return self.request.prompt + self.request.output
+
+    @property
+    def complete(self) -> bool:
+        """All that is known was computed."""
+        return self.computed == self.request.prefill_tokens
+
+    @property
+    def reusable(self) -> tuple[int, ...]:
+        """Its first tokens, to be begun behind where their KV is there already. The last token is computed in
+        any case: what follows it is drawn from that. Of a prompt that is scored all are
+        (`scored-is-computed`)."""
+        return self.tokens[:-1] if self.request.prompt_logprobs is None else ()
+
+    @property
+    def computable(self) -> bool:
+        return self.phase is Phase.TRANSFERRING and not self.complete
+
+    @property
+    def record(self) -> MetadataRecord:
+        """What the receiver is to know beside the pages, once all is computed."""
+        if self.first is None or self.grant is None:
+            raise AssertionError(f"room {self.id} has a record before it was computed")
+        return MetadataRecord(
+            room=self.id,
+            generation=self.grant.generation,
+            prompt_tokens=self.request.prefill_tokens,
+            cached_tokens=self.cached,
+            pages=len(self.grant.pages),
+            first_token=self.first.id,
+            first_logprob=self.first.logprob,
+            # What it cannot hold, the bootstrap hears from here alone (`record-fits`).
+            alternatives=self.first.top[:ALTERNATIVES_MAX],
+        )
+
+
+S = TypeVar("S", bound=SendingRoom)
+
+
+class Sending(HandOverSide[S, SenderRequest]):
+    """Invariants:
+    authorised-writer   only the receiver that the registry named grants and closes a room
+    written-before-sent a page leaves when it is computed, and not before
+    seal-last           the seal leaves when every rank has written the rest
+    one-writer          one rank writes records and seals
+    source-pinned       a room keeps its pages until its writes, which read them, have ended
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., S],
+        places: int,
+        holdings: Holdings,
+        layout: KvLayout,
+        deadlines: Deadlines,
+        *,
+        elected: bool,
+    ) -> None:
+        """`elected`: this rank writes the records and seals of its worker."""
+        super().__init__(make, places, holdings, layout, deadlines)
+        self.elected = elected
+        self._connections: list[Exception | None] = []
+        """The turn's, and what became of each on this rank."""
+
+    # ---- commands, the same on every rank
+
+    def open(
+        self,
+        room: RoomId,
+        request: Request,
+        receiver: Incarnation,
+        now_ms: int,
+        *,
+        ends_ms: int | None = None,
+        receiver_name: str = "",
+        compiled: bool = True,
+    ) -> S:
+        """Enter a room that the registry opened. Raises Refusal."""
+        pages = self._layout.pages_for(request.prefill_tokens)
+        if pages > len(self.holdings.pages):
+            raise Refusal(
+                f"{request.prefill_tokens} tokens to compute: the cache of this worker never holds it"
+            )
+
+        def make(place: int) -> S:
+            return self._make(
+                room,
+                request.request_id,
+                receiver,
+                place,
+                pages,
+                self._deadlines,
+                now_ms,
+                ends_ms,
+                elected=self.elected,
+                compiled=compiled,
+                request=request,
+                receiver_name=receiver_name,
+            )
+
+        opened = self.roster.open(room, make, now_ms)
+        needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(pages, 'page')}"
+        self._report(opened, Moment.ACCEPTED, needs)
+        return opened
+
+    def connection(self, problem: Exception | None) -> None:
+        """One of the turn's connections was made on this rank, or `problem` is why not."""
+        self._connections.append(problem)
+
+    def revoke(self, receiver: Incarnation, exposure: Incarnation) -> None:
+        """The receiver exposed its memory anew: whoever writes to what it exposed before ends, proven quiet.
+        A write that still reads its source pages reaches nobody, so that they may be used anew
+        (`source-pinned`)."""
+        for room in self.roster:
+            if room.peer == receiver and room.route is not None and room.route.revoked_by(exposure):
+                text = f"decode worker {room.receiver_name} took its memory back"
+                self.fail(room, Reason.MEMORY_REVOKED, text)
+                room.note(Fenced(Proof.REVOKED))
+
+    def grant(self, room: RoomId, receiver: Incarnation, grant: Granted, route: Route | NotConnected) -> None:
+        """The receiver tells where the room may be written. `route`: to the exposure that it names, or why
+        there is none. Raises UnknownRoom, PeerFault, NotConnected, Truncated."""
+        if room not in self.roster:
+            self.roster.note(room, grant)  # counted, and creates nothing
+            raise UnknownRoom(f"room {room} is not known here")
+        held = self.roster.get(room)
+        if receiver != held.peer:
+            raise PeerFault(f"room {room}: the registry named another receiver")  # `authorised-writer`
+        if isinstance(route, NotConnected):
+            if not self.elected:
+                # The leader answers the grant, and may have taken it: this rank alone ends the room.
+                self.fail(held, Reason.CONNECT_FAILED, f"prefill: {route}")
+            raise route
+        known = held.request.prefill_tokens
+        # `promise-kept`: what the receiver holds already are whole pages, which are not written over.
+        if grant.prefix_tokens % route.page_tokens or grant.prefix_tokens > known:
+            raise PeerFault(
+                f"room {room}: a prefix of {grant.prefix_tokens} tokens does not end with a page of its"
+                f" {known}"
+            )
+        expected = -(-(known - grant.prefix_tokens) // route.page_tokens)
+        if len(grant.pages) != expected:
+            raise Truncated(f"room {room}: {len(grant.pages)} pages granted, {expected} to be sent")
+        held.note(grant)
+        held.route = route
+
+    def close(self, room: RoomId, receiver: Incarnation, generation: Generation, now_ms: int) -> None:
+        """The receiver gave the room up. What answers it is a proof, so it is for the room's own receiver and
+        tenancy alone. Raises PeerFault."""
+        if room in self.roster:
+            held = self.roster.get(room)
+            if held.peer != receiver:
+                raise PeerFault(f"room {room}: the registry named another receiver")
+            if held.grant is not None and held.grant.generation != generation:
+                raise PeerFault(f"room {room}: generation {generation} was not granted")
+        cause = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
+        self.roster.give_up(room, receiver, cause, now_ms)
+
+    def depart(self, receiver: Incarnation) -> None:
+        """A decode process is known to be gone: nothing can land in it any more."""
+        for room in self.roster:
+            if room.peer == receiver:
+                self.fail(room, Reason.DECODE_LOST, f"decode worker {room.receiver_name} is gone")
+                room.note(Fenced(Proof.DEAD))
+        self._ask(Forget(receiver))
+
+    # ---- what is known on this rank alone
+
+    def computed(self, room: S, tokens: int, first: Token | None, now_ms: int) -> bool:
+        """A step ended: the first `tokens` tokens are in the pages. `first`: the token that was drawn behind
+        them all. False, and nothing follows, where the room has failed meanwhile."""
+        room.busy = False
+        room.computed = tokens
+        if not room.begun or room.phase is not Phase.TRANSFERRING:
+            return False
+        self._ask(SendPages(room.id, tokens, room.complete))
+        room.progressed(now_ms)
+        if first is not None:
+            room.first = first
+            if room.elected:
+                self._ask(SendRecord(room.id, room.record))
+        return True
+
+    def sent(self) -> Iterator[S]:
+        """Rooms of which something may be written, or is being written."""
+        return (room for room in self.roster if room.phase in GATED and room.begun and not room.sealed)
+
+    def observe(self, room: S, writes: Writes, now_ms: int, *, moved: bool) -> bool:
+        """See how far the room's writes have come. `moved`: something was posted or has ended. True when
+        something is known that was not."""
+        if room.grant is None:
+            raise AssertionError(f"room {room.id} is written without a destination")
+        if writes.failure is not None:
+            self.fail(room, Reason.TRANSFER_FAILED, writes.failure)
+            return True
+        if moved:
+            room.progressed(now_ms)
+        if writes.written and not room.written:
+            room.note(Written())
+            told = f"what this rank sends of {room.computed} tokens"
+            self._report(room, Moment.WRITTEN, told, of_rank=True)
+            moved = True
+        if room.written and (room.phase is Phase.TRANSFERRING or not room.elected):
+            room.progressed(now_ms)  # only another rank can be late now, and it counts that itself
+        if writes.sealed:
+            room.note(Sealed(room.grant.generation))
+        return moved
+
+    def unproven(self) -> list[S]:
+        """Rooms that failed, and of which nothing says yet that their writes have ended. Nothing more is
+        posted for them; until their writes have ended they keep their pages, which those read."""
+        return [
+            room
+            for room in self.roster
+            if room.phase is Phase.FAILED and room.proof is None and not room.busy
+        ]
+
+    def ended(self, room: S) -> None:
+        """All that was posted for a failed room has ended."""
+        room.note(Fenced(Proof.QUIET if room.begun else Proof.UNEXPOSED))
+
+    # ---- a turn
+
+    def connects(self) -> int:
+        """How many of the turn's connections, from the first on, this rank could make."""
+        problems = [problem is not None for problem in self._connections]
+        return problems.index(True) if True in problems else len(problems)
+
+    def agreed(self, connects: int) -> Sequence[Exception | None]:
+        """What to answer to each of the turn's connections. So many of them every rank could make; behind the
+        first that failed it is not known of the others what became of them: asked again, a connection that
+        was made is found."""
+        made, self._connections = self._connections, []
+        unknown = NotConnected("not every rank of this prefill worker reaches the decode worker")
+        return [
+            unknown if place >= connects and problem is None else problem
+            for place, problem in enumerate(made)
+        ]
+
+    def perform(self, room: S, effect: Effect | SenderEffect, now_ms: int) -> None:
+        match effect:
+            case Effect.QUEUE:
+                self._report(room, Moment.DESTINATION_KNOWN)
+            case SenderEffect.COMPUTE:
+                self._begin(room)
+            case SenderEffect.SEAL:
+                self._seal(room)
+            case SenderEffect.REPORT:
+                self._conclude(room, None)
+                room.note(Finished())
+            case Effect.STOP:
+                self._distrust(room)
+                self._report(room, Moment.STOPPED, "after its outcome was reported")
+            case Effect.FENCE:
+                self._distrust(room)
+                if room.cause is None:
+                    raise AssertionError(f"room {room.id} failed without a cause")
+                self._conclude(room, room.cause)
+            case Effect.RELEASE:
+                self._release(room, now_ms)
+            case _:
+                assert_never(effect)
+
+    # ---- what moves do
+
+    def _begin(self, room: S) -> None:
+        if room.route is None:
+            raise AssertionError(f"room {room.id} computes without a destination")
+        holding = self.holdings.take(room.id, room.pages_needed, room.reusable, room.request.salt)
+        room.pages, room.begun = holding.pages, True
+        room.cached = room.computed = holding.shared * self._layout.page_tokens
+        self._ask(BeginWrites(room.id, holding.slot))
+        if room.computed:
+            self._ask(SendPages(room.id, room.computed, complete=False))
+        detail = f"{counted(len(holding.pages), 'page')}, {counted(room.cached, 'token')} cached"
+        self._report(room, Moment.COMPUTING, detail)
+
+    def _seal(self, room: S) -> None:
+        """The pages of every rank are there: the elected one says so to each rank of the receiver, and what
+        is for later comes after that. No page is read any more: the seal is the slot's."""
+        if room.elected:
+            self._ask(SendSeal(room.id))
+        self.holdings.keep(room.id, room.tokens)
+
+    def _conclude(self, room: S, cause: Cause | None) -> None:
+        room.outcome_told = True
+        self._ask(Outcome(room.id, cause))

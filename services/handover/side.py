@@ -1,0 +1,98 @@
+"""What is the same on both sides of a hand-over?
+
+One table of rooms, the memory that they hold, and the requests to the world that have not been taken yet.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from services.handover.requests import Report
+from services.ids import RoomId
+from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
+from services.rooms.deadlines import Deadlines
+from services.rooms.errors import Cause, Reason
+from services.rooms.evidence import Evidence, Failed
+from services.rooms.room import Room
+from services.rooms.roster import Capacity, Roster
+from services.rooms.timeline import Moment
+
+R = TypeVar("R", bound=Room)
+Q = TypeVar("Q")
+
+
+class HandOverSide(Generic[R, Q]):
+    """One rank's half of every hand-over of its worker. `R`: its record of a room; `Q`: its requests.
+
+    Invariants:
+      one-retire         a room leaves by RELEASE, which empties the roster and the holdings of it
+      exits-release-all  what a room held is given back there, and nowhere else
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., R],
+        places: int,
+        holdings: Holdings,
+        layout: KvLayout,
+        deadlines: Deadlines,
+    ) -> None:
+        """`make`: the record's class; it may add what its shell keeps of a room."""
+        self.roster: Roster[R] = Roster(places)
+        self.holdings = holdings
+        self.draining = False
+        self._make = make
+        self._layout = layout
+        self._deadlines = deadlines
+        self._requests: list[Q | Report] = []
+
+    def take_requests(self) -> list[Q | Report]:
+        """Those since the last call, in order."""
+        taken, self._requests = self._requests, []
+        return taken
+
+    # ---- commands, the same on every rank
+
+    def cancel(self, room: RoomId, cause: Cause, now_ms: int) -> None:
+        self.roster.cancel(room, cause, now_ms)
+
+    def drain(self) -> None:
+        """Hold no more rooms than there are, and leave when there are none."""
+        self.draining = True
+
+    # ---- what is known on this rank
+
+    def note(self, room: RoomId, evidence: Evidence) -> bool:
+        """Add a fact to a room; False, and nothing else, when it is not here."""
+        return self.roster.note(room, evidence)
+
+    def fail(self, room: R, reason: Reason, text: str) -> None:
+        room.note(Failed(Cause(reason, text)))
+
+    def capacity(self) -> Capacity:
+        """What could be reserved right now."""
+        holdings = self.holdings
+        return Capacity(holdings.available, holdings.slots.free, holdings.prefixes.digest)
+
+    def may_leave(self) -> bool:
+        """Draining, and no room is here."""
+        return self.draining and not len(self.roster)
+
+    # ---- what moves do
+
+    def _distrust(self, room: R) -> None:
+        """A page that it shared may be why its step failed: nobody else is to begin with that, least of all
+        the request's next room, which comes before this one is released."""
+        if room.ended_for is Reason.ENGINE_FAILED:
+            self.holdings.distrust(room.id)
+
+    def _release(self, room: R, now_ms: int) -> None:
+        """The one way out of every table that knows the room (`one-retire`)."""
+        self.holdings.give_back(room.id)
+        self.roster.retire(room.id, now_ms)
+
+    def _ask(self, request: Q) -> None:
+        self._requests.append(request)
+
+    def _report(self, room: R, moment: Moment, detail: str = "", *, of_rank: bool = False) -> None:
+        self._requests.append(Report(room.id, moment, detail, of_rank))
