@@ -242,11 +242,11 @@ class RequestStream:
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             why = str(error) or "no pair of workers had space in time"
             self._rooms.timelines.tell(failed.id, Moment.NOT_RETRIED, why)
-            raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason.value) from error
+            raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason) from error
         if self._hung_up:
             self._rooms.admission.discard(entry, QUEUED_GONE)
             self._rooms.timelines.tell(failed.id, Moment.NOT_RETRIED, GIVEN_UP_BETWEEN)
-            raise RoomFailed(cause.text, cause.reason.value)
+            raise RoomFailed(cause.text, cause.reason)
         wanted = tuple(choice for choice in strand.choices if choice in self._going)
         if wanted != strand.choices:  # the reader ended others meanwhile
             strand.choices = wanted

@@ -8,9 +8,9 @@ from typing import Final
 
 from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
+from services.rooms.reasons import REASONS
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
-from services.runtime.room_spans import NO_ERRORS
 from services.runtime.seldom import Seldom
 
 log = Log(__name__)
@@ -28,7 +28,7 @@ class Failures:
     def tell(self, room: RoomId, cause: Cause) -> None:
         """A room failed."""
         reason = cause.reason.value
-        if cause.reason in NO_ERRORS:
+        if not REASONS[cause.reason].is_failure:
             log.debug("room failed", room=room, reason=reason, cause=cause.text)
             return
         if cause.reason not in self._seldom:

@@ -17,12 +17,13 @@ from typing import Any, Final, TypeAlias
 import grpc
 
 from services.bootstrap.outbox import Outbox
-from services.bootstrap.rooms import ANSWERED, LOST, Rooms
+from services.bootstrap.rooms import ANSWERED, Rooms
 from services.openai.backend import Hangup, RoomFailed, TokenBatch
 from services.pages.record import ALTERNATIVES_MAX
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.plurals import counted
+from services.rooms.reasons import LOST
 from services.rooms.registry import RoomEntry
 from services.rooms.request import FinishReason, Request, Score, Token
 from services.rooms.timeline import Moment
@@ -206,7 +207,7 @@ class RoomStream:
                     raise Malformed("an outcome before the room was accepted")
 
     def _note_outcome(self, side: Side, cause: Cause | None) -> None:
-        text = "answered" if cause is None else f"{cause.reason.value}: {cause.text}"
+        text = Reason.ANSWERED.value if cause is None else f"{cause.reason.value}: {cause.text}"
         self._rooms.timelines.tell(self.entry.id, OUTCOMES[side], text)
         if cause is None and side is Side.DECODE and not self._going <= self._whole_behind():
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
@@ -320,7 +321,7 @@ class RoomStream:
         if not self._over:
             self._rooms.timelines.tell(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
             self.cause = cause
-            self._out.put(RoomFailed(cause.text, cause.reason.value))
+            self._out.put(RoomFailed(cause.text, cause.reason))
             self._end()
 
     def _passed_on(self) -> str:

@@ -21,6 +21,7 @@ from services.ids import Incarnation, RoomId
 from services.rooms.entries import Worker
 from services.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from services.rooms.phases import Side
+from services.rooms.reasons import LOST
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
@@ -36,7 +37,6 @@ TICK_S: Final = 0.25
 LOOK_S: Final = 0.01
 
 ANSWERED: Final = Cause(Reason.ANSWERED, "it was answered")
-LOST: Final = {Side.PREFILL: Reason.PREFILL_LOST, Side.DECODE: Reason.DECODE_LOST}
 
 
 class Rooms:

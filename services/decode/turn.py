@@ -7,7 +7,7 @@ their order; there are no lists beside the roster that could disagree with it.
 
 import asyncio
 from collections import abc
-from typing import Final, assert_never
+from typing import assert_never
 
 from services.decode.answers import Answers
 from services.decode.batch import how_many
@@ -32,6 +32,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Fenced, Proof
 from services.rooms.phases import Effect, Phase, ReceiverEffect, Vote
 from services.rooms.plurals import counted
+from services.rooms.reasons import REASONS, Fault
 from services.rooms.receiver import Receiver
 from services.rooms.request import Token
 from services.rooms.room import Room
@@ -47,7 +48,6 @@ from services.worker.callers import Callers
 from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter, wish_told
 
-CALLERS_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED})
 """Ends that say nothing about the way to the sender."""
 
 
@@ -302,7 +302,7 @@ class DecodeWork:
             # have seen none. That a peer is dead is known to all.
             self._reporter.note(receiver.id, Moment.QUARANTINED, "until the sender is quiet or gone")
             self._peers.close(job.prefill, receiver.id, receiver.generation)
-            if receiver.cause is not None and receiver.cause.reason not in CALLERS_OWN:
+            if receiver.cause is not None and REASONS[receiver.cause.reason].fault is not Fault.CALLER:
                 self._peers.doubt(receiver.peer)
 
     def _retire(self, job: Job) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from services.rooms.errors import Reason
 from services.rooms.request import FinishReason, Request, Score, Token
 
 
@@ -45,10 +46,9 @@ class NoWorker(BackendError):
 class RoomFailed(BackendError):
     """The room failed after admission: 503 before the first byte, a final SSE error after it."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: Reason) -> None:
         super().__init__(message)
         self.reason = reason
-        """Closed set, snake case: `Cause.reason` of the room."""
 
 
 class TokenBatch(NamedTuple):

@@ -105,6 +105,6 @@ def from_backend(error: BackendError) -> ApiError:
         case NoWorker():
             return ApiError(503, str(error), kind=UNAVAILABLE, code="no_worker")
         case RoomFailed(reason=reason):
-            return ApiError(503, str(error), kind=UNAVAILABLE, code=reason)
+            return ApiError(503, str(error), kind=UNAVAILABLE, code=reason.value)
         case _:
             return ApiError(503, str(error), kind=UNAVAILABLE, code="unavailable")

@@ -7,8 +7,9 @@ from typing import Final
 
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import Sent
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause
 from services.rooms.phases import Side
+from services.rooms.reasons import REASONS
 from services.rooms.timeline import Event, Line
 
 CANARY_ROOMS: Final = 1
@@ -18,7 +19,6 @@ CANARY_TOKENS: Final = 25
 
 BOTH: Final = frozenset(Side)
 EVENTS_PER_ROOM_MAX: Final = 256
-NOT_FAILURES: Final = frozenset({Reason.CLIENT_GONE, Reason.ANSWERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class RoomEntry:
     @property
     def has_failed(self) -> bool:
         """It ended in a way that is not its client's own."""
-        return self.cause is not None and self.cause.reason not in NOT_FAILURES
+        return self.cause is not None and REASONS[self.cause.reason].is_failure
 
     def tokens_on(self, side: Side) -> int:
         return self.prompt_tokens if side is Side.PREFILL else self.tokens

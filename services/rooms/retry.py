@@ -1,19 +1,18 @@
 """A room failed. May its request go on in a new room, and which of the two workers is it better off without?
 
-Pure: a table over the closed set of reasons. Only failures that are not the client's own are retried: the
-client, or whoever acts for it, does not change its mind because a worker dies. No load feeds itself
-(`failure-adds-no-load`): one room follows another, and each after a longer pause.
+Only a worker's failure is retried (`reasons.py`): the client, or whoever acts for it, does not change its
+mind because a worker dies. No load feeds itself (`failure-adds-no-load`): one room follows another, and each
+after a longer pause.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 from zlib import crc32
 
 from services.rooms.entries import BOTH
 from services.rooms.errors import Reason
 from services.rooms.phases import Side
+from services.rooms.reasons import REASONS, Fault
 
 LEFT_S_MIN: Final = 0.5
 """A request with less time left than this is not worth another room."""
@@ -23,42 +22,7 @@ PAUSE_S: Final = 0.02
 """Before the room that follows a lost worker's: another one may be ready. Four times as long for each further
 room, and for each other reason."""
 PAUSE_S_MAX: Final = 5.0
-
-
-class Guilt(Enum):
-    """Which worker of a failed room the next one should avoid, where there is another."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    EITHER = "either"
-    """It lay between them."""
-    TELLER = "teller"
-    """The one that said so."""
-
-
-GUILT: Final[Mapping[Reason, Guilt | None]] = {
-    Reason.ANSWERED: None,
-    Reason.CLIENT_GONE: None,
-    Reason.CANCELLED: None,
-    Reason.BOOTSTRAP_LOST: None,
-    Reason.GRAMMAR_FAILED: None,
-    Reason.DEADLINE: Guilt.EITHER,
-    Reason.PREFILL_LOST: Guilt.PREFILL,
-    Reason.DECODE_LOST: Guilt.DECODE,
-    Reason.CONNECT_FAILED: Guilt.EITHER,
-    Reason.TRANSFER_FAILED: Guilt.EITHER,
-    Reason.RECORD_CORRUPT: Guilt.EITHER,
-    Reason.PAGES_CORRUPT: Guilt.EITHER,
-    Reason.RECEIVER_CLOSED: Guilt.DECODE,
-    Reason.MEMORY_REVOKED: Guilt.DECODE,
-    Reason.ENGINE_FAILED: Guilt.TELLER,
-    Reason.GROUP_BROKEN: Guilt.TELLER,
-    Reason.DRAINING: Guilt.TELLER,
-    Reason.REFUSED: Guilt.TELLER,
-}
-"""None: the request ends with its room."""
-
-RETRIED: Final = frozenset(reason for reason, guilt in GUILT.items() if guilt is not None)
+RETRIED: Final = frozenset(reason for reason, facts in REASONS.items() if facts.is_retried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +38,16 @@ class RetryBounds:
 
 def guilty(reason: Reason, teller: Side | None) -> frozenset[Side]:
     """The sides whose workers the next room avoids. `teller`: who told of the failure, if one of them did."""
-    match GUILT[reason]:
-        case Guilt.PREFILL:
+    match REASONS[reason].fault:
+        case Fault.PREFILL:
             return frozenset({Side.PREFILL})
-        case Guilt.DECODE:
+        case Fault.DECODE:
             return frozenset({Side.DECODE})
-        case Guilt.TELLER if teller is not None:
+        case Fault.TELLER if teller is not None:
             return frozenset({teller})
-        case Guilt.EITHER | Guilt.TELLER:
+        case Fault.EITHER | Fault.TELLER:
             return BOTH
-        case None:
+        case Fault.CALLER | Fault.REQUEST | Fault.BOOTSTRAP:
             return frozenset()
 
 
@@ -91,7 +55,7 @@ def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
     """How long a request that had `rooms` rooms, the last of which failed, waits before it asks for the next:
     from half of what its rooms say to one and a half, so that those which failed together do not come back
     together. The same for the same request, whenever and wherever it is asked."""
-    steps = rooms - 1 if GUILT[reason] in (Guilt.PREFILL, Guilt.DECODE) else rooms
+    steps = rooms - 1 if REASONS[reason].fault in (Fault.PREFILL, Fault.DECODE) else rooms
     whole_s = min(PAUSE_S * 4.0 ** min(steps, 9), PAUSE_S_MAX)
     return whole_s * (0.5 + crc32(f"{request_id}/{seed}/{rooms}".encode()) / 2**32)
 

@@ -1,12 +1,9 @@
 """How are failed rooms counted, the same way in every process?"""
 
-from typing import Final
-
 from prometheus_client import CollectorRegistry, Counter
 
-from services.rooms.errors import Cause, Reason
-
-NOT_FAILURES: Final = frozenset({Reason.ANSWERED})
+from services.rooms.errors import Cause
+from services.rooms.reasons import REASONS
 
 
 class FailedRooms:
@@ -15,10 +12,10 @@ class FailedRooms:
 
     def __init__(self, text: str, registry: CollectorRegistry, name: str = "baton_rooms_failed") -> None:
         self._failed = Counter(f"{name}_total", text, ["reason"], registry=registry)
-        for reason in Reason:
-            if reason not in NOT_FAILURES:
+        for reason, facts in REASONS.items():
+            if facts.is_counted:
                 self._failed.labels(reason.value)
 
     def count(self, cause: Cause) -> None:
-        if cause.reason not in NOT_FAILURES:
+        if REASONS[cause.reason].is_counted:
             self._failed.labels(cause.reason.value).inc()

@@ -5,16 +5,13 @@ room that is held; where nothing is traced the table is empty, and asking costs 
 """
 
 from collections.abc import Mapping
-from typing import Final
 
 from services.ids import RoomId
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause
+from services.rooms.reasons import REASONS
 from services.rooms.timeline import Moment
 from services.rooms.trace import TraceContext
 from services.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
-
-NO_ERRORS: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE})
-"""Ends that somebody asked for: the span says so, and is none of a failure."""
 
 
 class RoomSpans:
@@ -61,7 +58,7 @@ class RoomSpans:
         if span is None:
             return
         span.set({"baton.reason": cause.reason.value})
-        if cause.reason not in NO_ERRORS:
+        if REASONS[cause.reason].is_failure:
             span.fail(cause.reason.value, cause.text)
 
     def end(self, room: RoomId) -> None:

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from services.ids import Incarnation
 from services.rooms.errors import Cause, DeclaredGone, Reason
+from services.rooms.phases import Side
+from services.rooms.reasons import LOST
 from services.runtime.clock import SystemClock
 from services.runtime.errors import GroupLost, TakenForGone
 from services.runtime.exposed import beyond_this_machine
@@ -196,7 +198,7 @@ class WorkerHost:
         except Exception as error:
             for helper in helpers:
                 helper.cancel()
-            lost = Reason(f"{self._settings.role}_lost")
+            lost = LOST[Side(self._settings.role)]
             if isinstance(error, DeclaredGone):
                 turns.cancel()  # what it still writes may be another's memory
                 self._lost = f"{self._settings.name} was declared gone while it lives"

@@ -349,7 +349,7 @@ async def read(stream: RoomStream | RequestStream) -> tuple[list[int], str]:
                 if batch.finish is not None:
                     return drawn, batch.finish.value
         except RoomFailed as error:
-            return drawn, error.reason
+            return drawn, error.reason.value
 
 
 @asynccontextmanager

@@ -16,9 +16,10 @@ from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, Reason, RosterFull
 from services.rooms.phases import Side
 from services.rooms.placement import Need
+from services.rooms.reasons import REASONS, Fault
 from services.rooms.registry import WorkerState
 from services.rooms.request import Request, Sampling
-from services.rooms.retry import GUILT, RETRIED, Guilt
+from services.rooms.retry import RETRIED
 from services.wire.conversions import room_to_wire
 from services.wire.errors import Draining, WrongIncarnation
 from tests.bootstrap.scripted import (
@@ -125,11 +126,11 @@ async def test_a_failed_room_is_followed_by_one_that_avoids_the_guilty(
     at: Pairs, reason: Reason, teller: Side
 ) -> None:
     guilty = {
-        Guilt.PREFILL: {P},
-        Guilt.DECODE: {D},
-        Guilt.EITHER: {P, D},
-        Guilt.TELLER: {teller},
-    }[GUILT[reason] or Guilt.EITHER]
+        Fault.PREFILL: {P},
+        Fault.DECODE: {D},
+        Fault.EITHER: {P, D},
+        Fault.TELLER: {teller},
+    }[REASONS[reason].fault]
     at.prefill_1.script, at.decode_1.script = prefills(), decodes()
     if teller is P:
         at.prefill.scripts = [broken(P, reason), prefills()]
@@ -245,7 +246,7 @@ async def test_a_request_gets_so_many_rooms_and_then_the_last_cause(at: Pairs) -
         await (await at.backend.generate(asked())).next()
     last = at.entry(4).cause
     assert last is not None
-    assert error.value.reason == last.reason.value
+    assert error.value.reason is last.reason
     assert [each.id for each in at.registry.find("request-1")] == [4, 3, 2]
     assert [at.entry(room).retry_of for room in (2, 3, 4)] == [None, 2, 3]
     await at.all_at_rest(2, 3, 4)
@@ -394,7 +395,7 @@ async def test_where_nobody_comes_back_the_client_hears_the_cause_and_who_is_mis
             await stream.next()
         wanted = "decode worker decode-0: its process exited; not retried: no decode worker is ready"
         assert str(error.value) == wanted
-        assert error.value.reason == "decode_lost"
+        assert error.value.reason is Reason.DECODE_LOST
         assert "not retried" in at.events(1)
         assert at.admission.queued() == 0
 

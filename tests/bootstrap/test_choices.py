@@ -197,7 +197,7 @@ async def test_tokens_of_a_choice_that_was_not_asked_for_end_the_room(at: House)
     stream = await at.backend.generate(several(2))
     with pytest.raises(RoomFailed, match=r"nonsense: tokens of choice 2 of 2") as failed:
         await read(stream, 2)
-    assert failed.value.reason == "decode_lost"
+    assert failed.value.reason is Reason.DECODE_LOST
     at.retired()
     await at.at_rest()
 
@@ -345,7 +345,7 @@ async def test_a_room_that_finally_fails_ends_the_request_and_its_other_rooms(pa
     stream = await pairs.backend.generate(request)
     with pytest.raises(RoomFailed) as failed:
         await read(stream, 2)
-    assert failed.value.reason == "grammar_failed"
+    assert failed.value.reason is Reason.GRAMMAR_FAILED
     (other,) = [each for each in (3, 4) if (cause := pairs.entry(each).cause) and cause != lasting]
     assert pairs.entry(other).cause == Cause(Reason.CANCELLED, "another part of the request failed")
     await until(lambda: pairs.decode_1.cancels.get(other) == "cancelled")

@@ -20,6 +20,7 @@ from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
 from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect
 from services.rooms.quarantine import in_quarantine, revocation_due
+from services.rooms.reasons import REASONS, Fault
 from services.rooms.receiver import Receiver
 from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
 from tests.model.flights import PAGE, RECORD, Flight, exposed_anew, exposure, leaders
@@ -34,8 +35,6 @@ _DRAWN, _DRAWN_MAX = 200, 8
 """What is drawn, at most so many tokens of each choice, says this and more, and no prompt does."""
 _LATE_MS = 1 << 50
 """When every proof is overdue."""
-
-CALLERS_OWN = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED})
 
 Done = tuple[RoomId, AnyEffect, tuple[object, ...]]
 """What a rank did for a room in a turn, and what the world is to know of it."""
@@ -506,7 +505,7 @@ class DecodeRank:
 
 def _doubtful(receiver: Receiver) -> bool:
     """Whether the way from its sender may be what went wrong."""
-    return receiver.cause is None or receiver.cause.reason not in CALLERS_OWN
+    return receiver.cause is None or REASONS[receiver.cause.reason].fault is not Fault.CALLER
 
 
 def told_sum(heads: Sequence[int]) -> int:

@@ -5,11 +5,11 @@ is not there on every rank.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from services.ids import RoomId
-from services.rooms.errors import Reason
 from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
+from services.rooms.reasons import LOST
 from tests.model.decode_rank import Done
 from tests.model.flights import leaders
 from tests.model.handover import asked, connected, exposed_anew, grant, opened, refused, wants_close
@@ -31,8 +31,6 @@ from tests.model.world import (
 )
 
 Taken = tuple[Sequence[int], Sequence[tuple[Done, ...]], tuple[str, ...], tuple[int, ...]]
-
-LOST: Final = (Reason.PREFILL_LOST, Reason.DECODE_LOST)
 
 
 def turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None = None) -> State:
@@ -77,7 +75,7 @@ def _failed(world: World, state: State, side: int, room: RoomId) -> State:
     """A room ended early on a worker: the bootstrap hears why."""
     entry, at = state.rooms[room - 1], world.standings(state, side)[0].at(room)
     reason = CALLED_OFF if at is None or at.cause is None else at.cause.reason
-    if world.scope.drains_only and reason in LOST and entry.known in RUNNING:
+    if world.scope.drains_only and reason in LOST.values() and entry.known in RUNNING:
         raise Broken(
             Law.DRAIN_KEEPS_PROMISES, f"room {room} ends for {reason.value}, and that worker had finished it"
         )

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from services.openai.app import create_app
 from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed
+from services.rooms.errors import Reason
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 from tests.openai import tiny
@@ -273,7 +274,7 @@ async def test_what_fails_is_an_error_of_its_class(
 async def test_a_stream_that_breaks_off_ends_with_an_error(
     client: anthropic.AsyncAnthropic, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: [batch(tiny.ids("Hello")), RoomFailed("the worker died", "worker_lost")]
+    backend.script = lambda _: [batch(tiny.ids("Hello")), RoomFailed("the worker died", Reason.DECODE_LOST)]
     async with client.messages.stream(**ASKED) as stream:
         with pytest.raises(anthropic.APIStatusError) as raised:
             await stream.until_done()

@@ -18,6 +18,7 @@ from services.openai.backend import Hangup, Limits, RoomFailed
 from services.openai.intake import admit, asked_in_chat, asked_in_completion
 from services.openai.schemas import ANSWERS_MAX, ChatRequest, CompletionRequest
 from services.rooms.choice_pages import ChoicePages, longest_of
+from services.rooms.errors import Reason
 from services.rooms.request import Request
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, LIMITS, STOP, ScriptedBackend, Step, batch, in_turn, saying
@@ -136,7 +137,7 @@ async def test_a_stop_string_ends_its_own_answer_and_the_last_one_the_request(
 
 
 async def test_a_failure_is_that_of_all_answers(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
-    backend.script = lambda _: [*saying("It", finish=LENGTH), RoomFailed("gone", "decode_lost")]
+    backend.script = lambda _: [*saying("It", finish=LENGTH), RoomFailed("gone", Reason.DECODE_LOST)]
     check(await http.post(CHAT, json=chat(n=2)), 503, None)
     assert backend.streams[0].hangups == [Hangup.REQUEST_FAILED]
 
@@ -368,6 +369,6 @@ async def test_one_line_tells_of_all_answers_and_the_prompt_is_logged_once(
 async def test_answers_that_end_early_are_counted_as_such(
     http: httpx.AsyncClient, backend: ScriptedBackend, registry: CollectorRegistry
 ) -> None:
-    backend.script = lambda _: [batch([tiny.END_ID], STOP), RoomFailed("gone", "decode_lost")]
+    backend.script = lambda _: [batch([tiny.END_ID], STOP), RoomFailed("gone", Reason.DECODE_LOST)]
     check(await http.post(CHAT, json=chat(n=3)), 503, None)
     assert registry.get_sample_value("baton_choices_total", {"outcome": "unfinished"}) == 2

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.backend import Overloaded, RoomFailed
+from services.rooms.errors import Reason
 from services.runtime.logging import VALUE_CHARS_MAX
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend, batch, saying
@@ -60,7 +61,7 @@ async def test_an_answered_request_has_one_line_with_its_ids_and_its_tokens(
 async def test_a_reply_that_breaks_off_has_its_cause_in_its_line(
     http: httpx.AsyncClient, backend: ScriptedBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend.script = lambda _: [batch(tiny.ids("The")), RoomFailed("decode-0 is gone", "decode_lost")]
+    backend.script = lambda _: [batch(tiny.ids("The")), RoomFailed("decode-0 is gone", Reason.DECODE_LOST)]
     await http.post(CHAT, json=chat(stream=True))
     (line,) = lines(caplog, "request answered")
     assert (line["status"], line["error"], line["cause"]) == (200, "decode_lost", "decode-0 is gone")

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from services.openai.backend import NoWorker, Overloaded, RoomFailed
+from services.rooms.errors import Reason
 from services.rooms.request import Request
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, Step, batch, saying
@@ -34,14 +35,14 @@ async def test_no_worker(http: httpx.AsyncClient, backend: ScriptedBackend, stre
 async def test_a_room_that_fails_before_the_first_token(
     http: httpx.AsyncClient, backend: ScriptedBackend, stream: bool
 ) -> None:
-    backend.script = lambda _: [RoomFailed("prefill-0 is gone", "prefill_lost")]
+    backend.script = lambda _: [RoomFailed("prefill-0 is gone", Reason.PREFILL_LOST)]
     assert check(await http.post(CHAT, json=chat(stream=stream)), 503, None, "prefill_lost")
 
 
 async def test_a_room_that_fails_after_the_first_token(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: [batch(tiny.ids("The")), RoomFailed("decode-0 is gone", "decode_lost")]
+    backend.script = lambda _: [batch(tiny.ids("The")), RoomFailed("decode-0 is gone", Reason.DECODE_LOST)]
     reply = await http.post(CHAT, json=chat(stream=True))
     assert reply.status_code == 200
     *chunks, last, rest = reply.text.split("\n\n")

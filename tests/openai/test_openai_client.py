@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from services.openai.backend import Hangup, Overloaded, RoomFailed
+from services.rooms.errors import Reason
 from services.rooms.request import Request
 from tests.openai import tiny
 from tests.openai.conftest import CREATED_S
@@ -193,7 +194,7 @@ async def test_a_failure_in_mid_stream_is_raised_by_the_client(
     client: openai.AsyncOpenAI, backend: ScriptedBackend
 ) -> None:
     def script(_: Request) -> list[Step]:
-        return [batch(tiny.ids("The fox")), RoomFailed("the decode worker died", "decode_lost")]
+        return [batch(tiny.ids("The fox")), RoomFailed("the decode worker died", Reason.DECODE_LOST)]
 
     backend.script = script
     stream = await client.chat.completions.create(model=tiny.MODEL, messages=HELLO, stream=True)

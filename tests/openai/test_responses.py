@@ -17,6 +17,7 @@ from services.openai.edge import Edge
 from services.openai.hearing import forms_of
 from services.openai.model import ServedModel
 from services.openai.tokenizer import Tokenizer
+from services.rooms.errors import Reason
 from services.runtime.clock import ManualClock
 from tests.openai import tiny
 from tests.openai.conftest import CREATED_S
@@ -350,12 +351,12 @@ async def test_thoughts_that_a_client_carries_come_back_as_they_were(
 async def test_a_failure_behind_the_first_event_is_told_by_the_last_two(
     client: openai.AsyncOpenAI, backend: ScriptedBackend
 ) -> None:
-    failed = RoomFailed("every room failed", "worker_lost")
+    failed = RoomFailed("every room failed", Reason.DECODE_LOST)
     backend.script = lambda _: [batch(tiny.ids("Hello")), failed]
     events = await events_of(client)
     error, last = events[-2:]
     assert error.type == "error"
-    assert (error.code, error.message) == ("worker_lost", "every room failed")
+    assert (error.code, error.message) == ("decode_lost", "every room failed")
     assert last.type == "response.failed"
     assert last.response.status == "failed"
     assert last.response.error is not None

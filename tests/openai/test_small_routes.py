@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from services.openai import prompts
 from services.openai.app import create_app
 from services.openai.backend import Limits, RoomFailed
+from services.rooms.errors import Reason
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, batch
 from tests.openai.test_bad_input import CHAT, chat, check
@@ -157,7 +158,7 @@ async def test_requests_and_latencies_are_counted(
 
 @pytest.mark.parametrize(
     ("failure", "status"),
-    [(RoomFailed("decode-0 is gone", "decode_lost"), "503"), (ZeroDivisionError("oops"), "500")],
+    [(RoomFailed("decode-0 is gone", Reason.DECODE_LOST), "503"), (ZeroDivisionError("oops"), "500")],
 )
 async def test_a_stream_that_broke_off_is_counted_as_the_error_that_it_told(
     http: httpx.AsyncClient,

@@ -5,7 +5,6 @@ import pytest
 from services.rooms.errors import Reason
 from services.rooms.phases import Side
 from services.rooms.retry import (
-    GUILT,
     LEFT_S_MIN,
     PAUSE_S_MAX,
     RETRIED,
@@ -19,10 +18,6 @@ BOTH = {Side.PREFILL, Side.DECODE}
 BOUNDS = RetryBounds(rooms_max=3, wait_s=1.0)
 PAUSE = 0.363416
 """In every process."""
-
-
-def test_every_reason_is_decided() -> None:
-    assert set(GUILT) == set(Reason)
 
 
 def test_the_clients_own_ends_and_ours_are_final() -> None:

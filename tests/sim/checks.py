@@ -82,7 +82,6 @@ SENT_PER_BREAK: Final = 4
 SENT_BESIDE: Final = 40
 BREAKS: Final = TROUBLE - {"slow message"}
 
-OUR_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE})
 NAMED: Final = {
     Reason.RECORD_CORRUPT.value: "slot-owner",
     Reason.PAGES_CORRUPT.value: "stale-never-served",
@@ -130,7 +129,7 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
     for bootstrap in platform.bootstraps:
         for entry in bootstrap.registry.rooms():
             cause = entry.cause
-            if cause is None or cause.reason in OUR_OWN or explained(cause.reason.value, faults):
+            if cause is None or not entry.has_failed or explained(cause.reason.value, faults):
                 continue
             text = f"room {entry.id} failed, and nothing that happened explains it: {cause.reason.value}"
             found.append((broken_by(cause.reason.value, faults), f"{text}: {cause.text}", entry.id))

@@ -104,8 +104,8 @@ class Clients:
                     stream.end_choice(batch.choice)
             client.outcome = "answered"
         except RoomFailed as error:
-            client.outcome = error.reason
-            self._explain(error.reason, str(error))
+            client.outcome = error.reason.value
+            self._explain(client.outcome, str(error))
         except BaseException:
             await asyncio.shield(stream.hang_up(Hangup.CLIENT_GONE))
             raise

@@ -12,7 +12,8 @@ from typing import Final
 
 from services.ids import RoomId
 from services.rooms.entries import RoomEntry, RoomPhase
-from services.rooms.errors import Reason, UnknownRoom
+from services.rooms.errors import UnknownRoom
+from services.rooms.reasons import REASONS, Fault
 from services.rooms.registry import Registry
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
@@ -105,5 +106,5 @@ def _tells(entry: RoomEntry) -> tuple[bool, bool, int, int]:
     """Of several rooms that no other went on for, how much one says of the request: most does one that goes
     on, then one that failed by itself, then the one that ended last."""
     goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING)
-    failed = entry.cause is not None and entry.has_failed and entry.cause.reason is not Reason.CANCELLED
+    failed = entry.cause is not None and REASONS[entry.cause.reason].fault is not Fault.CALLER
     return goes_on, failed, entry.closing_ms, entry.id

@@ -1,47 +1,18 @@
 """What happened to a request, in a sentence, and what does the cause of a failure mean to its finder?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from services.bootstrap.story.parts import State, Why
 from services.rooms.entries import RoomEntry
-from services.rooms.errors import Cause, Reason
-
-MEANING: Final[Mapping[Reason, str]] = {
-    Reason.ANSWERED: "The client had all that it asked for, and the workers were told to stop.",
-    Reason.CLIENT_GONE: "Nothing is wrong here: the client closed its connection, and both workers stopped.",
-    Reason.CANCELLED: "Whoever opened the room ended it.",
-    Reason.DEADLINE: "A phase made no progress for as long as it may: the longest bar before the failure is"
-    " where it stood still, and the text says what it waited for.",
-    Reason.PREFILL_LOST: "The prefill process died, left, or was silent for longer than its lease. Look for"
-    " its exit in the platform, and at the end of its log.",
-    Reason.DECODE_LOST: "The decode process died, left, or was silent for longer than its lease. Look for"
-    " its exit in the platform, and at the end of its log.",
-    Reason.BOOTSTRAP_LOST: "The bootstrap could not follow the room to its end.",
-    Reason.CONNECT_FAILED: "Decode and prefill did not reach each other (addresses, network policy, layouts"
-    " that do not map), or prefill did not take decode's destination; the text names which.",
-    Reason.TRANSFER_FAILED: "A write of pages between the two workers failed, or a seal came too early.",
-    Reason.RECORD_CORRUPT: "What landed in the metadata slot is not what this room's sender should have"
-    " written. It was not served; the memory is kept until no write can land in it.",
-    Reason.PAGES_CORRUPT: "The pages that landed differ from what was computed. They were not served. Look"
-    " at the link and the memory of the two hosts.",
-    Reason.RECEIVER_CLOSED: "The decode worker gave the room up first: its own lines say why.",
-    Reason.MEMORY_REVOKED: "The decode worker took its exposed memory back because some other sender neither"
-    " answered nor was known to be dead. Look for a prefill worker that is stopped or cut off.",
-    Reason.ENGINE_FAILED: "A step of the model raised an error; the worker's log has it in full.",
-    Reason.GRAMMAR_FAILED: "The worker that drew could not hold the answer to what its request asked for, or"
-    " not any further; the text says why. Another worker would say the same.",
-    Reason.GROUP_BROKEN: "A rank of the worker died, did not answer in time, or disagreed. The text names the"
-    " rank and the turn; the whole worker is started again.",
-    Reason.DRAINING: "The worker was about to stop.",
-    Reason.REFUSED: "The worker did not take the room; the text says why.",
-}
+from services.rooms.errors import Cause
+from services.rooms.reasons import REASONS
 
 ENDS_SENTENCE: Final = (".", "!", "?")
 
 
 def why(cause: Cause | None) -> Why | None:
-    return None if cause is None else Why(cause.reason.value, cause.text, MEANING[cause.reason])
+    return None if cause is None else Why(cause.reason.value, cause.text, REASONS[cause.reason].meaning)
 
 
 def told_ms(ms: float) -> str:

@@ -1,0 +1,120 @@
+"""What follows from the reason that a room ended for? One table, which all who decide by a reason read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from services.rooms.errors import Reason
+from services.rooms.phases import Side
+
+
+class Fault(Enum):
+    """Whose doing it was. Of a worker's, the request goes on in another room, and that avoids the worker."""
+
+    CALLER = "caller"
+    """Whoever asked for the room ended it: no worker is doubted for it."""
+    REQUEST = "request"
+    """Every worker would fail at what it asks for."""
+    BOOTSTRAP = "bootstrap"
+    """It is not there to open another room."""
+    PREFILL = "prefill"
+    DECODE = "decode"
+    EITHER = "either"
+    """It lay between the two workers."""
+    TELLER = "teller"
+    """The worker that said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonFacts:
+    fault: Fault
+    meaning: str
+    """For people: what the reason says, and where to look."""
+    is_failure: bool = True
+    """Rooms of it are filed as failed, are errors among spans, and warnings in the bootstrap's log."""
+    is_counted: bool = True
+    """In `baton_rooms_failed_total`, which also shows how many clients hang up."""
+
+    @property
+    def is_retried(self) -> bool:
+        """Another room may serve the request."""
+        return self.fault not in (Fault.CALLER, Fault.REQUEST, Fault.BOOTSTRAP)
+
+
+REASONS: Final[Mapping[Reason, ReasonFacts]] = {
+    Reason.ANSWERED: ReasonFacts(
+        Fault.CALLER,
+        "The client had all that it asked for, and the workers were told to stop.",
+        is_failure=False,
+        is_counted=False,
+    ),
+    Reason.CLIENT_GONE: ReasonFacts(
+        Fault.CALLER,
+        "Nothing is wrong here: the client closed its connection, and both workers stopped.",
+        is_failure=False,
+    ),
+    # A failure all the same: where another prompt of the request failed, the client is told so.
+    Reason.CANCELLED: ReasonFacts(Fault.CALLER, "Whoever opened the room ended it."),
+    Reason.DEADLINE: ReasonFacts(
+        Fault.EITHER,
+        "A phase made no progress for as long as it may: the longest bar before the failure is where it stood"
+        " still, and the text says what it waited for.",
+    ),
+    Reason.PREFILL_LOST: ReasonFacts(
+        Fault.PREFILL,
+        "The prefill process died, left, or was silent for longer than its lease. Look for its exit in the"
+        " platform, and at the end of its log.",
+    ),
+    Reason.DECODE_LOST: ReasonFacts(
+        Fault.DECODE,
+        "The decode process died, left, or was silent for longer than its lease. Look for its exit in the"
+        " platform, and at the end of its log.",
+    ),
+    Reason.BOOTSTRAP_LOST: ReasonFacts(
+        Fault.BOOTSTRAP, "The bootstrap could not follow the room to its end."
+    ),
+    Reason.CONNECT_FAILED: ReasonFacts(
+        Fault.EITHER,
+        "Decode and prefill did not reach each other (addresses, network policy, layouts that do not map), or"
+        " prefill did not take decode's destination; the text names which.",
+    ),
+    Reason.TRANSFER_FAILED: ReasonFacts(
+        Fault.EITHER, "A write of pages between the two workers failed, or a seal came too early."
+    ),
+    Reason.RECORD_CORRUPT: ReasonFacts(
+        Fault.EITHER,
+        "What landed in the metadata slot is not what this room's sender should have written. It was not"
+        " served; the memory is kept until no write can land in it.",
+    ),
+    Reason.PAGES_CORRUPT: ReasonFacts(
+        Fault.EITHER,
+        "The pages that landed differ from what was computed. They were not served. Look at the link and the"
+        " memory of the two hosts.",
+    ),
+    Reason.RECEIVER_CLOSED: ReasonFacts(
+        Fault.DECODE, "The decode worker gave the room up first: its own lines say why."
+    ),
+    Reason.MEMORY_REVOKED: ReasonFacts(
+        Fault.DECODE,
+        "The decode worker took its exposed memory back because some other sender neither answered nor was"
+        " known to be dead. Look for a prefill worker that is stopped or cut off.",
+    ),
+    Reason.ENGINE_FAILED: ReasonFacts(
+        Fault.TELLER, "A step of the model raised an error; the worker's log has it in full."
+    ),
+    Reason.GRAMMAR_FAILED: ReasonFacts(
+        Fault.REQUEST,
+        "The worker that drew could not hold the answer to what its request asked for, or not any further;"
+        " the text says why. Another worker would say the same.",
+    ),
+    Reason.GROUP_BROKEN: ReasonFacts(
+        Fault.TELLER,
+        "A rank of the worker died, did not answer in time, or disagreed. The text names the rank and the"
+        " turn; the whole worker is started again.",
+    ),
+    Reason.DRAINING: ReasonFacts(Fault.TELLER, "The worker was about to stop."),
+    Reason.REFUSED: ReasonFacts(Fault.TELLER, "The worker did not take the room; the text says why."),
+}
+
+LOST: Final[Mapping[Side, Reason]] = {Side.PREFILL: Reason.PREFILL_LOST, Side.DECODE: Reason.DECODE_LOST}
