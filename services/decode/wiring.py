@@ -1,142 +1,57 @@
-"""Which implementations is a decode worker made of? The only place that picks."""
-
-import asyncio
-import secrets
-from functools import partial
-
-from prometheus_client import CollectorRegistry
+"""Which implementations is a decode worker made of, beside what every worker is?"""
 
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, Peers
 from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
-from services.engine.device import bind_thread
-from services.engine.engine import Engine
-from services.engine.folds import Folds
 from services.engine.start import Load, start_rank
-from services.engine.stepper import Stepper
-from services.engine.team import TeamBroken
-from services.ids import Incarnation
-from services.pages.checksum import KvChecksum
-from services.pages.holdings import Holdings
-from services.pages.pool import PagePool
-from services.pages.prefixes import PrefixTree
-from services.pages.record import SCHEMA_HASH, SLOT_BYTES
-from services.pages.slots import SlotPool
-from services.pages.topology import rank_layout
-from services.parallel.interface import GroupBroken
 from services.rooms.deadlines import Deadlines
-from services.rooms.errors import RostersDiverged
 from services.rooms.phases import Side
-from services.runtime import serve
-from services.runtime.arrivals import SystemArrivals
-from services.runtime.clock import SystemClock
-from services.runtime.cpus import pin
-from services.runtime.host_memory import HostMemory
-from services.runtime.logging import name_rooms
-from services.runtime.process_metrics import describe_process
-from services.transfer.exposure import Exposure
-from services.transfer.nixl import NixlTransfer
-from services.transfer.nixl_library import install_memory_hooks
-from services.transfer.start import offering
-from services.wire import credential
-from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2, workers_pb2
-from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
-from services.wire.credential import of_ranks
-from services.wire.model_bounds import ModelBounds
+from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
 from services.wire.receiver_secret import digest_of, draw_secret
-from services.worker.follower_host import FollowerHost
-from services.worker.leader_host import Role, WorkerHost
-from services.worker.startup import agree_on, explained, form_group, load_together
-from services.worker.turns import TurnProgress, run_turns
+from services.worker.leader_host import WorkerHost
+from services.worker.wiring import Fitting, Rank, run_worker
 
 DECODING_MS = 3_600_000
 """Longest that one sequence is decoded, where its opener did not say how long its request may take."""
 
-BROKEN = (GroupBroken, RostersDiverged, TeamBroken)
-"""What ends a rank's turns because of another rank."""
-
 
 def run(settings: DecodeSettings, load: Load = start_rank) -> int:
     """Run a decode worker, or one rank of it, until it is told to stop. Returns the exit code."""
-    threads = pin(settings.cpus, settings.threads)
-    return serve.run(partial(_main, settings, threads, load))
+    return run_worker(settings, load, DecodeMetrics, fit)
 
 
-async def _main(settings: DecodeSettings, threads: int, load: Load, shutdown: asyncio.Event) -> int:
-    install_memory_hooks()
-    mine, own = _draw(), credential.draw()
-    host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine, own)
-    try:
-        return await _serve(settings, threads, load, host, mine, of_ranks(own), shutdown)
-    finally:
-        await host.close()
-
-
-def _draw() -> Incarnation:
-    return Incarnation(secrets.randbits(63) | 1)
-
-
-async def _serve(
-    settings: DecodeSettings,
-    threads: int,
-    load: Load,
-    host: WorkerHost | FollowerHost,
-    mine: Incarnation,
-    ranks_word: bytes,
-    shutdown: asyncio.Event,
-) -> int:
-    clock, registry = SystemClock(), CollectorRegistry()
-    metrics = DecodeMetrics(registry)
-    describe_process(registry, settings.role, settings.name, settings.rank or 0)
-    checksum = KvChecksum(settings.kv_checksum)
-    topology = settings.topology
-    progress = TurnProgress(clock)
-    await host.start_pages(registry, progress)
-
-    formed = await serve.unless_stopped(shutdown, form_group(settings, mine, ranks_word.hex()))
-    group, incarnation = formed.group, Incarnation(formed.leaders)
-    if isinstance(host, FollowerHost):
-        host.led_by(incarnation, bytes.fromhex(formed.leaders_word))
-    loop = asyncio.get_running_loop()
-    loading = loop.run_in_executor(None, load, settings, threads)
-    engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
-    await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
-    bind_thread(engine.cache.device)  # this one makes all calls of the transfer
-    slots = HostMemory(settings.places * SLOT_BYTES)
-    with offering(engine.cache.device):
-        exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
-
-    stepper = Stepper(engine, host.mailbox.wake)
-    prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
+def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
+    """The decode side of a rank."""
+    settings, host = rank.settings, rank.host
     secret = draw_secret()
     peers: Peers = FollowerPeers()
     if isinstance(host, WorkerHost):
         peers = Peers(
             host.mailbox,
             host.channels,
-            incarnation,
+            rank.incarnation,
             secret,
             lambda: work.endpoints,
-            [rank_layout(engine.whole, topology, rank) for rank in range(topology.ranks)],
+            rank.layouts,
             settings.connect_timeout_ms / 1000,
-            checksum,
+            rank.checksum,
         )
     work = DecodeWork(
         places=settings.places,
-        incarnation=incarnation,
-        holdings=Holdings(PagePool(engine.cache.pages), SlotPool(slots.view), prefixes),
-        layout=engine.layout,
-        bounds=ModelBounds(engine.model.vocab_size, engine.model.facts.context_length),
-        stepper=stepper,
-        exposure=exposure,
-        slots=slots,
+        incarnation=rank.incarnation,
+        holdings=rank.holdings,
+        layout=rank.engine.layout,
+        bounds=rank.bounds,
+        stepper=rank.stepper,
+        exposure=rank.exposure,
+        slots=rank.slots,
         peers=peers,
         mailbox=host.mailbox,
         reporter=host.reporter,
         metrics=metrics,
-        clock=clock,
+        clock=rank.clock,
         deadlines=Deadlines(
             bootstrapping_ms=2 * settings.connect_timeout_ms,
             waiting_ms=settings.prealloc_timeout_ms,
@@ -145,39 +60,15 @@ async def _serve(
             fence_ms=settings.revoke_after_ms,
         ),
         max_running=settings.max_running,
-        checksum=checksum,
-        folds=Folds(engine.grammars, host.mailbox.wake),
+        checksum=rank.checksum,
+        folds=rank.folds,
     )
-    name_rooms(work.names_of)
-    turns = explained(run_turns(work, group, clock, progress, SystemArrivals(loop, clock)), group, TeamBroken)
-    try:
-        if isinstance(host, FollowerHost):
-            return await host.serve(turns, BROKEN, shutdown)
-        inference_pb2_grpc.add_DecodeServiceServicer_to_server(
-            DecodeService(work, host.mailbox, incarnation), host.server.grpc
-        )
-        role = Role(
-            registration=workers_pb2.RegisterRequest(
-                worker=rooms_pb2.Peer(secret_digest=digest_of(secret)),
-                side=side_to_wire(Side.DECODE),
-                topology=topology_to_wire(topology),
-                layout=layout_to_wire(engine.whole),
-                schema=SCHEMA_HASH,
-                kv_checksum=checksum.value,
-                tokens_max=engine.cache.pages * engine.layout.page_tokens,
-                rooms_max=settings.max_rooms,
-                keeps_prefixes=settings.prefix_cache,
-            ),
-            services=("baton.v1.DecodeService",),
-            turns=turns,
-            on_renewal=metrics.worker.lease_tried,
-            broken=BROKEN,
-            break_off=work.break_off,
-            census=work.census,
-        )
-        return await host.serve(role, shutdown)
-    finally:
-        await group.close()  # whatever it was: the other ranks learn it now
-        await peers.stop()
-        await stepper.end()
-        exposure.close()
+    service = DecodeService(work, host.mailbox, rank.incarnation)
+    return Fitting(
+        side=Side.DECODE,
+        work=work,
+        services=("baton.v1.DecodeService",),
+        listen=lambda server: inference_pb2_grpc.add_DecodeServiceServicer_to_server(service, server),
+        end=peers.stop,
+        peer=rooms_pb2.Peer(secret_digest=digest_of(secret)),
+    )

@@ -69,7 +69,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
             if stream.receiver is not None and self._streams.get(stream.receiver) is stream:
                 del self._streams[stream.receiver]
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """End every stream: this worker holds nothing that anyone could still ask of it."""
         for stream in self._streams.values():
             stream.end()

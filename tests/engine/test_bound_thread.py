@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from services.decode import wiring as decode_wiring
 from services.decode.settings import DecodeSettings
 from services.engine.device import bind_thread
 from services.ids import Incarnation
-from services.prefill import wiring as prefill_wiring
+from services.prefill.metrics import PrefillMetrics
 from services.prefill.settings import PrefillSettings
+from services.worker import wiring
 from tests.prefill import toy
 
 
@@ -26,13 +26,9 @@ class Reached(Exception):
     """The transfer is about to be made."""
 
 
-@pytest.mark.parametrize(
-    ("wiring", "settings"),
-    [(prefill_wiring, PrefillSettings()), (decode_wiring, DecodeSettings())],
-    ids=["prefill", "decode"],
-)
+@pytest.mark.parametrize("settings", [PrefillSettings(), DecodeSettings()], ids=["prefill", "decode"])
 async def test_a_worker_binds_it_before_it_makes_its_transfer(
-    wiring: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[torch.device] = []
     devices: list[torch.device] = []
@@ -43,7 +39,7 @@ async def test_a_worker_binds_it_before_it_makes_its_transfer(
         assert threads == [threading.get_ident()]
         raise Reached
 
-    def load(*_: object) -> object:
+    def load() -> Any:
         cache = SimpleNamespace(device="cuda:3", pages=1, address=4096, length=4096)
         return SimpleNamespace(layout=toy.LAYOUT, whole=toy.LAYOUT, cache=cache)
 
@@ -60,9 +56,10 @@ async def test_a_worker_binds_it_before_it_makes_its_transfer(
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(wiring, "NixlTransfer", make)
-    host = SimpleNamespace(start_pages=start_pages)
+    host: Any = SimpleNamespace(start_pages=start_pages)
+    start: Any = wiring.Start(settings, load, host, Incarnation(5), b"")
     with pytest.raises(Reached):
-        await wiring._serve(settings, 1, load, host, Incarnation(5), b"", asyncio.Event())
+        await start.serve(PrefillMetrics, pytest.fail, asyncio.Event())
 
 
 def test_a_cpu_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,233 @@
+"""Of what is a rank of any worker made, and how does it come up and end? Its role brings the rest."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from services.engine.device import bind_thread
+from services.engine.engine import Engine
+from services.engine.folds import Folds
+from services.engine.start import Load
+from services.engine.stepper import Stepper
+from services.engine.team import TeamBroken
+from services.ids import Incarnation, RoomId
+from services.pages.checksum import KvChecksum
+from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
+from services.pages.pool import PagePool
+from services.pages.prefixes import PrefixTree
+from services.pages.record import SCHEMA_HASH, SLOT_BYTES
+from services.pages.slots import SlotPool
+from services.pages.topology import rank_layout
+from services.parallel.interface import GroupBroken
+from services.rooms.errors import Cause, RostersDiverged
+from services.rooms.phases import Side
+from services.runtime import serve
+from services.runtime.arrivals import SystemArrivals
+from services.runtime.clock import Clock, SystemClock
+from services.runtime.cpus import pin
+from services.runtime.host_memory import HostMemory
+from services.runtime.logging import name_rooms
+from services.runtime.process_metrics import describe_process
+from services.runtime.worker_settings import WorkerSettings
+from services.transfer.exposure import Exposure
+from services.transfer.nixl import NixlTransfer
+from services.transfer.nixl_library import install_memory_hooks
+from services.transfer.start import offering
+from services.wire import credential
+from services.wire.baton.v1 import rooms_pb2, workers_pb2
+from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
+from services.wire.model_bounds import ModelBounds
+from services.worker.follower_host import FollowerHost
+from services.worker.leader_host import Role, WorkerHost
+from services.worker.metrics import WorkerMetrics
+from services.worker.startup import agree_on, explained, form_group, load_together
+from services.worker.turns import TurnProgress, Work, run_turns
+
+BROKEN: Final = (GroupBroken, RostersDiverged, TeamBroken)
+"""What ends a rank's turns because of another rank."""
+
+Settings = TypeVar("Settings", bound=WorkerSettings)
+
+
+class Counted(Protocol):
+    """What a role counts."""
+
+    @property
+    def worker(self) -> WorkerMetrics: ...
+
+
+Metrics = TypeVar("Metrics", bound=Counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank(Generic[Settings]):
+    """One whose group has met, and which has its part of the model and of the memory."""
+
+    settings: Settings
+    host: WorkerHost | FollowerHost
+    incarnation: Incarnation
+    """Of the worker: its leader's."""
+    engine: Engine
+    stepper: Stepper
+    holdings: Holdings
+    slots: HostMemory
+    exposure: Exposure
+    clock: Clock
+
+    @property
+    def checksum(self) -> KvChecksum:
+        return KvChecksum(self.settings.kv_checksum)
+
+    @property
+    def bounds(self) -> ModelBounds:
+        return ModelBounds(self.engine.model.vocab_size, self.engine.model.facts.context_length)
+
+    @property
+    def folds(self) -> Folds:
+        return Folds(self.engine.grammars, self.host.mailbox.wake)
+
+    def registration(self, side: Side, peer: rooms_pb2.Peer) -> workers_pb2.RegisterRequest:
+        """`peer`: what the host does not know of it."""
+        return workers_pb2.RegisterRequest(
+            worker=peer,
+            side=side_to_wire(side),
+            topology=topology_to_wire(self.settings.topology),
+            layout=layout_to_wire(self.engine.whole),
+            schema=SCHEMA_HASH,
+            kv_checksum=self.checksum.value,
+            tokens_max=self.engine.cache.pages * self.engine.layout.page_tokens,
+            rooms_max=self.settings.max_rooms,
+            keeps_prefixes=self.settings.prefix_cache,
+        )
+
+    @property
+    def layouts(self) -> Sequence[KvLayout]:
+        """Of every rank of the worker, in rank order."""
+        topology = self.settings.topology
+        return [rank_layout(self.engine.whole, topology, rank) for rank in range(topology.ranks)]
+
+
+class RoleWork(Work, Protocol):
+    """What a role does in its turns, and beside them."""
+
+    def names_of(self, room: RoomId) -> Mapping[str, str]: ...
+    def break_off(self, cause: Cause) -> None: ...
+    def census(self) -> workers_pb2.WorkerCensus: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What a role adds to a rank."""
+
+    side: Side
+    work: RoleWork
+    services: Sequence[str]
+    """Full names of its gRPC services."""
+    listen: Callable[[grpc.aio.Server], None]
+    """Adds them to the leader's server."""
+    end: Callable[[], Awaitable[None]]
+    """Once the turns have ended, before the memory is taken from the transfer."""
+    peer: rooms_pb2.Peer
+    """What is registered of the worker beside its name and its place."""
+
+
+Fit = Callable[[Rank[Settings], Metrics], Fitting]
+
+
+def run_worker(
+    settings: Settings, load: Load, count: Callable[[CollectorRegistry], Metrics], fit: Fit[Settings, Metrics]
+) -> int:
+    """Run a worker, or one rank of it, until it is told to stop. Returns the exit code."""
+    threads = pin(settings.cpus, settings.threads)
+
+    async def main(shutdown: asyncio.Event) -> int:
+        install_memory_hooks()
+        mine, own = _draw(), credential.draw()
+        host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine, own)
+        start = Start(settings, partial(load, settings, threads), host, mine, credential.of_ranks(own))
+        try:
+            return await start.serve(count, fit, shutdown)
+        finally:
+            await host.close()
+
+    return serve.run(main)
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[Settings]):
+    """A rank that has its ports, and nothing else yet."""
+
+    settings: Settings
+    load: Callable[[], Engine]
+    host: WorkerHost | FollowerHost
+    mine: Incarnation
+    """The worker's, if this rank leads it."""
+    ranks_word: bytes
+    """And what its other ranks show."""
+
+    async def serve(
+        self,
+        count: Callable[[CollectorRegistry], Metrics],
+        fit: Fit[Settings, Metrics],
+        shutdown: asyncio.Event,
+    ) -> int:
+        """Meet, load, turn. Returns the exit code. Raises StopAsked when it is told to stop before it turns,
+        and what ends a start or the turns."""
+        settings, host = self.settings, self.host
+        clock, registry, loop = SystemClock(), CollectorRegistry(), asyncio.get_running_loop()
+        metrics = count(registry)
+        describe_process(registry, settings.role, settings.name, settings.rank or 0)
+        progress = TurnProgress(clock)
+        await host.start_pages(registry, progress)
+
+        formed = await serve.unless_stopped(shutdown, form_group(settings, self.mine, self.ranks_word.hex()))
+        group, leader = formed.group, Incarnation(formed.leaders)
+        if isinstance(host, FollowerHost):
+            host.led_by(leader, bytes.fromhex(formed.leaders_word))
+        loading = loop.run_in_executor(None, self.load)
+        engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
+        await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
+        bind_thread(engine.cache.device)  # this one makes all calls of the transfer
+        slots = HostMemory(settings.places * SLOT_BYTES)
+        with offering(engine.cache.device):
+            exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
+
+        prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
+        holdings = Holdings(PagePool(engine.cache.pages), SlotPool(slots.view), prefixes)
+        stepper = Stepper(engine, host.mailbox.wake)
+        rank = Rank(settings, host, leader, engine, stepper, holdings, slots, exposure, clock)
+        fitted = fit(rank, metrics)
+        work = fitted.work
+        name_rooms(work.names_of)
+        turning = run_turns(work, group, clock, progress, SystemArrivals(loop, clock))
+        turns = explained(turning, group, TeamBroken)
+        try:
+            if isinstance(host, FollowerHost):
+                return await host.serve(turns, BROKEN, shutdown)
+            fitted.listen(host.server.grpc)
+            role = Role(
+                registration=rank.registration(fitted.side, fitted.peer),
+                services=fitted.services,
+                turns=turns,
+                on_renewal=metrics.worker.lease_tried,
+                broken=BROKEN,
+                break_off=work.break_off,
+                census=work.census,
+            )
+            return await host.serve(role, shutdown)
+        finally:
+            await group.close()  # whatever it was: the other ranks learn it now
+            await stepper.end()
+            await fitted.end()
+            exposure.close()
+
+
+def _draw() -> Incarnation:
+    return Incarnation(secrets.randbits(63) | 1)
