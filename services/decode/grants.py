@@ -54,7 +54,7 @@ class Grants:
 
     def hear(self, told: Sequence[bytes]) -> None:
         self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
-        self._peers.exposed_anew()
+        self._peers.exposed_anew(self.endpoints)
 
     def moved(self) -> None:
         """This rank's memory is elsewhere now, as every other's is."""

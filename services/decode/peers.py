@@ -6,7 +6,8 @@ proof for a sender that saw no end of its writes.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from services.decode.sender_link import SenderLink, Speaker
 from services.ids import Generation, Incarnation, RoomId
@@ -18,7 +19,43 @@ from services.wire.channel import Channels
 from services.worker.mailbox import Mailbox
 
 
-class Peers:
+class Peers(Protocol):
+    """What a rank's turns ask of the senders, on every rank."""
+
+    @property
+    def shut_out(self) -> bool:
+        """A sender that a room is for does not connect to this exposure of our memory any more: it has not
+        seen the end of what it wrote by a way that broke."""
+
+    def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
+        """Make our memory known to a peer. True when it already is; else a command tells what became of
+        it: `connected`, or a cancel of every room that waited."""
+
+    def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
+        """Send a destination, as soon as the turn is over. A refusal cancels the room."""
+
+    def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
+        """Ask until it is proven that nothing more is written for (room, generation)."""
+
+    def over(self, room: RoomId) -> None:
+        """Nothing more is wanted for the room: another proof came first, or none was needed."""
+
+    def forget(self, peer: Incarnation) -> None:
+        """Its process is gone: who waited for it was told by the same news."""
+
+    def doubt(self, peer: Incarnation) -> None:
+        """A room with it went wrong on the way: the next one connects anew, which costs nothing where the
+        way still holds (`reconnect`)."""
+
+    def exposed_anew(self, endpoints: Sequence[inference_pb2.Endpoint]) -> None:
+        """Our memory is exposed, first or anew: every rank has told where, in rank order, and nobody else
+        knows it."""
+
+    async def stop(self) -> None:
+        """Nothing more is asked of any sender."""
+
+
+class LeaderPeers:
     """Keyed by incarnation. The leader's; a departed peer is forgotten with everything about it. A channel is
     open to who knows of our memory, and to others while something is asked of them."""
 
@@ -28,73 +65,47 @@ class Peers:
         channels: Channels,
         incarnation: Incarnation,
         secret: bytes,
-        endpoints: Callable[[], Sequence[inference_pb2.Endpoint]],
         layouts: Sequence[KvLayout],
         connect_timeout_s: float,
         checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
-        """`secret`: of this incarnation, by which senders know it. `endpoints`: of every rank as they are
-        now, in rank order, as `layouts` are."""
+        """`secret`: of this incarnation, by which senders know it. `layouts`: of its ranks, in rank order."""
         self._mailbox = mailbox
         self._channels = channels
-        self._speaker = Speaker(incarnation, secret, endpoints, tuple(layouts), checksum)
+        self._speaker = Speaker(incarnation, secret, tuple(layouts), checksum)
         self._connect_timeout_s = connect_timeout_s
         self.shut_out = False
-        """A sender that a room is for does not connect to this exposure of our memory any more: it has not
-        seen the end of what it wrote by a way that broke."""
         self._links: dict[Incarnation, SenderLink] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
-        """Make our memory known to a peer. True when it already is; else a command tells what became of
-        it: `connected`, or a cancel of every room that waited."""
         return self._link(peer).connect(room)
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
-        """Send a destination, as soon as the turn is over. A refusal cancels the room."""
         self._link(peer).grant(request)
 
     def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
-        """Ask until it is proven that nothing more is written for (room, generation)."""
         self._link(peer).close(room, generation)
 
     def over(self, room: RoomId) -> None:
-        """Nothing more is wanted for the room: another proof came first, or none was needed."""
         for link in list(self._links.values()):
             link.over(room)
 
     def forget(self, peer: Incarnation) -> None:
-        """Its process is gone: who waited for it was told by the same news."""
         link = self._links.get(peer)
         if link is not None:
             self._end(link)
 
     def doubt(self, peer: Incarnation) -> None:
-        """A room with it went wrong on the way: the next one connects anew, which costs nothing where the
-        way still holds (`reconnect`)."""
         link = self._links.get(peer)
         if link is not None:
             link.connected = False
 
-    def exposed_anew(self) -> None:
-        """Our memory is exposed anew, and every rank has told where: nobody knows it."""
+    def exposed_anew(self, endpoints: Sequence[inference_pb2.Endpoint]) -> None:
+        self._speaker.endpoints = endpoints
         self.shut_out = False
         for link in self._links.values():
             link.exposed_anew()
-
-    @property
-    def closing(self) -> int:
-        """Rooms whose proof is being sought."""
-        return sum(link.closing for link in self._links.values())
-
-    @property
-    def asking(self) -> int:
-        """Senders that have not answered a connection or a grant."""
-        return sum(link.asking for link in self._links.values())
-
-    def needed(self) -> set[Incarnation]:
-        """Senders that a channel is kept to."""
-        return {incarnation for incarnation, link in self._links.items() if link.needed}
 
     async def stop(self) -> None:
         for link in list(self._links.values()):
@@ -133,11 +144,11 @@ class Peers:
             await self._channels.drop(peer)
 
 
-class FollowerPeers(Peers):
+class FollowerPeers:
     """Of a rank that does not lead: the leader connects, grants and closes for its group, and what it learns
     comes as commands."""
 
-    def __init__(self) -> None: ...
+    shut_out: Final = False
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:  # noqa: ARG002
         return True  # not for a follower to hold up: the leader's vote says when
@@ -152,7 +163,7 @@ class FollowerPeers(Peers):
 
     def doubt(self, peer: Incarnation) -> None: ...
 
-    def exposed_anew(self) -> None: ...
+    def exposed_anew(self, endpoints: Sequence[inference_pb2.Endpoint]) -> None: ...
 
     async def stop(self) -> None: ...
 

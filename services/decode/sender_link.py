@@ -53,24 +53,25 @@ Call: TypeAlias = "grpc.aio.StreamStreamCall[inference_pb2.HandOverRequest, infe
 Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Speaker:
     """Who this decode worker is to its senders, and where its memory lies."""
 
     incarnation: Incarnation
     secret: bytes = field(repr=False)
-    endpoints: Callable[[], Sequence[inference_pb2.Endpoint]]
-    """Of every rank as they are now, in rank order, as `layouts` are."""
     layouts: Sequence[KvLayout]
+    """Of every rank, in rank order."""
     checksum: KvChecksum
+    endpoints: Sequence[inference_pb2.Endpoint] = ()
+    """Of every rank as they are now, in rank order, once they have told."""
 
     @property
     def exposure(self) -> int:
-        return self.endpoints()[0].incarnation
+        return self.endpoints[0].incarnation
 
     def connect(self) -> inference_pb2.ConnectRequest:
         return inference_pb2.ConnectRequest(
-            endpoints=self.endpoints(),
+            endpoints=self.endpoints,
             layouts=[layout_to_wire(each) for each in self.layouts],
             schema=SCHEMA_HASH,
             kv_checksum=self.checksum.value,
@@ -141,11 +142,6 @@ class SenderLink:
         self._ended = False
         self._greeted = self._heard = False
         """On this stream: that was said, and anything was."""
-
-    @property
-    def closing(self) -> int:
-        """Rooms whose proof is being sought."""
-        return len(self._closes)
 
     @property
     def asking(self) -> bool:

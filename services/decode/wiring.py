@@ -1,7 +1,7 @@
 """Which implementations is a decode worker made of, beside what every worker is?"""
 
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import FollowerPeers, Peers
+from services.decode.peers import FollowerPeers, LeaderPeers, Peers
 from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
@@ -28,12 +28,11 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
     secret = draw_secret()
     peers: Peers = FollowerPeers()
     if isinstance(host, WorkerHost):
-        peers = Peers(
+        peers = LeaderPeers(
             host.mailbox,
             host.channels,
             rank.incarnation,
             secret,
-            lambda: work.endpoints,
             rank.layouts,
             settings.connect_timeout_ms / 1000,
             rank.checksum,

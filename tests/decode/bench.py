@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from services.decode.job import replies_max
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import FollowerPeers, Peers
+from services.decode.peers import FollowerPeers, LeaderPeers, Peers
 from services.decode.turn import DecodeWork
 from services.engine.folds import Folds
 from services.engine.stepper import Stepper
@@ -42,6 +42,7 @@ from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_
 from services.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
 from services.worker.mailbox import Mailbox
 from services.worker.turns import Lap, TurnProgress, take_turn
+from tests.decode.links import asking, closing
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import (
@@ -201,12 +202,11 @@ class DecodeBench:
         self.registry = CollectorRegistry()
         self.peers: Peers = FollowerPeers()
         if self.group.rank == 0:
-            self.peers = Peers(
+            self.peers = LeaderPeers(
                 self.mailbox,
                 self.channels,
                 DECODE,
                 SECRET,
-                lambda: self.work.endpoints,
                 [toy.LAYOUT] * self.group.size,
                 5.0,
                 checksum,
@@ -324,7 +324,7 @@ class DecodeBench:
 
     async def settle(self) -> None:
         """Turns, steps awaited, until every room has retired, and whoever is told of our memory has heard."""
-        await self.turns_until(lambda: not len(self.work.roster) and not self.peers.asking)
+        await self.turns_until(lambda: not len(self.work.roster) and not asking(self.peers))
 
     # ---- what is left
 
@@ -346,8 +346,8 @@ class DecodeBench:
         assert len(work._computing) == 0
         assert len(work.callers) == 0
         if self.group.rank == 0:
-            assert self.peers.closing == 0
-            assert self.peers.asking == 0
+            assert closing(self.peers) == 0
+            assert asking(self.peers) == 0
         assert len(self.holdings) == 0
         assert self.holdings.available == len(self.holdings.pages)
         assert self.holdings.slots.free == len(self.holdings.slots)

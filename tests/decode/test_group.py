@@ -20,6 +20,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc,
 from services.wire.conversions import cause_to_wire
 from services.worker.turns import Lap, run_turns
 from tests.decode.bench import Caller, DecodeBench, Sender, tell
+from tests.decode.links import asking
 from tests.parallel.arrivals import NoArrivals
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
@@ -68,7 +69,7 @@ class Group:
     async def settle(self) -> None:
         await self.turns_until(
             # A connection that a room asked for goes on when the room is over.
-            lambda: not any(len(each.work.roster) for each in self.ranks) and not self.leader.peers.asking
+            lambda: not any(len(each.work.roster) for each in self.ranks) and not asking(self.leader.peers)
         )
         for each in self.ranks:
             each.assert_empty()

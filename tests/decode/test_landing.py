@@ -12,6 +12,7 @@ from services.rooms.phases import Phase
 from services.rooms.request import Request
 from services.worker.turns import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
+from tests.decode.links import closing
 from tests.prefill import toy
 
 PROMPT = tuple(range(200, 206))
@@ -121,7 +122,7 @@ async def test_a_room_that_ends_while_it_is_summed_keeps_its_pages_until_then(
         bench.sender.quiet.set()
         for _ in range(300):
             await bench.turn()
-            if not bench.peers.closing:
+            if not closing(bench.peers):
                 break
         await bench.turns(3)
     assert bench.pages(PageState.QUARANTINED) == 2

@@ -22,6 +22,7 @@ from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2
 from services.wire.errors import WrongIncarnation
 from tests.decode.bench import Caller, DecodeBench, decoding
+from tests.decode.links import asking, needed
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PREFILL
 from tests.wire.servers import until
@@ -249,7 +250,7 @@ async def test_a_sender_that_is_gone_is_not_told(bench: DecodeBench) -> None:
     await bench.enter(group_pb2.Command(departed=PREFILL))
     bench.mailbox.put(group_pb2.Command(revoke=True))
     await bench.turns_until(lambda: bench.gauge("baton_kv_revocations_total") == 1)
-    await until(lambda: not bench.peers.asking)
+    await until(lambda: not asking(bench.peers))
     assert len(bench.sender.connects) == 1
     bench.assert_empty()
 
@@ -345,9 +346,9 @@ async def test_incarnation_whoever_knew_of_memory_is_told_until_another_process_
     bench.mailbox.put(group_pb2.Command(revoke=True))
     await bench.turns_until(lambda: bench.gauge("baton_kv_revocations_total") == 1)
     await until(lambda: bench.sender.ended > 2)
-    assert bench.peers.asking == 1, "it may be back, and is to hear of it though no room is for it"
+    assert asking(bench.peers) == 1, "it may be back, and is to hear of it though no room is for it"
     bench.sender.refuse_streams = [WrongIncarnation("meant for incarnation 11, this is 12")]
     bench.sender.broken.clear()
-    await until(lambda: not bench.peers.asking)
-    assert bench.peers.needed() == set()
+    await until(lambda: not asking(bench.peers))
+    assert needed(bench.peers) == set()
     await until(lambda: not bench.channels.incarnations())

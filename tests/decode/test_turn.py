@@ -21,6 +21,7 @@ from services.wire.conversions import cause_to_wire, finish_from_wire
 from services.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation
 from services.worker.turns import Lap
 from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
+from tests.decode.links import asking, closing, links_of, needed
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PREFILL
@@ -367,7 +368,7 @@ async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, p
         await bench.cancel(2)
     await bench.settle()
     assert not isinstance(replies, asyncio.Queue) or replies.empty(), "nothing is said after the outcome"
-    await until(lambda: not bench.peers.asking)
+    await until(lambda: not asking(bench.peers))
     bench.assert_empty()
 
 
@@ -527,7 +528,7 @@ async def test_a_peer_that_departs_while_it_is_being_connected_leaves_nothing_be
     assert await caller.outcome() == "prefill_lost"
     bench.sender.may_connect.set()
     await bench.settle()
-    await until(lambda: not bench.peers.asking)
+    await until(lambda: not asking(bench.peers))
     bench.assert_empty()
     await until(lambda: not bench.channels.incarnations())
 
@@ -633,11 +634,11 @@ async def test_zero_at_idle_a_sender_that_no_room_names_us_to_is_left_alone_once
     bench.sender.refuse_streams = [UnknownReceiver("no room has named receiver 0x16")] * streams
     caller = await bench.stream(ASKED)
     await until(lambda: len(bench.sender.refuse_streams) < streams - 5)
-    assert bench.peers.asking == 1
+    assert asking(bench.peers) == 1
     await bench.cancel(1)
     assert await caller.outcome() == "cancelled"
     await bench.settle()
-    await until(lambda: not bench.peers.needed())
+    await until(lambda: not needed(bench.peers))
     bench.assert_empty()
     await until(lambda: len(bench.channels) == 0)
 
@@ -645,18 +646,18 @@ async def test_zero_at_idle_a_sender_that_no_room_names_us_to_is_left_alone_once
 async def test_ack_is_proof_what_is_answered_before_it_was_asked_is_not_heard(bench: DecodeBench) -> None:
     """A grant that counted as taken would never be said, and a close that was not heard proves nothing."""
     await started(bench)
-    link = bench.peers._links[PREFILL]
+    link = links_of(bench.peers)[PREFILL]
     link.grant(inference_pb2.GrantRequest(room=98))
     link.close(RoomId(99), Generation(5))
     early = inference_pb2.HandOverReply(
         grants=[inference_pb2.GrantReply(room=98)], closes=[inference_pb2.CloseReply(room=99, generation=5)]
     )
     link._hear(early)
-    assert (bench.peers.asking, bench.peers.closing) == (1, 1)
+    assert (asking(bench.peers), closing(bench.peers)) == (1, 1)
     await until(lambda: 98 in bench.sender.grants and bool(bench.sender.closes))
-    await until(lambda: bench.peers.asking == 0)
+    await until(lambda: asking(bench.peers) == 0)
     bench.sender.quiet.set()
-    await until(lambda: bench.peers.closing == 0)
+    await until(lambda: closing(bench.peers) == 0)
     bench.land(ASKED)
     await bench.settle()
     bench.assert_empty()
@@ -676,7 +677,7 @@ async def test_live_is_not_lost_a_sender_that_answers_nothing_while_its_stream_l
     await hours_pass(monkeypatch)
     await bench.turns(3)
     assert bench.phase(1) is Phase.TRANSFERRING
-    assert bench.peers.asking == 1
+    assert asking(bench.peers) == 1
     bench.sender.may_answer_grants.set()
     bench.land(ASKED)
     await bench.settle()
@@ -710,7 +711,7 @@ async def test_an_unanswered_grant_on_a_stream_that_breaks_is_a_lost_sender(benc
 
 async def test_a_stream_that_breaks_costs_no_room_whose_grant_was_answered(bench: DecodeBench) -> None:
     caller = await started(bench)
-    await until(lambda: not bench.peers.asking)
+    await until(lambda: not asking(bench.peers))
     bench.sender.broken.set()
     await until(lambda: bench.sender.ended > 0)
     await bench.turns(5)
@@ -745,8 +746,7 @@ async def test_a_room_that_is_over_is_not_told_what_becomes_of_the_connection(be
         await bench.cancel(room)
         assert await caller.outcome() == "cancelled"
     await bench.turns_until(lambda: not len(bench.work.roster))
-    links: Any = bench.peers
-    assert not links._links[PREFILL]._waiting
+    assert not links_of(bench.peers)[PREFILL]._waiting
     bench.sender.may_connect.set()
     await bench.settle()
     bench.assert_empty()

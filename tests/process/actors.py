@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from services.cli.bench.device_memory import DeviceMemory, bytes_of, take
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import Peers
+from services.decode.peers import LeaderPeers
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
 from services.engine.stepper import Stepper
@@ -266,7 +266,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
     holdings = FencedIfTold(PagePool(PAGES), SlotPool(slots.view), defence)
     stepper = Stepper(engine, mailbox.wake)
     secret = secret_of(incarnation)
-    peers = Peers(mailbox, channels, incarnation, secret, lambda: work.endpoints, [LAYOUT], 20.0)
+    peers = LeaderPeers(mailbox, channels, incarnation, secret, [LAYOUT], 20.0)
     work = DecodeWork(
         places=PLACES,
         incarnation=incarnation,

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from services.decode.peers import Peers
+from services.decode.peers import LeaderPeers
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
@@ -111,15 +111,15 @@ def late_seal(folder: Folder) -> None:
 
 def lost_grants(folder: Folder) -> None:
     """While the file is there, no sender learns from this decode worker's leader where to write."""
-    grant = Peers.grant
+    grant = LeaderPeers.grant
 
-    def granting(peers: Peers, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
+    def granting(peers: LeaderPeers, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
         if folder.asked("lost_grants") is None:
             grant(peers, peer, request)
         else:
             folder.say("lost_grants.done")
 
-    _replace(Peers, grant=granting)
+    _replace(LeaderPeers, grant=granting)
 
 
 def fail_alone(folder: Folder) -> None:

@@ -14,6 +14,7 @@ from services.rooms.errors import Reason
 from services.rooms.phases import Phase
 from services.rooms.retry import RetryBounds
 from services.transfer.interface import Transfer
+from tests.decode.links import asking, closing, needed
 from tests.sim.rank import World
 from tests.sim.worker import SimulatedWorker
 
@@ -228,9 +229,9 @@ def _worker(worker: SimulatedWorker) -> list[str]:
         )
         found += _gauges(name, rank.registry, ())
     if worker.peers is not None:
-        found += _held(worker.name, "closes", worker.peers.closing)
-        found += _held(worker.name, "senders that have not answered", worker.peers.asking)
-        unneeded = worker._channels.incarnations() - worker.peers.needed()
+        found += _held(worker.name, "closes", closing(worker.peers))
+        found += _held(worker.name, "senders that have not answered", asking(worker.peers))
+        unneeded = worker._channels.incarnations() - needed(worker.peers)
         found += _held(worker.name, "channels that nobody needs", len(unneeded))
     found += _held(worker.name, "reports", len(worker.reporter._waiting))
     return found

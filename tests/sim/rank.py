@@ -1,14 +1,14 @@
 """One rank's process of a worker, wired of the product's own parts as `wiring.py` wires them."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import FollowerPeers, Peers
+from services.decode.peers import FollowerPeers, LeaderPeers
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
@@ -34,7 +34,6 @@ from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
 from services.transfer.exposure import Exposure
 from services.transfer.interface import Region, Transfer
-from services.wire.baton.v1 import inference_pb2
 from services.wire.channel import Channels
 from services.wire.model_bounds import ModelBounds
 from services.worker.mailbox import Mailbox
@@ -127,14 +126,11 @@ class Outside:
     def peers(
         self,
         mailbox: Mailbox,
-        endpoints: Callable[[], Sequence[inference_pb2.Endpoint]],
         layouts: Sequence[KvLayout],
         checksum: KvChecksum,
-    ) -> Peers:
+    ) -> LeaderPeers:
         secret = secret_of(self.incarnation)
-        return Peers(
-            mailbox, self.channels, self.incarnation, secret, endpoints, layouts, CONNECT_S, checksum
-        )
+        return LeaderPeers(mailbox, self.channels, self.incarnation, secret, layouts, CONNECT_S, checksum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +223,6 @@ def make_rank(
     exposure: Exposure | None = None
     work: PrefillWork | DecodeWork
 
-    def told() -> Sequence[inference_pb2.Endpoint]:
-        return work.endpoints if isinstance(work, DecodeWork) else ()
-
     def connected(incarnation: Incarnation) -> Transfer:
         known.append(incarnation)
         return world.fabric.endpoint(incarnation, bank)
@@ -267,9 +260,7 @@ def make_rank(
             stepper=stepper.as_stepper(),
             exposure=exposure,
             slots=slots,
-            peers=FollowerPeers()
-            if outside is None
-            else outside.peers(mailbox, told, layouts, shape.checksum),
+            peers=FollowerPeers() if outside is None else outside.peers(mailbox, layouts, shape.checksum),
             mailbox=mailbox,
             reporter=reporter,
             metrics=DecodeMetrics(registry),

@@ -12,6 +12,7 @@ from services.rooms.errors import PeerFault, Refusal
 from services.transfer.fabric import MemoryFabric
 from services.wire.baton.v1 import inference_pb2
 from tests.decode.bench import decoding
+from tests.decode.links import asking, links_of
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench, Receiver
 from tests.wire import test_fuzz_decode, test_fuzz_prefill
@@ -80,8 +81,8 @@ async def hear(replies: list[inference_pb2.HandOverReply]) -> None:
         asked = test_fuzz_decode.ASKED
         caller = await bench.stream(asked)
         await bench.granted(test_fuzz_decode.GOOD)
-        await bench.turns_until(lambda: not bench.peers.asking)
-        link = bench.peers._links[PREFILL]
+        await bench.turns_until(lambda: not asking(bench.peers))
+        link = links_of(bench.peers)[PREFILL]
         for reply in replies:
             for closed in reply.closes:
                 closed.room += closed.room == test_fuzz_decode.GOOD

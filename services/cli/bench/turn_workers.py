@@ -160,12 +160,6 @@ class _Endless(MemoryTransfer):
         return PutState.PENDING
 
 
-class _Unheard(FollowerPeers):
-    """Nobody is called, and nobody complains."""
-
-    shut_out = False
-
-
 class _TurnWorker(ABC):
     """`places`: for rooms. `fitting`: that pages suffice for."""
 
@@ -278,7 +272,7 @@ class _Decode(_TurnWorker):
                 {"kv": memory, "slots": self._slots},
             ),
             slots=self._slots,
-            peers=_Unheard(),
+            peers=FollowerPeers(),
             mailbox=self._mailbox,
             reporter=self._reporter,
             metrics=DecodeMetrics(CollectorRegistry()),

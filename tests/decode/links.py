@@ -1,0 +1,27 @@
+"""Which senders has a decode worker not done with?"""
+
+from typing import Any
+
+from services.decode.peers import LeaderPeers, Peers
+from services.ids import Incarnation
+
+
+def asking(peers: Peers) -> int:
+    """Senders that have not answered a connection or a grant."""
+    return sum(link.asking for link in links_of(peers).values())
+
+
+def closing(peers: Peers) -> int:
+    """Rooms whose proof is being sought."""
+    return sum(len(link._closes) for link in links_of(peers).values())
+
+
+def needed(peers: Peers) -> set[Incarnation]:
+    """Senders that a channel is kept to."""
+    return {incarnation for incarnation, link in links_of(peers).items() if link.needed}
+
+
+def links_of(peers: Peers) -> dict[Incarnation, Any]:
+    """One to each sender that there is something to say to."""
+    assert isinstance(peers, LeaderPeers), "a rank that does not lead asks nobody"
+    return dict(peers._links)
