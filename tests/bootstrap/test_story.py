@@ -19,6 +19,8 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.placement import Need
 from services.rooms.registry import CANARIES_KEPT, RoomEntry
 from services.rooms.timeline import Event, Moment
+from services.wire.baton.v1 import rooms_pb2
+from services.wire.conversions import event_from_wire
 from tests.bootstrap.scripted import House, asked, house
 from tests.wire.servers import until
 
@@ -151,6 +153,16 @@ async def test_all_rooms_of_a_retried_request_are_one_story_under_any_of_its_ids
         (bar["doing"], bar["to_ms"] - bar["from_ms"]) for bar in told["bars"] if bar["lane"] == "client"
     ]
     assert client_saw == [("wait", 80), ("stream", 60), ("stall", 80), ("stream", 5)]
+
+
+async def test_a_word_of_another_versions_worker_is_kept_and_shown_as_a_note(at: House) -> None:
+    entry = await at.admission.admit("request-1", 3, 5)
+    line = rooms_pb2.RoomEvent(wall_ms=at.clock.wall_ms(), name="stowed away", detail="on a shelf")
+    at.rooms.timelines.record(entry.id, event_from_wire(line.SerializeToString(), "decode-0"))
+    lines = (await story(at, "request-1"))["lines"]
+    assert [(each["name"], each["detail"], each["kind"]) for each in lines if each["lane"] == "decode-0"] == [
+        ("stowed away", "on a shelf", "note")
+    ]
 
 
 async def test_a_request_took_in_the_list_what_it_took_in_its_story(at: House) -> None:

@@ -1,15 +1,42 @@
 """Does one table say of every reason what follows from it?"""
 
+import re
+from pathlib import Path
+from typing import Final
+
 import pytest
 
 from services.rooms.errors import Reason
 from services.rooms.phases import Side
 from services.rooms.reasons import LOST, REASONS, Fault
 from services.rooms.retry import guilty
+from tests.rooms.pages import generated
+
+ROOT: Final = Path(__file__).parents[2]
+YES: Final = {True: "yes", False: "no"}
 
 
 def test_every_reason_has_its_row_in_the_order_in_which_a_verdict_weighs_them() -> None:
     assert list(REASONS) == list(Reason)
+
+
+def test_the_page_has_every_reason(rewrite: bool) -> None:
+    rows = [
+        f"| `{reason.value}` | {facts.fault.value} | {YES[facts.is_retried]} | {YES[facts.is_failure]} |"
+        f" {YES[facts.is_counted]} | {facts.meaning} |"
+        for reason, facts in REASONS.items()
+    ]
+    head = "| reason | whose doing | another room follows | a failure | counted | what it means |"
+    generated("reasons", [head, "|---|---|---|---|---|---|", *rows], rewrite=rewrite)
+
+
+def test_the_alerts_leave_out_what_callers_do_and_workers_that_leave() -> None:
+    alerts = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+    [left_out] = re.findall(r'reason!~"([^"]+)"', alerts)
+    theirs = [each for each, facts in REASONS.items() if facts.fault is Fault.CALLER and facts.is_counted]
+    assert left_out.split("|") == [each.value for each in (*theirs, Reason.DRAINING)]
+    for asked in re.findall(r'reason=~"([^"]+)"', alerts):
+        assert all(Reason(each) in REASONS for each in asked.split("|"))
 
 
 def test_what_is_no_failure_is_its_callers_doing() -> None:

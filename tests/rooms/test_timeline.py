@@ -1,0 +1,105 @@
+"""Is a timeline's vocabulary closed: told to people, and never spelt beside the enum?"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from services.rooms import timeline
+from services.rooms.timeline import Event, Moment
+from tests.rooms.pages import generated
+
+SERVICES: Final = Path(timeline.__file__).parents[1]
+WORDS: Final = frozenset(each.value for each in Moment)
+WRITERS: Final = frozenset({"note", "seen", "tell", "line", "event"})
+"""Methods that take a line's name."""
+
+
+def docstrings() -> Mapping[Moment, str]:
+    """What stands below each member."""
+    [body] = [
+        node.body
+        for node in ast.parse(Path(timeline.__file__).read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == Moment.__name__
+    ]
+    found: dict[Moment, str] = {}
+    for member, text in pairwise(body):
+        match member, text:
+            case ast.Assign([ast.Name(name)]), ast.Expr(ast.Constant(str(said))):
+                found[Moment[name]] = said
+            case _:
+                pass
+    return found
+
+
+def is_name(node: ast.expr) -> bool:
+    """An expression for what a line says: `line.name`, `event["name"]`."""
+    match node:
+        case ast.Attribute(attr="name") | ast.Subscript(slice=ast.Constant("name")):
+            return True
+        case _:
+            return False
+
+
+def spelt(source: str) -> Iterator[str]:
+    """Words of the vocabulary that a source writes into a line, or compares with one, as bare strings."""
+    beside: Iterable[ast.AST]
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=method), args=args) if method in WRITERS:
+                beside = args
+            case ast.Call(func=ast.Name(id=called), args=args) if called == Event.__name__:
+                beside = args
+            case ast.Compare(left, _, others) if any(map(is_name, (left, *others))):
+                beside = [part for each in (left, *others) for part in ast.walk(each)]  # also of a tuple
+            case ast.Match(subject, cases) if is_name(subject):
+                beside = [part for each in cases for part in ast.walk(each.pattern)]
+            case _:
+                continue
+        yield from (each.value for each in beside if isinstance(each, ast.Constant) and each.value in WORDS)
+
+
+def test_each_word_says_who_writes_it_and_what_it_means() -> None:
+    said = docstrings()
+    assert list(said) == list(Moment)
+    for word, text in said.items():
+        assert re.fullmatch(r"[A-Z][^:]+: [^\n]+\.", text), word
+
+
+def test_the_page_has_every_word(rewrite: bool) -> None:
+    rows = [f"| `{word}` | {' | '.join(text.split(': ', 1))[:-1]} |" for word, text in docstrings().items()]
+    generated("timeline", ["| line | written by | what it says |", "|---|---|---|", *rows], rewrite=rewrite)
+
+
+def test_no_source_spells_a_word_beside_the_enum() -> None:
+    found = {
+        str(path.relative_to(SERVICES)): words
+        for path in SERVICES.rglob("*.py")
+        if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")) and (words := list(spelt(path.read_text())))
+    }
+    assert found == {}
+
+
+def test_a_spelt_word_is_seen_wherever_it_may_stand() -> None:
+    for source in (
+        'reporter.note(room, "granted")',
+        'Event(0, "decode-0", "landed")',
+        'line.name == "failed"',
+        'event["name"] in ("answered", x)',
+        'match line.name:\n case "queued" | "opened": ...',
+    ):
+        assert list(spelt(source)), source
+    assert not list(spelt('log.info("connected"); phase = "failed"; worker.name == "prefill"'))
+
+
+def test_the_ui_asks_for_words_that_there_are() -> None:
+    asked = [
+        word
+        for path in (SERVICES / "bootstrap" / "ui").glob("*.js")
+        for word in re.findall(r'\bat\("([^"]+)"\)|\.name === "([^"]+)"', path.read_text())
+    ]
+    words = {word for pair in asked for word in pair} - {"", "request"}
+    assert words
+    assert words <= WORDS
