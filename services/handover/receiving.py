@@ -38,6 +38,7 @@ from services.rooms.evidence import Connected, Fenced, Finished, Landed, Proof, 
 from services.rooms.phases import Effect, Phase, ReceiverEffect
 from services.rooms.plurals import counted
 from services.rooms.quarantine import in_quarantine, revocation_due
+from services.rooms.reasons import REASONS, Fault
 from services.rooms.receiver import Receiver
 from services.rooms.request import FinishReason, Request
 from services.rooms.roster import Capacity
@@ -45,9 +46,6 @@ from services.rooms.timeline import Moment
 
 NEAR_S: Final = 0.01
 """What comes between a record and its seal takes a few milliseconds mostly."""
-
-CALLERS_OWN: Final = frozenset({Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED})
-"""Ends that say nothing about the way to the sender."""
 
 
 @dataclass(slots=True, eq=False)
@@ -418,7 +416,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             # have seen none. That a peer is dead is known to all.
             self._report(room, Moment.QUARANTINED, "until the sender is quiet or gone")
             self._ask(Close(room.id, room.peer, room.generation))
-            if room.cause is not None and room.cause.reason not in CALLERS_OWN:
+            if room.cause is not None and REASONS[room.cause.reason].fault is not Fault.CALLER:
                 self._ask(Doubt(room.peer))
 
     def _retire(self, room: R, now_ms: int) -> None:

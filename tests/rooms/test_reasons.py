@@ -1,6 +1,8 @@
 """Does one table say of every reason what follows from it?"""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +15,7 @@ from services.rooms.retry import guilty
 from tests.rooms.pages import generated
 
 ROOT: Final = Path(__file__).parents[2]
+SERVICES: Final = ROOT / "services"
 YES: Final = {True: "yes", False: "no"}
 
 
@@ -37,6 +40,27 @@ def test_the_alerts_leave_out_what_callers_do_and_workers_that_leave() -> None:
     assert left_out.split("|") == [each.value for each in (*theirs, Reason.DRAINING)]
     for asked in re.findall(r'reason=~"([^"]+)"', alerts):
         assert all(Reason(each) in REASONS for each in asked.split("|"))
+
+
+def test_no_other_source_sorts_reasons() -> None:
+    """What a set of them would say is a column."""
+    found = [
+        f"{path.relative_to(SERVICES)}:{node.lineno}"
+        for path in SERVICES.rglob("*.py")
+        if path.name != "reasons.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Set | ast.Tuple | ast.List | ast.Dict) and len(list(named(node))) > 1
+    ]
+    assert found == []
+
+
+def named(node: ast.Set | ast.Tuple | ast.List | ast.Dict) -> Iterator[str]:
+    for each in node.keys if isinstance(node, ast.Dict) else node.elts:
+        match each:
+            case ast.Attribute(ast.Name("Reason"), name):
+                yield name
+            case _:
+                pass
 
 
 def test_what_is_no_failure_is_its_callers_doing() -> None:
