@@ -40,12 +40,12 @@ from services.rooms.request import Request
 from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
 
-__all__ = ["Engine", "PageSum", "PromptScores", "Row", "Sequence", "SumPart", "load_engine"]
+__all__ = ["PageSum", "PromptScores", "Row", "Sequence", "SumPart", "TorchEngine", "load_engine"]
 
 WARM_UP_TOKENS = 64
 
 
-class Engine:
+class TorchEngine:
     """A model over a paged KV cache. One step at a time, from one thread at a time.
 
     Where several ranks share a model, each has an engine, and all are asked for the same steps.
@@ -252,7 +252,7 @@ def load_engine(
     topology: Topology | None = None,
     rank: int = 0,
     team: Team | None = None,
-) -> Engine:
+) -> TorchEngine:
     """Load the model in `directory`, or this rank's share of it, and take `kv_cache_memory` bytes at most for
     its pages: as many on every rank, and together enough for `tokens_min` tokens.
 
@@ -302,7 +302,7 @@ def load_engine(
     if kernel is not None:
         kernel = proven(kernel, geometry.query_heads // team.topology.tensor, cache, model.sights)
     recorded = recorded_steps(model, cache, cuda_graphs, kernel)
-    return Engine(
+    return TorchEngine(
         model,
         whole,
         cache,

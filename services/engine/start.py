@@ -5,7 +5,7 @@ from typing import Final
 
 from services.engine.coded import Coding
 from services.engine.device import find_device
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.memory import enough
 from services.engine.ranks import join_team
 from services.engine.team import Team, TeamBroken
@@ -24,11 +24,11 @@ STEP_TIMEOUTS: Final = 10
 slow cores takes long. A rank that died or stopped answering, the group's agreement finds sooner."""
 
 
-Load = Callable[[WorkerSettings, int], Engine]
+Load = Callable[[WorkerSettings, int], TorchEngine]
 """How a rank's engine comes up, with so many threads: `start_rank`, or a toy to measure what is around it."""
 
 
-def start_rank(settings: WorkerSettings, threads: int) -> Engine:
+def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:
     """Bring up the engine of the rank that `settings` name, with those of the worker's other ranks. Blocks.
 
     Raises what `start_engine` raises, and GroupLost when another rank does not come up.
@@ -63,7 +63,7 @@ def start_engine(
     topology: Topology | None = None,
     rank: int = 0,
     team: Team | None = None,
-) -> Engine:
+) -> TorchEngine:
     """Find, prepare and load the model, or what `rank` of `topology` has of it, reserve its KV cache, and run
     it once: together with the other ranks of `team`, if there are any. Blocks for seconds.
 

@@ -11,7 +11,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from services.engine.device import bind_thread
-from services.engine.engine import Engine
+from services.engine.engine import TorchEngine
 from services.engine.folds import Folds
 from services.engine.start import Load
 from services.engine.stepper import Stepper
@@ -74,7 +74,7 @@ class Rank(Generic[Settings]):
     host: WorkerHost | FollowerHost
     incarnation: Incarnation
     """Of the worker: its leader's."""
-    engine: Engine
+    engine: TorchEngine
     stepper: Stepper
     holdings: Holdings
     slots: HostMemory
@@ -165,7 +165,7 @@ class Start(Generic[Settings]):
     """A rank that has its ports, and nothing else yet."""
 
     settings: Settings
-    load: Callable[[], Engine]
+    load: Callable[[], TorchEngine]
     host: WorkerHost | FollowerHost
     mine: Incarnation
     """The worker's, if this rank leads it."""
@@ -192,7 +192,7 @@ class Start(Generic[Settings]):
         if isinstance(host, FollowerHost):
             host.led_by(leader, bytes.fromhex(formed.leaders_word))
         loading = loop.run_in_executor(None, self.load)
-        engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
+        engine: TorchEngine = await serve.unless_stopped(shutdown, load_together(group, loading))
         await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
         bind_thread(engine.cache.device)  # this one makes all calls of the transfer
         slots = HostMemory(settings.places * SLOT_BYTES)

@@ -9,11 +9,11 @@ import torch
 
 from services.engine import compiler
 from services.engine.compiler import Build
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from tests.engine import tiny
 from tests.engine.kernels import KERNELS, MODELS, Directory, asked
 
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., TorchEngine]
 BATCH_MEMORY = 2**20
 
 
@@ -29,7 +29,7 @@ def tiny_engine(tiny_dir: Callable[[str], Path]) -> MakeEngine:
     """A float32 engine on one of the tiny models; the same arguments give the same engine."""
 
     @cache
-    def make(name: str, page_tokens: int = 16, which: int = 0, device: str = "cpu") -> Engine:
+    def make(name: str, page_tokens: int = 16, which: int = 0, device: str = "cpu") -> TorchEngine:
         return load_engine(
             tiny_dir(name),
             dtype="float32",

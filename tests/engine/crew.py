@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.ranks import ProcessTeam, join_team
 from services.pages.topology import Topology
 from tests.forks import Forked, fork_answering
@@ -38,7 +38,7 @@ class Post:
     def team(self) -> ProcessTeam:
         return join_team(self.topology, self.rank, HOST, self.port, self.timeout_s, torch.device("cpu"))
 
-    def engine(self, directory: Path, dtype: str = "float32", kv_cache_memory: int = 2**21) -> Engine:
+    def engine(self, directory: Path, dtype: str = "float32", kv_cache_memory: int = 2**21) -> TorchEngine:
         return load_engine(
             directory,
             dtype=dtype,

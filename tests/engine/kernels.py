@@ -18,7 +18,7 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Conf
 from services.engine import compiler
 from services.engine.coded import Coding
 from services.engine.compiler import AVX512, CODES, Build, found
-from services.engine.engine import Engine, Row, Sequence, load_engine
+from services.engine.engine import Row, Sequence, TorchEngine, load_engine
 from services.rooms.request import Request, Sampling
 from services.runtime.model_files import Quantize
 from tests.engine import tiny
@@ -130,7 +130,7 @@ def load(
     page_tokens: int = 16,
     threads: int = 1,
     coding: Coding | None = None,
-) -> Engine:
+) -> TorchEngine:
     return load_engine(
         directory,
         dtype=str(dtype).removeprefix("torch."),
@@ -155,7 +155,7 @@ def coding_for(build: Build, *, multiplied: bool = True) -> Coding | None:
 
 def load_for(
     build: Build, directory: Directory, name: str, page_tokens: int = 16, threads: int = 1
-) -> Engine:
+) -> TorchEngine:
     """An engine whose steps are compiled so."""
     found(build)  # or it says why not
     engine = load(
@@ -170,7 +170,7 @@ def load_for(
     return engine
 
 
-def filled(engine: Engine, spans: tuple[tuple[int, int], ...] = SPANS) -> list[Row]:
+def filled(engine: TorchEngine, spans: tuple[tuple[int, int], ...] = SPANS) -> list[Row]:
     """Rows of these positions, of sequences whose pages lie anywhere; what is before is in the pages, and
     what belongs to nobody is not a number."""
     draw = random.Random(5)
@@ -189,7 +189,7 @@ def filled(engine: Engine, spans: tuple[tuple[int, int], ...] = SPANS) -> list[R
     return rows
 
 
-def logits_of(engine: Engine, rows: list[Row]) -> torch.Tensor:
+def logits_of(engine: TorchEngine, rows: list[Row]) -> torch.Tensor:
     """Those of a step, in float32."""
     with torch.inference_mode():
         for row in rows:
@@ -199,20 +199,20 @@ def logits_of(engine: Engine, rows: list[Row]) -> torch.Tensor:
     return logits.float()
 
 
-def entries(engine: Engine, rows: list[Row]) -> torch.Tensor:
+def entries(engine: TorchEngine, rows: list[Row]) -> torch.Tensor:
     """The keys and values of the rows' own tokens."""
     return torch.stack(
         [engine.cache.tensor[page, :, :, :, place] for page, place in places(engine, rows)]
     ).float()
 
 
-def places(engine: Engine, rows: list[Row]) -> list[tuple[int, int]]:
+def places(engine: TorchEngine, rows: list[Row]) -> list[tuple[int, int]]:
     """Page and place in it of each token."""
     size = engine.layout.page_tokens
     return [(row.pages[each // size], each % size) for row in rows for each in range(row.start, row.stop)]
 
 
-def told(*engines: Engine) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def told(*engines: TorchEngine) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The logits of a step, and what it writes: of each engine, which go on from the same keys and values."""
     first = min(engines, key=lambda each: each.cache.pages)
     rows = filled(first)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from services.engine.checksum import PageSummer
-from services.engine.engine import Engine, PageSum, Row, Sequence
+from services.engine.engine import PageSum, Row, Sequence, TorchEngine
 from services.engine.ranks import join_team
 from services.engine.team import TeamBroken
 from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
@@ -33,7 +33,7 @@ def answers(
     return {"outputs": told, "weights": weights, "pages": engine.cache.pages, "layout": engine.layout}
 
 
-def _greedy(engine: Engine, prompts: Answers, tokens: int, chunk: int) -> Answers:
+def _greedy(engine: TorchEngine, prompts: Answers, tokens: int, chunk: int) -> Answers:
     worker = ShuffledEngine(engine, seed=chunk)
     return worker.run([worker.admit(prompt, tokens) for prompt in prompts], chunk)
 
@@ -50,7 +50,9 @@ def draws(
     return drawn(post.engine(directory, dtype), prompts, samplings, tokens)
 
 
-def drawn(engine: Engine, prompts: Answers, samplings: Sequenced[Sampling], tokens: int) -> list[list[Token]]:
+def drawn(
+    engine: TorchEngine, prompts: Answers, samplings: Sequenced[Sampling], tokens: int
+) -> list[list[Token]]:
     worker = ShuffledEngine(engine)
     tenants = [
         worker.admit(prompt, tokens, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)
@@ -71,7 +73,7 @@ def several(
 
 
 def forked(
-    engine: Engine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
+    engine: TorchEngine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
 ) -> list[Answers]:
     """Of each prompt a choice for each seed, all in the same steps: rows of up to a page begin beside prompts
     that are not computed yet and choices that go on."""
@@ -86,7 +88,7 @@ def forked(
 
 
 def one_by_one(
-    engine: Engine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
+    engine: TorchEngine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
 ) -> list[Answers]:
     """The same choices, each as a request of its own, one after the other."""
     worker = ShuffledEngine(engine)
@@ -190,7 +192,7 @@ def end_in_a_step(post: Post, directory: Path, prompt: list[int], victim: int, w
     return " | ".join(told), time.monotonic() - begun
 
 
-def _trap(engine: Engine, way: str) -> None:
+def _trap(engine: TorchEngine, way: str) -> None:
     write, left = engine.cache.write, [2]
 
     def trapped(layer: int, rows: torch.Tensor, entries: torch.Tensor) -> None:

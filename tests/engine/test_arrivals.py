@@ -12,7 +12,7 @@ import torch
 
 from services.engine import arrivals
 from services.engine.arrivals import FLUSH_OPTIONS, ORDERING, SUPPORTED, flush_for
-from services.engine.engine import Engine
+from services.engine.engine import TorchEngine
 from services.engine.team import alone
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import random_prompts
@@ -89,7 +89,7 @@ def test_on_a_cpu_there_is_nothing_to_flush() -> None:
 def test_an_engine_flushes_before_it_looks_at_pages_in_steps_and_in_sums(tiny_engine: MakeEngine) -> None:
     plain = tiny_engine("llama-gqa-untied")
     seen: list[bool] = []
-    engine = Engine(plain.model, plain.whole, plain.cache, alone(), flush=lambda: seen.append(True))
+    engine = TorchEngine(plain.model, plain.whole, plain.cache, alone(), flush=lambda: seen.append(True))
     worker = ShuffledEngine(engine)
     (prompt,) = random_prompts((5,))
     worker.run([worker.admit(prompt, 3)], chunk=5)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.engine import checksum
 from services.engine.checksum import PageSummer
-from services.engine.engine import Engine, PageSum, Row, Sequence, SumPart
+from services.engine.engine import PageSum, Row, Sequence, SumPart, TorchEngine
 from services.pages.checksum import WORD, told
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.pages.plan import plan_hand_over, windows
@@ -237,13 +237,13 @@ def test_any_bound_on_what_is_read_at_a_time_gives_the_same(
 
 
 @pytest.fixture
-def engine(tiny_engine: MakeEngine) -> Engine:
+def engine(tiny_engine: MakeEngine) -> TorchEngine:
     return tiny_engine("llama-gqa-untied")
 
 
 @pytest.mark.parametrize("start", [0, 16])
 @pytest.mark.parametrize("chunk", [7, 16, 64])
-def test_a_step_carries_the_sum_on_over_what_it_computed(engine: Engine, chunk: int, start: int) -> None:
+def test_a_step_carries_the_sum_on_over_what_it_computed(engine: TorchEngine, chunk: int, start: int) -> None:
     """Chunk by chunk, beside a row that nobody sums; and the receiver's way gives the same."""
     summed, beside = (Sequence(Request("r", (5, *range(39)), 8, sampling=GREEDY), []) for _ in range(2))
     pages, other = [7, 2, 9], [4, 5, 6]
@@ -264,7 +264,7 @@ def test_a_step_carries_the_sum_on_over_what_it_computed(engine: Engine, chunk: 
     assert told(spoilt.total) != told(summed.page_sum.total)
 
 
-def test_a_sum_that_starts_behind_the_prompt_adds_nothing(engine: Engine) -> None:
+def test_a_sum_that_starts_behind_the_prompt_adds_nothing(engine: TorchEngine) -> None:
     """Everything was held by the receiver before (`zero-page-hand-over`)."""
     whole = PageSum(16)
     engine.sum_pages([SumPart(whole, [3], 16)])

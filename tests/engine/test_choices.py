@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.rooms.request import Sampling
 from tests.engine import scenes
 from tests.engine.conftest import MakeEngine
@@ -26,8 +26,8 @@ WINDOWED = "three queries a head"
 @pytest.fixture(params=["calls", "calls, a window", "compiled", "row by row"])
 def engine(
     request: pytest.FixtureRequest, tiny_engine: MakeEngine, directory: Directory, tmp_path: Path
-) -> Engine:
-    ways: dict[str, Callable[[], Engine]] = {
+) -> TorchEngine:
+    ways: dict[str, Callable[[], TorchEngine]] = {
         "calls": lambda: tiny_engine("llama-gqa-untied"),
         "calls, a window": lambda: load(directory(WINDOWED), dtype=torch.float32, compiled=False),
         "compiled": lambda: load(directory(WINDOWED), dtype=torch.float32),
@@ -50,7 +50,9 @@ def engine(
     ],
     ids=["drawn", "with penalties"],
 )
-def test_own_draws_each_choice_is_drawn_as_a_request_of_its_own(engine: Engine, sampling: Sampling) -> None:
+def test_own_draws_each_choice_is_drawn_as_a_request_of_its_own(
+    engine: TorchEngine, sampling: Sampling
+) -> None:
     prompts = random_prompts(LENGTHS)
     told = scenes.forked(engine, prompts, sampling, SEEDS, 12)
     assert told == scenes.one_by_one(engine, prompts, sampling, SEEDS, 12)
@@ -58,7 +60,7 @@ def test_own_draws_each_choice_is_drawn_as_a_request_of_its_own(engine: Engine, 
 
 
 @needs_kernel
-def test_choices_that_take_the_likeliest_are_all_the_same(engine: Engine) -> None:
+def test_choices_that_take_the_likeliest_are_all_the_same(engine: TorchEngine) -> None:
     prompts = random_prompts(LENGTHS)
     told = scenes.forked(engine, prompts, Sampling(temperature=0.0), SEEDS, 12)
     assert told == scenes.one_by_one(engine, prompts, Sampling(temperature=0.0), SEEDS, 12)

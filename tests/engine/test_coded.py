@@ -17,7 +17,7 @@ from services.engine import codes, compiler
 from services.engine.coded import Coding, code
 from services.engine.compiler import CODES, Build
 from services.engine.convert import main
-from services.engine.engine import Engine
+from services.engine.engine import TorchEngine
 from services.runtime.errors import StartupError
 from services.runtime.model_files import Quantize
 from tests.engine import tiny
@@ -78,7 +78,7 @@ def gguf(folder: Path, types: Mapping[str, str] = TYPES) -> tuple[Path, Path]:
     return file, folder / "made"
 
 
-def greedy(engine: Engine, count: int) -> list[list[int]]:
+def greedy(engine: TorchEngine, count: int) -> list[list[int]]:
     worker = ShuffledEngine(engine)
     tenants = [worker.admit(prompt, count) for prompt in PROMPTS]
     while not all(tenant.done for tenant in tenants):

@@ -22,7 +22,7 @@ from services.engine import compiler, proof
 from services.engine import engine as engine_module
 from services.engine.coded import Coding
 from services.engine.compiler import Build
-from services.engine.engine import Engine, PromptScores, Row
+from services.engine.engine import PromptScores, Row, TorchEngine
 from services.engine.proof import gap
 from services.engine.sampler import NotANumber
 from services.prefill.settings import PrefillSettings
@@ -66,7 +66,7 @@ def librarys(
     *,
     narrow: bool = False,
     coding: Coding | None = None,
-) -> Engine:
+) -> TorchEngine:
     """One that the library computes, with weights that are `narrow`, numbers of bfloat16, or that codes stand
     for: all builds of a model are compared with it, one after the other."""
     with pytest.MonkeyPatch.context() as patch:

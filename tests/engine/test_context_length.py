@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.model import load_model
 from services.runtime.model_facts import ContextTooLong, UnsupportedModel
 from tests.engine import tiny
@@ -51,7 +51,7 @@ def longrope(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return tiny.save(BY_LENGTH[request.param], root / request.param)
 
 
-def engine_of(directory: Path, context_length: int = 0) -> Engine:
+def engine_of(directory: Path, context_length: int = 0) -> TorchEngine:
     return load_engine(
         directory,
         dtype="float32",
@@ -62,7 +62,7 @@ def engine_of(directory: Path, context_length: int = 0) -> Engine:
     )
 
 
-def outputs(engine: Engine, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+def outputs(engine: TorchEngine, prompts: list[list[int]], tokens: int) -> list[list[int]]:
     worker = ShuffledEngine(engine, seed=3)
     return worker.run([worker.admit(prompt, tokens) for prompt in prompts], chunk=7)
 

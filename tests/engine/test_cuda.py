@@ -8,7 +8,7 @@ import torch
 
 from services.engine.arrivals import flush_for
 from services.engine.attention import PagedStep
-from services.engine.engine import Engine, PageSum, Row, SumPart, load_engine
+from services.engine.engine import PageSum, Row, SumPart, TorchEngine, load_engine
 from services.engine.graphs import Capturing
 from services.engine.plan import make_plan
 from services.engine.proof import TOLERANCES, gap
@@ -71,7 +71,7 @@ def test_pages_sum_up_to_the_same_on_the_gpu_and_on_the_cpu(tiny_engine: MakeEng
     assert sums[0].total == sums[1].total
 
 
-def replaying(directory: Path, dtype: str = "float32", rows_max: int = 6) -> Engine:
+def replaying(directory: Path, dtype: str = "float32", rows_max: int = 6) -> TorchEngine:
     """After its warm-up; every shape was captured, and proven."""
     engine = load_engine(
         directory, dtype=dtype, device="cuda", kv_cache_memory=4 * 2**20, cuda_graphs=rows_max
@@ -149,7 +149,7 @@ def test_writes_of_others_are_flushed_or_need_not_be() -> None:
 
 
 @pytest.fixture
-def in_pages(tiny_dir: Callable[[str], Path]) -> Engine:
+def in_pages(tiny_dir: Callable[[str], Path]) -> TorchEngine:
     """Which looks at its pages where they lie, by replays where it decodes, after its warm-up."""
     kernels = {9: "flash_attn_interface", 10: "flash_attn.cute"}
     major, _ = torch.cuda.get_device_capability()
@@ -169,7 +169,7 @@ def in_pages(tiny_dir: Callable[[str], Path]) -> Engine:
     return engine
 
 
-def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages: Engine) -> None:
+def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages: TorchEngine) -> None:
     """The same rows by both ways: prompts, chunks of them, tokens, and tokens that are replayed."""
     worker = ShuffledEngine(in_pages)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]

@@ -15,7 +15,7 @@ from services.engine import decoder, proof
 from services.engine import engine as engine_module
 from services.engine.anatomy import Norm
 from services.engine.decoder import Decoder, Layer, RmsNorm
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.linears import linear_of
 from services.engine.proof import gap
 from services.engine.sight import Sight
@@ -39,7 +39,7 @@ OURS = (
 Directory = Callable[[str], Path]
 
 
-def load(directory: Path, dtype: str = "float32") -> Engine:
+def load(directory: Path, dtype: str = "float32") -> TorchEngine:
     return load_engine(directory, dtype=dtype, device="cpu", kv_cache_memory=2**21, threads=1)
 
 

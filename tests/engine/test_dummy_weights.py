@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.shards import Dummies
 from services.runtime.model_files import LoadFormat, ModelNotFound, read_model, resolve
 from tests.engine.test_equals_reference import random_prompts
@@ -24,7 +24,7 @@ def bare(request: pytest.FixtureRequest, tiny_dir: Callable[[str], Path], tmp_pa
     return directory
 
 
-def engine(directory: Path) -> Engine:
+def engine(directory: Path) -> TorchEngine:
     return load_engine(
         directory, dtype="float32", load_format=LoadFormat.DUMMY, device="cpu", kv_cache_memory=4 * 2**20
     )

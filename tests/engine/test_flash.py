@@ -14,7 +14,7 @@ from torch.nn import attention
 
 from services.engine import flash
 from services.engine.attention import PagedStep
-from services.engine.engine import Engine, Row, Sequence
+from services.engine.engine import Row, Sequence, TorchEngine
 from services.engine.flash import find_kernel, flash_attention, proven
 from services.engine.graphs import RecordedSteps
 from services.engine.kv_cache import PagedKvCache
@@ -40,10 +40,10 @@ def cache_of(pages: int = 90, page_tokens: int = 16, dtype: str = "bfloat16") ->
     return PagedKvCache(KvLayout("tiny", dtype, page_tokens, (0, 1, 2), (0, 1), 16), pages, CPU)
 
 
-def looking(plain: Engine, kernel: PagedKernel, recorder: Counting | None = None) -> Engine:
+def looking(plain: TorchEngine, kernel: PagedKernel, recorder: Counting | None = None) -> TorchEngine:
     """Over the same model and pages, with the kernel."""
     steps = None if recorder is None else RecordedSteps(plain.model, plain.cache, recorder, 9, kernel)
-    return Engine(plain.model, plain.whole, plain.cache, alone(), 0, steps, kernel=kernel)
+    return TorchEngine(plain.model, plain.whole, plain.cache, alone(), 0, steps, kernel=kernel)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:

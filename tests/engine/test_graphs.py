@@ -17,7 +17,7 @@ from services.engine import graphs
 from services.engine.anatomy import anatomy_of
 from services.engine.attention import PagedStep
 from services.engine.decoder import Decoder, RmsNorm
-from services.engine.engine import Engine, Row, load_engine
+from services.engine.engine import Row, TorchEngine, load_engine
 from services.engine.flash import flash_attention
 from services.engine.graphs import BatchShape, Calling, RecordedSteps, Replay, recorded_steps, sizes
 from services.engine.kv_cache import PagedKvCache
@@ -74,11 +74,11 @@ _plans: dict[tuple[int, int], AttentionMetadata] = {}
 
 def engine_on(
     directory: Path, recorder: Counting, rows_max: int = ROWS_MAX, memory: int = 2**22, dtype: str = "float32"
-) -> tuple[Engine, RecordedSteps]:
+) -> tuple[TorchEngine, RecordedSteps]:
     """After its warm-up, with what it has recorded."""
     plain = load_engine(directory, dtype=dtype, device="cpu", page_tokens=8, kv_cache_memory=memory)
     steps = RecordedSteps(plain.model, plain.cache, recorder, rows_max)
-    engine = Engine(plain.model, plain.whole, plain.cache, alone(), 0, steps)
+    engine = TorchEngine(plain.model, plain.whole, plain.cache, alone(), 0, steps)
     engine.warm_up()
     recorder.replays = 0
     return engine, steps

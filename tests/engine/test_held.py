@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.held import hold
 from services.engine.rows import Sequence
 from services.engine.sampler import Drawn, NotANumber, NotHeld, sample
@@ -131,7 +131,7 @@ def test_masks_are_applied_to_the_rows_that_they_are_of() -> None:
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[TorchEngine, TorchEngine]:
     """Two workers of one random model, whose vocabulary is the tokenizer's, padded."""
     shape = {**SHAPE, "vocab_size": VOCABULARY, "tie_word_embeddings": False}
     directory = save(LlamaConfig(**shape), tmp_path_factory.mktemp("held"))
@@ -153,7 +153,7 @@ def admitted(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("grammar", [DIGITS, OBJECT], ids=["regex", "schema"])
 def test_an_answer_is_the_same_handed_over_and_gone_on_with_anywhere(
-    engines: tuple[Engine, Engine], grammar: Grammar, sampling: Sampling
+    engines: tuple[TorchEngine, TorchEngine], grammar: Grammar, sampling: Sampling
 ) -> None:
     """Prefill masks the first token, decode the others; a later room folds anew behind what was had."""
     here, there = ShuffledEngine(engines[0]), ShuffledEngine(engines[1], seed=1)
@@ -173,7 +173,7 @@ def test_an_answer_is_the_same_handed_over_and_gone_on_with_anywhere(
         assert there.run([admitted(there, grammar, sampling, whole[:had])], chunk=8) == [whole], had
 
 
-def test_the_padding_of_a_vocabulary_is_never_drawn(engines: tuple[Engine, Engine]) -> None:
+def test_the_padding_of_a_vocabulary_is_never_drawn(engines: tuple[TorchEngine, TorchEngine]) -> None:
     worker = ShuffledEngine(engines[0])
     for seed in range(5):
         (output,) = worker.run([admitted(worker, regex(r"(.|\n){20}"), replace(WARM, seed=seed))], chunk=8)

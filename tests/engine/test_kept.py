@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine import kept
-from services.engine.engine import Engine, Row
+from services.engine.engine import Row, TorchEngine
 from services.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, DecodeWorkspace, WorkspaceGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.sampler import NotANumber
@@ -38,7 +38,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def decoding(
-    engine: Engine, prompts: list[list[int]], tokens: int = TOKENS
+    engine: TorchEngine, prompts: list[list[int]], tokens: int = TOKENS
 ) -> tuple[ShuffledEngine, list[Tenant]]:
     """Their prompts are computed."""
     worker = ShuffledEngine(engine, seed=5)
@@ -47,7 +47,7 @@ def decoding(
     return worker, tenants
 
 
-def kept_of(engine: Engine) -> DecodeWorkspace:
+def kept_of(engine: TorchEngine) -> DecodeWorkspace:
     assert engine._kept is not None
     return engine._kept
 

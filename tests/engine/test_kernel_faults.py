@@ -20,7 +20,7 @@ import torch
 
 from services.engine import compiler
 from services.engine.compiler import AVX512, found
-from services.engine.engine import Engine, Row
+from services.engine.engine import Row, TorchEngine
 from services.engine.proof import gap
 from tests.engine.kernels import (
     BOUND,
@@ -160,7 +160,7 @@ def build_for(fault: str) -> str:
 class Sound:
     """An engine, a step of it, and what that gives and writes without a fault."""
 
-    engine: Engine
+    engine: TorchEngine
     rows: list[Row]
     before: torch.Tensor
     logits: torch.Tensor

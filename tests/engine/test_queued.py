@@ -8,7 +8,7 @@ from collections import abc
 import pytest
 import torch
 
-from services.engine.engine import Engine, Row, Sequence
+from services.engine.engine import Row, Sequence, TorchEngine
 from services.rooms.request import Request
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
@@ -25,7 +25,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 
 @pytest.fixture
-def engine(tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def engine(tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> TorchEngine:
     """As if it computed on DEVICE."""
     made = tiny_engine("llama-gqa-untied")
     monkeypatch.setattr(made.model, "device", DEVICE)
@@ -38,7 +38,7 @@ def rows() -> list[Row]:
 
 
 def test_written_before_sent_a_step_ends_when_the_device_has_done_what_was_queued(
-    engine: Engine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "_logits", lambda _: torch.zeros(1, tiny.VOCABULARY))
     engine.step(rows())
@@ -46,7 +46,7 @@ def test_written_before_sent_a_step_ends_when_the_device_has_done_what_was_queue
 
 
 def test_no_free_under_write_a_step_that_fails_ends_no_earlier(
-    engine: Engine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rooms give their pages back, and other peers may write there: what it has queued must not."""
 
@@ -61,7 +61,7 @@ def test_no_free_under_write_a_step_that_fails_ends_no_earlier(
 
 
 def test_a_device_that_is_lost_is_told_of_whatever_the_step_failed_by(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker ends by that, and not after more steps."""
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.engine.engine import Engine, Row, Sequence
+from services.engine.engine import Row, Sequence, TorchEngine
 from services.engine.grouping import groups_of_similar_length
 from services.rooms.request import Request
 from tests.engine.conftest import MakeEngine
@@ -13,7 +13,7 @@ PROMPT = tuple(range(40))
 
 
 @pytest.fixture
-def engine(tiny_engine: MakeEngine) -> Engine:
+def engine(tiny_engine: MakeEngine) -> TorchEngine:
     return tiny_engine("llama-gqa-untied")
 
 
@@ -37,7 +37,7 @@ def sequence(prompt: tuple[int, ...] = PROMPT, output: tuple[int, ...] = ()) -> 
     ],
     ids=lambda each: each[:24] if isinstance(each, str) else "",
 )
-def test_bad_row_changes_nothing(engine: Engine, row: Row, message: str) -> None:
+def test_bad_row_changes_nothing(engine: TorchEngine, row: Row, message: str) -> None:
     engine.cache.tensor.fill_(3.0)
     good = Row(sequence(), 0, 16, [5], sample=False)
     with pytest.raises(ValueError, match=message):
@@ -45,22 +45,22 @@ def test_bad_row_changes_nothing(engine: Engine, row: Row, message: str) -> None
     assert torch.all(engine.cache.tensor == 3.0)
 
 
-def test_a_step_of_no_rows(engine: Engine) -> None:
+def test_a_step_of_no_rows(engine: TorchEngine) -> None:
     assert engine.step([]) == []
 
 
-def test_a_step_in_which_nobody_samples(engine: Engine) -> None:
+def test_a_step_in_which_nobody_samples(engine: TorchEngine) -> None:
     assert engine.step([Row(sequence(), 0, 16, [5], sample=False)]) == [None]
 
 
-def test_a_step_writes_its_own_pages_only(engine: Engine) -> None:
+def test_a_step_writes_its_own_pages_only(engine: TorchEngine) -> None:
     engine.cache.tensor.fill_(3.0)
     engine.step([Row(sequence(), 0, 40, [7, 2, 9], sample=True), Row(sequence(), 0, 1, [4], sample=False)])
     written = (engine.cache.tensor != 3.0).flatten(1).any(dim=1).nonzero().flatten().tolist()
     assert written == [2, 4, 7, 9]
 
 
-def test_answers_come_in_the_order_of_the_rows(engine: Engine) -> None:
+def test_answers_come_in_the_order_of_the_rows(engine: TorchEngine) -> None:
     """However the step arranges them inside."""
     rows = [
         Row(sequence(), 0, 40, [0, 1, 2], sample=True),
@@ -73,7 +73,7 @@ def test_answers_come_in_the_order_of_the_rows(engine: Engine) -> None:
     assert together[2] is None
 
 
-def test_warm_up_leaves_a_working_engine_however_small(engine: Engine, tiny_engine: MakeEngine) -> None:
+def test_warm_up_leaves_a_working_engine_however_small(engine: TorchEngine, tiny_engine: MakeEngine) -> None:
     engine.warm_up()
     tiny_engine("llama-gqa-untied", 4096).warm_up()
     assert tiny_engine("llama-gqa-untied", 4096).cache.pages == 1

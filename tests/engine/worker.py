@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from services.engine.engine import Engine, PromptScores, Row, Sequence
+from services.engine.engine import PromptScores, Row, Sequence, TorchEngine
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.request import Request, Sampling, Token
 
@@ -32,7 +32,7 @@ class Tenant:
 class ShuffledEngine:
     """Over an engine whose free pages all hold NaN, and which hands pages out in a shuffled order."""
 
-    def __init__(self, engine: Engine, seed: int = 0) -> None:
+    def __init__(self, engine: TorchEngine, seed: int = 0) -> None:
         self.engine = engine
         self._numbers = count()
         self._free = list(range(engine.cache.pages))
@@ -115,6 +115,6 @@ def hand_over(tenant: Tenant, source: ShuffledEngine, target: ShuffledEngine) ->
     return there
 
 
-def memory_of(engine: Engine) -> torch.Tensor:
+def memory_of(engine: TorchEngine) -> torch.Tensor:
     """[pages, page_bytes] bytes."""
     return engine.cache.tensor.view(torch.uint8).view(engine.cache.pages, engine.layout.page_bytes)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.graphs import Calling, RecordedSteps
 from services.engine.paged import PagedKernel
 from services.engine.team import alone
@@ -79,7 +79,7 @@ def _compare(kit: Kit, directory: Path, dtype: str, found: Finding) -> None:
     )
 
 
-def _load(kit: Kit, directory: Path, dtype: str) -> Engine:
+def _load(kit: Kit, directory: Path, dtype: str) -> TorchEngine:
     """After its warm-up. Replays and a kernel are there where this device, or its twin, has them."""
     if kit.on_gpu:
         engine = load_engine(
@@ -96,6 +96,6 @@ def _load(kit: Kit, directory: Path, dtype: str) -> Engine:
     if not plain.model.taken_apart:
         return plain
     steps = RecordedSteps(plain.model, plain.cache, Calling(), ROWS, twin)
-    engine = Engine(plain.model, plain.whole, plain.cache, alone(), 0, steps, kernel=twin)
+    engine = TorchEngine(plain.model, plain.whole, plain.cache, alone(), 0, steps, kernel=twin)
     engine.warm_up()
     return engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from services.engine.engine import Engine
+from services.engine.engine import TorchEngine
 from services.engine.sight import Reach
 from tests.models import recipes
 from tests.models.page import PAGE, REWRITE, rendered
@@ -59,7 +59,7 @@ def test_what_the_page_says_of_each_type_is_what_comes_of_it() -> None:
     assert rendered(outcomes) == PAGE.read_text(encoding="utf-8"), f"run {REWRITE}"
 
 
-def off_by_one(engine: Engine) -> None:
+def off_by_one(engine: TorchEngine) -> None:
     for layer, reach in engine.model.reaches.items():
         engine.model.reaches[layer] = Reach(reach.tokens - 1, reach.in_chunks)
 

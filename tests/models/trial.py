@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, GenerationConfig
 
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.kv_cache import PagedKvCache
 from services.engine.model import load_model
 from services.engine.paged import PagedKernel
@@ -107,7 +107,7 @@ def over_ranks(crew: Crew, topology: Topology, directory: Path, expected: Sequen
         yield f"over {topology.tensor} ranks of {topology.pipeline} stages: other tokens"
 
 
-def loaded(directory: Path) -> Engine:
+def loaded(directory: Path) -> TorchEngine:
     return load_engine(
         directory, dtype="float32", device="cpu", kv_cache_memory=2**24, threads=1, batch_memory=2**21
     )
@@ -129,13 +129,13 @@ def why(refusal: str, directory: Path | None = None) -> str:
     return words if directory is None else words.replace(f"{directory}/", "").replace(f"{directory}: ", "")
 
 
-def way_of(engine: Engine) -> str:
+def way_of(engine: TorchEngine) -> str:
     if engine.model.by_row:
         return "the library's definition, row by row"
     return "our own pass" if engine.model.taken_apart else "the library's definition"
 
 
-def sights_of(engine: Engine) -> Iterator[str]:
+def sights_of(engine: TorchEngine) -> Iterator[str]:
     sights = engine.model.sights.values()
     reaches = [sight.reach for sight in sights if sight.reach is not None]
     if any(not reach.in_chunks for reach in reaches):
@@ -148,7 +148,9 @@ def sights_of(engine: Engine) -> Iterator[str]:
         yield "sinks"
 
 
-def differences(engine: Engine, asked: Sequence[Sequence[int]], expected: Sequence[Answer]) -> Iterator[str]:
+def differences(
+    engine: TorchEngine, asked: Sequence[Sequence[int]], expected: Sequence[Answer]
+) -> Iterator[str]:
     """Where the engine answers otherwise than `expected`: alone and together, in long and short chunks, after
     a hand-over, behind another's prefix."""
     if len({round(likely, 3) for answer in expected for _, likely in answer}) < VARIED:
@@ -201,11 +203,11 @@ def _apart(how: str, seen: Sequence[Answer], expected: Sequence[Answer]) -> Iter
             yield f"{how}: log probabilities are off by {gap:.2g}"
 
 
-def beside(engine: Engine, kernel: PagedKernel | None = None) -> Engine:
+def beside(engine: TorchEngine, kernel: PagedKernel | None = None) -> TorchEngine:
     """The same model over other pages, of which nothing is kept for the next step."""
     pages = PagedKvCache(engine.layout, engine.cache.pages, engine.model.device)
     model = engine.model
-    return Engine(model, engine.whole, pages, alone(), by_row=model.row_steps(pages), kernel=kernel)
+    return TorchEngine(model, engine.whole, pages, alone(), by_row=model.row_steps(pages), kernel=kernel)
 
 
 def generated(directory: Path) -> list[Answer]:

@@ -15,7 +15,7 @@ from services.runtime.errors import StartupError
 from services.runtime.model_files import Quantize
 
 if TYPE_CHECKING:
-    from services.engine.engine import Engine
+    from services.engine.engine import TorchEngine
 
 PASSAGE: Final = Path(__file__).with_name("passage.txt")
 CHUNK: Final = 128
@@ -75,7 +75,7 @@ def perplexity(
     print(json.dumps(body))
 
 
-def _perplexity(engine: "Engine", tokens: list[int]) -> float:
+def _perplexity(engine: "TorchEngine", tokens: list[int]) -> float:
     """Of each token but the first."""
     from services.engine.engine import PromptScores, Row, Sequence
     from services.rooms.request import Request

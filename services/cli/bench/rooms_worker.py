@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from services.engine.engine import Engine, Row, SumPart
+from services.engine.engine import Row, SumPart, TorchEngine
 from services.pages.layout import KvLayout
 from services.rooms.request import Token
 from services.runtime.host_memory import HostMemory
@@ -22,7 +22,7 @@ class _Pages(HostMemory):
 
 
 class ToyEngine:
-    """What a worker asks of `services.engine.engine.Engine`."""
+    """What a worker asks of `services.engine.engine.TorchEngine`."""
 
     grammars = None
     scored_max = 0
@@ -66,5 +66,5 @@ def live(side: str, bootstrap: str, metrics_port: int) -> None:
         decode.run(DecodeSettings(**common), load=_toy)
 
 
-def _toy(settings: WorkerSettings, threads: int) -> Engine:  # noqa: ARG001
-    return cast(Engine, ToyEngine())
+def _toy(settings: WorkerSettings, threads: int) -> TorchEngine:  # noqa: ARG001
+    return cast(TorchEngine, ToyEngine())

@@ -23,7 +23,7 @@ from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
 
 if TYPE_CHECKING:
-    from services.engine.engine import Engine, Row
+    from services.engine.engine import Row, TorchEngine
     from services.grammars.fold import Fold
 
 PROFILE_LINES = 16
@@ -158,7 +158,7 @@ def _grammar(told: str, phase: StepPhase) -> Grammar | None:
 
 
 def _rows(
-    engine: "Engine",
+    engine: "TorchEngine",
     phase: StepPhase,
     batch: int,
     context: int,
@@ -200,7 +200,7 @@ def _rows(
     return rows
 
 
-def _fold(engine: "Engine", grammar: Grammar) -> "Fold":
+def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
     """Raises StartupError."""
     from services.grammars.compiling import GrammarRefused
 
@@ -213,7 +213,7 @@ def _fold(engine: "Engine", grammar: Grammar) -> "Fold":
     return fold
 
 
-def _stepping(engine: "Engine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
+def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
     """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
     from services.engine.engine import Row
 
@@ -230,7 +230,7 @@ def _stepping(engine: "Engine", phase: StepPhase, rows: "list[Row]") -> Callable
     return step
 
 
-def _to_its_end(engine: "Engine", work: Callable[[], object]) -> Callable[[], object]:
+def _to_its_end(engine: "TorchEngine", work: Callable[[], object]) -> Callable[[], object]:
     """A GPU is only asked for what it computes: wait until it has."""
     import torch
 
@@ -245,14 +245,14 @@ def _to_its_end(engine: "Engine", work: Callable[[], object]) -> Callable[[], ob
     return wait
 
 
-def _reading(engine: "Engine", size: int) -> Callable[[], object]:
+def _reading(engine: "TorchEngine", size: int) -> Callable[[], object]:
     import torch
 
     memory = torch.ones(size // 4, device=engine.model.device)
     return memory.sum
 
 
-def _multiplying(engine: "Engine", batch: int, tokens: int) -> Callable[[], object]:
+def _multiplying(engine: "TorchEngine", batch: int, tokens: int) -> Callable[[], object]:
     import torch
 
     from services.engine.linears import linear_of
@@ -275,29 +275,29 @@ def _multiplying(engine: "Engine", batch: int, tokens: int) -> Callable[[], obje
     return multiply
 
 
-def _gflop(engine: "Engine", batch: int, tokens: int) -> float:
+def _gflop(engine: "TorchEngine", batch: int, tokens: int) -> float:
     shapes = engine.model.products.items()
     return sum(
         2e-9 * _rows_of(engine, outs, batch, tokens) * outs * ins * count for (outs, ins), count in shapes
     )
 
 
-def _rows_of(engine: "Engine", outs: int, batch: int, tokens: int) -> int:
+def _rows_of(engine: "TorchEngine", outs: int, batch: int, tokens: int) -> int:
     """The head sees the last token of each sequence."""
     return batch if outs == engine.model.vocab_size else tokens
 
 
-def _large_product(engine: "Engine") -> Callable[[], object]:
+def _large_product(engine: "TorchEngine") -> Callable[[], object]:
     # Numbers at random: a GPU multiplies zeros and ones at a rate that no model sees.
     matrix = engine.cache.tensor.new_empty(_side(engine), _side(engine)).normal_()
     return lambda: matrix @ matrix
 
 
-def _side(engine: "Engine") -> int:
+def _side(engine: "TorchEngine") -> int:
     return SIDE_ON_GPU if engine.model.device.type == "cuda" else SIDE
 
 
-def _profile(engine: "Engine", work: Callable[[], object]) -> dict[str, float]:
+def _profile(engine: "TorchEngine", work: Callable[[], object]) -> dict[str, float]:
     """Milliseconds by operator, those it calls not counted; the longest first. Measuring adds to them. On a
     GPU they are the GPU's own, by kernel."""
     from torch.profiler import ProfilerActivity

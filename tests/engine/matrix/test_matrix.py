@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.engine import Engine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.sight import Reach
 from tests.engine import tiny
 from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
@@ -15,7 +15,7 @@ from tests.engine.worker import ShuffledEngine
 from tests.models.trial import OUTPUT_TOKENS, SHORT, beside, differences, generated, prompts
 from tests.oracle import reference_greedy
 
-Loaded = Callable[[str], tuple[Path, Engine]]
+Loaded = Callable[[str], tuple[Path, TorchEngine]]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     root = tmp_path_factory.mktemp("matrix")
 
     @cache
-    def load(name: str) -> tuple[Path, Engine]:
+    def load(name: str) -> tuple[Path, TorchEngine]:
         directory = tiny.save(TYPES[name].make(), root / name.replace(" ", "-"))
         engine = load_engine(
             directory, dtype="float32", device="cpu", kv_cache_memory=2**24, threads=1, batch_memory=2**21
