@@ -3,7 +3,7 @@
 from collections import abc
 from dataclasses import dataclass, field
 
-from services.engine.engine import PageSum, Row, Sequence
+from services.engine.interface import PageSum, Row, Sequence
 from services.ids import PageId
 from services.pages.record import MetadataRecord
 from services.rooms.choice_pages import ChoicePages

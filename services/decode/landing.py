@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from services.decode.job import Job
-from services.engine.engine import SumPart
-from services.engine.stepper import StepFailed, Stepper
+from services.engine.interface import StepFailed, SumPart
+from services.engine.stepper import Stepper
 from services.pages.checksum import told
 from services.pages.layout import KvLayout
 from services.rooms.errors import Cause, Reason

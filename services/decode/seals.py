@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from services.decode.job import Job
-from services.engine.engine import PageSum
+from services.engine.interface import PageSum
 from services.ids import Generation
 from services.pages.checksum import KvChecksum
 from services.pages.errors import RecordCorrupt, RecordForeign

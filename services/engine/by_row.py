@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from services.engine.interface import Row
 from services.engine.kv_cache import PagedKvCache
-from services.engine.rows import Row
 from services.engine.supported import (
     COUNTING,
     OTHER_SHAPES,

@@ -22,9 +22,10 @@ from services.engine import codes as coded
 from services.engine.anatomy import Anatomy, LayerParts, Norm
 from services.engine.codes import GROUPS, Codes
 from services.engine.compiler import Kernel
+from services.engine.interface import Row
 from services.engine.kv_cache import PagedKvCache
 from services.engine.linears import joined
-from services.engine.rows import Row, integers
+from services.engine.plan import integers
 from services.engine.sight import Reach
 from services.runtime.model_facts import POSITIONS_MAX
 

@@ -1,11 +1,8 @@
-"""What does a worker call to compute?
-
-One engine serves both roles: a row of many tokens is prefill, a row of one is decode, and a step may hold
-both. The worker owns the pages and the sequences; the engine owns the memory, the weights and the draw.
-"""
+"""How is a step computed with torch, and how does a model come to be computed so?"""
 
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,19 +15,28 @@ from services.engine.checksum import PageSummer
 from services.engine.coded import Coding
 from services.engine.compiled import CompiledSteps
 from services.engine.compiler import kernel as compiled_kernel
-from services.engine.device import find_device, find_dtype
+from services.engine.device import bind_thread, find_device, find_dtype
 from services.engine.flash import find_kernel, proven
 from services.engine.graphs import RecordedSteps, recorded_steps
+from services.engine.interface import (
+    Drawn,
+    EngineLost,
+    NotANumber,
+    Row,
+    Sequence,
+    SumPart,
+    TeamBroken,
+    check,
+)
 from services.engine.kept import DecodeWorkspace
 from services.engine.kv_cache import PagedKvCache, pages_that_fit
 from services.engine.model import Model, load_model
+from services.engine.notes import notes_of
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
 from services.engine.proof import hasten
-from services.engine.rows import PageSum, PromptScores, Row, Sequence, SumPart, check
-from services.engine.sampler import Drawn, NotANumber
 from services.engine.scores import BESIDE_BYTES, scored_at_once
-from services.engine.team import Team, TeamBroken, alone
+from services.engine.team import Team, alone
 from services.engine.told import draw, tell_scores, tell_sums
 from services.grammars.shelf import Shelf
 from services.grammars.vocabulary import read_vocabulary
@@ -40,16 +46,11 @@ from services.rooms.request import Request
 from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
 
-__all__ = ["PageSum", "PromptScores", "Row", "Sequence", "SumPart", "TorchEngine", "load_engine"]
-
 WARM_UP_TOKENS = 64
 
 
 class TorchEngine:
-    """A model over a paged KV cache. One step at a time, from one thread at a time.
-
-    Where several ranks share a model, each has an engine, and all are asked for the same steps.
-    """
+    """An `Engine` of `interface.py`."""
 
     def __init__(
         self,
@@ -70,10 +71,10 @@ class TorchEngine:
         called before pages are looked at that others may have written. `grammars`: what the answers are held
         to that this rank draws."""
         self.model = model
+        self.vocab_size = model.vocab_size
+        self.context_length = model.facts.context_length
         self.whole = whole
-        """Of the worker's pages, over all ranks."""
         self.layout = cache.layout
-        """Of this rank's pages."""
         self.cache = cache
         self._team = team
         self._drawer = drawer_of(team)
@@ -86,38 +87,31 @@ class TorchEngine:
         self._flush = flush
         self.grammars = grammars
         self.scored_max = scored_at_once(model.vocab_size)
-        """Positions that score a prompt's tokens, of one step."""
+
+    def bind_thread(self) -> None:
+        # Until it asks for the number that was set, a thread computes with as many as the process began with.
+        torch.get_num_threads()
+        bind_thread(self.cache.device)
 
     def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
-        """Compute each row's positions, draw its next token where the row asks, and carry the scores of its
-        prompt on where it has some. No two rows share a page that one of them writes.
-
-        Returns one entry a row, the same on all ranks: None where `sample` is False, NotANumber where what
-        the row was computed from, its weights or its pages, is broken, and NotHeld where the row's output
-        cannot be held to its grammar; appends nothing to `output`. The
-        keys and values of all rows are in their pages when it returns (`written-before-sent`), and nothing
-        is written there after it has returned or raised (`no-free-under-write`). Raises
-        ValueError, before anything is computed, for a row that cannot be computed, or for more than
-        `scored_max` positions that are scored. What fails on one rank alone breaks its team: TeamBroken on
-        all of them.
-        """
         for row in rows:
-            check(row, self.layout.page_tokens, self.cache.pages, self.model.facts.context_length)
+            check(row, self.layout.page_tokens, self.cache.pages, self.context_length)
             self._check_ids(row)
         scored = sum(len(row.scored) for row in rows)
         if scored > self.scored_max:
             raise ValueError(f"{scored} positions to be scored in a step, at most {self.scored_max} are")
         if not rows:
             return []
-        try:
-            return self._step(rows)
-        except TeamBroken:
-            raise
-        except Exception as error:
-            if self._team.topology.ranks == 1:
-                self._wait()  # its rooms give their pages back
+        with _seeing_its_loss():
+            try:
+                return self._step(rows)
+            except TeamBroken:
                 raise
-            raise self._team.leave(f"{type(error).__name__}: {error}") from error
+            except Exception as error:
+                if self._team.topology.ranks == 1:
+                    self._wait()  # its rooms give their pages back
+                    raise
+                raise self._team.leave(f"{type(error).__name__}: {error}") from error
 
     def _step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         well = False
@@ -138,7 +132,7 @@ class TorchEngine:
         with torch.inference_mode():
             logits = self._logits(rows)
             spoilt, logits = self._score(rows, logits)
-            drawn = iter(draw(self._team, self._drawer, logits, drawing, self.model.vocab_size))
+            drawn = iter(draw(self._team, self._drawer, logits, drawing, self.vocab_size))
             self._wait()
         self._sum_up(
             [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
@@ -160,7 +154,7 @@ class TorchEngine:
             scores = [position in row.scored for row in rows for position in row.wanted]
             chosen = torch.tensor(scores, device=logits.device)
             mine, logits = logits[chosen], logits[~chosen]
-        numbers = tell_scores(self._team, self._drawer, mine, scored, self.model.vocab_size)
+        numbers = tell_scores(self._team, self._drawer, mine, scored, self.vocab_size)
         return frozenset(id(row) for row, well in zip(scored, numbers, strict=True) if not well), logits
 
     def _wait(self) -> None:
@@ -181,10 +175,10 @@ class TorchEngine:
         return self.model.compute(plan.tokens, plan.positions, plan.keep, step)
 
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
-        """Carry each sum on over what its pages hold now, on this rank."""
-        if self._flush is not None:
-            self._flush()
-        self._sum_up(parts)
+        with _seeing_its_loss():
+            if self._flush is not None:
+                self._flush()
+            self._sum_up(parts)
 
     def _sum_up(self, parts: abc.Sequence[SumPart]) -> None:
         for part in parts:
@@ -195,7 +189,7 @@ class TorchEngine:
         """Run a prompt and a token through the first pages, and record what is to be replayed, so that the
         first request finds everything loaded and allocated. Before any page is in use. Raises StartupError
         for a model that computes no numbers."""
-        capacity = min(self.cache.tokens, self.model.facts.context_length)
+        capacity = min(self.cache.tokens, self.context_length)
         prompt = min(WARM_UP_TOKENS, capacity)
         sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
         pages = range(self.layout.pages_for(min(prompt + 1, capacity)))
@@ -210,10 +204,10 @@ class TorchEngine:
 
     def _check_ids(self, row: Row) -> None:
         for token in row.sequence.tokens(row.start, row.stop):
-            if not 0 <= token < self.model.vocab_size:
+            if not 0 <= token < self.vocab_size:
                 raise ValueError(
                     f"{row.sequence.request.request_id}: token id {token} of a vocabulary of "
-                    f"{self.model.vocab_size}"
+                    f"{self.vocab_size}"
                 )
 
     def _clear_tail(self, row: Row) -> None:
@@ -222,9 +216,19 @@ class TorchEngine:
         index, used = (row.stop - 1) // size, (row.stop - 1) % size + 1
         page = row.pages[index]
         entered = row.start <= index * size
-        if used < size and (entered or row.sequence.tail_page != page):
+        notes = notes_of(row.sequence)
+        if used < size and (entered or notes.tail_page != page):
             self.cache.clear_tail(page, used)
-        row.sequence.tail_page = page
+        notes.tail_page = page
+
+
+@contextmanager
+def _seeing_its_loss() -> Iterator[None]:
+    """Raises EngineLost where the device is lost."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise EngineLost(f"{type(error).__name__}: {error}") from error
 
 
 def drawer_of(team: Team) -> int:

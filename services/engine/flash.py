@@ -18,10 +18,10 @@ from torch.nn.attention import (
 )
 
 from services.engine.attention import PagedStep
+from services.engine.interface import Row, Sequence
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import OtherSight, PagedKernel, PagedRows
 from services.engine.plan import make_plan
-from services.engine.rows import Row, Sequence
 from services.engine.sight import Reach, Sight
 from services.rooms.request import Request
 from services.runtime.errors import in_a_line

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.engine.rows import Sequence
+from services.engine.interface import Grammars, Sequence
 from services.grammars.compiling import GrammarRefused
 from services.grammars.fold import Fold, GrammarLost
-from services.grammars.shelf import Shelf
 from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Compiled, Failed
@@ -41,7 +40,7 @@ class _WaitingRoom:
 class Folds:
     """Used from one event loop. One entry a room that waits."""
 
-    def __init__(self, shelf: Shelf | None, wake: Callable[[], None]) -> None:
+    def __init__(self, shelf: Grammars | None, wake: Callable[[], None]) -> None:
         """`shelf`: of the rank that draws; the others have None. `wake` is called when one is compiled."""
         self._shelf = shelf
         self._wake = wake

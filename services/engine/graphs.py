@@ -17,12 +17,12 @@ from typing import Final, NamedTuple, Protocol
 import torch
 
 from services.engine.attention import PagedStep
+from services.engine.interface import Row, Sequence
 from services.engine.kv_cache import PagedKvCache
 from services.engine.model import Model
 from services.engine.paged import PagedKernel
-from services.engine.plan import make_plan, pack_singles, plan_of_singles
+from services.engine.plan import integers, make_plan, pack_singles, plan_of_singles
 from services.engine.proof import TOLERANCES, gap
-from services.engine.rows import Row, Sequence, integers
 from services.rooms.request import Request
 from services.runtime.errors import in_a_line
 from services.runtime.logging import Log

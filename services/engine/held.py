@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch.nn.functional import embedding
 
-from services.engine.rows import Sequence
+from services.engine.interface import Sequence
 from services.grammars.fold import GrammarLost
 
 BITS: Final = 8

@@ -13,8 +13,8 @@ from typing import Final
 import torch
 
 from services.engine.grouping import Masks, alike, groups_of_similar_length, mask
+from services.engine.interface import Row, Sequence
 from services.engine.kv_cache import PagedKvCache
-from services.engine.rows import Row, Sequence
 from services.pages.layout import KvLayout
 
 ROOM_PAGES: Final = 4

@@ -29,6 +29,7 @@ from services.engine.container import attention_of, let_go, maker_of
 from services.engine.decoder import Decoder
 from services.engine.device import find_device
 from services.engine.exact import exactly
+from services.engine.interface import TeamBroken
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.memory import shortage
 from services.engine.quantised import Quantisation, quantisation_of, refuse_codes
@@ -54,7 +55,7 @@ from services.engine.supported import (
     places,
     refuse_by_configuration,
 )
-from services.engine.team import Team, TeamBroken
+from services.engine.team import Team
 from services.engine.unjoined import joined_by_the_library
 from services.runtime.errors import StartupError, in_a_line
 from services.runtime.logging import Log

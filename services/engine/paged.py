@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
+from services.engine.interface import Row
 from services.engine.kv_cache import PagedKvCache
-from services.engine.rows import Row
 from services.engine.sight import Sight
 
 

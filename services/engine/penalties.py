@@ -6,7 +6,8 @@ tokens that may not come yet, so that no bias brings them back.
 
 import torch
 
-from services.engine.rows import Sequence
+from services.engine.interface import Sequence
+from services.engine.notes import notes_of
 
 
 def changes_scores(sequence: Sequence) -> bool:
@@ -48,7 +49,7 @@ def _puts_end_off(sequence: Sequence) -> bool:
 
 def _seen(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
     """All of the sequence's tokens, each once. Only those that came since the last call are gone through."""
-    seen = sequence.seen
+    seen = notes_of(sequence).seen
     new = set(sequence.tokens(seen.stop, sequence.length)) - seen.ids
     seen.ids |= new
     seen.stop = sequence.length

@@ -6,6 +6,7 @@ there are two groups of any lengths, the rows of a single token and the longer o
 made here, once a step, and serves all layers.
 """
 
+from array import array
 from collections import abc
 from dataclasses import dataclass
 from itertools import chain
@@ -14,10 +15,10 @@ from typing import NamedTuple
 import torch
 
 from services.engine.grouping import Masks, groups_of_similar_length, mask
+from services.engine.interface import Row
 from services.engine.kept import DecodeWorkspace, WorkspaceGroup
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel, PagedRows, pack, page_table, unpack
-from services.engine.rows import Row, integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +282,8 @@ def _room(
     room = cache.tensor.new_empty(2, len(layout.kv_heads), len(pages), entries)
     keys, values = room.view(2, matrices, -1, layout.head_dim)
     return room.permute(2, 1, 0, 3), keys, values
+
+
+def integers(values: list[int]) -> torch.Tensor:
+    """`values`, at least one, as int64 on the CPU: an eighth of the time that torch takes to read a list."""
+    return torch.frombuffer(array("q", values), dtype=torch.int64)

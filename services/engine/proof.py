@@ -18,11 +18,11 @@ from services.engine.anatomy import OtherAnatomy
 from services.engine.attention import PagedStep
 from services.engine.compiled import KernelFor, OtherShapes
 from services.engine.compiler import NotCompiled
+from services.engine.interface import Row, Sequence
 from services.engine.kept import DecodeWorkspace
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.model import Model
 from services.engine.plan import make_plan
-from services.engine.rows import Row, Sequence
 from services.pages.layout import KvLayout
 from services.rooms.request import Request
 from services.runtime.errors import StartupError, in_a_line

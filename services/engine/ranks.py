@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed
 
-from services.engine.team import TeamBroken
+from services.engine.interface import TeamBroken
 from services.pages.checksum import WORD
 from services.pages.topology import Topology
 from services.runtime.gloo_connections import connect_gloo, first_line

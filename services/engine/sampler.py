@@ -13,8 +13,8 @@ import torch
 
 from services.engine.draws import uniform
 from services.engine.held import allowed_by_grammars, hold
+from services.engine.interface import Drawn, NotANumber, NotHeld, Sequence
 from services.engine.penalties import adjust, changes_scores
-from services.engine.rows import Sequence
 from services.grammars.fold import GrammarLost
 from services.rooms.request import Token
 
@@ -26,28 +26,6 @@ NUCLEUS_FIRST_LOOK = 256
 
 WHOLE = 2**52
 """Into so many parts the probability of 1 is divided: their sum is exact in double precision, too."""
-
-
-class Undrawn(Exception):
-    """For one sequence no token can be drawn; the others of its step have theirs."""
-
-
-class NotANumber(Undrawn):
-    """The largest of its logits is NaN or infinite."""
-
-    def __init__(self) -> None:
-        super().__init__("the model computed logits that are not numbers")
-
-
-class NotHeld(Undrawn):
-    """Its output cannot be held to its grammar, or not any further."""
-
-    def __init__(self, why: str = "seen by the rank that draws") -> None:
-        super().__init__(f"the answer cannot be held to its grammar any further: {why}")
-
-
-Drawn = Token | NotANumber | NotHeld
-"""Of one sequence."""
 
 
 def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Drawn]:

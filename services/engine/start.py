@@ -1,14 +1,14 @@
 """How does a worker's engine come up?"""
 
-from collections.abc import Callable
 from typing import Final
 
 from services.engine.coded import Coding
 from services.engine.device import find_device
 from services.engine.engine import TorchEngine, load_engine
+from services.engine.interface import TeamBroken
 from services.engine.memory import enough
 from services.engine.ranks import join_team
-from services.engine.team import Team, TeamBroken
+from services.engine.team import Team
 from services.pages.topology import Topology
 from services.rooms.entries import CANARY_TOKENS
 from services.runtime.errors import GroupLost
@@ -22,10 +22,6 @@ log = Log(__name__)
 STEP_TIMEOUTS: Final = 10
 """How many of the group's time-outs a rank waits within a step for what the others compute: a large step on
 slow cores takes long. A rank that died or stopped answering, the group's agreement finds sooner."""
-
-
-Load = Callable[[WorkerSettings, int], TorchEngine]
-"""How a rank's engine comes up, with so many threads: `start_rank`, or a toy to measure what is around it."""
 
 
 def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:

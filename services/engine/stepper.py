@@ -7,13 +7,9 @@ step, is called when it has ended, and takes its tokens in a later turn.
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from torch import AcceleratorError, get_num_threads
-
-from services.engine.engine import Row, SumPart
-from services.engine.sampler import Drawn
-from services.engine.team import TeamBroken
+from services.engine.interface import Drawn, EngineLost, Row, Steps, SumPart, TeamBroken
 from services.runtime.errors import EngineStuck
 from services.runtime.logging import Log
 
@@ -24,18 +20,8 @@ FAILED_MAX: Final = 8
 """Steps in a row: where so many fail, none will do."""
 
 
-class Steps(Protocol):
-    def step(self, rows: Sequence[Row]) -> Sequence[Drawn | None]: ...
-
-    def sum_pages(self, parts: Sequence[SumPart]) -> None: ...
-
-
 class StepFailed(Exception):
     """The engine raised, on every rank of the worker. What the step was to write is not to be used."""
-
-
-class EngineLost(Exception):
-    """It will not compute anything any more: the worker has to end, and another process to take its place."""
 
 
 class Stepper:
@@ -44,8 +30,7 @@ class Stepper:
     def __init__(self, engine: Steps, on_done: Callable[[], None]) -> None:
         self._engine = engine
         self._on_done = on_done
-        # Until it asks for the number that was set, a thread computes with as many as the process began with.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=get_num_threads)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=engine.bind_thread)
         self._running: asyncio.Future[Any] | None = None
         self._summing = False
         """What runs is a sum of pages, not a step."""
@@ -69,8 +54,8 @@ class Stepper:
         """What the ended step has drawn, one entry a row; None while it runs or when there was none.
 
         Raises StepFailed, once, when the engine raised; EngineLost when it has raised FAILED_MAX times in a
-        row or its device is lost; and TeamBroken as it is: then it raised on some rank. By both this worker
-        has to end.
+        row or says so itself; and TeamBroken as it is: then it raised on some rank. By both this worker has
+        to end.
         """
         ended = self._ended(summing=False)
         if ended is None:
@@ -112,9 +97,11 @@ class Stepper:
             raise error
         if error is not None:
             log.error("a step failed", error=error)
+            if isinstance(error, EngineLost):
+                raise error
             self._failed += 1
             text = f"{type(error).__name__}: {error}"
-            if isinstance(error, AcceleratorError) or self._failed == FAILED_MAX:
+            if self._failed == FAILED_MAX:
                 raise EngineLost(f"{self._failed} steps in a row failed, the last by {text}") from error
             raise StepFailed(text) from error
         return ended

@@ -11,12 +11,8 @@ from typing import Protocol
 
 import torch
 
+from services.engine.interface import TeamBroken
 from services.pages.topology import Topology
-
-
-class TeamBroken(Exception):
-    """A rank of this worker died, was late or could not compute: the step has no result on any rank. The text
-    names the rank that says so."""
 
 
 class Team(Protocol):

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from services.engine.rows import PageSum, Row, Sequence
-from services.engine.sampler import Drawn, NotANumber, NotHeld, sample
+from services.engine.interface import Drawn, NotANumber, NotHeld, PageSum, Row, Sequence
+from services.engine.sampler import sample
 from services.engine.scores import score
 from services.engine.team import Team
 from services.pages.layout import KvLayout

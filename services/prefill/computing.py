@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from services.engine.engine import Row
-from services.engine.sampler import NotHeld, Undrawn
-from services.engine.stepper import StepFailed, Stepper
+from services.engine.interface import NotHeld, Row, StepFailed, Undrawn
+from services.engine.stepper import Stepper
 from services.prefill.batch import Part, next_parts
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics

@@ -4,7 +4,7 @@ import asyncio
 from collections import abc
 from dataclasses import dataclass, field
 
-from services.engine.engine import PromptScores, Sequence
+from services.engine.interface import PromptScores, Sequence
 from services.ids import PageId
 from services.pages.checksum import told
 from services.pages.record import ALTERNATIVES_MAX, MetadataRecord

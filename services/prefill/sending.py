@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.engine.engine import PageSum
+from services.engine.interface import PageSum
 from services.ids import RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.slots import Slot, SlotPool

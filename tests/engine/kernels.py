@@ -18,7 +18,8 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Conf
 from services.engine import compiler
 from services.engine.coded import Coding
 from services.engine.compiler import AVX512, CODES, Build, found
-from services.engine.engine import Row, Sequence, TorchEngine, load_engine
+from services.engine.engine import TorchEngine, load_engine
+from services.engine.interface import Row, Sequence
 from services.rooms.request import Request, Sampling
 from services.runtime.model_files import Quantize
 from tests.engine import tiny
@@ -221,6 +222,6 @@ def told(*engines: TorchEngine) -> list[tuple[torch.Tensor, torch.Tensor]]:
     for engine in engines:
         engine.cache.tensor[: len(before)] = before
         for row in rows:
-            row.sequence.tail_page = -1
+            row.sequence.notes = None
         found.append((logits_of(engine, rows), entries(engine, rows)))
     return found

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from services.engine.checksum import PageSummer
-from services.engine.engine import PageSum, Row, Sequence, TorchEngine
+from services.engine.engine import TorchEngine
+from services.engine.interface import PageSum, Row, Sequence, TeamBroken
 from services.engine.ranks import join_team
-from services.engine.team import TeamBroken
 from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from tests.engine.crew import HOST, Post
 from tests.engine.worker import GREEDY, ShuffledEngine

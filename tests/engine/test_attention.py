@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from services.engine.attention import PagedStep
+from services.engine.interface import Row, Sequence
 from services.engine.kept import DecodeWorkspace
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
-from services.engine.rows import Row, Sequence
 from services.engine.sight import Reach, Sight
 from services.pages.layout import KvLayout
 from services.rooms.request import Request

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from services.engine import checksum
 from services.engine.checksum import PageSummer
-from services.engine.engine import PageSum, Row, Sequence, SumPart, TorchEngine
+from services.engine.engine import TorchEngine
+from services.engine.interface import PageSum, Row, Sequence, SumPart
 from services.pages.checksum import WORD, told
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.pages.plan import plan_hand_over, windows

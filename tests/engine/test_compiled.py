@@ -22,9 +22,9 @@ from services.engine import compiler, proof
 from services.engine import engine as engine_module
 from services.engine.coded import Coding
 from services.engine.compiler import Build
-from services.engine.engine import PromptScores, Row, TorchEngine
+from services.engine.engine import TorchEngine
+from services.engine.interface import NotANumber, PromptScores, Row
 from services.engine.proof import gap
-from services.engine.sampler import NotANumber
 from services.prefill.settings import PrefillSettings
 from services.runtime.model_files import Quantize
 from tests.engine import tiny

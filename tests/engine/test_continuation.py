@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.engine.engine import Sequence
+from services.engine.interface import Sequence
 from services.rooms.request import FinishReason, Request, Sampling, Token
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import random_prompts

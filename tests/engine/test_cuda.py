@@ -8,8 +8,9 @@ import torch
 
 from services.engine.arrivals import flush_for
 from services.engine.attention import PagedStep
-from services.engine.engine import PageSum, Row, SumPart, TorchEngine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.graphs import Capturing
+from services.engine.interface import PageSum, Row, SumPart
 from services.engine.plan import make_plan
 from services.engine.proof import TOLERANCES, gap
 from services.rooms.request import Sampling

@@ -8,7 +8,8 @@ import pytest
 import transformers
 from transformers import AutoTokenizer
 
-from services.engine.engine import Row, load_engine
+from services.engine.engine import load_engine
+from services.engine.interface import Row
 from services.rooms.request import Sampling, Token
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine

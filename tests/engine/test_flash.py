@@ -14,9 +14,10 @@ from torch.nn import attention
 
 from services.engine import flash
 from services.engine.attention import PagedStep
-from services.engine.engine import Row, Sequence, TorchEngine
+from services.engine.engine import TorchEngine
 from services.engine.flash import find_kernel, flash_attention, proven
 from services.engine.graphs import RecordedSteps
+from services.engine.interface import Row, Sequence
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel, PagedRows
 from services.engine.plan import make_plan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from services.engine.folds import Folds
-from services.engine.rows import Sequence
+from services.engine.interface import Sequence
 from services.grammars.shelf import Shelf
 from services.ids import Generation, Incarnation, RoomId
 from services.rooms.deadlines import Deadlines

@@ -17,9 +17,10 @@ from services.engine import graphs
 from services.engine.anatomy import anatomy_of
 from services.engine.attention import PagedStep
 from services.engine.decoder import Decoder, RmsNorm
-from services.engine.engine import Row, TorchEngine, load_engine
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.flash import flash_attention
 from services.engine.graphs import BatchShape, Calling, RecordedSteps, Replay, recorded_steps, sizes
+from services.engine.interface import Row
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
 from services.engine.plan import AttentionMetadata, plan_of_singles

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from services.engine.sampler import NotANumber, NotHeld
+from services.engine.interface import NotANumber, NotHeld
 from services.pages.checksum import WORD
 from services.pages.topology import Topology
 from services.rooms.request import Sampling

@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 
 from services.engine.engine import TorchEngine, load_engine
 from services.engine.held import hold
-from services.engine.rows import Sequence
-from services.engine.sampler import Drawn, NotANumber, NotHeld, sample
+from services.engine.interface import Drawn, NotANumber, NotHeld, Sequence
+from services.engine.sampler import sample
 from services.grammars.fold import GrammarLost
 from services.rooms.request import FinishReason, Grammar, Request, Sampling, Token
 from tests.engine.tiny import SHAPE, save

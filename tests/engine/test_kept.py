@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from services.engine import kept
-from services.engine.engine import Row, TorchEngine
+from services.engine.engine import TorchEngine
+from services.engine.interface import NotANumber, Row
 from services.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, DecodeWorkspace, WorkspaceGroup
 from services.engine.kv_cache import PagedKvCache
-from services.engine.sampler import NotANumber
 from services.rooms.request import Token
 from tests.engine.conftest import BATCH_MEMORY, MakeEngine
 from tests.engine.test_equals_reference import random_prompts

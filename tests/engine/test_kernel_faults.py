@@ -20,7 +20,8 @@ import torch
 
 from services.engine import compiler
 from services.engine.compiler import AVX512, found
-from services.engine.engine import Row, TorchEngine
+from services.engine.engine import TorchEngine
+from services.engine.interface import Row
 from services.engine.proof import gap
 from tests.engine.kernels import (
     BOUND,

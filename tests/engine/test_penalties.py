@@ -5,8 +5,8 @@ from collections.abc import Sequence as Sequenced
 import pytest
 import torch
 
+from services.engine.interface import Sequence
 from services.engine.penalties import adjust
-from services.engine.rows import Sequence
 from services.rooms.request import Request, Sampling
 
 VOCABULARY = 40

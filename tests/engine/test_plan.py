@@ -5,9 +5,9 @@ import torch
 
 from services.engine.attention import PagedStep
 from services.engine.grouping import mask
+from services.engine.interface import Row, Sequence
 from services.engine.kv_cache import PagedKvCache
 from services.engine.plan import make_plan
-from services.engine.rows import Row, Sequence
 from services.engine.sight import Reach, Sight
 from services.pages.layout import KvLayout
 from services.rooms.request import Request

@@ -8,7 +8,8 @@ from collections import abc
 import pytest
 import torch
 
-from services.engine.engine import Row, Sequence, TorchEngine
+from services.engine.engine import TorchEngine
+from services.engine.interface import Row, Sequence
 from services.rooms.request import Request
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine

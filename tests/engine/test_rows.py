@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from services.engine.engine import Row, Sequence, TorchEngine
+from services.engine.engine import TorchEngine
 from services.engine.grouping import groups_of_similar_length
+from services.engine.interface import Row, Sequence
 from services.rooms.request import Request
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import GREEDY

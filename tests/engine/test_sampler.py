@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from services.engine.draws import uniform
-from services.engine.rows import Sequence
-from services.engine.sampler import Drawn, NotANumber, sample
+from services.engine.interface import Drawn, NotANumber, Sequence
+from services.engine.sampler import sample
 from services.rooms.request import Request, Sampling, Token
 
 VOCABULARY = 40

@@ -9,8 +9,9 @@ import torch
 import transformers
 
 from services.decode.settings import DecodeSettings
-from services.engine.engine import PromptScores, Row, Sequence, load_engine
-from services.engine.sampler import NotANumber, sample
+from services.engine.engine import load_engine
+from services.engine.interface import NotANumber, PromptScores, Row, Sequence
+from services.engine.sampler import sample
 from services.engine.scores import BESIDE_BYTES, LOGITS_BYTES, scored_at_once
 from services.prefill.settings import PrefillSettings
 from services.rooms.request import Request, Sampling, Score, Token

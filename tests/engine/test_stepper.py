@@ -5,11 +5,9 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from torch import AcceleratorError
 
-from services.engine.rows import Row, SumPart
-from services.engine.stepper import FAILED_MAX, EngineLost, StepFailed, Stepper
-from services.engine.team import TeamBroken
+from services.engine.interface import EngineLost, Row, StepFailed, SumPart, TeamBroken
+from services.engine.stepper import FAILED_MAX, Stepper
 from services.rooms.request import Token
 from services.runtime.errors import EngineStuck
 
@@ -23,7 +21,11 @@ class Held:
         self.let_go = threading.Event()
         self.fails: Exception | None = None
 
+    def bind_thread(self) -> None:
+        self.bound = threading.current_thread()
+
     def step(self, rows: Sequence[Row]) -> list[Token | None]:
+        self.stepped = threading.current_thread()
         if not self.let_go.wait(WAIT_S / 2):
             raise TimeoutError("nobody let the step go: whoever started it waits for its end")
         if self.fails is not None:
@@ -102,10 +104,15 @@ async def test_honest_health_an_engine_that_fails_every_step_is_lost(bench: Benc
         bench.stepper.take()
 
 
-async def test_a_lost_device_is_a_lost_engine_at_once(bench: Bench) -> None:
-    await run(bench, AcceleratorError("an illegal memory access was encountered"))
+async def test_an_engine_that_says_so_is_lost_at_once(bench: Bench) -> None:
+    await run(bench, EngineLost("an illegal memory access was encountered"))
     with pytest.raises(EngineLost, match="illegal memory access"):
         bench.stepper.take()
+
+
+async def test_the_thread_that_makes_steps_is_bound_before_the_first(bench: Bench) -> None:
+    await run(bench, None)
+    assert bench.engine.bound is bench.engine.stepped
 
 
 async def test_one_step_at_a_time(bench: Bench) -> None:

@@ -7,7 +7,8 @@ from itertools import count
 
 import torch
 
-from services.engine.engine import PromptScores, Row, Sequence, TorchEngine
+from services.engine.engine import TorchEngine
+from services.engine.interface import PromptScores, Row, Sequence
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.request import Request, Sampling, Token
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence as Sequenced
 import torch
 
 from services.engine.checksum import PageSummer
-from services.engine.engine import Row, SumPart
-from services.engine.sampler import Drawn, NotANumber, NotHeld
+from services.engine.interface import Drawn, NotANumber, NotHeld, Row, SumPart
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Sampling, Score, Token
 from services.runtime.host_memory import HostMemory
@@ -107,6 +106,8 @@ class ToyEngine:
 
     def go(self, steps: int = _UNHELD) -> None:
         self._permits.release(steps)
+
+    def bind_thread(self) -> None: ...
 
     def step(self, rows: Sequenced[Row]) -> list[Drawn | None]:
         self._enter()

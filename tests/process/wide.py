@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from services.cli.bench.device_memory import Memory, bytes_of
-from services.engine.engine import Row, SumPart
+from services.engine.interface import Row, SumPart
 from services.pages.layout import KvLayout
 from services.rooms.request import Token
 from services.wire.model_bounds import ModelBounds
@@ -42,6 +42,8 @@ class WideEngine:
 
     def go(self) -> None:
         self._permits.release(_UNHELD)
+
+    def bind_thread(self) -> None: ...
 
     def step(self, rows: Sequence[Row]) -> list[Token | None]:
         if not self._permits.acquire(timeout=HELD_S):

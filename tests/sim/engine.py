@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import shake_128
 from typing import Final, NamedTuple, cast
 
-from services.engine.engine import Row, SumPart
-from services.engine.stepper import StepFailed, Stepper
+from services.engine.interface import Row, StepFailed, SumPart
+from services.engine.stepper import Stepper
 from services.openai.schemas import Drawing
 from services.pages.checksum import key, lane, mix, multiplier
 from services.pages.layout import KvLayout

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.decode.peers import endpoint_to_wire
-from services.engine.rows import Sequence
+from services.engine.interface import Sequence
 from services.engine.sampler import sample
 from services.pages.layout import DTYPE_BYTES
 from services.prefill.ways import endpoint_from_wire

@@ -77,7 +77,7 @@ def perplexity(
 
 def _perplexity(engine: "TorchEngine", tokens: list[int]) -> float:
     """Of each token but the first."""
-    from services.engine.engine import PromptScores, Row, Sequence
+    from services.engine.interface import PromptScores, Row, Sequence
     from services.rooms.request import Request
 
     sequence = Sequence(Request("perplexity", tuple(tokens), max_tokens=1, prompt_logprobs=0), [])

@@ -1,10 +1,9 @@
 """A worker as in production, but for its engine: steps cost nothing, a token is the last one plus 1."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from services.engine.engine import Row, SumPart, TorchEngine
+from services.engine.interface import Row, SumPart
 from services.pages.layout import KvLayout
 from services.rooms.request import Token
 from services.runtime.host_memory import HostMemory
@@ -22,17 +21,18 @@ class _Pages(HostMemory):
 
 
 class ToyEngine:
-    """What a worker asks of `services.engine.engine.TorchEngine`."""
+    """An `Engine` of `services/engine/interface.py`."""
 
-    grammars = None
+    vocab_size = VOCABULARY
+    context_length = CONTEXT
     scored_max = 0
+    grammars = None
 
     def __init__(self) -> None:
         self.layout = self.whole = LAYOUT
         self.cache = _Pages(PAGES * LAYOUT.page_bytes)
-        self.model = SimpleNamespace(
-            vocab_size=VOCABULARY, facts=SimpleNamespace(context_length=CONTEXT, fingerprint=MODEL)
-        )
+
+    def bind_thread(self) -> None: ...
 
     def step(self, rows: Sequence[Row]) -> list[Token | None]:
         return [self._drawn(row) if row.sample else None for row in rows]
@@ -66,5 +66,5 @@ def live(side: str, bootstrap: str, metrics_port: int) -> None:
         decode.run(DecodeSettings(**common), load=_toy)
 
 
-def _toy(settings: WorkerSettings, threads: int) -> TorchEngine:  # noqa: ARG001
-    return cast(TorchEngine, ToyEngine())
+def _toy(settings: WorkerSettings, threads: int) -> ToyEngine:  # noqa: ARG001
+    return ToyEngine()

@@ -23,7 +23,8 @@ from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
 
 if TYPE_CHECKING:
-    from services.engine.engine import Row, TorchEngine
+    from services.engine.engine import TorchEngine
+    from services.engine.interface import Row
     from services.grammars.fold import Fold
 
 PROFILE_LINES = 16
@@ -166,7 +167,7 @@ def _rows(
     grammar: Grammar | None = None,
 ) -> "list[Row]":
     """Those of the first step that is measured, after what has to come before it. Raises StartupError."""
-    from services.engine.engine import Row, Sequence
+    from services.engine.interface import Row, Sequence
 
     pages = engine.layout.pages_for(context + STEPS_MAX)
     if batch * pages > engine.cache.pages:
@@ -215,7 +216,7 @@ def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
 
 def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
     """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
-    from services.engine.engine import Row
+    from services.engine.interface import Row
 
     def step() -> None:
         for place, (row, token) in enumerate(zip(rows, engine.step(rows), strict=True)):

@@ -22,7 +22,7 @@ from services.cli.bench.rooms_worker import CONTEXT, VOCABULARY
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, endpoint_to_wire
 from services.decode.turn import DecodeWork
-from services.engine.engine import Row, SumPart
+from services.engine.interface import Row, SumPart
 from services.engine.stepper import Stepper
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
@@ -137,13 +137,15 @@ async def _measure(
 
 
 class _Engine:
-    """`services.engine.stepper.Steps`: a step ends when it is told to."""
+    """`services.engine.interface.Steps`: a step ends when it is told to."""
 
     def __init__(self) -> None:
         self._may_end = threading.Semaphore(0)
 
     def end(self) -> None:
         self._may_end.release()
+
+    def bind_thread(self) -> None: ...
 
     def step(self, rows: Sequence[Row]) -> list[Token | None]:
         self._may_end.acquire()

@@ -1,14 +1,54 @@
-"""What is the engine asked to compute in one step?"""
+"""What does a worker ask of an engine, and what goes over between them?
 
-from array import array
+A worker owns the pages and the sequences; an engine owns the memory, the weights and the draw. One engine
+serves both sides: a row of many tokens is prefill, a row of one is decode, and a step may hold both.
+
+Workers know nothing else of an engine, and no tensor library is loaded for it: the one of torch is
+`services/engine/engine.py`, those of the simulation, the tests and the benchmarks are others.
+"""
+
 from collections import abc
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-
-import torch
+from typing import Protocol
 
 from services.grammars.fold import Fold
 from services.pages.checksum import WORD
-from services.rooms.request import Request, Score
+from services.pages.layout import KvLayout
+from services.rooms.request import Grammar, Request, Score, Token
+from services.runtime.worker_settings import WorkerSettings
+
+
+class Undrawn(Exception):
+    """For one sequence no token can be drawn; the others of its step have theirs."""
+
+
+class NotANumber(Undrawn):
+    """The largest of its logits is NaN or infinite."""
+
+    def __init__(self) -> None:
+        super().__init__("the model computed logits that are not numbers")
+
+
+class NotHeld(Undrawn):
+    """Its output cannot be held to its grammar, or not any further."""
+
+    def __init__(self, why: str = "seen by the rank that draws") -> None:
+        super().__init__(f"the answer cannot be held to its grammar any further: {why}")
+
+
+Drawn = Token | NotANumber | NotHeld
+"""Of one sequence."""
+
+
+class EngineLost(Exception):
+    """It will not compute anything any more: the worker has to end, and another process to take its place."""
+
+
+class TeamBroken(Exception):
+    """A rank of this worker died, was late or could not compute: the step has no result on any rank. The text
+    names the rank that says so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,16 +81,6 @@ class PageSum:
 
 
 @dataclass(slots=True, eq=False)
-class Seen:
-    """Which tokens a sequence has, each once, up to some position."""
-
-    stop: int = 0
-    ids: set[int] = field(default_factory=set)
-    places: torch.Tensor | None = None
-    """The same, where scores are."""
-
-
-@dataclass(slots=True, eq=False)
 class PromptScores:
     """How likely a sequence's prompt is, token by token, from its second one on."""
 
@@ -66,10 +96,8 @@ class Sequence:
     output: list[int]
     """Drawn so far, by an earlier room of the request too; the worker appends. Decode starts with the token
     that its room's prefill side drew."""
-    tail_page: int = field(default=-1, init=False, repr=False)
-    """The engine's own note: the page, partly used, whose unused end it has zeroed for this sequence."""
-    seen: Seen = field(default_factory=Seen, init=False, repr=False)
-    """The engine's own note, for penalties."""
+    notes: object = field(default=None, init=False, repr=False)
+    """The engine's own, from one step to the next."""
     fold: Fold | None = field(default=None, init=False, repr=False)
     """Of a request with a grammar, on the rank that draws: set once it is compiled, before the first draw."""
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
@@ -149,6 +177,89 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
             raise ValueError(f"{name}: page {page} of a cache of {pages} pages")
 
 
-def integers(values: list[int]) -> torch.Tensor:
-    """`values`, at least one, as int64 on the CPU: an eighth of the time that torch takes to read a list."""
-    return torch.frombuffer(array("q", values), dtype=torch.int64)
+class Steps(Protocol):
+    """What is asked of an engine on a thread of its own, one call at a time."""
+
+    def bind_thread(self) -> None:
+        """Called first by each thread that makes steps, or that transfers the engine's memory."""
+
+    def step(self, rows: abc.Sequence[Row]) -> abc.Sequence[Drawn | None]:
+        """Compute each row's positions, draw its next token where the row asks, and carry the scores of its
+        prompt on where it has some. No two rows share a page that one of them writes.
+
+        Returns one entry a row, the same on all ranks: None where `sample` is False, NotANumber where what
+        the row was computed from, its weights or its pages, is broken, and NotHeld where the row's output
+        cannot be held to its grammar; appends nothing to `output`. The keys and values of all rows are in
+        their pages when it returns (`written-before-sent`), and nothing is written there after it has
+        returned or raised (`no-free-under-write`). Raises ValueError, before anything is computed, for a row
+        that cannot be computed, or for more than `scored_max` positions that are scored; EngineLost where its
+        device is lost. What fails on one rank alone breaks its team: TeamBroken on all of them.
+        """
+
+    def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
+        """Carry each sum on over what its pages hold now, on this rank. Raises EngineLost as `step` does."""
+
+
+class KvMemory(Protocol):
+    """A rank's pages, one behind the other, which peers write to and read from. Exposure moves it."""
+
+    @property
+    def pages(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int:
+        """Bytes."""
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda:N"."""
+
+    def move(self) -> None:
+        """Take the contents to another address, while no step runs. Raises CannotMove."""
+
+
+class Grammars(Protocol):
+    """What the answers are held to that this rank draws."""
+
+    def folds(self, grammar: Grammar, output: abc.Sequence[int], count: int) -> Future[list[Fold]]:
+        """Of so many answers that go on behind `output`, at least one. Its future raises GrammarRefused,
+        GrammarLost where the output is none of the grammar's, and StartupError for a model whose tokenizer
+        cannot be read."""
+
+
+class Engine(Steps, Protocol):
+    """A model over a paged KV cache.
+
+    Where several ranks share a model, each has an engine, and all are asked for the same steps.
+    """
+
+    @property
+    def whole(self) -> KvLayout:
+        """Of the worker's pages, over all ranks."""
+
+    @property
+    def layout(self) -> KvLayout:
+        """Of this rank's pages."""
+
+    @property
+    def cache(self) -> KvMemory: ...
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a sequence."""
+
+    @property
+    def scored_max(self) -> int:
+        """Positions that score a prompt's tokens, of one step."""
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """None on a rank that does not draw."""
+
+
+Load = Callable[[WorkerSettings, int], Engine]
+"""How a rank's engine comes up, with so many threads."""
