@@ -61,9 +61,10 @@ def _prefill(flags: Flags) -> int:
     if _launches(settings):
         return _launch(settings)
     with importing():
+        from services.engine.start import start_rank
         from services.prefill.wiring import run
 
-    return run(settings)
+    return run(settings, start_rank)
 
 
 def _decode(flags: Flags) -> int:
@@ -72,8 +73,9 @@ def _decode(flags: Flags) -> int:
         return _launch(settings)
     with importing():
         from services.decode.wiring import run
+        from services.engine.start import start_rank
 
-    return run(settings)
+    return run(settings, start_rank)
 
 
 def _launches(settings: PrefillSettings | DecodeSettings) -> bool:

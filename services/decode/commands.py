@@ -7,7 +7,6 @@ from services.decode.job import Job
 from services.decode.peers import Peers
 from services.decode.revocation import Revocation
 from services.decode.seals import Seals
-from services.engine.folds import Folds
 from services.ids import Incarnation, RoomId
 from services.pages.layout import KvLayout
 from services.rooms.choice_pages import ChoicePages
@@ -30,6 +29,7 @@ from services.wire.conversions import (
 )
 from services.wire.model_bounds import ModelBounds
 from services.worker.callers import Callers
+from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
 
 

@@ -6,11 +6,11 @@ from services.decode.answers import Answers
 from services.decode.batch import Part, next_batch
 from services.decode.job import Job
 from services.decode.metrics import DecodeMetrics
-from services.engine.interface import NotHeld, StepFailed, Undrawn
-from services.engine.stepper import Stepper
+from services.engine.interface import NotHeld, Undrawn
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.runtime.clock import Clock
+from services.worker.stepper import StepFailed, Stepper
 
 
 class Computing:

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from services.decode.job import Job
-from services.engine.interface import StepFailed, SumPart
-from services.engine.stepper import Stepper
+from services.engine.interface import SumPart
 from services.pages.checksum import told
 from services.pages.layout import KvLayout
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Phase
+from services.worker.stepper import StepFailed, Stepper
 
 BYTES_AT_A_TIME: Final = 64 * 2**20
 """Of pages summed before the batch has its next step; of all rooms together."""

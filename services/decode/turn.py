@@ -21,8 +21,6 @@ from services.decode.peers import Peers
 from services.decode.rest import deadline_s, look_s
 from services.decode.revocation import Revocation
 from services.decode.seals import NEAR_S, Seals
-from services.engine.folds import Folds
-from services.engine.stepper import Stepper
 from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -45,8 +43,10 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, workers_pb2
 from services.wire.census import census_to_wire
 from services.wire.model_bounds import ModelBounds
 from services.worker.callers import Callers
+from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter, wish_told
+from services.worker.stepper import Stepper
 
 """Ends that say nothing about the way to the sender."""
 

@@ -5,7 +5,7 @@ from services.decode.peers import FollowerPeers, LeaderPeers, Peers
 from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
-from services.engine.start import Load, start_rank
+from services.engine.interface import LoadEngine
 from services.rooms.deadlines import Deadlines
 from services.rooms.phases import Side
 from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
@@ -17,8 +17,9 @@ DECODING_MS = 3_600_000
 """Longest that one sequence is decoded, where its opener did not say how long its request may take."""
 
 
-def run(settings: DecodeSettings, load: Load = start_rank) -> int:
-    """Run a decode worker, or one rank of it, until it is told to stop. Returns the exit code."""
+def run(settings: DecodeSettings, load: LoadEngine) -> int:
+    """Run a decode worker, or one rank of it, on the engine that `load` brings up, until it is told to
+    stop. Returns the exit code."""
     return run_worker(settings, load, DecodeMetrics, fit)
 
 

@@ -49,6 +49,15 @@ from services.runtime.model_files import LoadFormat, Quantize
 WARM_UP_TOKENS = 64
 
 
+@contextmanager
+def _device_loss() -> Iterator[None]:
+    """Raises EngineLost where the device is lost."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise EngineLost(f"{type(error).__name__}: {error}") from error
+
+
 class TorchEngine:
     """An `Engine` of `interface.py`."""
 
@@ -93,6 +102,7 @@ class TorchEngine:
         torch.get_num_threads()
         bind_thread(self.cache.device)
 
+    @_device_loss()
     def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         for row in rows:
             check(row, self.layout.page_tokens, self.cache.pages, self.context_length)
@@ -102,16 +112,15 @@ class TorchEngine:
             raise ValueError(f"{scored} positions to be scored in a step, at most {self.scored_max} are")
         if not rows:
             return []
-        with _seeing_its_loss():
-            try:
-                return self._step(rows)
-            except TeamBroken:
+        try:
+            return self._step(rows)
+        except TeamBroken:
+            raise
+        except Exception as error:
+            if self._team.topology.ranks == 1:
+                self._wait()  # its rooms give their pages back
                 raise
-            except Exception as error:
-                if self._team.topology.ranks == 1:
-                    self._wait()  # its rooms give their pages back
-                    raise
-                raise self._team.leave(f"{type(error).__name__}: {error}") from error
+            raise self._team.leave(f"{type(error).__name__}: {error}") from error
 
     def _step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         well = False
@@ -174,11 +183,11 @@ class TorchEngine:
         step = PagedStep(plan, self.cache, self.model.reaches)
         return self.model.compute(plan.tokens, plan.positions, plan.keep, step)
 
+    @_device_loss()
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:
-        with _seeing_its_loss():
-            if self._flush is not None:
-                self._flush()
-            self._sum_up(parts)
+        if self._flush is not None:
+            self._flush()
+        self._sum_up(parts)
 
     def _sum_up(self, parts: abc.Sequence[SumPart]) -> None:
         for part in parts:
@@ -220,15 +229,6 @@ class TorchEngine:
         if used < size and (entered or notes.tail_page != page):
             self.cache.clear_tail(page, used)
         notes.tail_page = page
-
-
-@contextmanager
-def _seeing_its_loss() -> Iterator[None]:
-    """Raises EngineLost where the device is lost."""
-    try:
-        yield
-    except torch.AcceleratorError as error:
-        raise EngineLost(f"{type(error).__name__}: {error}") from error
 
 
 def drawer_of(team: Team) -> int:

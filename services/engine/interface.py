@@ -261,5 +261,5 @@ class Engine(Steps, Protocol):
         """None on a rank that does not draw."""
 
 
-Load = Callable[[WorkerSettings, int], Engine]
+LoadEngine = Callable[[WorkerSettings, int], Engine]
 """How a rank's engine comes up, with so many threads."""

@@ -3,7 +3,6 @@
 from collections import abc
 from typing import cast
 
-from services.engine.folds import Folds
 from services.ids import Generation, Incarnation, PageId, RoomId
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvLayout
@@ -29,6 +28,7 @@ from services.wire.conversions import (
 )
 from services.wire.model_bounds import ModelBounds
 from services.worker.callers import Callers
+from services.worker.folds import Folds
 from services.worker.mailbox import Answer, Mailbox
 from services.worker.reporter import Reporter
 

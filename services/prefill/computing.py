@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from services.engine.interface import NotHeld, Row, StepFailed, Undrawn
-from services.engine.stepper import Stepper
+from services.engine.interface import NotHeld, Row, Undrawn
 from services.prefill.batch import Part, next_parts
 from services.prefill.job import Job
 from services.prefill.metrics import PrefillMetrics
@@ -19,6 +18,7 @@ from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
 from services.worker.pages import STEP_MS
 from services.worker.reporter import Reporter
+from services.worker.stepper import StepFailed, Stepper
 
 CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""

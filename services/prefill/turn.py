@@ -9,8 +9,6 @@ import asyncio
 from collections import abc
 from typing import Final, assert_never
 
-from services.engine.folds import Folds
-from services.engine.stepper import Stepper
 from services.ids import RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -38,8 +36,10 @@ from services.wire.baton.v1 import inference_pb2, workers_pb2
 from services.wire.census import census_to_wire
 from services.wire.model_bounds import ModelBounds
 from services.worker.callers import Callers
+from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter, wish_told
+from services.worker.stepper import Stepper
 
 EARLY_PER_PLACE: Final = 4
 """Grants of one receiver that may wait for their rooms: it grants no more rooms than it and this worker have

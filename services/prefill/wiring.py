@@ -2,7 +2,7 @@
 
 import grpc
 
-from services.engine.start import Load, start_rank
+from services.engine.interface import LoadEngine
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.settings import PrefillSettings
@@ -14,8 +14,9 @@ from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
 from services.worker.wiring import Fitting, Rank, run_worker
 
 
-def run(settings: PrefillSettings, load: Load = start_rank) -> int:
-    """Run a prefill worker, or one rank of it, until it is told to stop. Returns the exit code."""
+def run(settings: PrefillSettings, load: LoadEngine) -> int:
+    """Run a prefill worker, or one rank of it, on the engine that `load` brings up, until it is told to
+    stop. Returns the exit code."""
     return run_worker(settings, load, PrefillMetrics, fit)
 
 

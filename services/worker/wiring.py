@@ -10,12 +10,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.engine.device import bind_thread
-from services.engine.engine import TorchEngine
-from services.engine.folds import Folds
-from services.engine.start import Load
-from services.engine.stepper import Stepper
-from services.engine.team import TeamBroken
+from services.engine.interface import Engine, LoadEngine, TeamBroken
 from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -44,10 +39,12 @@ from services.wire import credential
 from services.wire.baton.v1 import rooms_pb2, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
 from services.wire.model_bounds import ModelBounds
+from services.worker.folds import Folds
 from services.worker.follower_host import FollowerHost
 from services.worker.leader_host import Role, WorkerHost
 from services.worker.metrics import WorkerMetrics
 from services.worker.startup import agree_on, explained, form_group, load_together
+from services.worker.stepper import Stepper
 from services.worker.turns import TurnProgress, Work, run_turns
 
 BROKEN: Final = (GroupBroken, RostersDiverged, TeamBroken)
@@ -74,7 +71,7 @@ class Rank(Generic[Settings]):
     host: WorkerHost | FollowerHost
     incarnation: Incarnation
     """Of the worker: its leader's."""
-    engine: TorchEngine
+    engine: Engine
     stepper: Stepper
     holdings: Holdings
     slots: HostMemory
@@ -87,7 +84,7 @@ class Rank(Generic[Settings]):
 
     @property
     def bounds(self) -> ModelBounds:
-        return ModelBounds(self.engine.model.vocab_size, self.engine.model.facts.context_length)
+        return ModelBounds(self.engine.vocab_size, self.engine.context_length)
 
     @property
     def folds(self) -> Folds:
@@ -142,7 +139,10 @@ Fit = Callable[[Rank[Settings], Metrics], Fitting]
 
 
 def run_worker(
-    settings: Settings, load: Load, count: Callable[[CollectorRegistry], Metrics], fit: Fit[Settings, Metrics]
+    settings: Settings,
+    load: LoadEngine,
+    count: Callable[[CollectorRegistry], Metrics],
+    fit: Fit[Settings, Metrics],
 ) -> int:
     """Run a worker, or one rank of it, until it is told to stop. Returns the exit code."""
     threads = pin(settings.cpus, settings.threads)
@@ -165,7 +165,7 @@ class Start(Generic[Settings]):
     """A rank that has its ports, and nothing else yet."""
 
     settings: Settings
-    load: Callable[[], TorchEngine]
+    load: Callable[[], Engine]
     host: WorkerHost | FollowerHost
     mine: Incarnation
     """The worker's, if this rank leads it."""
@@ -192,9 +192,9 @@ class Start(Generic[Settings]):
         if isinstance(host, FollowerHost):
             host.led_by(leader, bytes.fromhex(formed.leaders_word))
         loading = loop.run_in_executor(None, self.load)
-        engine: TorchEngine = await serve.unless_stopped(shutdown, load_together(group, loading))
+        engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
         await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
-        bind_thread(engine.cache.device)  # this one makes all calls of the transfer
+        engine.bind_thread()  # this one makes all calls of the transfer
         slots = HostMemory(settings.places * SLOT_BYTES)
         with offering(engine.cache.device):
             exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})

@@ -16,8 +16,6 @@ from services.decode.job import replies_max
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, LeaderPeers, Peers
 from services.decode.turn import DecodeWork
-from services.engine.folds import Folds
-from services.engine.stepper import Stepper
 from services.grammars.shelf import Shelf
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum, told
@@ -40,7 +38,9 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc,
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
 from services.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
+from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
+from services.worker.stepper import Stepper
 from services.worker.turns import Lap, TurnProgress, take_turn
 from tests.decode.links import asking, closing
 from tests.patience import PATIENCE_S

@@ -7,8 +7,10 @@ event loop's has none unless it is given one.
 import asyncio
 import ctypes
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from services.ids import Incarnation
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.settings import PrefillSettings
 from services.worker import wiring
+from services.worker.stepper import Stepper
+from tests.engine.conftest import MakeEngine
 from tests.prefill import toy
 
 
@@ -41,7 +45,8 @@ async def test_a_worker_binds_it_before_it_makes_its_transfer(
 
     def load() -> Any:
         cache = SimpleNamespace(device="cuda:3", pages=1, address=4096, length=4096)
-        return SimpleNamespace(layout=toy.LAYOUT, whole=toy.LAYOUT, cache=cache)
+        bind = partial(bind_thread, cache.device)
+        return SimpleNamespace(layout=toy.LAYOUT, whole=toy.LAYOUT, cache=cache, bind_thread=bind)
 
     async def start_pages(*_: object) -> None: ...
 
@@ -60,6 +65,16 @@ async def test_a_worker_binds_it_before_it_makes_its_transfer(
     start: Any = wiring.Start(settings, load, host, Incarnation(5), b"")
     with pytest.raises(Reached):
         await start.serve(PrefillMetrics, pytest.fail, asyncio.Event())
+
+
+def test_a_thread_that_makes_steps_knows_the_number_of_threads_that_was_set(tiny_engine: MakeEngine) -> None:
+    """Else it computes with as many as the process began with, until something asks."""
+    counted: list[str] = []
+    with patch.object(torch, "get_num_threads", lambda: counted.append(threading.current_thread().name)):
+        stepper = Stepper(tiny_engine("llama-gqa-untied"), lambda: None)
+        stepper._thread.submit(lambda: None).result()
+        stepper.close()
+    assert counted == ["engine_0"]
 
 
 def test_a_cpu_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.engine.folds import Folds
 from services.engine.interface import Sequence
 from services.grammars.shelf import Shelf
 from services.ids import Generation, Incarnation, RoomId
@@ -17,6 +16,7 @@ from services.rooms.receiver import Receiver
 from services.rooms.request import Request
 from services.rooms.room import NOT_COMPILED, Room
 from services.rooms.sender import Sender
+from services.worker.folds import Folds
 from tests.grammars.answers import Slow, ids, regex, request
 from tests.pages.ids import page_ids
 

@@ -5,7 +5,8 @@ import torch
 
 from services.engine.engine import TorchEngine
 from services.engine.grouping import groups_of_similar_length
-from services.engine.interface import Row, Sequence
+from services.engine.interface import EngineLost, Row, Sequence
+from services.engine.team import alone
 from services.rooms.request import Request
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import GREEDY
@@ -72,6 +73,17 @@ def test_answers_come_in_the_order_of_the_rows(engine: TorchEngine) -> None:
     together = engine.step(rows)
     assert together == [engine.step([row])[0] for row in rows]
     assert together[2] is None
+
+
+def test_an_engine_whose_device_is_lost_says_so_in_a_step_and_in_a_sum(engine: TorchEngine) -> None:
+    def lose() -> None:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    lost = TorchEngine(engine.model, engine.whole, engine.cache, alone(), flush=lose)
+    with pytest.raises(EngineLost, match="illegal memory access"):
+        lost.step([Row(sequence(), 0, 16, [5], sample=False)])
+    with pytest.raises(EngineLost, match="illegal memory access"):
+        lost.sum_pages([])
 
 
 def test_warm_up_leaves_a_working_engine_however_small(engine: TorchEngine, tiny_engine: MakeEngine) -> None:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from services.engine.interface import EngineLost, Row, StepFailed, SumPart, TeamBroken
-from services.engine.stepper import FAILED_MAX, Stepper
+from services.engine.interface import EngineLost, Row, SumPart, TeamBroken
 from services.rooms.request import Token
 from services.runtime.errors import EngineStuck
+from services.worker.stepper import FAILED_MAX, StepFailed, Stepper
 
 WAIT_S = 10.0
 
@@ -137,7 +137,7 @@ async def test_a_step_that_runs_is_waited_for_at_the_end_and_one_that_hangs_is_n
 ) -> None:
     await bench.stepper.end()
     hung = Bench()
-    monkeypatch.setattr("services.engine.stepper.END_S", 0.05)
+    monkeypatch.setattr("services.worker.stepper.END_S", 0.05)
     hung.stepper.start([])
     with pytest.raises(EngineStuck, match="a step of the model has not ended"):
         await hung.stepper.end()

@@ -8,8 +8,6 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from services.decode.peers import endpoint_to_wire
-from services.engine.folds import Folds
-from services.engine.stepper import Stepper
 from services.grammars.shelf import Shelf
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
@@ -36,8 +34,10 @@ from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
 from services.wire.model_bounds import ModelBounds
+from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter
+from services.worker.stepper import Stepper
 from services.worker.turns import Lap, TurnProgress, take_turn
 from tests.patience import PATIENCE_S
 from tests.prefill import toy

@@ -22,7 +22,6 @@ from services.decode.metrics import DecodeMetrics
 from services.decode.peers import LeaderPeers
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
-from services.engine.stepper import Stepper
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
@@ -45,6 +44,7 @@ from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.identity import Identity
 from services.worker.mailbox import Mailbox
+from services.worker.stepper import Stepper
 from services.worker.turns import TurnProgress, run_turns
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import shake_128
 from typing import Final, NamedTuple, cast
 
-from services.engine.interface import Row, StepFailed, SumPart
-from services.engine.stepper import Stepper
+from services.engine.interface import Row, SumPart
 from services.openai.schemas import Drawing
 from services.pages.checksum import key, lane, mix, multiplier
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Token
 from services.runtime.host_memory import HostMemory
+from services.worker.stepper import StepFailed, Stepper
 from tests.sim.loop import VirtualLoop
 
 VOCABULARY: Final = 50_000
@@ -217,7 +217,7 @@ def _lane_sum(head: int, layer: int, half: str, words: Iterable[tuple[int, bytes
 
 
 class SimStepper:
-    """`services.engine.stepper.Stepper` in virtual time."""
+    """`services.worker.stepper.Stepper` in virtual time."""
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from services.engine.interface import Row, SumPart
 from services.pages.layout import KvLayout
 from services.rooms.request import Token
 from services.runtime.host_memory import HostMemory
-from services.runtime.worker_settings import WorkerSettings
 
 MODEL: Final = "toy"
 VOCABULARY: Final = 50_000
@@ -58,13 +57,9 @@ def live(side: str, bootstrap: str, metrics_port: int) -> None:
         from services.prefill import wiring as prefill
         from services.prefill.settings import PrefillSettings
 
-        prefill.run(PrefillSettings(**common), load=_toy)
+        prefill.run(PrefillSettings(**common), lambda *_: ToyEngine())
     else:
         from services.decode import wiring as decode
         from services.decode.settings import DecodeSettings
 
-        decode.run(DecodeSettings(**common), load=_toy)
-
-
-def _toy(settings: WorkerSettings, threads: int) -> ToyEngine:  # noqa: ARG001
-    return ToyEngine()
+        decode.run(DecodeSettings(**common), lambda *_: ToyEngine())

@@ -23,7 +23,6 @@ from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, endpoint_to_wire
 from services.decode.turn import DecodeWork
 from services.engine.interface import Row, SumPart
-from services.engine.stepper import Stepper
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -51,6 +50,7 @@ from services.wire.conversions import layout_to_wire, request_to_wire
 from services.wire.model_bounds import ModelBounds
 from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter
+from services.worker.stepper import Stepper
 from services.worker.turns import TurnProgress, take_turn
 
 PREFILL: Final = Incarnation(11)
