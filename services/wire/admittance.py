@@ -1,7 +1,6 @@
 """Who may call which method? Looked up by the name in the caller's certificate, where there are some."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import grpc
@@ -11,6 +10,7 @@ from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2, workers_pb2
 from services.wire.conversions import side_to_wire
 from services.wire.errors import NotAdmitted, errors_as_status
+from services.wire.handlers import served_after
 
 OURS: Final = "/baton.v1."
 SAN: Final = "x509_subject_alternative_name"
@@ -57,34 +57,13 @@ class Admit(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None or not details.method.startswith(OURS):
             return handler
         allowed = MAY_CALL.get(details.method.removeprefix(OURS), frozenset())
-        decode, encode = handler.request_deserializer, handler.response_serializer
-        if handler.request_streaming:
-            served = _replies(handler.stream_stream, allowed)
-            return grpc.stream_stream_rpc_method_handler(served, decode, encode)
-        if handler.response_streaming:
-            served = _replies(handler.unary_stream, allowed)
-            return grpc.unary_stream_rpc_method_handler(served, decode, encode)
-        return grpc.unary_unary_rpc_method_handler(_reply(handler.unary_unary, allowed), decode, encode)
 
+        async def admit(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            async with errors_as_status(context):
+                _check_own(_admitted(context, allowed), request)
+            return request
 
-def _reply(serve: Callable[..., Awaitable[Any]], allowed: frozenset[Party]) -> Callable[..., Awaitable[Any]]:
-    async def served(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with errors_as_status(context):
-            _check_own(_admitted(context, allowed), request)
-        return await serve(request, context)
-
-    return served
-
-
-def _replies(serve: Callable[..., Any], allowed: frozenset[Party]) -> Callable[..., AsyncIterator[Any]]:
-    async def served(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        async with errors_as_status(context):
-            _admitted(context, allowed)
-        async with aclosing(serve(requests, context)) as replies:
-            async for reply in replies:
-                yield reply
-
-    return served
+        return served_after(admit, handler, handler.request_deserializer)
 
 
 def shows_certificate(context: grpc.aio.ServicerContext) -> bool:

@@ -5,7 +5,6 @@ Left alone, grpc tells the caller UNKNOWN, as for a bug of ours, and writes a tr
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
@@ -13,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from services.wire.conversions import Malformed
 from services.wire.errors import errors_as_status
+from services.wire.handlers import served_after
 
 NO_MESSAGE: Final = "the request is not a message of this method"
 
@@ -28,16 +28,10 @@ class RefuseUndecodable(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        decode, encode = _or_error(handler.request_deserializer), handler.response_serializer
-        if handler.request_streaming:
-            if inspect.isasyncgenfunction(handler.stream_stream):
-                return grpc.stream_stream_rpc_method_handler(_streams(handler.stream_stream), decode, encode)
+        serve = handler.stream_stream if handler.request_streaming else handler.unary_stream
+        if handler.response_streaming and not inspect.isasyncgenfunction(serve):
             return handler
-        if not handler.response_streaming:
-            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary), decode, encode)
-        if inspect.isasyncgenfunction(handler.unary_stream):
-            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream), decode, encode)
-        return handler
+        return served_after(_refuse, handler, _or_error(handler.request_deserializer))
 
 
 def _or_error(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -50,40 +44,15 @@ def _or_error(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return decoded
 
 
-def _unary(serve: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def served(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        await _refuse(request, context)
-        return await serve(request, context)
-
-    return served
-
-
-def _stream(serve: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
-    async def served(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        await _refuse(request, context)
-        async with aclosing(serve(request, context)) as replies:
-            async for reply in replies:
-                yield reply
-
-    return served
-
-
-def _streams(serve: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
-    async def checked(requests: Any) -> AsyncIterator[Any]:
-        async for request in requests:
-            if isinstance(request, DecodeError):
-                raise Malformed(NO_MESSAGE)
-            yield request
-
-    async def served(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        async with aclosing(serve(checked(requests), context)) as replies:
-            async for reply in replies:
-                yield reply
-
-    return served
-
-
-async def _refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
+async def _refuse(request: Any, context: grpc.aio.ServicerContext) -> Any:
     if isinstance(request, DecodeError):
         async with errors_as_status(context):
             raise Malformed(NO_MESSAGE)
+    return _checked(request) if isinstance(request, AsyncIterator) else request
+
+
+async def _checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, DecodeError):
+            raise Malformed(NO_MESSAGE)
+        yield request
