@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.pages.errors import DoesNotDivide
-from services.pages.layout import KvLayout
+from services.pages.layout import KvLayout, full_group
 from services.pages.topology import rank_layout
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
@@ -36,8 +36,9 @@ def check_shape(settings: WorkerSettings) -> None:
         raise ShapeRefused(
             f"--tp {topology.tensor}: the model has {heads} attention heads, which is no multiple of it"
         )
+    group = full_group("", 1, tuple(range(layers)), tuple(range(kv_heads)), 1)
     try:
-        rank_layout(KvLayout("", "", 1, tuple(range(layers)), tuple(range(kv_heads)), 1), topology, 0)
+        rank_layout(KvLayout("", (group,)), topology, 0)
     except DoesNotDivide as error:
         raise ShapeRefused(str(error).replace(error.field, FLAGS[error.field])) from error
 

@@ -40,7 +40,7 @@ from services.engine.team import Team, alone
 from services.engine.told import draw, tell_scores, tell_sums
 from services.grammars.shelf import Shelf
 from services.grammars.vocabulary import read_vocabulary
-from services.pages.layout import KvLayout
+from services.pages.layout import KvLayout, full_group
 from services.pages.topology import Topology, rank_layout
 from services.rooms.request import Request
 from services.runtime.errors import StartupError
@@ -285,13 +285,10 @@ def load_engine(
     kernel = find_kernel(place, dtype) if flash_attention and place.type == "cuda" else None
     model = load_model(directory, dtype, device, team, load_format, context_length, coding)
     geometry = model.geometry
+    layers, heads = tuple(range(geometry.layers)), tuple(range(geometry.kv_heads))
     whole = KvLayout(
         model=model.facts.fingerprint,
-        dtype=dtype,
-        page_tokens=page_tokens,
-        layers=tuple(range(geometry.layers)),
-        kv_heads=tuple(range(geometry.kv_heads)),
-        head_dim=geometry.head_dim,
+        groups=(full_group(dtype, page_tokens, layers, heads, geometry.head_dim),),
         context_length=model.facts.context_length,
         quantize=(Quantize.NONE if coding is None else coding.how).value,
     )

@@ -108,7 +108,7 @@ def _right(model: Model, layout: KvLayout, defined: list[torch.Tensor]) -> Right
     model.anatomy()
     try:
         with model.exactly():
-            answers = _answers(model, replace(layout, dtype=EXACT), kept_in=DTYPES[layout.dtype])
+            answers = _answers(model, _with(layout, dtype=EXACT), kept_in=DTYPES[layout.dtype])
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
@@ -170,7 +170,7 @@ def _answers(
     more = MORE if model.reaches else 0
     prompts = torch.randint(model.vocab_size, (2, LONG + more), generator=numbers).tolist()
     sequences = [Sequence(Request("proof", tuple(prompt), 1), []) for prompt in prompts]
-    layout = replace(layout, page_tokens=min(layout.page_tokens, PAGE_TOKENS_MAX))
+    layout = _with(layout, page_tokens=min(layout.page_tokens, PAGE_TOKENS_MAX))
     pages = layout.pages_for(LONG + more)
     cache = PagedKvCache(layout, 2 * pages, model.device)
     cache.tensor.zero_()
@@ -209,6 +209,10 @@ def _answers(
         if logits is not None:
             told.append(logits.float())
     return [*told, cache.tensor.float()]
+
+
+def _with(layout: KvLayout, **changes: Any) -> KvLayout:
+    return replace(layout, groups=tuple(replace(group, **changes) for group in layout.groups))
 
 
 def _rounded(

@@ -9,7 +9,7 @@ from services.engine.container import text_of
 from services.engine.supported import Geometry
 from services.engine.team import Mute, Team
 from services.pages.errors import DoesNotDivide
-from services.pages.layout import KvLayout
+from services.pages.layout import KvLayout, full_group
 from services.pages.topology import rank_layout
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import UnsupportedModel
@@ -84,15 +84,15 @@ def share_of(name: str, config: Any, team: Team) -> RankShard:
             f"--tp {topology.tensor}: the model {name} has {whole.query_heads} attention heads, which is no "
             "multiple of it"
         )
-    numbers = KvLayout(name, "", 1, tuple(range(whole.layers)), tuple(range(whole.kv_heads)), whole.head_dim)
+    every = full_group("", 1, tuple(range(whole.layers)), tuple(range(whole.kv_heads)), whole.head_dim)
     try:
-        rank = rank_layout(numbers, topology, team.rank)
+        (rank,) = rank_layout(KvLayout(name, (every,)), topology, team.rank).groups
     except DoesNotDivide as error:
         stages = f"--pp {topology.pipeline}: the model {name} has {whole.layers} layers"
         heads = f"--tp {topology.tensor}: the model {name} has {whole.kv_heads} KV heads, which is neither a "
         by_stages = error.field == "pipeline_parallel"
         raise CannotSplit(stages if by_stages else f"{heads}multiple nor a divisor of it") from error
-    return RankShard(RankLink(team), whole, rank.layers, rank.kv_heads)
+    return RankShard(RankLink(team), whole, rank.layers, rank.heads)
 
 
 def _geometry(name: str, config: Any) -> Geometry:

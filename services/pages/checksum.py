@@ -1,10 +1,10 @@
 """How are the contents of KV pages summed, so that any way of cutting them up gives the same number?
 
-    sum over layers, K and V, KV heads and positions, modulo 2**64, of
+    sum over groups, layers, planes, KV heads and positions, modulo 2**64, of
 
-        mix(key(layer, half, head, position) + vector)
+        mix(key(layer, plane, head, position) + vector)
 
-    vector = sum over i of word[i] * multiplier(i), the words of one head's K or V of one position
+    vector = sum over i of word[i] * multiplier(i), the words of one head's vector of one plane and position
 
 A sum over differing ranks, page sizes or windows is the sum of its parts. Within a vector every word has a
 multiplier of its own, so order counts; across vectors every place has a key of its own, so that what is
@@ -17,6 +17,8 @@ computes a match.
 
 from enum import Enum
 from typing import Final
+
+from services.pages.layout import PLANES_MAX
 
 WORD: Final = 2**64 - 1
 GAMMA: Final = 0x9E3779B97F4A7C15
@@ -51,9 +53,10 @@ def multiplier(index: int) -> int:
     return mix(_MULTIPLIERS + index * GAMMA) | 1
 
 
-def lane(layer: int, half: int, head: int) -> int:
-    """Where the keys of one head's K (`half` 0) or V (1) start. `layer` and `head`: their global ids."""
-    return mix(mix(_LANES + layer * 2 + half) + head * GAMMA)
+def lane(layer: int, plane: int, head: int) -> int:
+    """Where the keys of one head's vectors of a plane start. `layer` and `head`: their global ids; `plane`:
+    its number in the layer's group."""
+    return mix(mix(_LANES + layer * PLANES_MAX + plane) + head * GAMMA)
 
 
 def key(lane: int, position: int) -> int:

@@ -1,15 +1,14 @@
 """Can the ranks of one worker hand over to those of another? What cannot be mapped is refused by its field.
 
-What every page of either side must be like is compared rank by rank, the two page sizes by whether one is a
-multiple of the other, and layers and heads by what each side's ranks hold together.
+What every page of either side must be like is compared rank by rank and group by group, the two page sizes by
+whether one is a multiple of the other, and layers and heads by what each side's ranks hold together.
 """
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Final
 
 from services.pages.errors import LayoutMismatch
-from services.pages.layout import KvLayout
+from services.pages.layout import KvGroup, KvLayout
 from services.pages.topology import RANKS_MAX
 
 _IDS_TOLD: Final = 8
@@ -21,17 +20,29 @@ def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> Non
     if not all(1 <= len(each) <= RANKS_MAX for each in (senders, receivers)):
         counts = f"{len(senders)} of the sender", f"{len(receivers)} of the receiver"
         raise LayoutMismatch("ranks", *counts)
+    first = senders[0]
     for side, layouts in (("sender", senders), ("receiver", receivers)):
         for rank, each in enumerate(layouts):
-            for field in ("model", "dtype", "quantize", "head_dim", "context_length"):
-                _check_equal(field, "sender", senders[0], f"{side} rank {rank}", each)
-            _check_equal("page_tokens", side, layouts[0], f"{side} rank {rank}", each)
+            whose = f"of {side} rank {rank}"
+            for field in ("model", "quantize", "context_length"):
+                _check_equal(field, getattr(first, field), "of sender rank 0", getattr(each, field), whose)
+            _check_equal("groups", len(first.groups), "of sender rank 0", len(each.groups), whose)
+            for one, another in zip(first.groups, each.groups, strict=True):
+                for field in ("kind", "dtype", "planes"):
+                    _check_equal(field, _told(one, field), "of sender rank 0", _told(another, field), whose)
+            for one, another in zip(layouts[0].groups, each.groups, strict=True):
+                _check_equal("page_tokens", one.page_tokens, f"of {side} rank 0", another.page_tokens, whose)
+    for number in range(len(first.groups)):
+        _check_group(*([layout.groups[number] for layout in each] for each in (senders, receivers)))
+
+
+def _check_group(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> None:
     source, target = senders[0].page_tokens, receivers[0].page_tokens
     if max(source, target) % min(source, target):
         raise LayoutMismatch(
             "page_tokens", f"{source} of the sender", f"{target} of the receiver: neither is a multiple"
         )
-    for field in ("layers", "kv_heads"):
+    for field in ("layers", "heads"):
         ours, theirs = (_together(field, each) for each in (senders, receivers))
         if ours != theirs:
             alone = f"{_some(ours - theirs)} of the sender alone", f"{_some(theirs - ours)} of the receiver"
@@ -39,22 +50,31 @@ def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> Non
     sent, filled = (_held(each) for each in (senders, receivers))
     for layer, head in sorted(sent ^ filled):
         side = "sender" if (layer, head) in sent else "receiver"
-        raise LayoutMismatch("kv_heads", f"head {head} of layer {layer}", f"held by the {side} alone")
+        raise LayoutMismatch("heads", f"head {head} of layer {layer}", f"held by the {side} alone")
 
 
-def _check_equal(field: str, side: str, first: KvLayout, whose: str, other: KvLayout) -> None:
-    one, another = getattr(first, field), getattr(other, field)
+def _check_equal(field: str, one: object, whose: str, another: object, others: str) -> None:
     if one != another:
-        raise LayoutMismatch(field, f"{one} of {side} rank 0", f"{another} of {whose}")
+        raise LayoutMismatch(field, f"{one} {whose}", f"{another} {others}")
 
 
-def _together(field: str, layouts: Sequence[KvLayout]) -> set[int]:
-    return {number for layout in layouts for number in getattr(layout, field)}
+def _told(group: KvGroup, field: str) -> str:
+    match field:
+        case "kind":
+            return group.kind.value
+        case "planes":
+            return ", ".join(map(str, group.planes))
+        case _:
+            return str(getattr(group, field))
 
 
-def _held(layouts: Sequence[KvLayout]) -> set[tuple[int, int]]:
+def _together(field: str, groups: Sequence[KvGroup]) -> set[int]:
+    return {number for group in groups for number in getattr(group, field)}
+
+
+def _held(groups: Sequence[KvGroup]) -> set[tuple[int, int]]:
     """(layer, head)"""
-    return {place for layout in layouts for place in product(layout.layers, layout.kv_heads)}
+    return {place for group in groups for place in group.places()}
 
 
 def _some(ids: set[int]) -> str:

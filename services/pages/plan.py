@@ -2,57 +2,59 @@
 
 A hand-over is planned once per pair of workers, at connect, and refused there by the field that differs.
 Layers and heads are compared by id (`layers-by-id`): every (layer, head) of every receiver rank has exactly
-one sender rank, which copies its strips. A strip is one head's K or V of one layer over the positions of a
-page. Strips that lie side by side in both pages go as one run, and so do neighbouring pages that go whole:
-few large descriptors.
+one sender rank, which copies its strips, one of each plane. Strips that lie side by side in both pages go as
+one run, and so do neighbouring pages that go whole: few large descriptors. Each group has pages of its own,
+and a plan of its own.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import lcm
 
 from services.pages.errors import Truncated
 from services.pages.fit import check_fit
-from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.pages.layout import KvGroup, KvLayout
 from services.pages.runs import PageRun, Window
 
 
 @dataclass(frozen=True, slots=True)
-class TransferPlan:
-    """From one sender rank to one receiver rank. One of their page sizes is a multiple of the other."""
+class GroupPlan:
+    """Of one group, from one sender rank to one receiver rank. One of their page sizes is a multiple of the
+    other."""
 
     source_page_tokens: int
     target_page_tokens: int
     source_page_bytes: int = 0
     target_page_bytes: int = 0
-    vector_bytes: int = 0
-    """Of one head's K or V of one position."""
-    strips: tuple[tuple[int, int], ...] = ()
-    """(offset in the source page, offset in the target page) of each strip that this sender copies."""
-    blocks: tuple[PageRun, ...] = ()
-    """The runs within a page that carry every strip over the smaller page's positions."""
+    blocks: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    """The runs within a page that carry every strip over the smaller page's positions: of each length, where
+    they begin in the source page and in the target page."""
 
     @property
     def empty(self) -> bool:
-        """This sender rank has nothing for that receiver rank."""
-        return not self.strips
+        """This sender rank has nothing of the group for that receiver rank."""
+        return not self.blocks
 
     @property
     def whole(self) -> bool:
         """Pages go as they are, and neighbours as one run."""
-        return self.blocks[0][2] == self.source_page_bytes == self.target_page_bytes
+        return self.blocks[0][0] == self.source_page_bytes == self.target_page_bytes
 
     @property
     def piece_tokens(self) -> int:
         """Of the smaller page, which the larger one holds some of."""
         return min(self.source_page_tokens, self.target_page_tokens)
 
-    def stretch(self, length: int, count: int) -> int:
-        """Most positions that make at most `length` bytes and `count` runs, and a piece at least: as many as
-        the smaller page has. Not of an empty plan."""
-        small = self.piece_tokens
-        piece = len(self.strips) * self.vector_bytes * small
-        return small * max(1, min(length // piece, count // len(self.blocks)))
+    @property
+    def piece_runs(self) -> int:
+        """Most that carry so many positions."""
+        return sum(len(places) for _, places in self.blocks)
+
+    @property
+    def piece_bytes(self) -> int:
+        return sum(length * len(places) for length, places in self.blocks)
 
     def runs(
         self, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
@@ -78,24 +80,55 @@ class TransferPlan:
             return _neighbours(
                 source[begin:end], target[begin - before : end - before], self.source_page_bytes
             )
-        sources = self._places(source, self.source_page_bytes, self.source_page_tokens // small, begin, end)
-        targets = self._places(
-            target, self.target_page_bytes, self.target_page_tokens // small, begin - before, end - before
-        )
-        return [
-            (at + block_at, to + block_to, length)
-            for at, to in zip(sources, targets, strict=True)
-            for block_at, block_to, length in self.blocks
-        ]
+        source_pieces, target_pieces = self.source_page_tokens // small, self.target_page_tokens // small
+        runs: list[PageRun] = []
+        for length, places in self.blocks:
+            sources = _places(source, self.source_page_bytes, source_pieces, length, begin, end)
+            targets = _places(
+                target, self.target_page_bytes, target_pieces, length, begin - before, end - before
+            )
+            runs += [
+                (at + block_at, to + block_to, length)
+                for at, to in zip(sources, targets, strict=True)
+                for block_at, block_to in places
+            ]
+        return runs
 
-    def _places(self, table: Sequence[int], page_bytes: int, each: int, begin: int, end: int) -> list[int]:
-        """Where the pieces [begin, end) of one side begin. A piece is the smaller page's positions, of which
-        a page of this side has `each`."""
-        if each == 1:
-            return [page * page_bytes for page in table[begin:end]]
-        small = self.piece_tokens
-        piece = small * self.vector_bytes
-        return [table[place // each] * page_bytes + place % each * piece for place in range(begin, end)]
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """From one sender rank to one receiver rank."""
+
+    groups: tuple[GroupPlan, ...]
+
+    @property
+    def empty(self) -> bool:
+        """This sender rank has nothing for that receiver rank."""
+        return all(group.empty for group in self.groups)
+
+    def stretch(self, length: int, count: int) -> int:
+        """Most positions that make at most `length` bytes and `count` runs, and at least as many as are whole
+        pages of the smaller size in every group. Not of an empty plan."""
+        sent = [group for group in self.groups if not group.empty]
+        least = lcm(*(group.piece_tokens for group in sent))
+        size = sum(least // group.piece_tokens * group.piece_bytes for group in sent)
+        runs = sum(least // group.piece_tokens * group.piece_runs for group in sent)
+        return least * max(1, min(length // size, count // runs))
+
+    def runs(
+        self,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        first: int,
+        start: int,
+        stop: int,
+    ) -> list[list[PageRun]]:
+        """Of each group those that carry positions [start, stop) of a room, up to whole pages of the smaller
+        size. `sources`, `targets`: by group; the rest and the errors as of one group."""
+        return [
+            group.runs(source, target, first, start, -(-stop // group.piece_tokens) * group.piece_tokens)
+            for group, source, target in zip(self.groups, sources, targets, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +145,21 @@ class HandoverPlan:
 def plan_hand_over(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> HandoverPlan:
     """The plan from a sender's ranks to a receiver's, in rank order. Raises LayoutMismatch by field."""
     check_fit(senders, receivers)
-    holders: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for rank, layout in enumerate(senders):
-        for place, strip in _strips(layout):
-            holders[place].append((rank, strip))
-    wanted = [dict(_strips(layout)) for layout in receivers]
-    shares: list[list[list[tuple[int, int]]]] = [[[] for _ in receivers] for _ in senders]
-    for receiver, strips in enumerate(wanted):
-        for place, target_strip in strips.items():
-            those = holders[place]
-            sender, source_strip = those[receiver % len(those)]  # copies of a head share the work
-            shares[sender][receiver] += [(source_strip + half, target_strip + half) for half in (0, 1)]
+    by_group = [
+        _plans(ours, theirs)
+        for ours, theirs in zip(
+            zip(*(layout.groups for layout in senders), strict=True),
+            zip(*(layout.groups for layout in receivers), strict=True),
+            strict=True,
+        )
+    ]
     return HandoverPlan(
         tuple(
-            tuple(_plan(senders[sender], receivers[receiver], share) for receiver, share in enumerate(row))
-            for sender, row in enumerate(shares)
+            tuple(
+                TransferPlan(tuple(plans[sender][receiver] for plans in by_group))
+                for receiver in range(len(receivers))
+            )
+            for sender in range(len(senders))
         )
     )
 
@@ -174,34 +207,54 @@ def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -
     return runs
 
 
-def _strips(layout: KvLayout) -> Iterator[tuple[tuple[int, int], int]]:
-    """((layer, head), number of its K strip in a page; V's is the next), as they lie in the page."""
-    strip = 0
-    for head in layout.kv_heads:
-        for layer in layout.layers:
-            yield (layer, head), strip
-            strip += 2
+def _places(table: Sequence[int], page_bytes: int, each: int, length: int, begin: int, end: int) -> list[int]:
+    """Where the pieces [begin, end) of a strip begin, of `length` bytes each, but for where it begins in a
+    page of this side, which holds `each` of them."""
+    if each == 1:
+        return [page * page_bytes for page in table[begin:end]]
+    return [table[place // each] * page_bytes + place % each * length for place in range(begin, end)]
 
 
-def _plan(source: KvLayout, target: KvLayout, share: Sequence[tuple[int, int]]) -> TransferPlan:
-    """`share`: pairs of strips' numbers, as they lie in the target page."""
-    vector = source.head_dim * DTYPE_BYTES[source.dtype]
-    source_strip, target_strip = source.page_tokens * vector, target.page_tokens * vector
-    strips = [(a * source_strip, b * target_strip) for a, b in share]
-    length = min(source_strip, target_strip)
-    blocks: list[PageRun] = []
-    for at_source, at_target in strips:
-        at, to, size = blocks[-1] if blocks else (0, 0, 0)
-        if blocks and (at_source, at_target) == (at + size, to + size):
-            blocks[-1] = (at, to, size + length)
-        else:
-            blocks.append((at_source, at_target, length))
-    return TransferPlan(
+def _plans(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> list[list[GroupPlan]]:
+    """Of one group, by sender rank and receiver rank."""
+    holders: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for rank, group in enumerate(senders):
+        for place, each in enumerate(group.places()):
+            holders[each].append((rank, place))
+    shares: list[list[list[tuple[int, int]]]] = [[[] for _ in receivers] for _ in senders]
+    for receiver, group in enumerate(receivers):
+        for target, each in enumerate(group.places()):
+            those = holders[each]
+            sender, source = those[receiver % len(those)]  # copies of a head share the work
+            shares[sender][receiver].append((source, target))
+    return [
+        [_plan(senders[sender], receivers[receiver], share) for receiver, share in enumerate(row)]
+        for sender, row in enumerate(shares)
+    ]
+
+
+def _plan(source: KvGroup, target: KvGroup, share: Sequence[tuple[int, int]]) -> GroupPlan:
+    """`share`: pairs of places of a layer and head, in each side's page, as they lie in the target page."""
+    vectors = [source.vector_bytes(plane) for plane in source.planes]
+    *before, together = accumulate(vectors, initial=0)
+    small = min(source.page_tokens, target.page_tokens)
+    runs: list[PageRun] = []
+    for place, to_place in share:
+        for offset, vector in zip(before, vectors, strict=True):
+            strip = (place * together + offset) * source.page_tokens
+            to_strip = (to_place * together + offset) * target.page_tokens
+            at, to, length = runs[-1] if runs else (0, 0, 0)
+            if runs and (strip, to_strip) == (at + length, to + length):
+                runs[-1] = (at, to, length + small * vector)
+            else:
+                runs.append((strip, to_strip, small * vector))
+    blocks: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for at, to, length in runs:
+        blocks[length].append((at, to))
+    return GroupPlan(
         source_page_tokens=source.page_tokens,
         target_page_tokens=target.page_tokens,
         source_page_bytes=source.page_bytes,
         target_page_bytes=target.page_bytes,
-        vector_bytes=vector,
-        strips=tuple(strips),
-        blocks=tuple(blocks),
+        blocks=tuple((length, tuple(places)) for length, places in blocks.items()),
     )

@@ -56,15 +56,21 @@ class Topology:
 def rank_layout(whole: KvLayout, topology: Topology, rank: int) -> KvLayout:
     """What one rank holds of a worker that as a whole holds `whole`.
 
-    Layers go to stages in order, the first stages taking one more where they do not divide. KV heads go in
-    blocks; where there are fewer than ranks, neighbouring ranks hold the same one. Raises DoesNotDivide.
+    Layers go to stages in order, whatever groups they are in, the first stages taking one more where they do
+    not divide. KV heads go in blocks; where there are fewer than ranks, neighbouring ranks hold the same one.
+    Raises DoesNotDivide.
     """
     place = topology.place(rank)
-    return replace(
-        whole,
-        layers=_block(whole.layers, topology.pipeline, place.pipeline),
-        kv_heads=_heads(whole.kv_heads, topology.tensor, place.tensor),
+    stage = frozenset(_block(whole.layers, topology.pipeline, place.pipeline))
+    groups = (
+        replace(
+            group,
+            layers=tuple(layer for layer in group.layers if layer in stage),
+            heads=_heads(group.heads, topology.tensor, place.tensor),
+        )
+        for group in whole.groups
     )
+    return replace(whole, groups=tuple(groups))
 
 
 def _block(layers: tuple[int, ...], stages: int, stage: int) -> tuple[int, ...]:

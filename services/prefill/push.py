@@ -21,7 +21,15 @@ from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataR
 from services.pages.runs import Window
 from services.prefill.ways import Way
 from services.rooms.evidence import Granted
-from services.transfer.interface import PutId, PutState, Run, Transfer, TransferError
+from services.transfer.interface import (
+    SLOTS,
+    PutId,
+    PutState,
+    Run,
+    Transfer,
+    TransferError,
+    kv_region,
+)
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
 POSTS_A_TURN_MAX: Final = 3
@@ -30,9 +38,6 @@ WINDOWS_A_TURN_MAX: Final = 6
 """Of all rooms together: some paths copy while they post."""
 RUNS_MAX: Final = 4096
 """Of a window: each takes a microsecond or two, here and in the transfer."""
-
-KV: Final = "kv"
-SLOTS: Final = "slots"
 
 
 class Stage(Enum):
@@ -90,7 +95,7 @@ class Push:
         self._planning = (0, 0)
         """Where the stretch behind it ends, and how many targets it is planned for."""
         self._complete = False
-        self._waiting: deque[tuple[Incarnation, Window]] = deque()
+        self._waiting: deque[tuple[Incarnation, str, Window]] = deque()
         self._in_flight: dict[PutId, int] = {}
         """How many bytes of pages each carries: none, from the metadata slot."""
         self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
@@ -198,9 +203,10 @@ class Push:
         if count == 0:
             stop = min(self._planned + self._stretch, self._ready)
         target, first = self._targets[count], self._grant.prefix_tokens
-        runs = target.plan.runs(self._source, self._grant.pages, first, self._planned, stop)
-        for window in windows(runs, self._window_bytes):
-            self._waiting.append((target.peer, window))
+        runs = target.plan.runs((self._source,), (self._grant.pages,), first, self._planned, stop)
+        for group, each in enumerate(runs):
+            for window in windows(each, self._window_bytes):
+                self._waiting.append((target.peer, kv_region(group), window))
         self._planning = (stop, count + 1)
         if count + 1 == len(self._targets):
             self._planned, self._planning = stop, (0, 0)
@@ -216,9 +222,9 @@ class Push:
             while not self._waiting and self._planned < self._ready:
                 self._plan()
         if self._waiting:
-            peer, (length, runs) = self._waiting.popleft()
+            peer, region, (length, runs) = self._waiting.popleft()
             quota.windows -= 1
-            self._put(peer, KV, runs, length)
+            self._put(peer, region, runs, length)
             return True
         if self._in_flight or self.stage in (Stage.PAGES, Stage.SEALED):
             return False

@@ -28,13 +28,21 @@ NOTICES_WAITING_MAX: Final = 4096
 ABANDONED_ENDS_MAX: Final = 4096
 """Ends of abandoned puts that are kept until they are polled; the oldest go first."""
 
+SLOTS: Final = "slots"
+"""The region of the metadata slots."""
+
+
+def kv_region(group: int) -> str:
+    """The name of the region in which a layout's group has its pages."""
+    return f"kv{group}"
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """A run of this process's memory that peers may write to or that puts are read from."""
 
     name: str
-    """What it holds, the same word on every worker: "kv" or "slots"."""
+    """What it holds, the same word on every worker: SLOTS, or `kv_region` of a group."""
     address: int
     length: int
     """Bytes."""

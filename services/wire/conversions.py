@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
-from services.pages.layout import DTYPE_BYTES, NOT_QUANTIZED, KvLayout
+from services.pages.layout import DTYPE_BYTES, NOT_QUANTIZED, KvLayout, full_group
 from services.pages.topology import Topology
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.phases import Side
@@ -328,13 +328,10 @@ def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
     for name in ("layers", "kv_heads"):
         if any(one >= other for one, other in pairwise(getattr(wire, name))):
             raise Malformed(f"layout.{name} are not in ascending order, each once")
+    layers, heads = tuple(wire.layers), tuple(wire.kv_heads)
     return KvLayout(
         wire.model,
-        wire.dtype,
-        wire.page_tokens,
-        tuple(wire.layers),
-        tuple(wire.kv_heads),
-        wire.head_dim,
+        (full_group(wire.dtype, wire.page_tokens, layers, heads, wire.head_dim),),
         wire.context_length,
         wire.quantize or NOT_QUANTIZED,
     )

@@ -32,6 +32,7 @@ from services.runtime.logging import name_rooms
 from services.runtime.process_metrics import describe_process
 from services.runtime.worker_settings import WorkerSettings
 from services.transfer.exposure import Exposure
+from services.transfer.interface import SLOTS, kv_region
 from services.transfer.nixl import NixlTransfer
 from services.transfer.nixl_library import install_memory_hooks
 from services.transfer.start import offering
@@ -197,7 +198,7 @@ class Start(Generic[Settings]):
         engine.bind_thread()  # this one makes all calls of the transfer
         slots = HostMemory(settings.places * SLOT_BYTES)
         with offering(engine.cache.device):
-            exposure = Exposure(NixlTransfer, _draw, {"kv": engine.cache, "slots": slots})
+            exposure = Exposure(NixlTransfer, _draw, {kv_region(0): engine.cache, SLOTS: slots})
 
         prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
         holdings = Holdings(PagePool(engine.cache.pages), SlotPool(slots.view), prefixes)

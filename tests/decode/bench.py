@@ -33,6 +33,7 @@ from services.runtime.clock import ManualClock
 from services.runtime.host_memory import HostMemory
 from services.transfer.exposure import Exposure
 from services.transfer.fabric import MemoryFabric
+from services.transfer.interface import kv_region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
@@ -192,7 +193,7 @@ class DecodeBench:
         self.exposure = Exposure(
             partial(MemoryTransfer, self.fabric),
             lambda: Incarnation(next(ids)),
-            {"kv": self.engine.memory, "slots": self.slots},
+            {kv_region(0): self.engine.memory, "slots": self.slots},
         )
         self.mailbox = Mailbox()
         self.channels = Channels()

@@ -23,7 +23,7 @@ from services.rooms.request import Request, Sampling
 from services.runtime.party import Party
 from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.faults import NO_FAULTS, FaultPlan
-from services.transfer.interface import Region, Run
+from services.transfer.interface import Region, Run, kv_region
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import request_to_wire
@@ -49,7 +49,7 @@ class FlippingFabric(MemoryFabric):
         self, sender: Incarnation, receiver: Incarnation, source: Region, target: Region, runs: Sequence[Run]
     ) -> Write:
         write = super().post(sender, receiver, source, target, runs)
-        if self.flips and target.name == "kv":
+        if self.flips and target.name == kv_region(0):
             first = write.parts[0]
             assert isinstance(first.source, int)
             sent = bytearray(toy.read(first.source, first.length))

@@ -17,7 +17,7 @@ from services.runtime.errors import MemoryKept
 from services.runtime.host_memory import CannotMove, HostMemory
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import FaultPlan
-from services.transfer.interface import Region
+from services.transfer.interface import Region, kv_region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2
 from services.wire.errors import WrongIncarnation
@@ -85,12 +85,12 @@ async def test_what_the_sender_wrote_lands_nowhere_afterwards(bench: DecodeBench
     """It had posted its pages before; they land after the same pages went to another room."""
     source, writer = HostMemory(len(LATE)), MemoryTransfer(bench.fabric, Incarnation(99))
     source.view[:] = LATE
-    writer.register(Region("kv", source.address, source.length))
+    writer.register(Region(kv_region(0), source.address, source.length))
     writer.connect(bench.exposure.endpoint())
     old = bench.exposure.id
     await abandoned(bench, 1)
     for page in bench.sender.grants[1].pages:
-        writer.put(old, "kv", [(0, page * toy.LAYOUT.page_bytes, len(LATE))])
+        writer.put(old, kv_region(0), [(0, page * toy.LAYOUT.page_bytes, len(LATE))])
     bench.clock.advance(DEADLINE_MS)
     await bench.settle()
 

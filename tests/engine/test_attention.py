@@ -12,12 +12,12 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
 from services.engine.sight import Reach, Sight
-from services.pages.layout import KvLayout
 from services.rooms.request import Request
 from tests.engine.paged_twin import twin
+from tests.layouts import one_group
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 16
-LAYOUT = KvLayout("mine", "float32", 4, (7,), tuple(range(KV_HEADS)), WIDTH)
+LAYOUT = one_group("mine", "float32", 4, (7,), tuple(range(KV_HEADS)), WIDTH)
 SPANS = ((0, 1), (8, 9), (30, 31), (199, 200), (0, 5), (0, 290), (3, 40), (130, 300))
 """Single tokens, whole prompts, and chunks behind others, longer than a block and than any window."""
 SINKS = torch.randn(HEADS, generator=torch.Generator().manual_seed(5))

@@ -1,7 +1,6 @@
 """Is the sum of pages the one that is defined, whoever holds which part, and does it see what differs?"""
 
 import ctypes
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -21,19 +20,20 @@ from services.rooms.request import Request
 from tests.engine.conftest import MakeEngine
 from tests.engine.summing import Memory, carry, reference
 from tests.engine.worker import GREEDY
+from tests.layouts import changed, one_group
 
 TOKENS = 40
-WHOLE = KvLayout("model", "bfloat16", 16, (0, 1, 2, 3), (0, 1, 2), 8)
+WHOLE = one_group("model", "bfloat16", 16, (0, 1, 2, 3), (0, 1, 2), 8)
 
 some = settings(max_examples=60, deadline=None)
 ids = st.lists(st.integers(0, 50), unique=True, min_size=1, max_size=3).map(lambda each: tuple(sorted(each)))
 layouts = st.builds(
-    KvLayout,
+    one_group,
     model=st.just("model"),
     dtype=st.sampled_from(sorted(DTYPE_BYTES)),
     page_tokens=st.integers(1, 5),
     layers=ids,
-    kv_heads=ids,
+    heads=ids,
     head_dim=st.integers(1, 9),
 )
 
@@ -113,7 +113,7 @@ def test_chunks_add_up_and_what_lies_elsewhere_does_not_count(
 
 @pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))
 def test_zeros_count_and_signs_too(dtype: str) -> None:
-    memory = Memory(replace(WHOLE, dtype=dtype), TOKENS)
+    memory = Memory(changed(WHOLE, dtype=dtype), TOKENS)
     memory.raw.zero_()
     sums = [total(memory, 0, stop) for stop in range(TOKENS + 1)]
     assert sums[0] == 0
@@ -126,14 +126,14 @@ def test_zeros_count_and_signs_too(dtype: str) -> None:
 
 
 def ranks(layout: KvLayout, *parts: dict[str, tuple[int, ...]]) -> list[KvLayout]:
-    return [replace(layout, **part) for part in parts]  # type: ignore[arg-type]
+    return [changed(layout, **part) for part in parts]
 
 
 ONE = [WHOLE]
-TP3 = ranks(WHOLE, {"kv_heads": (0,)}, {"kv_heads": (1,)}, {"kv_heads": (2,)})
+TP3 = ranks(WHOLE, {"heads": (0,)}, {"heads": (1,)}, {"heads": (2,)})
 PP2 = ranks(WHOLE, {"layers": (0, 1)}, {"layers": (2, 3)})
-LARGE = [replace(WHOLE, page_tokens=32)]
-SMALL = [replace(each, page_tokens=7) for each in TP3]
+LARGE = [changed(WHOLE, page_tokens=32)]
+SMALL = [changed(each, page_tokens=7) for each in TP3]
 
 
 @pytest.mark.parametrize("start", [0, 16])
@@ -186,7 +186,7 @@ def test_a_transfer_to_the_wrong_place_is_seen(swapped: str) -> None:
 def test_what_the_plan_carries_sums_up_to_the_same_and_each_missing_window_is_seen(
     senders: Topology, receivers: Topology, page_tokens: int, window_bytes: int
 ) -> None:
-    theirs = replace(WHOLE, page_tokens=page_tokens)
+    theirs = changed(WHOLE, page_tokens=page_tokens)
     sources = [Memory(rank_layout(WHOLE, senders, rank), 48, rank) for rank in range(senders.ranks)]
     targets = [Memory(rank_layout(theirs, receivers, rank), 48, rank + 9) for rank in range(receivers.ranks)]
     plan = plan_hand_over([each.layout for each in sources], [each.layout for each in targets])
@@ -194,7 +194,7 @@ def test_what_the_plan_carries_sums_up_to_the_same_and_each_missing_window_is_se
         (target, source, window)
         for (sender, source), (receiver, target) in product(enumerate(sources), enumerate(targets))
         for _, window in windows(
-            plan.between(sender, receiver).runs(source.table, target.table, 0, 0, 48), window_bytes
+            plan.between(sender, receiver).groups[0].runs(source.table, target.table, 0, 0, 48), window_bytes
         )
     ]
     before = [target.raw.clone() for target in targets]

@@ -25,10 +25,10 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
 from services.engine.plan import AttentionMetadata, plan_of_singles
 from services.engine.team import alone
-from services.pages.layout import KvLayout
 from tests.engine import tiny
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.engine.worker import GREEDY, ShuffledEngine, Tenant
+from tests.layouts import one_group
 from tests.oracle import reference_greedy
 
 Directory = Callable[[str], Path]
@@ -278,12 +278,12 @@ def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
     """What no capture allows. Tensors of torch's device "meta" have no values, and go where a GPU's would."""
     nowhere = torch.device("meta")
     shape = tiny.SHAPE
-    layout = KvLayout(
+    layout = one_group(
         model=architecture,
         dtype="bfloat16",
         page_tokens=8,
         layers=tuple(range(shape["num_hidden_layers"])),
-        kv_heads=tuple(range(shape["num_key_value_heads"])),
+        heads=tuple(range(shape["num_key_value_heads"])),
         head_dim=shape["head_dim"],
     )
     with torch.inference_mode():

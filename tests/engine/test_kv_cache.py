@@ -1,18 +1,16 @@
 """Does the KV cache keep every byte when it moves, and does the engine go on as if it had not?"""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from services.engine.kv_cache import PagedKvCache
-from services.pages.layout import KvLayout
 from services.runtime.host_memory import CannotMove
 from services.transfer.exposure import Movable
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import ShuffledEngine
+from tests.layouts import changed, one_group
 
-LAYOUT = KvLayout("tiny", "bfloat16", 4, (0, 1, 2), (0, 1), 8)
+LAYOUT = one_group("tiny", "bfloat16", 4, (0, 1, 2), (0, 1), 8)
 PAGES = 6
 CPU = torch.device("cpu")
 
@@ -91,7 +89,7 @@ def test_memory_of_another_device_is_not_moved_and_stays_as_it_is(device: str) -
 
 def test_a_head_of_a_page_is_one_run_of_bytes_and_layers_go_by_their_ids() -> None:
     """What differing tensor-parallel sizes and pipeline ranks rely on."""
-    layout = replace(LAYOUT, layers=(4, 5, 6), kv_heads=(2, 3))
+    layout = changed(LAYOUT, layers=(4, 5, 6), heads=(2, 3))
     cache = PagedKvCache(layout, PAGES, CPU)
     cache.tensor.zero_()
     row = 3 * cache.rows_per_page + cache.rows_per_head + 2  # page 3, head 3, token 2

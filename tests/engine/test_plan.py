@@ -9,10 +9,10 @@ from services.engine.interface import Row, Sequence
 from services.engine.kv_cache import PagedKvCache
 from services.engine.plan import make_plan
 from services.engine.sight import Reach, Sight
-from services.pages.layout import KvLayout
 from services.rooms.request import Request
+from tests.layouts import one_group
 
-LAYOUT = KvLayout("mine", "float32", 4, (0, 1, 2), (0, 1), 8)
+LAYOUT = one_group("mine", "float32", 4, (0, 1, 2), (0, 1), 8)
 
 
 def test_a_chunk_behind_a_prefix_has_no_mask_of_all_that_it_looks_at_where_it_looks_in_blocks(

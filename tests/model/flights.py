@@ -11,8 +11,15 @@ from typing import Final
 
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
-from services.prefill.push import KV
-from services.transfer.interface import Endpoint, PutId, PutState, PutsUnended, Run, TransferError
+from services.transfer.interface import (
+    SLOTS,
+    Endpoint,
+    PutId,
+    PutState,
+    PutsUnended,
+    Run,
+    TransferError,
+)
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
 from tests.model.shapes import STRIP, content, layouts, strips
@@ -171,7 +178,7 @@ class Line:
         number = 0
         while number in self.air.flying or number in self.air.ended:
             number += 1
-        flight = self._pages(number, peer, runs) if region == KV else self._slot(number, peer, runs)
+        flight = self._slot(number, peer, runs) if region == SLOTS else self._pages(number, peer, runs)
         self.air.flying[number] = flight
         return PutId(peer, number)
 

@@ -1,8 +1,8 @@
 """What does each rank hold of the model, and what must every byte of a page say?
 
 The smallest model that can be split as the scope asks: a token a page, a number a head. A page is its strips,
-a strip one head's K or V of one layer, in the order that `services.pages.layout` states. What lies in a strip
-is known by one byte: of which room, which page of its prompt, which layer, head and half.
+a strip one head's vectors of one plane and layer, in the order that `services.pages.layout` states. What lies
+in a strip is known by one byte: of which room, which page of its prompt, which layer, head and plane.
 """
 
 from functools import cache
@@ -11,6 +11,7 @@ from typing import Final
 from services.ids import RoomId
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.pages.topology import Topology, rank_layout
+from tests.layouts import one_group
 from tests.model.scopes import Scope
 
 STRIP: Final = DTYPE_BYTES["float16"]
@@ -18,7 +19,9 @@ STRIP: Final = DTYPE_BYTES["float16"]
 
 _HEADS_MAX: Final = 4
 _PAGES_MAX: Final = 2
-_STRIPS_MAX: Final = 2 * _HEADS_MAX * 2
+_LAYERS_MAX: Final = 2
+_PLANES: Final = 2
+_STRIPS_MAX: Final = _LAYERS_MAX * _HEADS_MAX * _PLANES
 
 
 @cache
@@ -27,19 +30,19 @@ def layouts(scope: Scope, side: int) -> tuple[KvLayout, ...]:
     sizes = (scope.senders, scope.receivers)
     heads = scope.kv_heads or max(each.tensor for each in sizes)
     layers = max(each.pipeline for each in sizes)
-    whole = KvLayout("model", "float16", 1, tuple(range(layers)), tuple(range(heads)), 1)
+    whole = one_group("model", "float16", 1, tuple(range(layers)), tuple(range(heads)), 1)
     topology: Topology = sizes[side]
     return tuple(rank_layout(whole, topology, rank) for rank in range(topology.ranks))
 
 
 @cache
 def strips(layout: KvLayout) -> tuple[int, ...]:
-    """Which (layer, head, half) each strip of a page is, as one number."""
+    """Which (layer, head, plane) each strip of a page is, as one number."""
     return tuple(
-        (layer * _HEADS_MAX + head) * 2 + half
-        for head in layout.kv_heads
-        for layer in layout.layers
-        for half in (0, 1)
+        (layer * _HEADS_MAX + head) * _PLANES + plane
+        for group in layout.groups
+        for layer, head in group.places()
+        for plane in range(len(group.planes))
     )
 
 

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from math import lcm
 from typing import Any, Final
 
 import pytest
@@ -11,14 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.pages.errors import LayoutMismatch, Truncated
-from services.pages.layout import KvLayout
-from services.pages.plan import HandoverPlan, TransferPlan, plan_hand_over, windows
+from services.pages.layout import KvGroup, KvKind, KvLayout, KvPlane, full_group
+from services.pages.plan import GroupPlan, HandoverPlan, TransferPlan, plan_hand_over, windows
 from services.pages.runs import PageRun
 from services.pages.topology import RANKS_MAX, Topology, rank_layout
+from tests.layouts import changed, one_group
 
-LAYOUT = KvLayout("model", "bfloat16", 16, (0, 1), (0, 1, 2), 64)
-SMOLLM2 = KvLayout("smollm2", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
-TWO_HEADS = replace(SMOLLM2, kv_heads=(0, 1))
+GROUP = full_group("bfloat16", 16, (0, 1), (0, 1, 2), 64)
+LAYOUT = KvLayout("model", (GROUP,))
+SMOLLM2 = one_group("smollm2", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
+PAGE_BYTES = SMOLLM2.groups[0].page_bytes
+TWO_HEADS = changed(SMOLLM2, heads=(0, 1))
+PLANES: Final = (KvPlane("k", 64), KvPlane("v", 32))
 NOISE: Final = 0xEE
 
 runs_lists = st.lists(
@@ -35,7 +40,7 @@ def planned(whole: KvLayout, senders: Topology, receivers: Topology) -> Handover
     return plan_hand_over(ranks_of(whole, senders), ranks_of(whole, receivers))
 
 
-# ---- any shapes, any page sizes, any prefix, any chunks
+# ---- any groups, shapes, page sizes, prefixes and chunks
 
 
 @dataclass(frozen=True)
@@ -46,35 +51,49 @@ class Handover:
     end: int
     """Of the room."""
     cuts: list[int]
-    """Positions, ascending, whole pages of the smaller size: the first is where the prefix ends or behind it,
-    the last the room's end or behind it."""
-    sources: list[list[int]]
-    """Each sender rank's page table, from position 0 on."""
-    targets: list[list[int]]
-    """Each receiver rank's pages, from `first` on."""
+    """Positions, ascending, whole pages of the smaller size in every group but for the last: the first is
+    where the prefix ends or behind it, the last the room's end."""
+    sources: list[list[list[int]]]
+    """Each sender rank's page tables by group, from position 0 on."""
+    targets: list[list[list[int]]]
+    """Each receiver rank's pages by group, from `first` on."""
 
 
 @st.composite
-def topologies(draw: st.DrawFn, layers: int, heads: int) -> Topology:
-    divides = [ranks for ranks in range(1, 7) if heads % ranks == 0 or ranks % heads == 0]
-    return Topology(draw(st.sampled_from(divides)), draw(st.integers(1, layers)))
+def topologies(draw: st.DrawFn, whole: KvLayout) -> Topology:
+    counts = [len(group.heads) for group in whole.groups]
+    divides = [
+        ranks for ranks in range(1, 7) if all(each % ranks == 0 or ranks % each == 0 for each in counts)
+    ]
+    return Topology(draw(st.sampled_from(divides)), draw(st.integers(1, len(whole.layers))))
+
+
+SIZES: Final = [(2, 2), (1, 1), (3, 3), (1, 3), (2, 4), (2, 6), (3, 6)]
 
 
 @st.composite
 def handovers(draw: st.DrawFn) -> Handover:
-    ids = st.lists(st.integers(0, 60), min_size=1, max_size=4, unique=True).map(sorted).map(tuple)
-    sizes = sorted(draw(st.sampled_from([(2, 2), (1, 1), (3, 3), (1, 3), (2, 4), (2, 6), (3, 6)])))
-    source_tokens, target_tokens = draw(st.permutations(sizes))
-    whole = KvLayout("model", "bfloat16", source_tokens, draw(ids), draw(ids), head_dim=2)
-    shapes = [draw(topologies(len(whole.layers), len(whole.kv_heads))) for _ in range(2)]
-    senders = ranks_of(whole, shapes[0])
-    receivers = ranks_of(replace(whole, page_tokens=target_tokens), shapes[1])
+    """Of one group or two, which have layers of their own, as many heads or a multiple, and vectors of their
+    own lengths."""
+    ids = st.lists(st.integers(0, 30), min_size=1, max_size=3, unique=True).map(sorted).map(tuple)
+    heads = draw(ids)
+    groups, others = [], []
+    for number in range(draw(st.integers(1, 2))):
+        tokens, other_tokens = draw(st.permutations(draw(st.sampled_from(SIZES))))
+        layers = tuple(2 * layer + number for layer in draw(ids))
+        here = heads if number == 0 else tuple(range(draw(st.integers(1, 2)) * len(heads)))
+        planes = tuple(KvPlane(name, 2 * draw(st.integers(1, 2))) for name in "kv")
+        groups.append(KvGroup(KvKind.FULL, "bfloat16", tokens, layers, here, planes))
+        others.append(replace(groups[-1], page_tokens=other_tokens))
+    whole, other = KvLayout("model", tuple(groups)), KvLayout("model", tuple(others))
+    shapes = [draw(topologies(whole)) for _ in range(2)]
+    senders, receivers = ranks_of(whole, shapes[0]), ranks_of(other, shapes[1])
     end = draw(st.integers(1, 20))
-    first = draw(st.integers(0, end // target_tokens)) * target_tokens
-    small = sizes[0]
-    stop = -(-end // small) * small
-    places = st.integers(first // small, stop // small).map(lambda place: place * small)
-    cuts = sorted([draw(st.just(first) | places), *draw(st.lists(places, max_size=4)), stop])
+    block = lcm(*(group.page_tokens for group in others))
+    first = draw(st.integers(0, end // block)) * block
+    small = lcm(*(min(pair) for pair in zip(tokens_of(whole), tokens_of(other), strict=True)))
+    places = st.integers(first // small, end // small).map(lambda place: place * small)
+    cuts = sorted([draw(st.just(first) | places), *draw(st.lists(places, max_size=4)), end])
 
     def table(pages: int) -> list[int]:
         return draw(st.permutations(range(pages + 2)))[:pages]
@@ -85,22 +104,26 @@ def handovers(draw: st.DrawFn) -> Handover:
         first,
         end,
         cuts,
-        [table(-(-end // source_tokens)) for _ in senders],
-        [table(-(-(end - first) // target_tokens)) for _ in receivers],
+        [[table(group.pages_for(end)) for group in layout.groups] for layout in senders],
+        [[table(group.pages_for(end - first)) for group in layout.groups] for layout in receivers],
     )
 
 
-def filled(layout: KvLayout, table: Sequence[int], first: int, positions: range, background: int) -> bytes:
-    """KV memory in which the pages of `table` hold `positions`, of which the table's first page begins with
-    `first`. Each vector says whose it is; the rest is `background`."""
-    pages = max(table, default=-1) + 3
-    memory = bytearray([background]) * (pages * layout.page_bytes)
-    places = product(enumerate(layout.kv_heads), enumerate(layout.layers), (0, 1), positions)
-    for (at_head, head), (at_layer, layer), half, position in places:
-        page, token = divmod(position - first, layout.page_tokens)
-        strip = (at_head * len(layout.layers) + at_layer) * 2 + half
-        vector = (table[page] * len(layout.kv_heads) * len(layout.layers) * 2 + strip) * layout.page_tokens
-        struct.pack_into("BBBB", memory, (vector + token) * 4, layer, head, half, position)
+def tokens_of(layout: KvLayout) -> list[int]:
+    return [group.page_tokens for group in layout.groups]
+
+
+def filled(group: KvGroup, table: Sequence[int], first: int, positions: range) -> bytes:
+    """The memory of a group in which the pages of `table` hold `positions`, of which the table's first page
+    begins with `first`. Each vector says whose it is; the rest is noise."""
+    memory = bytearray([NOISE]) * ((max(table, default=-1) + 3) * group.page_bytes)
+    for position in positions:
+        page, token = divmod(position - first, group.page_tokens)
+        at = table[page] * group.page_bytes
+        for head, layer, (number, plane) in product(group.heads, group.layers, enumerate(group.planes)):
+            vector = struct.pack("BBBB", layer, head, number, position) * (plane.elements // 2)
+            memory[at + token * len(vector) : at + (token + 1) * len(vector)] = vector
+            at += group.page_tokens * len(vector)
     return bytes(memory)
 
 
@@ -111,48 +134,43 @@ def test_every_byte_reaches_its_place_in_every_receiver_rank_once_and_nothing_el
     first, (start, *_), end = handover.first, handover.cuts, handover.end
     plan = plan_hand_over(handover.senders, handover.receivers)
     sources = [
-        filled(layout, table, 0, range(end), NOISE)
-        for layout, table in zip(handover.senders, handover.sources, strict=True)
+        [filled(group, table, 0, range(end)) for group, table in zip(layout.groups, tables, strict=True)]
+        for layout, tables in zip(handover.senders, handover.sources, strict=True)
     ]
-    for receiver, (layout, table) in enumerate(zip(handover.receivers, handover.targets, strict=True)):
-        expected = filled(layout, table, first, range(start, end), NOISE)
-        memory, written = bytearray([NOISE]) * len(expected), bytearray(len(expected))
+    for receiver, (layout, tables) in enumerate(zip(handover.receivers, handover.targets, strict=True)):
+        expected = [
+            filled(group, table, first, range(start, end))
+            for group, table in zip(layout.groups, tables, strict=True)
+        ]
+        memory = [bytearray([NOISE]) * len(each) for each in expected]
+        written = [bytearray(len(each)) for each in expected]
         for (begin, stop), (sender, source) in product(pairwise(handover.cuts), enumerate(sources)):
             between = plan.between(sender, receiver)
-            runs = between.runs(handover.sources[sender], table, first, begin, stop)
-            assert not (between.empty and runs)
-            for at, to, length in runs:
-                there = slice(to, to + length)
-                assert 0 < length == len(written[there])
-                assert not any(written[there]), "written twice"
-                written[there] = b"\1" * length
-                memory[there] = source[at : at + length]
+            by_group = between.runs(handover.sources[sender], tables, first, begin, stop)
+            assert not (between.empty and any(by_group))
+            for group, runs in enumerate(by_group):
+                for at, to, length in runs:
+                    there = slice(to, to + length)
+                    assert 0 < length == len(written[group][there])
+                    assert not any(written[group][there]), "written twice"
+                    written[group][there] = b"\1" * length
+                    memory[group][there] = source[group][at : at + length]
         assert memory == expected
-
-
-@given(handovers())
-def test_every_layer_and_head_of_a_receiver_rank_comes_from_one_sender_rank(handover: Handover) -> None:
-    plan = plan_hand_over(handover.senders, handover.receivers)
-    for receiver, layout in enumerate(handover.receivers):
-        strips = [
-            target
-            for sender in range(len(handover.senders))
-            for _, target in plan.between(sender, receiver).strips
-        ]
-        assert len(strips) == len(set(strips)) == 2 * len(layout.layers) * len(layout.kv_heads)
 
 
 @given(handovers())
 def test_runs_that_could_be_one_are_one(handover: Handover) -> None:
     """Of pages of one size. Of others, within a piece: where a larger page ends, the next one may go on."""
     plan = plan_hand_over(handover.senders, handover.receivers)
-    alike = handover.senders[0].page_tokens == handover.receivers[0].page_tokens
     for sender, receiver in product(range(len(handover.senders)), range(len(handover.receivers))):
+        tables = handover.sources[sender], handover.targets[receiver]
         between = plan.between(sender, receiver)
-        source, target = handover.sources[sender], handover.targets[receiver]
-        runs = between.runs(source, target, handover.first, handover.first, handover.cuts[-1])
-        for (at, to, length), (next_at, next_to, _) in pairwise(runs if alike else between.blocks):
-            assert (next_at, next_to) != (at + length, to + length)
+        by_group = between.runs(*tables, handover.first, handover.first, handover.end)
+        for group, runs in zip(between.groups, by_group, strict=True):
+            pieces = [(*each, length) for length, places in group.blocks for each in places]
+            alike = group.source_page_tokens == group.target_page_tokens
+            for (at, to, length), (next_at, next_to, _) in pairwise(runs if alike else pieces):
+                assert (next_at, next_to) != (at + length, to + length)
 
 
 # ---- few, large descriptors
@@ -163,7 +181,7 @@ def counts(plan: HandoverPlan, senders: int, receivers: int, pages: int) -> Iter
     source, target = range(0, 2 * pages, 2), range(1, 3 * pages, 3)
     for sender in range(senders):
         each = [plan.between(sender, receiver) for receiver in range(receivers)]
-        yield [len(between.runs(source, target, 0, 0, 16 * pages)) for between in each]
+        yield [len(between.groups[0].runs(source, target, 0, 0, 16 * pages)) for between in each]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +215,8 @@ def test_a_page_goes_in_few_large_runs(
 
 
 def test_a_tensor_rank_s_share_of_a_page_is_one_run_of_it() -> None:
-    between = planned(SMOLLM2, Topology(1), Topology(3)).between(0, 2)
-    page = SMOLLM2.page_bytes
+    between = planned(SMOLLM2, Topology(1), Topology(3)).between(0, 2).groups[0]
+    page = PAGE_BYTES
     assert between.runs([4, 9], [5, 1], 0, 0, 32) == [
         (4 * page + page * 2 // 3, 5 * page // 3, page // 3),
         (9 * page + page * 2 // 3, page // 3, page // 3),
@@ -207,15 +225,15 @@ def test_a_tensor_rank_s_share_of_a_page_is_one_run_of_it() -> None:
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 6))
 def test_neighbouring_pages_of_equal_ranks_become_one_run(source: int, target: int, count: int) -> None:
-    between = planned(SMOLLM2, Topology(3), Topology(3)).between(1, 1)
+    between = planned(SMOLLM2, Topology(3), Topology(3)).between(1, 1).groups[0]
     runs = between.runs(range(source, source + count), range(target, target + count), 0, 0, 16 * count)
-    page = SMOLLM2.page_bytes // 3
+    page = PAGE_BYTES // 3
     assert runs == [(source * page, target * page, count * page)]
 
 
 def test_runs_break_where_either_side_does() -> None:
-    between = planned(LAYOUT, Topology(), Topology()).between(0, 0)
-    page = LAYOUT.page_bytes
+    between = planned(LAYOUT, Topology(), Topology()).between(0, 0).groups[0]
+    page = GROUP.page_bytes
     runs = between.runs([1, 2, 3, 7], [4, 5, 9, 10], 0, 0, 64)
     assert runs == [
         (page, 4 * page, 2 * page),
@@ -227,16 +245,16 @@ def test_runs_break_where_either_side_does() -> None:
 @pytest.mark.parametrize("size", [8, 16, 32])
 def test_a_part_of_a_larger_page_goes_strip_by_strip(size: int) -> None:
     """Of pages of one size nothing is a part."""
-    between = plan_hand_over([LAYOUT], [replace(LAYOUT, page_tokens=size)]).between(0, 0)
+    between = plan_hand_over([LAYOUT], [changed(LAYOUT, page_tokens=size)]).between(0, 0).groups[0]
     runs = between.runs([0, 1], [2] * 4, 0, 16, 32)
-    strips = 2 * len(LAYOUT.layers) * len(LAYOUT.kv_heads)
+    strips = len(GROUP.planes) * len(GROUP.layers) * len(GROUP.heads)
     assert len(runs) == {8: 2 * strips, 16: 1, 32: strips}[size]
-    assert sum(length for _, _, length in runs) == LAYOUT.page_bytes
+    assert sum(length for _, _, length in runs) == GROUP.page_bytes
 
 
 @pytest.mark.parametrize(("start", "stop"), [(16, 23), (20, 32), (20, 23)])
 def test_what_is_no_whole_page_on_either_side_is_a_bug_here(start: int, stop: int) -> None:
-    between = planned(LAYOUT, Topology(), Topology()).between(0, 0)
+    between = planned(LAYOUT, Topology(), Topology()).between(0, 0).groups[0]
     with pytest.raises(ValueError, match=f"positions {start} to {stop} are no whole pages of 16"):
         between.runs([0, 1], [2, 3], 0, start, stop)
 
@@ -250,17 +268,19 @@ def test_a_stretch_makes_no_more_bytes_and_runs_than_it_may_or_is_one_piece(
 ) -> None:
     """However the pages lie."""
     plan = plan_hand_over(handover.senders, handover.receivers)
-    source, target = handover.senders[0].page_tokens, handover.receivers[0].page_tokens
     for sender, receiver in product(range(len(handover.senders)), range(len(handover.receivers))):
         between = plan.between(sender, receiver)
         if between.empty:
             continue
-        stop = between.stretch(length, count)
+        stop, least = between.stretch(length, count), between.stretch(1, 1)
         assert stop > 0
-        assert stop % min(source, target) == 0
-        scattered = range(0, 4 * stop, 2), range(1, 6 * stop, 3)
-        runs = between.runs(*scattered, 0, 0, stop)
-        if stop > min(source, target):
+        assert all(stop % group.piece_tokens == 0 for group in between.groups if not group.empty)
+        scattered = (
+            [range(0, 4 * stop, 2)] * len(between.groups),
+            [range(1, 6 * stop, 3)] * len(between.groups),
+        )
+        runs = [run for group in between.runs(*scattered, 0, 0, stop) for run in group]
+        if stop > least:
             assert sum(run[2] for run in runs) <= length
             assert len(runs) <= count
 
@@ -279,28 +299,28 @@ def test_a_stretch_makes_no_more_bytes_and_runs_than_it_may_or_is_one_piece(
 def test_no_truncation_a_table_that_does_not_reach_is_an_error(
     source: list[int], target: list[int], text: str
 ) -> None:
-    between = planned(LAYOUT, Topology(), Topology()).between(0, 0)
+    between = planned(LAYOUT, Topology(), Topology()).between(0, 0).groups[0]
     with pytest.raises(Truncated, match=text):
         between.runs(source, target, 0, 0, 48)
 
 
 @pytest.mark.parametrize(("first", "start"), [(8, 16), (-16, 0), (32, 16)])
 def test_a_prefix_within_a_page_or_behind_the_start_is_a_bug_here(first: int, start: int) -> None:
-    between = planned(LAYOUT, Topology(), Topology()).between(0, 0)
+    between = planned(LAYOUT, Topology(), Topology()).between(0, 0).groups[0]
     with pytest.raises(ValueError, match=f"positions {start} on, into pages of 16 from {first} on"):
         between.runs([1, 2, 3], [1, 2, 3], first, start, 48)
 
 
 def test_zero_positions_are_zero_runs() -> None:
-    between = planned(LAYOUT, Topology(), Topology()).between(0, 0)
+    between = planned(LAYOUT, Topology(), Topology()).between(0, 0).groups[0]
     assert between.runs([], [], 0, 0, 0) == []
     assert between.runs([1, 2], [], 32, 32, 32) == []
     assert windows([], 10) == []
 
 
 def test_an_empty_plan_carries_nothing() -> None:
-    assert TransferPlan(16, 16).empty
-    assert TransferPlan(16, 16).runs([1], [2], 0, 0, 16) == []
+    assert TransferPlan((GroupPlan(16, 16),)).empty
+    assert TransferPlan((GroupPlan(16, 16),)).runs([[1]], [[2]], 0, 0, 16) == [[]]
 
 
 # ---- what does not map
@@ -312,51 +332,51 @@ def test_an_empty_plan_carries_nothing() -> None:
         ("model", "other", "model of sender rank 0, other of receiver rank 0"),
         ("dtype", "float32", "bfloat16 of sender rank 0, float32 of receiver rank 0"),
         ("quantize", "int8", "none of sender rank 0, int8 of receiver rank 0"),
-        ("head_dim", 128, "64 of sender rank 0, 128 of receiver rank 0"),
+        ("planes", PLANES, "k 64, v 64 of sender rank 0, k 64, v 32 of receiver rank 0"),
         ("context_length", 4096, "0 of sender rank 0, 4096 of receiver rank 0"),
         ("page_tokens", 24, "16 of the sender, 24 of the receiver: neither is a multiple"),
         ("page_tokens", 12, "16 of the sender, 12 of the receiver: neither is a multiple"),
         ("layers", (0,), "1 of the sender alone, none of the receiver"),
         ("layers", tuple(range(20)), "none of the sender alone, 2, 3, 4, 5, 6, 7, 8, 9, … of the receiver"),
-        ("kv_heads", (0, 3), "1, 2 of the sender alone, 3 of the receiver"),
+        ("heads", (0, 3), "1, 2 of the sender alone, 3 of the receiver"),
     ],
 )
 def test_schema_agreed_a_mismatch_names_its_field(field: str, value: object, text: str) -> None:
     changes: dict[str, Any] = {field: value}
     with pytest.raises(LayoutMismatch, match=f"{field} differs: {text}") as caught:
-        plan_hand_over([LAYOUT], [replace(LAYOUT, **changes)])
+        plan_hand_over([LAYOUT], [changed(LAYOUT, **changes)])
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("model", "other"), ("dtype", "float32"), ("quantize", "int4"), ("head_dim", 128)),
+        *(("model", "other"), ("dtype", "float32"), ("quantize", "int4"), ("planes", PLANES)),
         *(("context_length", 9), ("page_tokens", 32)),
     ],
 )
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_schema_agreed_the_ranks_of_one_side_are_alike(side: str, field: str, value: object) -> None:
     changes: dict[str, Any] = {field: value}
-    unlike = [LAYOUT, replace(LAYOUT, **changes)]
+    unlike = [LAYOUT, changed(LAYOUT, **changes)]
     with pytest.raises(LayoutMismatch, match=f"of {side} rank 1") as caught:
         plan_hand_over(*((unlike, [LAYOUT]) if side == "sender" else ([LAYOUT], unlike)))
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("field", ["layers", "kv_heads"])
+@pytest.mark.parametrize("field", ["layers", "heads"])
 def test_layers_by_id_as_many_under_other_ids_do_not_map(field: str) -> None:
-    changes: dict[str, Any] = {field: tuple(each + 1 for each in getattr(LAYOUT, field))}
+    changes: dict[str, Any] = {field: tuple(each + 1 for each in getattr(LAYOUT.groups[0], field))}
     with pytest.raises(LayoutMismatch, match=f"{field} differs"):
-        plan_hand_over([LAYOUT], [replace(LAYOUT, **changes)])
+        plan_hand_over([LAYOUT], [changed(LAYOUT, **changes)])
 
 
 def test_layers_by_id_every_head_of_every_layer_has_a_sender() -> None:
     """Each layer and each head is somewhere among the senders, but not this head of this layer."""
-    senders = [replace(LAYOUT, layers=(0,)), replace(LAYOUT, layers=(1,), kv_heads=(0, 2))]
+    senders = [changed(LAYOUT, layers=(0,)), changed(LAYOUT, layers=(1,), heads=(0, 2))]
     with pytest.raises(LayoutMismatch, match="head 1 of layer 1, held by the receiver alone") as caught:
         plan_hand_over(senders, [LAYOUT])
-    assert caught.value.field == "kv_heads"
+    assert caught.value.field == "heads"
     with pytest.raises(LayoutMismatch, match="head 1 of layer 1, held by the sender alone"):
         plan_hand_over([LAYOUT], senders)
 
@@ -398,11 +418,12 @@ def test_a_window_of_no_bytes_is_refused(window_bytes: int) -> None:
 
 def test_the_layouts_arithmetic() -> None:
     """SmolLM2-135M in bf16: 30 layers x K and V x 3 heads x 64 x 2 bytes."""
-    assert SMOLLM2.token_bytes == 23_040
-    assert SMOLLM2.page_bytes == 16 * 23_040
+    (group,) = SMOLLM2.groups
+    assert group.token_bytes == 23_040
+    assert group.page_bytes == 16 * 23_040
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_pages_hold_all_tokens_and_no_page_is_spare(tokens: int, page_tokens: int) -> None:
-    pages = replace(LAYOUT, page_tokens=page_tokens).pages_for(tokens)
+    pages = replace(GROUP, page_tokens=page_tokens).pages_for(tokens)
     assert pages * page_tokens >= tokens > (pages - 1) * page_tokens or (tokens, pages) == (0, 0)

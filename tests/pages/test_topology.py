@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from services.pages.errors import DoesNotDivide
 from services.pages.layout import KvLayout
 from services.pages.topology import RANKS_MAX, Place, Topology, rank_layout
+from tests.layouts import one_group
 
-SMOLLM2: Final = KvLayout("smollm2", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
+SMOLLM2: Final = one_group("smollm2", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
 SIZES: Final = st.integers(1, 5)
 
 
 def whole(layers: int, heads: int) -> KvLayout:
     """Ids that are no positions."""
-    return KvLayout("m", "bfloat16", 16, tuple(range(10, 10 + layers)), tuple(range(20, 20 + heads)), 64)
+    return one_group("m", "bfloat16", 16, tuple(range(10, 10 + layers)), tuple(range(20, 20 + heads)), 64)
 
 
 def test_tensor_runs_fastest_then_context_then_pipeline() -> None:

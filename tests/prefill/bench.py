@@ -29,7 +29,7 @@ from services.rooms.request import Request
 from services.runtime.clock import ManualClock
 from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric
-from services.transfer.interface import Region
+from services.transfer.interface import Region, kv_region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
@@ -66,7 +66,7 @@ class Receiver:
         self.kv = HostMemory(PAGES * toy.LAYOUT.page_bytes)
         self.slots = HostMemory(PLACES * SLOT_BYTES)
         self.transfer = MemoryTransfer(fabric, incarnation)
-        self.transfer.register(Region("kv", self.kv.address, self.kv.length))
+        self.transfer.register(Region(kv_region(0), self.kv.address, self.kv.length))
         self.transfer.register(Region("slots", self.slots.address, self.slots.length))
         self.endpoint = self.transfer.endpoint()
 
@@ -102,7 +102,7 @@ class PrefillBench:
         self.engine = toy.ToyEngine(pages)
         self.transfer = MemoryTransfer(fabric, Incarnation(PREFILL + 1_000 * rank))
         slots = HostMemory(PLACES * SLOT_BYTES)
-        self.transfer.register(Region("kv", self.engine.memory.address, self.engine.memory.length))
+        self.transfer.register(Region(kv_region(0), self.engine.memory.address, self.engine.memory.length))
         self.transfer.register(Region("slots", slots.address, slots.length))
         self.mailbox = Mailbox()
         self.stepper = Stepper(self.engine, self.mailbox.wake)

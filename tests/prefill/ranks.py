@@ -3,7 +3,6 @@ them."""
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from services.decode.peers import endpoint_to_wire
@@ -14,12 +13,13 @@ from services.pages.topology import Topology, rank_layout
 from services.prefill.ways import Ways
 from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric
-from services.transfer.interface import PutId, Region, Run
+from services.transfer.interface import PutId, Region, Run, kv_region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
+from tests.layouts import changed, one_group
 
-WHOLE: Final = KvLayout("toy", "float32", 4, (0, 3, 5), (1, 2), 1)
+WHOLE: Final = one_group("toy", "float32", 4, (0, 3, 5), (1, 2), 1)
 PAGES: Final = 12
 PLACES: Final = 4
 WORD: Final = struct.Struct("<4B")
@@ -29,7 +29,7 @@ RECEIVER_RANKS: Final = Incarnation(200)
 
 
 def layouts(topology: Topology, page_tokens: int = 4) -> list[KvLayout]:
-    whole = replace(WHOLE, page_tokens=page_tokens)
+    whole = changed(WHOLE, page_tokens=page_tokens)
     return [rank_layout(whole, topology, rank) for rank in range(topology.ranks)]
 
 
@@ -45,7 +45,7 @@ class RankMemory(MemoryTransfer):
         self.layout = layout
         self.kv = HostMemory(PAGES * layout.page_bytes)
         self.slots = HostMemory(PLACES * SLOT_BYTES)
-        self.register(Region("kv", self.kv.address, self.kv.length))
+        self.register(Region(kv_region(0), self.kv.address, self.kv.length))
         self.register(Region("slots", self.slots.address, self.slots.length))
         self.known = self.endpoint()
         self.posted: list[tuple[Incarnation, str, int]] = []

@@ -14,7 +14,7 @@ from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
-from services.transfer.interface import PutId, Region, Run
+from services.transfer.interface import PutId, Region, Run, kv_region
 from services.transfer.memory import MemoryTransfer
 from tests.pages.ids import page_ids
 from tests.prefill import toy
@@ -46,7 +46,7 @@ class Bench:
         for page in range(PAGES):
             self.kv.view[page * PAGE : (page + 1) * PAGE] = bytes([page + 1]) * PAGE
         self.transfer = Watched(self.fabric, PREFILL)
-        self.transfer.register(Region("kv", self.kv.address, self.kv.length))
+        self.transfer.register(Region(kv_region(0), self.kv.address, self.kv.length))
         self.transfer.register(Region("slots", self.slots.address, self.slots.length))
         self.transfer.connect(self.receiver.endpoint)
         self.counted: list[int] = []
@@ -113,7 +113,7 @@ def test_every_page_and_the_record_are_there_before_the_seal(seed: int) -> None:
     assert at.push.stage is Stage.SEALED
     assert sum(at.counted) == 4 * PAGE
     regions = [region for region, _, _ in at.transfer.posted]
-    assert regions == ["slots", *["kv"] * 4, "slots"]
+    assert regions == ["slots", *[kv_region(0)] * 4, "slots"]
     assert [pending for region, _, pending in at.transfer.posted if region == "slots"] == [0, 0]
 
 
@@ -134,10 +134,15 @@ def test_what_a_window_carries_is_found_when_it_is_posted(monkeypatch: pytest.Mo
     runs = TransferPlan.runs
 
     def noted(
-        plan: TransferPlan, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
-    ) -> list[PageRun]:
+        plan: TransferPlan,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        first: int,
+        start: int,
+        stop: int,
+    ) -> list[list[PageRun]]:
         planned.append((start, stop))
-        return runs(plan, source, target, first, start, stop)
+        return runs(plan, sources, targets, first, start, stop)
 
     monkeypatch.setattr(TransferPlan, "runs", noted)
     at = bench(FaultPlan(hold_share=1.0, hold_steps=30))
@@ -157,7 +162,7 @@ def test_no_more_leaves_in_a_turn_than_all_rooms_together_may_send() -> None:
     assert at.push.advance(at.counted.append, quota)
     assert quota.windows == 0
     assert not at.push.written
-    assert [region for region, _, _ in at.transfer.posted] == ["kv"] * 2
+    assert [region for region, _, _ in at.transfer.posted] == [kv_region(0)] * 2
     while at.transfer.pending(DECODE):
         at.push.advance(at.counted.append, quota)
     assert len(at.transfer.posted) == 2
@@ -239,7 +244,7 @@ def test_a_destination_outside_the_peers_memory_fails_the_push() -> None:
     at.push.ready(toy.PAGE_TOKENS)
     at.advance()
     assert at.push.failure is not None
-    assert "does not lie in region 'kv'" in at.push.failure
+    assert "does not lie in region 'kv0'" in at.push.failure
 
 
 def test_behind_a_record_that_cannot_be_sent_no_page_leaves() -> None:

@@ -11,7 +11,7 @@ from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
 from services.rooms.evidence import Granted
 from services.transfer.fabric import MemoryFabric
 from services.transfer.faults import NO_FAULTS, FaultPlan
-from services.transfer.interface import PutId, Run
+from services.transfer.interface import PutId, Run, kv_region
 from tests.pages.ids import page_ids
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks
 
@@ -162,8 +162,8 @@ def test_one_writer_the_elected_rank_writes_record_and_seal_to_every_rank_of_the
     first, second = room.at.senders
     to = [RECEIVER_RANKS, RECEIVER_RANKS + 1]
     assert [peer for peer, region, _ in first.posted if region == "slots"] == [*to, *to]
-    assert {peer for peer, region, _ in first.posted if region == "kv"} == {RECEIVER_RANKS}
-    assert {(peer, region) for peer, region, _ in second.posted} == {(RECEIVER_RANKS + 1, "kv")}
+    assert {peer for peer, region, _ in first.posted if region == kv_region(0)} == {RECEIVER_RANKS}
+    assert {(peer, region) for peer, region, _ in second.posted} == {(RECEIVER_RANKS + 1, kv_region(0))}
 
 
 @pytest.mark.parametrize("seed", range(10))

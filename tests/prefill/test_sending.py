@@ -10,7 +10,7 @@ from services.prefill.push import WINDOWS_A_TURN_MAX, Quota
 from services.prefill.turn import DRAIN_S, POLL_S
 from services.rooms.phases import Phase
 from services.transfer.faults import FaultPlan
-from services.transfer.interface import PutId, Run
+from services.transfer.interface import PutId, Run, kv_region
 from services.transfer.memory import MemoryTransfer
 from services.worker.mailbox import Mailbox
 from tests.prefill import toy
@@ -38,7 +38,7 @@ async def waiting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, 
     put = MemoryTransfer.put
 
     def noted(transfer: MemoryTransfer, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
-        if region == "kv":
+        if region == kv_region(0):
             posted.append(1 + runs[0][1] // toy.LAYOUT.page_bytes // 4)
         return put(transfer, peer, region, runs)
 

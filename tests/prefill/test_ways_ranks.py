@@ -125,7 +125,7 @@ def test_a_receiver_that_holds_another_model_is_refused_on_every_rank_by_the_fie
     wire = at.request()
     wire.layouts[1].layers[:] = wire.layouts[1].layers[:-1]
     for each in at.ways:
-        with pytest.raises(LayoutMismatch, match=r"layers|kv_heads"):
+        with pytest.raises(LayoutMismatch, match=r"layers|heads"):
             each.connect(wire)
     wire = at.request()
     for layout in wire.layouts:

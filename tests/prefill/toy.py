@@ -12,14 +12,14 @@ import torch
 
 from services.engine.checksum import PageSummer
 from services.engine.interface import Drawn, NotANumber, NotHeld, Row, SumPart
-from services.pages.layout import KvLayout
 from services.rooms.request import Request, Sampling, Score, Token
 from services.runtime.host_memory import HostMemory
+from tests.layouts import one_group
 
 VOCABULARY = 1000
 CONTEXT = 256
 PAGE_TOKENS = 4
-LAYOUT = KvLayout("toy", "float32", PAGE_TOKENS, (0,), (0,), 2)
+LAYOUT = one_group("toy", "float32", PAGE_TOKENS, (0,), (0,), 2)
 _UNHELD = 100_000
 _POSITION = struct.Struct("<QQ")
 

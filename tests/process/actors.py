@@ -29,7 +29,6 @@ from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.push import KV
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
@@ -39,7 +38,7 @@ from services.runtime.clock import SystemClock
 from services.runtime.host_memory import HostMemory
 from services.runtime.tls_files import TlsFiles
 from services.transfer.exposure import Exposure
-from services.transfer.interface import PutId, Region, Run
+from services.transfer.interface import PutId, Region, Run, kv_region
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.identity import Identity
@@ -180,7 +179,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
     incarnation = Incarnation(secrets.randbits(63) | 1)
     engine, slots = WideEngine(take(PAGES * LAYOUT.page_bytes, device)), HostMemory(PLACES * SLOT_BYTES)
     transfer = NixlTransfer(incarnation)
-    transfer.register(Region("kv", engine.memory.address, engine.memory.length, device))
+    transfer.register(Region(kv_region(0), engine.memory.address, engine.memory.length, device))
     transfer.register(Region("slots", slots.address, slots.length))
     put = transfer.put
 
@@ -188,7 +187,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         """The next write of pages is decided upon, and posted when the process goes on."""
 
         def stop_and_put(peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
-            if region == KV:
+            if region == kv_region(0):
                 transfer.put = put  # type: ignore[method-assign]
                 os.kill(os.getpid(), signal.SIGSTOP)
             return put(peer, region, runs)
@@ -261,7 +260,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
     exposure = Exposure(
         NixlTransfer,
         lambda: Incarnation(secrets.randbits(63) | 1),
-        {"kv": engine.memory, "slots": slots},
+        {kv_region(0): engine.memory, "slots": slots},
     )
     holdings = FencedIfTold(PagePool(PAGES), SlotPool(slots.view), defence)
     stepper = Stepper(engine, mailbox.wake)

@@ -14,7 +14,6 @@ from services.decode.peers import LeaderPeers
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
-from services.prefill.push import SLOTS
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, Verdict, read_verdict
@@ -25,7 +24,7 @@ from services.rooms.phases import AnyEffect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
-from services.transfer.interface import PutId, PutState, Run, TransferError
+from services.transfer.interface import SLOTS, PutId, PutState, Run, TransferError
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.worker import turns

@@ -13,13 +13,13 @@ import torch
 
 from services.cli.bench.device_memory import Memory, bytes_of
 from services.engine.interface import Row, SumPart
-from services.pages.layout import KvLayout
 from services.rooms.request import Token
 from services.wire.model_bounds import ModelBounds
+from tests.layouts import one_group
 from tests.prefill import toy
 
 PAGE_TOKENS: Final = 16
-LAYOUT: Final = KvLayout("wide", "float32", PAGE_TOKENS, (0,), (0,), 8192)
+LAYOUT: Final = one_group("wide", "float32", PAGE_TOKENS, (0,), (0,), 8192)
 BOUNDS: Final = ModelBounds(toy.VOCABULARY, 4096)
 HELD_S: Final = 60.0
 _POSITION: Final = struct.Struct("<QQ")

@@ -19,6 +19,7 @@ from services.pages.layout import KvLayout
 from services.rooms.request import Request, Token
 from services.runtime.host_memory import HostMemory
 from services.worker.stepper import StepFailed, Stepper
+from tests.layouts import one_group
 from tests.sim.loop import VirtualLoop
 
 VOCABULARY: Final = 50_000
@@ -35,7 +36,7 @@ class SimulatedDefaults(NamedTuple):
 
 
 PAGE_TOKENS: Final = 4
-WHOLE: Final = KvLayout("toy", "float32", PAGE_TOKENS, (0, 3, 5), (1, 2), 1)
+WHOLE: Final = one_group("toy", "float32", PAGE_TOKENS, (0, 3, 5), (1, 2), 1)
 """What the ranks of any worker hold together, in pages of their own size, where the run has no more heads."""
 WORD: Final = WHOLE.head_dim * 4
 _NOISE: Final = b"\xa5"
@@ -74,7 +75,9 @@ class SimulatedModel:
 
     def __init__(self, whole: KvLayout = WHOLE) -> None:
         self.lanes = [
-            (head, layer, half) for head in whole.kv_heads for layer in whole.layers for half in "KV"
+            (head, layer, plane)
+            for layer, head in whole.group.places()
+            for plane in range(len(whole.group.planes))
         ]
         self._words: dict[int, bytes] = {}
         self.pages: dict[tuple[int, ...], dict[tuple[int, int], bytes]] = {}
@@ -92,10 +95,10 @@ class SimulatedModel:
         """Of the positions of `known` from `start` on, as `services.pages.checksum` sums them, by KV head."""
         words = [(position, self.words(known[: position + 1])) for position in range(start, len(known))]
         totals: dict[int, int] = {}
-        for number, (head, layer, half) in enumerate(self.lanes):
+        for number, (head, layer, plane) in enumerate(self.lanes):
             at = number * WORD
             lane_words = ((position, each[at : at + WORD]) for position, each in words)
-            totals[head] = totals.get(head, 0) + _lane_sum(head, layer, half, lane_words)
+            totals[head] = totals.get(head, 0) + _lane_sum(head, layer, plane, lane_words)
         return totals
 
 
@@ -208,8 +211,8 @@ class SimulatedEngine:
         return page
 
 
-def _lane_sum(head: int, layer: int, half: str, words: Iterable[tuple[int, bytes | memoryview]]) -> int:
-    start, times = lane(layer, "KV".index(half), head), multiplier(0)
+def _lane_sum(head: int, layer: int, plane: int, words: Iterable[tuple[int, bytes | memoryview]]) -> int:
+    start, times = lane(layer, plane, head), multiplier(0)
     return sum(
         mix(key(start, position) + int.from_bytes(word, "little", signed=True) * times)
         for position, word in words

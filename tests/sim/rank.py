@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
@@ -33,11 +33,12 @@ from services.rooms.timeline import Moment
 from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
 from services.transfer.exposure import Exposure
-from services.transfer.interface import Region, Transfer
+from services.transfer.interface import Region, Transfer, kv_region
 from services.wire.channel import Channels
 from services.wire.model_bounds import ModelBounds
 from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter
+from tests.layouts import changed
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import (
     CONTEXT,
@@ -88,7 +89,7 @@ class World:
     @property
     def whole(self) -> KvLayout:
         """What a worker holds, but for the size of its pages."""
-        return replace(WHOLE, kv_heads=self.shape.kv_heads)
+        return changed(WHOLE, heads=self.shape.kv_heads)
 
     def incarnation(self) -> Incarnation:
         return Incarnation(self.rng.getrandbits(63) | 1)
@@ -145,7 +146,7 @@ class WorkerShape:
     @classmethod
     def of(cls, topology: Topology, whole: KvLayout, page_tokens: int, pages: int) -> "WorkerShape":
         """`pages`: if they held PAGE_TOKENS each."""
-        return cls(topology, replace(whole, page_tokens=page_tokens), pages * PAGE_TOKENS // page_tokens)
+        return cls(topology, changed(whole, page_tokens=page_tokens), pages * PAGE_TOKENS // page_tokens)
 
     @property
     def layouts(self) -> list[KvLayout]:
@@ -229,7 +230,7 @@ def make_rank(
 
     if side is Side.PREFILL:
         transfer = connected(worker if outside is not None else world.incarnation())
-        transfer.register(Region("kv", engine.memory.address, engine.memory.length))
+        transfer.register(Region(kv_region(0), engine.memory.address, engine.memory.length))
         transfer.register(Region("slots", slots.address, slots.length))
         transfer.endpoint()
         work = PrefillWork(
@@ -250,7 +251,7 @@ def make_rank(
             checksum=shape.checksum,
         )
     else:
-        exposure = Exposure(connected, world.incarnation, {"kv": engine.memory, "slots": slots})
+        exposure = Exposure(connected, world.incarnation, {kv_region(0): engine.memory, "slots": slots})
         work = WatchedDecode(
             places=places,
             incarnation=worker,

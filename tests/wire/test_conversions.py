@@ -31,6 +31,7 @@ from services.rooms.timeline import Event, Moment
 from services.wire import conversions as wire
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import Malformed
+from tests.layouts import one_group
 
 ids = st.integers(0, 2**32 - 1)
 id_tuples = st.lists(ids, max_size=8).map(tuple)
@@ -112,12 +113,12 @@ def test_finishes_come_back_as_they_were(finish: FinishReason | None) -> None:
 
 @given(
     st.builds(
-        KvLayout,
+        one_group,
         model=texts,
         dtype=st.sampled_from(sorted(DTYPE_BYTES)),
         page_tokens=st.integers(1, 4096),
         layers=ascending,
-        kv_heads=ascending,
+        heads=ascending,
         head_dim=st.integers(1, 256),
     )
 )
@@ -269,7 +270,7 @@ def registration(**fields: Any) -> workers_pb2.RegisterRequest:
         worker=rooms_pb2.Peer(name="w", incarnation=3, address="a:1"),
         side=rooms_pb2.SIDE_DECODE,
         topology=workers_pb2.Topology(tensor_parallel=2, pipeline_parallel=3),
-        layout=wire.layout_to_wire(KvLayout("m", "bfloat16", 16, (0, 1), (0,), 64)),
+        layout=wire.layout_to_wire(one_group("m", "bfloat16", 16, (0, 1), (0,), 64)),
         schema="s",
         tokens_max=10,
         rooms_max=2,
@@ -287,7 +288,7 @@ def test_a_registration_says_what_the_worker_is() -> None:
     facts = wire.worker_from_wire(registration())
     assert (facts.name, facts.side, facts.incarnation, facts.pid) == ("w", Side.DECODE, 3, 7)
     assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", "tp2pp3", 10, 2)
-    layout = wire.layout_to_wire(KvLayout("m", "bfloat16", 16, (0, 1), (0,), 64, context_length=4096))
+    layout = wire.layout_to_wire(one_group("m", "bfloat16", 16, (0, 1), (0,), 64, context_length=4096))
     longer = registration()
     longer.layout.CopyFrom(layout)
     assert (facts.context_length, wire.worker_from_wire(longer).context_length) == (0, 4096)

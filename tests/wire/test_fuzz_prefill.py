@@ -19,7 +19,7 @@ from services.prefill.ways import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
 from services.transfer.bounds import check_endpoint
 from services.transfer.fabric import MemoryFabric
-from services.transfer.interface import TransferError
+from services.transfer.interface import TransferError, kv_region
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import layout_to_wire
 from tests.prefill import toy
@@ -59,7 +59,7 @@ LIKELY = {
     "Endpoint.incarnation": PROCESSES,
     "Endpoint.agent": st.sampled_from([f"memory-{DECODE:016x}", f"memory-{OTHER:016x}"]),
     "Endpoint.metadata": st.just(b"memory"),
-    "Region.name": st.sampled_from(["kv", "slots"]),
+    "Region.name": st.sampled_from([kv_region(0), "slots"]),
     "Region.device": st.sampled_from(["cpu", "cuda:0"]),
 }
 KINDS = {

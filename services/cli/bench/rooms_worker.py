@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from services.engine.interface import Row, SumPart
-from services.pages.layout import KvLayout
+from services.pages.layout import KvLayout, full_group
 from services.rooms.request import Token
 from services.runtime.host_memory import HostMemory
 
 MODEL: Final = "toy"
 VOCABULARY: Final = 50_000
 CONTEXT: Final = 8_192
-LAYOUT: Final = KvLayout(MODEL, "bfloat16", 16, (0, 1), (0,), 64)
+LAYOUT: Final = KvLayout(MODEL, (full_group("bfloat16", 16, (0, 1), (0,), 64),))
 PAGES: Final = 4_096
 
 

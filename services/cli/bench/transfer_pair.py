@@ -19,16 +19,16 @@ from typing import Any, Final
 from services.cli.bench.device_memory import copying, take
 from services.cli.bench.report import seconds_of
 from services.ids import Generation, Incarnation, PageId
-from services.pages.layout import KvLayout
+from services.pages.layout import KvLayout, full_group
 from services.pages.plan import plan_hand_over
 from services.pages.record import SLOT_BYTES
 from services.pages.runs import PageRun
 from services.pages.topology import Topology, rank_layout
-from services.prefill.push import KV, Push
+from services.prefill.push import Push
 from services.prefill.ways import Target, Way
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory
-from services.transfer.interface import Endpoint, Region
+from services.transfer.interface import Endpoint, Region, kv_region
 from services.transfer.nixl import NixlTransfer, nixl_memory
 from services.transfer.nixl_library import Library, unframed
 
@@ -40,7 +40,7 @@ PIECES: Final = (0, MIB, MIB // 4)
 """Of a bare write: 0 for one descriptor."""
 AS_PUSHED: Final = "nixl as pushed"
 """In the descriptors that the pages' places make."""
-WHOLE: Final = KvLayout("bench", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
+GROUP: Final = full_group("bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
 """Of SmolLM2-135M."""
 WARM_UP: Final = 2
 
@@ -127,7 +127,7 @@ class _Sender:
         self._memory, self._copy = take(POOL_BYTES, device), take(POOL_BYTES, device)
         self._slots = HostMemory(SLOT_BYTES)
         self._transfer = NixlTransfer(SENDER)
-        self._transfer.register(Region(KV, self._memory.address, POOL_BYTES, device))
+        self._transfer.register(Region(kv_region(0), self._memory.address, POOL_BYTES, device))
         self._transfer.endpoint()
         for endpoint in endpoints:
             self._transfer.connect(endpoint)
@@ -193,7 +193,9 @@ class _Scene:
         self.case = case
         mine, theirs = (
             [
-                rank_layout(replace(WHOLE, page_tokens=size), Topology(tensor=ranks), rank)
+                rank_layout(
+                    KvLayout("bench", (replace(GROUP, page_tokens=size),)), Topology(tensor=ranks), rank
+                )
                 for rank in range(ranks)
             ]
             for size, ranks in zip(case.page_tokens, case.tensor, strict=True)
@@ -220,7 +222,10 @@ class _Scene:
         """What a push writes, found before: of all targets, and as if the first one had all of it."""
         source, target = self._table(self._layout), self._table(self._target)
         return [
-            run for each in self._way.targets for run in each.plan.runs(source, target, 0, 0, self.tokens)
+            run
+            for each in self._way.targets
+            for group in each.plan.runs((source,), (target,), 0, 0, self.tokens)
+            for run in group
         ]
 
     def place(self) -> int:
@@ -275,7 +280,7 @@ def _receive(pipe: Connection, device: str) -> None:
     memory = take(POOL_BYTES, device)
     ranks = [NixlTransfer(incarnation) for incarnation in RECEIVERS]
     for rank in ranks:
-        rank.register(Region(KV, memory.address, memory.length, device))
+        rank.register(Region(kv_region(0), memory.address, memory.length, device))
     pipe.send([rank.endpoint() for rank in ranks])
     while not pipe.poll(0.001):
         for rank in ranks:

@@ -25,7 +25,7 @@ from services.decode.turn import DecodeWork
 from services.engine.interface import Row, SumPart
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
+from services.pages.layout import KvLayout, full_group
 from services.pages.pool import PagePool
 from services.pages.prefixes import PrefixTree
 from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
@@ -42,7 +42,7 @@ from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
 from services.transfer.exposure import Exposure
 from services.transfer.fabric import MemoryFabric
-from services.transfer.interface import PutId, PutState, Region
+from services.transfer.interface import PutId, PutState, Region, kv_region
 from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.channel import Channels, open_channel
@@ -55,7 +55,7 @@ from services.worker.turns import TurnProgress, take_turn
 
 PREFILL: Final = Incarnation(11)
 DECODE: Final = Incarnation(22)
-LAYOUT: Final = KvLayout("toy", "bfloat16", 16, (0,), (0,), 2)
+LAYOUT: Final = KvLayout("toy", (full_group("bfloat16", 16, (0,), (0,), 2),))
 PROMPT: Final = 32
 GROWS: Final = 2_000
 """Tokens that a room may draw: none ends while it is measured."""
@@ -271,7 +271,7 @@ class _Decode(_TurnWorker):
             exposure=Exposure(
                 lambda incarnation: MemoryTransfer(self._fabric, incarnation),
                 lambda: Incarnation(next(ids)),
-                {"kv": memory, "slots": self._slots},
+                {kv_region(0): memory, "slots": self._slots},
             ),
             slots=self._slots,
             peers=FollowerPeers(),
@@ -319,7 +319,7 @@ class _Prefill(_TurnWorker):
             pages = fitting * LAYOUT.pages_for(PROMPT)
         memory = HostMemory(pages * LAYOUT.page_bytes)
         transfer = _Endless(self._fabric, PREFILL)
-        transfer.register(Region("kv", memory.address, memory.length))
+        transfer.register(Region(kv_region(0), memory.address, memory.length))
         transfer.register(Region("slots", self._slots.address, self._slots.length))
         self.work = PrefillWork(
             places=places,
@@ -343,7 +343,7 @@ class _Prefill(_TurnWorker):
         """A fourth of the rooms at most have no destination yet; those that run are being computed."""
         receiver = MemoryTransfer(self._fabric, DECODE)
         theirs = HostMemory(self._places * LAYOUT.pages_for(PROMPT) * LAYOUT.page_bytes)
-        receiver.register(Region("kv", theirs.address, theirs.length))
+        receiver.register(Region(kv_region(0), theirs.address, theirs.length))
         slots = HostMemory(self._places * SLOT_BYTES)
         receiver.register(Region("slots", slots.address, slots.length))
         self._kept = (receiver, theirs, slots)

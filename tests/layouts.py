@@ -1,0 +1,26 @@
+"""What layouts do tests ask for, in one line?"""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from services.pages.layout import KvGroup, KvLayout, full_group
+
+
+def one_group(
+    model: str,
+    dtype: str,
+    page_tokens: int,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    head_dim: int,
+    **others: Any,
+) -> KvLayout:
+    """Of one group of keys and values. `others`: fields of the layout."""
+    return KvLayout(model, (full_group(dtype, page_tokens, layers, heads, head_dim),), **others)
+
+
+def changed(layout: KvLayout, **changes: Any) -> KvLayout:
+    """`layout` but for fields of its own, or of all its groups."""
+    of_groups = {each.name for each in fields(KvGroup)} & changes.keys()
+    inner = {name: changes.pop(name) for name in of_groups}
+    return replace(layout, groups=tuple(replace(each, **inner) for each in layout.groups), **changes)
