@@ -14,7 +14,6 @@ from typing import Final, TypeVar, assert_never
 from services.handover.requests import (
     Close,
     Connect,
-    Dismiss,
     Doubt,
     Forget,
     Grant,
@@ -420,7 +419,6 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 self._ask(Doubt(room.peer))
 
     def _retire(self, room: R, now_ms: int) -> None:
-        self._ask(Dismiss(room.id))
         if room.finished and not room.stopping and 0 not in room.ends.cut:
             # Of one that was stopped or cut, the ranks need not have seen the same steps end.
             self.holdings.keep(room.id, room.computed)

@@ -5,6 +5,7 @@ drives it takes them after each call (`HandOverSide.take_requests`). Carrying on
 comes of it enters the core as a command or as evidence.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,6 +13,8 @@ from services.ids import Generation, Incarnation, PageId, RoomId
 from services.pages.record import MetadataRecord
 from services.pages.slots import Slot
 from services.rooms.errors import Cause
+from services.rooms.evidence import Proof
+from services.rooms.phases import Phase
 from services.rooms.timeline import Moment
 
 
@@ -33,6 +36,16 @@ class Outcome:
     room: RoomId
     cause: Cause | None
     """None when the room was answered, or handed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Nothing of the room is left here: whatever is still asked or awaited for it is over."""
+
+    room: RoomId
+    proof: Proof | None
+    phase_ms: Mapping[Phase, int]
+    """Milliseconds spent in each phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +95,6 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss:
-    """Nothing more is wanted of the sender for this room."""
-
-    room: RoomId
-
-
-@dataclass(frozen=True, slots=True)
 class SumPages:
     """Sum what landed in the room's pages from this token on. Comes back as `Receiving.summed`."""
 
@@ -104,7 +110,7 @@ class Join:
 
 
 ReceiverRequest: TypeAlias = (
-    Report | Outcome | Forget | Connect | Grant | Close | Doubt | Dismiss | SumPages | Join
+    Report | Outcome | Retired | Forget | Connect | Grant | Close | Doubt | SumPages | Join
 )
 
 
@@ -142,4 +148,6 @@ class SendSeal:
     room: RoomId
 
 
-SenderRequest: TypeAlias = Report | Outcome | Forget | BeginWrites | SendPages | SendRecord | SendSeal
+SenderRequest: TypeAlias = (
+    Report | Outcome | Retired | Forget | BeginWrites | SendPages | SendRecord | SendSeal
+)

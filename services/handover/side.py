@@ -6,7 +6,7 @@ One table of rooms, the memory that they hold, and the requests to the world tha
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from services.handover.requests import Report
+from services.handover.requests import Report, Retired
 from services.ids import RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -44,9 +44,9 @@ class HandOverSide(Generic[R, Q]):
         self._make = make
         self._layout = layout
         self._deadlines = deadlines
-        self._requests: list[Q | Report] = []
+        self._requests: list[Q | Report | Retired] = []
 
-    def take_requests(self) -> list[Q | Report]:
+    def take_requests(self) -> list[Q | Report | Retired]:
         """Those since the last call, in order."""
         taken, self._requests = self._requests, []
         return taken
@@ -90,6 +90,7 @@ class HandOverSide(Generic[R, Q]):
         """The one way out of every table that knows the room (`one-retire`)."""
         self.holdings.give_back(room.id)
         self.roster.retire(room.id, now_ms)
+        self._requests.append(Retired(room.id, room.proof, room.phase_ms))
 
     def _ask(self, request: Q) -> None:
         self._requests.append(request)
