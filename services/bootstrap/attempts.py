@@ -18,6 +18,7 @@ from services.bootstrap.outbox import Outbox
 from services.bootstrap.rooms import Rooms
 from services.ids import Incarnation
 from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
+from services.openai.errors import CLIENT_GONE, from_backend
 from services.rooms.errors import Cause, NoSuchWorker
 from services.rooms.phases import Side
 from services.rooms.placement import Need
@@ -26,13 +27,8 @@ from services.rooms.request import Request
 from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry, pause_s, went_on
 from services.rooms.timeline import Moment
 
-UNAVAILABLE: Final = 503
-TOO_MANY: Final = 429
-GONE: Final = 499
-"""What the API answers for NoWorker and Overloaded, and what it counts for a client that has gone."""
-
 GIVEN_UP: Final = {
-    Hangup.CLIENT_GONE: ("the client hung up while it waited", GONE),
+    Hangup.CLIENT_GONE: ("the client hung up while it waited", CLIENT_GONE),
     Hangup.REQUEST_FAILED: (SIBLING_FAILED, NO_STATUS),
 }
 """What is noted of a request that is cancelled while it waits for a room."""
@@ -317,13 +313,14 @@ class RoomBackend:
             self._note_refused(request, told, status, since_ms)
             raise
         except NoSuchWorker as error:
-            self._note_refused(request, str(error), UNAVAILABLE, since_ms)
-            raise NoWorker(str(error)) from error
+            none = NoWorker(str(error))
+            self._note_refused(request, str(error), from_backend(none).status, since_ms)
+            raise none from error
         except (QueueFull, TimeoutError) as error:
             full = str(error) or "no pair of workers had space in time"
-            self._note_refused(request, full, TOO_MANY, since_ms)
-            after_s = self._rooms.admission.retry_after_s()
-            raise Overloaded(f"every worker is busy: {full}", after_s) from error
+            busy = Overloaded(f"every worker is busy: {full}", self._rooms.admission.retry_after_s())
+            self._note_refused(request, full, from_backend(busy).status, since_ms)
+            raise busy from error
         return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)
 
     def _note_refused(self, request: Request, why: str, status: int, since_ms: int) -> None:

@@ -1,7 +1,7 @@
 """What happened to one request? Its story as the bootstrap keeps it, printed for people: the cause first."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -12,18 +12,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from services.bootstrap.story.parts import LineKind, State
 from services.cli.admin import NotTold, admin
 
 BAR: Final = 32
-STATES: Final = {"answered": "bold green", "failed": "bold red", "refused": "bold red", "gone": "bold"}
-KINDS: Final = {
-    "failure": "bold red",
-    "vote": "yellow",
-    "evidence": "cyan",
-    "seal": "cyan",
-    "token": "green",
-    "end": "bold",
-    "note": "dim",
+STATES: Final[Mapping[str, str]] = {
+    State.ANSWERED: "bold green",
+    State.FAILED: "bold red",
+    State.REFUSED: "bold red",
+    State.GONE: "bold",
+}
+KINDS: Final[Mapping[str, str]] = {
+    LineKind.FAILURE: "bold red",
+    LineKind.VOTE: "yellow",
+    LineKind.EVIDENCE: "cyan",
+    LineKind.SEAL: "cyan",
+    LineKind.TOKEN: "green",
+    LineKind.END: "bold",
+    LineKind.NOTE: "dim",
 }
 
 
@@ -43,7 +49,7 @@ def run_explain(asked: str, url: str | None, known: frozenset[str], *, as_json: 
 def told(story: dict[str, Any]) -> Iterator[RenderableType]:
     state = story["state"]
     yield Text.assemble((story["request_id"], "bold"), "  ", (state, STATES.get(state, "bold blue")))
-    yield Text(story["headline"], style="red" if state in ("failed", "refused") else "")
+    yield Text(story["headline"], style="red" if state in (State.FAILED, State.REFUSED) else "")
     if story["cause"] is not None:
         yield Text.assemble((story["cause"]["reason"], "red"), ": ", (story["cause"]["meaning"], "dim"))
     begun = datetime.fromtimestamp(story["begun_wall_ms"] / 1000, UTC)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rich import box
@@ -11,8 +11,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from services.bootstrap.story.parts import State
 from services.cli.admin import Admin, NotTold, admin
 from services.cli.keyboard import Keyboard
+from services.pages.pool import PageState
+from services.rooms.entries import WorkerState
 from services.rooms.plurals import counted
 
 EVERY_S: Final = 1.0
@@ -21,24 +24,24 @@ WIDE: Final = 110
 ENDS: Final = Text("q or Ctrl-C ends.", style="dim")
 REQUESTS_SHOWN: Final = 15
 PAGES_BAR: Final = 20
-PAGES: Final = (
-    ("committed", "green"),
-    ("exposed", "cyan"),
-    ("reserved", "yellow"),
-    ("quarantined", "red"),
-    ("cached", "blue"),
-    ("free", "bright_black"),
-)
-STATES: Final = {
-    "ready": "green",
-    "joining": "blue",
-    "draining": "yellow",
-    "suspect": "yellow",
-    "answered": "green",
-    "failed": "red",
-    "refused": "red",
-    "retrying": "yellow",
-    "gone": "dim",
+PAGES: Final = {
+    PageState.COMMITTED.value: "green",
+    PageState.EXPOSED.value: "cyan",
+    PageState.RESERVED.value: "yellow",
+    PageState.QUARANTINED.value: "red",
+    PageState.CACHED.value: "blue",
+    PageState.FREE.value: "bright_black",
+}
+STATES: Final[Mapping[str, str]] = {
+    WorkerState.READY: "green",
+    WorkerState.JOINING: "blue",
+    WorkerState.DRAINING: "yellow",
+    WorkerState.SUSPECT: "yellow",
+    State.ANSWERED: "green",
+    State.FAILED: "red",
+    State.REFUSED: "red",
+    State.RETRYING: "yellow",
+    State.GONE: "dim",
 }
 
 
@@ -101,7 +104,7 @@ def told(live: dict[str, Any]) -> Iterator[RenderableType]:
             f"gone at {when}: {lost['name']}, {lost['why']}, {counted(lost['rooms'], 'room')}", style="red"
         )
     yield _requests(live["requests"][:REQUESTS_SHOWN])
-    failed = [each for each in live["failed"] if each["state"] in ("failed", "refused")]
+    failed = [each for each in live["failed"] if each["state"] in (State.FAILED, State.REFUSED)]
     if failed:
         yield Text("Failed lately", style="bold red")
         yield _requests(failed)
@@ -146,7 +149,7 @@ def _counts_of_workers(workers: list[dict[str, Any]]) -> Table:
             f"{worker['rooms']}/{worker['rooms_max']}",
             f"{queued:,}",
             _bar(worker["pages"], PAGES_BAR // 2),
-            f"{worker['pages'].get('free', 0):,}",
+            f"{worker['pages'].get(PageState.FREE.value, 0):,}",
             f"{worker['tokens_s']:,.0f}",
         )
     return table
@@ -159,7 +162,7 @@ def _state(what: dict[str, Any], other: str = "") -> Text:
 def _bar(pages: dict[str, int], length: int) -> Text:
     whole = sum(pages.values())
     bar = Text()
-    for state, style in PAGES:
+    for state, style in PAGES.items():
         count = pages.get(state, 0)
         bar.append("█" * (max(round(length * count / whole), 1) if count else 0), style=style)
     bar.truncate(length)
@@ -167,7 +170,7 @@ def _bar(pages: dict[str, int], length: int) -> Text:
 
 
 def _counts(pages: dict[str, int]) -> Text:
-    counts = [(f"{pages[state]:,} {state}", style) for state, style in PAGES if pages.get(state)]
+    counts = [(f"{pages[state]:,} {state}", style) for state, style in PAGES.items() if pages.get(state)]
     return Text("  ").join(Text(text, style=style) for text, style in counts)
 
 

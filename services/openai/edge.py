@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.openai.backend import BackendError
 from services.openai.door import PROBES, Door
-from services.openai.errors import ApiError, as_api_error, from_backend, internal_error, invalid
+from services.openai.errors import CLIENT_GONE, ApiError, as_api_error, from_backend, internal_error, invalid
 from services.openai.exchange import Exchange, exchange_in
 from services.openai.hangup import ClientGone
 from services.openai.headers import REQUEST_ID, header
@@ -29,7 +29,6 @@ from services.runtime.tracing import OFF, Tracer
 
 HEADER: Final = "X-Request-Id"
 SENT: Final = HEADER.lower().encode()
-CLIENT_GONE: Final = 499
 TOLD_TO_PROBES: Final = frozenset({200, 503})
 """Yes and no: the answer of a probe, whoever asks, is no request that went well or failed."""
 

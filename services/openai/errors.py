@@ -16,6 +16,8 @@ INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "service_unavailable_error"
 RATE_LIMIT: Final = "rate_limit_error"
 SERVER: Final = "server_error"
+CLIENT_GONE: Final = 499
+"""Counted as the status of a request whose client was gone before its answer began: nobody is answered so."""
 NAME_SHOWN_MAX: Final = 128
 
 

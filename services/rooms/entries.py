@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final
 
 from services.ids import Incarnation, RoomId
@@ -53,7 +53,7 @@ class WorkerFacts:
     it."""
 
 
-class WorkerState(Enum):
+class WorkerState(StrEnum):
     JOINING = "joining"
     """Registered; no canary hand-over has passed through it yet."""
     READY = "ready"

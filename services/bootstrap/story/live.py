@@ -15,7 +15,9 @@ from services.bootstrap.story.chains import Chain, RetryChains
 from services.bootstrap.story.lanes import ranks_of
 from services.bootstrap.story.parts import OVER, State
 from services.bootstrap.story.picture import last_word
-from services.bootstrap.story.tell import GONE_STATUS, state_of
+from services.bootstrap.story.tell import state_of
+from services.openai.errors import CLIENT_GONE
+from services.rooms.phases import Side
 from services.rooms.registry import RoomPhase, Worker
 from services.rooms.timeline import BOOTSTRAP, Moment
 
@@ -47,7 +49,7 @@ def workers(rooms: Rooms) -> dict[str, Any]:
     """Those that hold a lease, by side and name, and those that went last."""
     now_ms = rooms.clock.now_ms()
     held = sorted(
-        rooms.registry.workers(), key=lambda each: (each.facts.side.value != "prefill", each.facts.name)
+        rooms.registry.workers(), key=lambda each: (each.facts.side is not Side.PREFILL, each.facts.name)
     )
     return {
         "workers": [_worker(each, rooms, now_ms) for each in held],
@@ -62,7 +64,7 @@ def requests(rooms: Rooms, kept: RetryChains, limit: int, search: str, *, failed
     refused = (
         each
         for each in reversed(rooms.notebook.refused)
-        if search in each.request_id and not (failed and each.status == GONE_STATUS)
+        if search in each.request_id and not (failed and each.status == CLIENT_GONE)
     )
     found = [*waiting, *(_refused(each) for each in islice(refused, limit))]
     found += [_summary(each, rooms) for each in kept.newest(limit, search=search, failed=failed)]
@@ -149,7 +151,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
 
 
 def _refused(refused: RefusedRequest) -> Summary:
-    state = State.GONE if refused.status == GONE_STATUS else State.REFUSED
+    state = State.GONE if refused.status == CLIENT_GONE else State.REFUSED
     begun = refused.wall_ms - refused.waited_ms
     reason = "" if refused.status == NO_STATUS else str(refused.status)
     return _roomless(refused.request_id, state, begun, refused.waited_ms, reason, refused.why)

@@ -4,10 +4,10 @@ The JSON of `/requests/{id}` is these classes, field by field.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 
-class State(Enum):
+class State(StrEnum):
     """Where a request is, or how it ended."""
 
     QUEUED = "queued"
@@ -28,7 +28,7 @@ class State(Enum):
 OVER = frozenset({State.ANSWERED, State.FAILED, State.GONE, State.REFUSED})
 
 
-class LineKind(Enum):
+class LineKind(StrEnum):
     """What a line is, and so how it is drawn."""
 
     EVIDENCE = "evidence"

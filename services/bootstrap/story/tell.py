@@ -1,7 +1,6 @@
 """What is the whole story of a request, over all its rooms?"""
 
 from collections.abc import Sequence
-from typing import Final
 
 from services.bootstrap.notebook import NO_STATUS, RefusedRequest
 from services.bootstrap.story.chains import Chain
@@ -11,12 +10,11 @@ from services.bootstrap.story.parts import OVER, Attempt, Line, LineKind, State,
 from services.bootstrap.story.picture import bars_of, client_bars, last_word, links_of
 from services.bootstrap.story.stages import stages_of
 from services.bootstrap.story.words import headline, told_ms, why
+from services.openai.errors import CLIENT_GONE
 from services.rooms.entries import RoomEntry
 from services.rooms.errors import Reason
 from services.rooms.registry import RoomPhase
 from services.rooms.timeline import BOOTSTRAP, Event, Moment
-
-GONE_STATUS: Final = 499
 
 
 def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -> Story:
@@ -64,7 +62,7 @@ def of_refused(refused: RefusedRequest) -> Story:
     line = Line(
         refused.waited_ms, BOOTSTRAP, "", LineKind.FAILURE, Moment.REFUSED, refused.why, refused.wall_ms
     )
-    gone = refused.status == GONE_STATUS
+    gone = refused.status == CLIENT_GONE
     if gone:
         said = "The client hung up while it waited"
     elif refused.status == NO_STATUS:
@@ -76,7 +74,7 @@ def of_refused(refused: RefusedRequest) -> Story:
         State.GONE if gone else State.REFUSED,
         f"{said}, {f'after {told_ms(refused.waited_ms)} in the queue' if refused.waited_ms else 'at once'}.",
         Why(
-            "refused",
+            State.REFUSED.value,
             refused.why,
             "No pair of workers had a place for it. Look at the workers, and at the queue."
             if refused.status != NO_STATUS
