@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import product
+from math import lcm
 from typing import Final
 
 NOT_QUANTIZED = "none"
@@ -109,6 +110,11 @@ class KvLayout:
     def layers(self) -> tuple[int, ...]:
         """Global ids of all layers that are held, ascending."""
         return tuple(sorted(layer for group in self.groups for layer in group.layers))
+
+    @property
+    def block_tokens(self) -> int:
+        """Positions of a block: the fewest of which every group has whole pages."""
+        return lcm(*(group.page_tokens for group in self.groups))
 
     # ---- of the one group, for who has no others yet
 

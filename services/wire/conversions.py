@@ -14,7 +14,16 @@ from google.protobuf.message import DecodeError
 
 from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
-from services.pages.layout import DTYPE_BYTES, NOT_QUANTIZED, KvLayout, full_group
+from services.pages.layout import (
+    DTYPE_BYTES,
+    GROUPS_MAX,
+    NOT_QUANTIZED,
+    PLANES_MAX,
+    KvGroup,
+    KvKind,
+    KvLayout,
+    KvPlane,
+)
 from services.pages.topology import Topology
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.phases import Side
@@ -310,31 +319,53 @@ def outcome_from_wire(wire: rooms_pb2.Outcome) -> Cause | None:
 def layout_to_wire(layout: KvLayout) -> workers_pb2.KvLayout:
     return workers_pb2.KvLayout(
         model=layout.model,
-        dtype=layout.dtype,
-        page_tokens=layout.page_tokens,
-        layers=layout.layers,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
         context_length=layout.context_length,
         quantize=layout.quantize,
+        groups=[
+            workers_pb2.KvGroup(
+                kind=group.kind.value,
+                dtype=group.dtype,
+                page_tokens=group.page_tokens,
+                layers=group.layers,
+                heads=group.heads,
+                planes=[
+                    workers_pb2.KvPlane(name=plane.name, elements=plane.elements) for plane in group.planes
+                ],
+            )
+            for group in layout.groups
+        ],
     )
 
 
 def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
+    """Raises Malformed for what no memory looks like."""
+    if not 1 <= len(wire.groups) <= GROUPS_MAX:
+        raise Malformed(f"layout has {len(wire.groups)} groups, from 1 to {GROUPS_MAX} are wanted")
+    groups = tuple(map(_group_from_wire, wire.groups))
+    layers = [layer for group in groups for layer in group.layers]
+    if not layers:
+        raise Malformed("layout has an empty dimension")
+    if len(set(layers)) < len(layers):
+        raise Malformed("layout.groups name a layer twice")
+    return KvLayout(wire.model, groups, wire.context_length, wire.quantize or NOT_QUANTIZED)
+
+
+def _group_from_wire(wire: workers_pb2.KvGroup) -> KvGroup:
+    try:
+        kind = KvKind(wire.kind)
+    except ValueError as error:
+        raise Malformed(f"layout.kind has the unknown value {wire.kind!r}") from error
     if wire.dtype not in DTYPE_BYTES:
         raise Malformed(f"layout.dtype has the unknown value {wire.dtype!r}")
-    if not (wire.page_tokens and wire.layers and wire.kv_heads and wire.head_dim):
+    if not (wire.page_tokens and wire.heads and wire.planes and all(each.elements for each in wire.planes)):
         raise Malformed("layout has an empty dimension")
-    for name in ("layers", "kv_heads"):
+    if len(wire.planes) > PLANES_MAX:
+        raise Malformed(f"layout.planes are {len(wire.planes)}, at most {PLANES_MAX} are wanted")
+    for name in ("layers", "heads"):
         if any(one >= other for one, other in pairwise(getattr(wire, name))):
             raise Malformed(f"layout.{name} are not in ascending order, each once")
-    layers, heads = tuple(wire.layers), tuple(wire.kv_heads)
-    return KvLayout(
-        wire.model,
-        (full_group(wire.dtype, wire.page_tokens, layers, heads, wire.head_dim),),
-        wire.context_length,
-        wire.quantize or NOT_QUANTIZED,
-    )
+    planes = tuple(KvPlane(each.name, each.elements) for each in wire.planes)
+    return KvGroup(kind, wire.dtype, wire.page_tokens, tuple(wire.layers), tuple(wire.heads), planes)
 
 
 def topology_to_wire(topology: Topology) -> workers_pb2.Topology:
@@ -389,20 +420,30 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         geometry=(
             ("schema", wire.schema),
             ("kv_checksum", checksum_from_wire(wire.kv_checksum).value),
-            ("dtype", layout.dtype),
             ("quantize", layout.quantize),
-            ("layers", str(len(layout.layers))),
-            ("kv_heads", str(len(layout.kv_heads))),
-            ("head_dim", str(layout.head_dim)),
+            ("groups", str(len(layout.groups))),
+            *_geometry(layout.groups),
         ),
         tokens_max=wire.tokens_max,
         rooms_max=wire.rooms_max,
-        page_tokens=layout.page_tokens,
+        page_tokens=layout.block_tokens,
         topology=f"tp{topology.tensor}pp{topology.pipeline}",
         pid=wire.pid,
         keeps_prefixes=wire.keeps_prefixes,
         secret_digest=wire.worker.secret_digest,
     )
+
+
+def _geometry(groups: Sequence[KvGroup]) -> Iterator[tuple[str, str]]:
+    """What the groups of all workers must have in common, by the field."""
+    for field, values in (
+        ("kind", [group.kind.value for group in groups]),
+        ("dtype", [group.dtype for group in groups]),
+        ("layers", [str(len(group.layers)) for group in groups]),
+        ("heads", [str(len(group.heads)) for group in groups]),
+        ("planes", [", ".join(map(str, group.planes)) for group in groups]),
+    ):
+        yield field, "; ".join(values)
 
 
 def side_to_wire(side: Side) -> rooms_pb2.Side.ValueType:

@@ -27,6 +27,7 @@ from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2,
 from services.wire.channel import Channels
 from services.wire.conversions import (
     finish_to_wire,
+    layout_to_wire,
     outcome_to_wire,
     request_from_wire,
     scores_to_wire,
@@ -35,6 +36,7 @@ from services.wire.conversions import (
 )
 from services.wire.errors import refusal_to_wire
 from services.worker.shared_stream import rooms_reply
+from tests.layouts import one_group
 from tests.patience import PATIENCE_S
 from tests.wire.servers import serving, until
 
@@ -42,9 +44,7 @@ LEASE_MS = 3_000
 P, D = Side.PREFILL, Side.DECODE
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
-LAYOUT = workers_pb2.KvLayout(
-    model="model", dtype="float32", page_tokens=16, layers=[0], kv_heads=[0], head_dim=8
-)
+LAYOUT = layout_to_wire(one_group("model", "float32", 16, (0,), (0,), 8))
 GEOMETRY = worker_from_wire(
     workers_pb2.RegisterRequest(
         worker=rooms_pb2.Peer(name="any", incarnation=1, address="127.0.0.1:1"),

@@ -16,10 +16,11 @@ from services.rooms.registry import RoomPhase
 from services.rooms.timeline import Moment
 from services.wire import presence
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.conversions import outcome_to_wire
+from services.wire.conversions import layout_to_wire, outcome_to_wire
 from services.wire.credential import of_ranks
 from services.wire.errors import RemoteError, remote_error
 from tests.bootstrap.scripted import House, house
+from tests.layouts import one_group
 from tests.wire.servers import channel_to, serving, until
 
 OWN = b"drawn by this worker"
@@ -233,9 +234,7 @@ async def test_a_worker_registers_renews_drains_and_leaves(
 ) -> None:
     caplog.set_level("INFO")
     at, workers = client.at, client.workers
-    layout = workers_pb2.KvLayout(
-        model="model", dtype="float32", page_tokens=4, layers=[0], kv_heads=[0], head_dim=2
-    )
+    layout = layout_to_wire(one_group("model", "float32", 4, (0,), (0,), 2))
     for worker in (at.prefill, at.decode):
         at.rooms.lose(worker.incarnation, "gone", proof="left")
     register = workers_pb2.RegisterRequest(
@@ -259,7 +258,7 @@ async def test_a_worker_registers_renews_drains_and_leaves(
     assert at.registry.worker(Incarnation(77)).state.value == "draining"
     other = workers_pb2.RegisterRequest()
     other.CopyFrom(register)
-    other.worker.name, other.worker.incarnation, other.layout.dtype = "other", 78, "bfloat16"
+    other.worker.name, other.worker.incarnation, other.layout.groups[0].dtype = "other", 78, "bfloat16"
     with pytest.raises(RemoteError, match="dtype differs") as error:
         await client.call(workers.Register, other)
     assert (error.value.kind, error.value.field) == ("WorkerRefused", "dtype")

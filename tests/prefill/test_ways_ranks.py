@@ -123,13 +123,13 @@ def test_connecting_and_forgetting_again_and_again_leaves_nothing_in_the_transfe
 def test_a_receiver_that_holds_another_model_is_refused_on_every_rank_by_the_field() -> None:
     at = ranks(Topology(2), Topology(2))
     wire = at.request()
-    wire.layouts[1].layers[:] = wire.layouts[1].layers[:-1]
+    wire.layouts[1].groups[0].layers.pop()
     for each in at.ways:
         with pytest.raises(LayoutMismatch, match=r"layers|heads"):
             each.connect(wire)
     wire = at.request()
     for layout in wire.layouts:
-        layout.page_tokens = 3
+        layout.groups[0].page_tokens = 3
     for each in at.ways:
         with pytest.raises(LayoutMismatch, match="page_tokens"):
             each.connect(wire)
@@ -178,7 +178,7 @@ def test_a_closed_transfer_is_told_as_not_connected() -> None:
 def test_a_wire_layout_says_what_its_rank_holds() -> None:
     """Rank by rank: layers and heads by their ids."""
     held = [layout_to_wire(each) for each in layouts(Topology(2, 2))]
-    assert [(list(each.layers), list(each.kv_heads)) for each in held] == [
+    assert [(list(group.layers), list(group.heads)) for each in held for group in each.groups] == [
         ([0, 3], [1]),
         ([0, 3], [2]),
         ([5], [1]),

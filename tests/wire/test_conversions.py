@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.pages.layout import (
+    DTYPE_BYTES,
+    GROUPS_MAX,
+    PLANES_MAX,
+    KvGroup,
+    KvKind,
+    KvLayout,
+    KvPlane,
+)
 from services.pages.topology import Topology
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
@@ -111,31 +119,68 @@ def test_finishes_come_back_as_they_were(finish: FinishReason | None) -> None:
     assert wire.finish_from_wire(wire.finish_to_wire(finish)) is finish
 
 
-@given(
-    st.builds(
-        one_group,
-        model=texts,
-        dtype=st.sampled_from(sorted(DTYPE_BYTES)),
-        page_tokens=st.integers(1, 4096),
-        layers=ascending,
-        heads=ascending,
-        head_dim=st.integers(1, 256),
-    )
+groups = st.builds(
+    KvGroup,
+    kind=st.sampled_from(KvKind),
+    dtype=st.sampled_from(sorted(DTYPE_BYTES)),
+    page_tokens=st.integers(1, 4096),
+    layers=ascending,
+    heads=ascending,
+    planes=st.lists(
+        st.builds(KvPlane, name=texts, elements=st.integers(1, 256)), min_size=1, max_size=PLANES_MAX
+    ).map(tuple),
 )
-def test_layouts_come_back_as_they_were(layout: KvLayout) -> None:
+
+
+@given(texts, st.lists(groups, min_size=1, max_size=GROUPS_MAX))
+def test_layouts_come_back_as_they_were(model: str, listed: list[KvGroup]) -> None:
+    apart = (
+        replace(
+            group, layers=tuple(sorted({layer // GROUPS_MAX * GROUPS_MAX + number for layer in group.layers}))
+        )
+        for number, group in enumerate(listed)
+    )
+    layout = KvLayout(model, tuple(apart))
     assert wire.layout_from_wire(wire.layout_to_wire(layout)) == layout
 
 
-@pytest.mark.parametrize("field", ["layers", "kv_heads"])
+def group_message(**fields: Any) -> workers_pb2.KvGroup:
+    planes = [workers_pb2.KvPlane(name="k", elements=1)]
+    given: dict[str, Any] = {"kind": "full", "dtype": "float32", "page_tokens": 1, "planes": planes}
+    return workers_pb2.KvGroup(**{**given, "layers": [0], "heads": [0], **fields})
+
+
+@pytest.mark.parametrize("field", ["layers", "heads"])
 @pytest.mark.parametrize("ids", [[1, 0], [0, 0], [0, 2, 2, 3], [0, 3, 2]])
 def test_a_layout_that_names_a_layer_or_head_twice_or_out_of_order_is_refused(
     field: str, ids: list[int]
 ) -> None:
-    message = workers_pb2.KvLayout(dtype="float32", page_tokens=1, layers=[0], kv_heads=[0], head_dim=1)
-    message.ClearField(field)  # type: ignore[arg-type]
-    getattr(message, field).extend(ids)
+    message = workers_pb2.KvLayout(groups=[group_message(**{field: ids})])
     with pytest.raises(Malformed, match=f"layout.{field} are not in ascending order"):
         wire.layout_from_wire(message)
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"),
+    [
+        ([], "0 groups, from 1 to 4"),
+        ([group_message(layers=[each]) for each in range(5)], "5 groups, from 1 to 4"),
+        ([group_message(layers=[0, 1]), group_message(layers=[1])], "name a layer twice"),
+        ([group_message(layers=[])], "empty dimension"),
+        ([group_message(planes=[])], "empty dimension"),
+        ([group_message(planes=[workers_pb2.KvPlane(name="k")])], "empty dimension"),
+        ([group_message(planes=[workers_pb2.KvPlane(name="k", elements=1)] * 9)], "are 9, at most 8"),
+        ([group_message(kind="window")], "kind has the unknown value 'window'"),
+    ],
+)
+def test_groups_that_no_memory_has_are_refused(groups: list[workers_pb2.KvGroup], problem: str) -> None:
+    with pytest.raises(Malformed, match=problem):
+        wire.layout_from_wire(workers_pb2.KvLayout(groups=groups))
+
+
+def test_a_rank_may_hold_no_layer_of_a_group() -> None:
+    message = workers_pb2.KvLayout(groups=[group_message(), group_message(layers=[])])
+    assert [group.layers for group in wire.layout_from_wire(message).groups] == [(0,), ()]
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 16))
@@ -238,8 +283,8 @@ NAN, INFINITY = float("nan"), float("inf")
         ("grammar.kind", held("xml", "<a/>")),
         ("finish", lambda: wire.finish_from_wire(17)),
         ("reason", lambda: wire.cause_from_wire(rooms_pb2.Cause(reason="bad luck"))),
-        ("dtype", lambda: wire.layout_from_wire(workers_pb2.KvLayout(dtype="int4"))),
-        ("dimension", lambda: wire.layout_from_wire(workers_pb2.KvLayout(dtype="float32"))),
+        ("dtype", lambda: wire.layout_from_wire(workers_pb2.KvLayout(groups=[group_message(dtype="int4")]))),
+        ("dimension", lambda: wire.layout_from_wire(workers_pb2.KvLayout(groups=[group_message(heads=[])]))),
         ("room", lambda: wire.room_from_wire(0)),
         ("decode needs", lambda: wire.check_peer(rooms_pb2.Peer(name="x", address="y"), "decode")),
     ],

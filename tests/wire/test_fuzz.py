@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from services.decode.peers import endpoint_to_wire
 from services.engine.interface import Sequence
 from services.engine.sampler import sample
-from services.pages.layout import DTYPE_BYTES
+from services.pages.layout import DTYPE_BYTES, KvKind
 from services.prefill.ways import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
 from services.rooms.request import LOGPROBS_MAX, Request, Sampling, Token
@@ -52,6 +52,8 @@ SENSIBLE = {
     "Peer.name": st.just("worker-0"),
     "Peer.address": st.just("127.0.0.1:1"),
     "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
+    "KvGroup.kind": st.sampled_from([each.value for each in KvKind]),
+    "KvLayout.quantize": st.sampled_from(["none", "int8"]),
 }
 KINDS: list[type[Message]] = [
     inference_pb2.InferenceRequest,
@@ -152,7 +154,7 @@ def test_a_layout_is_what_it_says_or_refused(message: workers_pb2.KvLayout) -> N
     layout = read(wire.layout_from_wire, message)
     if layout is not None:
         assert canonical(wire.layout_to_wire(layout[0])) == canonical(message)
-        assert layout[0].page_bytes > 0
+        assert sum(group.page_bytes for group in layout[0].groups) > 0
 
 
 @given(messages(workers_pb2.RegisterRequest, SENSIBLE))

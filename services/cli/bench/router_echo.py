@@ -18,6 +18,7 @@ from typing import Any, Final
 import uvloop
 
 from services.ids import Incarnation, RoomId
+from services.pages.layout import KvLayout, full_group
 from services.rooms.phases import Side
 from services.rooms.request import FinishReason, Request, Token
 from services.rooms.timeline import Moment
@@ -28,6 +29,7 @@ from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2,
 from services.wire.channel import Channels, Server
 from services.wire.conversions import (
     finish_to_wire,
+    layout_to_wire,
     outcome_to_wire,
     request_from_wire,
     side_to_wire,
@@ -40,6 +42,7 @@ from services.worker.shared_stream import rooms_reply
 HOST: Final = "127.0.0.1"
 ROOMS_MAX: Final = 512
 TOKENS_MAX: Final = 10_000_000
+GROUP: Final = full_group("float32", 16, (0,), (0,), 64)
 PREFILL_LINES: Final = (
     Moment.ACCEPTED,
     Moment.DESTINATION_KNOWN,
@@ -179,15 +182,7 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
             registration = workers_pb2.RegisterRequest(
                 worker=rooms_pb2.Peer(name=name, incarnation=incarnation, address=address),
                 side=side_to_wire(side),
-                layout=workers_pb2.KvLayout(
-                    model=model,
-                    dtype="float32",
-                    page_tokens=16,
-                    layers=[0],
-                    kv_heads=[0],
-                    head_dim=64,
-                    context_length=int(context_length),
-                ),
+                layout=layout_to_wire(KvLayout(model, (GROUP,), int(context_length))),
                 schema="echo",
                 tokens_max=TOKENS_MAX,
                 rooms_max=ROOMS_MAX,

@@ -47,47 +47,105 @@ class Topology(_message.Message):
 Global___Topology: _TypeAlias = Topology  # noqa: Y015
 
 @_typing.final
+class KvPlane(_message.Message):
+    """One of the vectors that are kept of each token, layer and head."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ELEMENTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    elements: _builtins.int
+    """Numbers of one vector."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        elements: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elements", b"elements", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPlane: _TypeAlias = KvPlane  # noqa: Y015
+
+@_typing.final
+class KvGroup(_message.Message):
+    """Geometry of the pages of some layers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    PLANES_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Of which tokens something is kept: full (of all)."""
+    dtype: _builtins.str
+    page_tokens: _builtins.int
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids, ascending; a layer is in one group at most. A rank may have none of a group."""
+
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids, ascending."""
+
+    @_builtins.property
+    def planes(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvPlane]:
+        """In the order in which their vectors lie in a page."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        page_tokens: _builtins.int = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        heads: _abc.Iterable[_builtins.int] | None = ...,
+        planes: _abc.Iterable[Global___KvPlane] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "heads", b"heads", "kind", b"kind", "layers", b"layers", "page_tokens", b"page_tokens", "planes", b"planes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvGroup: _TypeAlias = KvGroup  # noqa: Y015
+
+@_typing.final
 class KvLayout(_message.Message):
     """Geometry of KV pages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
-    DTYPE_FIELD_NUMBER: _builtins.int
-    PAGE_TOKENS_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
-    KV_HEADS_FIELD_NUMBER: _builtins.int
-    HEAD_DIM_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     QUANTIZE_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Fingerprint of the model's configuration and weights."""
-    dtype: _builtins.str
-    page_tokens: _builtins.int
-    head_dim: _builtins.int
     context_length: _builtins.int
     """Most tokens of a sequence; 0: not said."""
     quantize: _builtins.str
     """As which codes weights are kept: none, int8, int4 or keep. Empty: none."""
     @_builtins.property
-    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def kv_heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvGroup]: ...
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
-        dtype: _builtins.str = ...,
-        page_tokens: _builtins.int = ...,
-        layers: _abc.Iterable[_builtins.int] | None = ...,
-        kv_heads: _abc.Iterable[_builtins.int] | None = ...,
-        head_dim: _builtins.int = ...,
         context_length: _builtins.int = ...,
         quantize: _builtins.str = ...,
+        groups: _abc.Iterable[Global___KvGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "dtype", b"dtype", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers", "model", b"model", "page_tokens", b"page_tokens", "quantize", b"quantize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "groups", b"groups", "model", b"model", "quantize", b"quantize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
