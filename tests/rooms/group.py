@@ -39,8 +39,8 @@ class Settled(Generic[R]):
 class RosterGroup(Generic[R]):
     """Rosters of one worker's ranks, agreed by MIN."""
 
-    def __init__(self, ranks: int, places: int) -> None:
-        self.rosters: list[Roster[R]] = [Roster(places) for _ in range(ranks)]
+    def __init__(self, rosters: Sequence[Roster[R]]) -> None:
+        self.rosters = rosters
         self.turn_number = 0
 
     def open(self, room: int, make: Callable[[RoomId, int], R], now_ms: int) -> list[R]:
@@ -48,8 +48,10 @@ class RosterGroup(Generic[R]):
         name = RoomId(room)
         return [roster.open(name, lambda place: make(name, place), now_ms) for roster in self.rosters]
 
-    def turn(self, now_ms: int, capacity: Sequence[Capacity]) -> Settled[R]:
-        """Vote, agree, settle. `capacity`: each rank's."""
+    def turn(
+        self, now_ms: int, capacity: Sequence[Capacity], agreed: Callable[[], None] = lambda: None
+    ) -> Settled[R]:
+        """Vote, agree, settle. `capacity`: each rank's. `agreed`: called when the ranks have met."""
         votes = [
             roster.votes(now_ms, room_for) for roster, room_for in zip(self.rosters, capacity, strict=True)
         ]
@@ -65,8 +67,9 @@ class RosterGroup(Generic[R]):
             for roster, wishes in zip(self.rosters, votes, strict=True)
         ]
         self.turn_number += 1
-        agreed = [min(words) for words in zip(*(ballot.encode() for ballot in ballots), strict=True)]
-        verdicts = [read_verdict(ballot, agreed) for ballot in ballots]
+        least = [min(words) for words in zip(*(ballot.encode() for ballot in ballots), strict=True)]
+        verdicts = [read_verdict(ballot, least) for ballot in ballots]
+        agreed()
         return Settled(
             [ballot.votes for ballot in ballots],
             [dict(ballot.reasons) for ballot in ballots],

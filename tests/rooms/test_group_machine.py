@@ -10,7 +10,7 @@ from services.rooms.errors import Cause, PeerFault, Reason, RoomExists, RosterFu
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Finished, Landed, Proof, Sealed
 from services.rooms.phases import LIVE, AnyEffect, Effect, Phase, ReceiverEffect, Vote
 from services.rooms.receiver import Receiver
-from services.rooms.roster import Capacity
+from services.rooms.roster import Capacity, Roster
 from tests.rooms.group import RosterGroup, receiver
 
 RANKS, PLACES, PAGES, SLOTS = 3, 4, 6, 3
@@ -24,7 +24,7 @@ class ReceiversMoveTogether(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.group: RosterGroup[Receiver] = RosterGroup(RANKS, PLACES)
+        self.group: RosterGroup[Receiver] = RosterGroup([Roster(PLACES) for _ in range(RANKS)])
         self.now_ms = 0
         self.next_room = 1
         self.pages, self.slots = PAGES, SLOTS

@@ -1,51 +1,71 @@
 """How is a story told, and how is it played?
 
 A story is a text file: a comment that says what happens, then blocks of commands, `----`, and what the
-stage says to them.
+stage says to them. Several commands on a line are divided by `;`. A **dialogue** is told line by line
+instead: `>> command`, and under it what the stage says and each request of a rank to its world,
+`<< Request`. Words in brackets may be left out.
 
-    group decode ranks=2 pages=8 slots=2     a worker's ranks, each with so many pages and slots
+    group decode ranks=2 pages=8 slots=2     a worker's ranks, each with so many pages and slots; prefixes=on
+                                             keeps what rooms computed, checksum=pages sums what landed
     open decode room=7 needed=4 expected=3   the registry's room reaches every rank (prefill: no expected),
                                              or one rank alone, which is a bug: rank=1; deadline=… of each
-                                             phase in ms, waiting=… of waiting for pages,
-                                             ends=… when its request's time is over
+                                             phase in ms, waiting=… of waiting for pages, ends=… when its
+                                             request's time is over, choices=… that it has, like=… for a
+                                             prompt of whole pages that others of that number share
     connect room=7                           decode is connected to the sender
-    grant room=7                             decode's destination, the same on its ranks, reaches the sender's
+    grant room=7                             decode's destination, the same on its ranks, reaches the
+                                             sender's; [by=… another receiver, pages=… so many, prefix=…
+                                             tokens held, unreachable=1 no connection leads there]
     post / ended room=7 rank=0               the sender has writes under way / they have ended
+    compute room=7 [tokens=4]                a step of the sender has computed so many tokens, or all
     write room=7 rank=0 pages=2              those bytes reach decode's memory, where it was told
-    seal room=7 rank=0 pages=3               the record, telling of 3 pages, and the seal reach it
+    record room=7 rank=0 pages=3             the record, telling of 3 pages, reaches it; [tokens=…, token=…]
+    seal room=7 rank=0 pages=3               the record and the seal reach it; [generation=… of another
+                                             tenancy]
     written room=7 rank=0                    that rank of the sender saw all its pages DONE (or all ranks)
+    broken room=7 rank=0                     a write of it has failed
     sealed room=7                            the sender's elected rank saw the seals DONE
-    land room=7 rank=0 pages=3               decode notes pages without having read a record
+    land room=7 rank=0 pages=3 [sealed=1]    decode notes pages, and a seal, without having read a record
+    sum room=7 right=1                       what landed in decode's pages is summed
+    draw / cut room=7 [choice=1 token=9]     a token is drawn / a choice's reader has all it wants
     fail decode room=7 rank=1 reason=…       one rank alone sees a failure
     cancel decode room=7 reason=…            every rank is told to end the room
-    close room=7 / quiet room=7              decode asks the sender to be quiet / notes that it is
+    close room=7 / quiet room=7              decode asks the sender to be quiet / notes that it is;
+                                             [by=… another receiver, generation=…]
+    depart decode                            its peer's process is known to be gone
     revoke                                   decode's memory is taken back from all who know it
     reconnect room=7                         the sender hears where it is now, and where room 7's is no more
     finish room=7                            the sequence has ended
+    drain decode                             it is to leave when it holds nothing
     turn decode now=10                       see, vote, agree, act
     show decode                              what every rank holds
+
+In a dialogue with one side, that side is meant where none is named, room 7, and a millisecond after the last
+command.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import Any, Final
 
-from services.ids import RoomId
+from services.ids import Generation, Incarnation, PageId, RoomId
 from services.pages.errors import PagesError
 from services.pages.pool import PageState
-from services.rooms.errors import Cause, Reason, RoomError
-from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Written
+from services.rooms.errors import Cause, NotConnected, Reason, RoomError
+from services.rooms.evidence import Connected, Evidence, Failed, Granted, Landed, Sealed
 from services.rooms.phases import Phase, Vote
-from services.rooms.quarantine import in_quarantine
-from services.rooms.room import Room
-from services.rooms.roster import Roster
-from tests.rooms.group import Settled, receiver, sender
-from tests.stories.stage import DecodeStage, PrefillStage
+from tests.rooms.group import PEER, Settled, deadlines
+from tests.stories.stage import DEADLINE_MS, DecodeStage, OneExposure, PrefillStage, request
 
 Words = Mapping[str, str]
+Act = Callable[[int, Any], None]
+"""On the rank of this number, which is that."""
 MARK = "----"
-DEADLINE_MS = 40
+UNSAID: Final = ("peer", "exposure")
+"""Fields of requests that are the same in all of a dialogue."""
+SAID: Final = ">> "
+ASKED: Final = "<< "
 
 
 class Play:
@@ -54,7 +74,7 @@ class Play:
     def __init__(self) -> None:
         self._stages: dict[str, DecodeStage | PrefillStage] = {}
         self._now_ms = 0
-        self._verbs: Mapping[str, Callable[[str, Words], list[str]]] = {
+        self._verbs: Mapping[str, Callable[[str, Words], list[str] | None]] = {
             name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
         }
 
@@ -65,122 +85,162 @@ class Play:
         words = dict(word.split("=", 1) for word in rest)
         self._now_ms = int(words.get("now", self._now_ms))
         try:
-            return self._verbs[verb](side, words)
+            return self._verbs[verb](side, words) or []
         except (RoomError, PagesError, LookupError) as error:
-            return [f"{type(error).__name__}: {str(error).split(' (digests')[0]}"]
+            return [_wrong(error)]
+        finally:
+            self._asked = [asked for stage in self._stages.values() for asked in stage.take_requests()]
 
-    def do_group(self, side: str, words: Words) -> list[str]:
-        ranks, pages, slots = int(words["ranks"]), int(words["pages"]), int(words["slots"])
-        stage = DecodeStage if side == "decode" else PrefillStage
-        self._stages[side] = stage(ranks, pages, slots)
-        return []
+    def converse(self, line: str) -> list[str]:
+        """Play one command, a millisecond after the last. Returns what the stage says, and is asked for."""
+        self._now_ms += 1
+        return [*self.say(line), *(ASKED + _asked(asked) for asked in self._asked)]
+
+    def do_group(self, side: str, words: Words) -> None:
+        sizes = (int(words["ranks"]), int(words["pages"]), int(words["slots"]))
+        more: dict[str, Any] = {word: words[word] for word in ("prefixes", "checksum") if word in words}
+        self._stages[side] = DecodeStage(*sizes, **more) if side == "decode" else PrefillStage(*sizes, **more)
 
     def do_open(self, side: str, words: Words) -> list[str]:
-        room, needed, now_ms = _room(words), int(words["needed"]), self._now_ms
-        ms, expected = int(words.get("deadline", DEADLINE_MS)), int(words.get("expected", 0))
+        room, needed, ms = _room(words), int(words["needed"]), int(words.get("deadline", DEADLINE_MS))
+        more = {word: int(words[word]) for word in ("choices", "like") if word in words}
+        asked = request(room, needed, int(words.get("expected", needed)), **more)
+        ends_ms = int(words["ends"]) if "ends" in words else None
 
-        def make(place: int, rank: int) -> Any:
-            if side == "prefill":
-                made: Room = sender(room, place, needed=needed, now_ms=now_ms, ms=ms, elected=rank == 0)
-            else:
-                made = receiver(room, place, needed=needed, expected=expected, now_ms=now_ms, ms=ms)
-            made.deadlines = replace(made.deadlines, waiting_ms=int(words.get("waiting", ms)))
-            made.ends_ms = int(words["ends"]) if "ends" in words else None
-            return made
+        def act(_: int, rank: Any) -> None:
+            opened = rank.open(room, asked, PEER, self._now_ms, ends_ms=ends_ms)
+            opened.deadlines = replace(deadlines(ms), waiting_ms=int(words.get("waiting", ms)))
 
-        for rank, roster in self._ranks(side, words):
-            roster.open(room, partial(make, rank=rank), now_ms)
-        return []
+        return self._each(side, words, act)
 
     def do_connect(self, side: str, words: Words) -> list[str]:
         return self._note("decode", words, Connected())
 
     def do_grant(self, side: str, words: Words) -> list[str]:
-        room = _room(words)
-        noted = self._prefill.grant(room, self._decode.memories[0].told[room])
-        return [] if all(noted) else [f"room {room} is not known to the sender: dropped"]
+        room, exposure = _room(words), Incarnation(1)
+        grant = Granted(Generation(1), tuple(map(PageId, range(int(words.get("pages", 0))))), 0)
+        if "decode" in self._stages:
+            told = self._decode.told[0, room].grant
+            grant = Granted(told.generation, told.pages, told.slot, told.prefix_tokens)
+            exposure = told.exposure
+        grant = replace(grant, prefix_tokens=int(words.get("prefix", grant.prefix_tokens)))
+        lost = NotConnected("nothing leads there") if "unreachable" in words else None
+        route = lost or OneExposure(exposure)
+        return self._each("prefill", words, lambda _, rank: rank.grant(room, _peer(words), grant, route))
 
-    def do_post(self, side: str, words: Words) -> list[str]:
-        self._prefill.memories[int(words["rank"])].posted.add(_room(words))
-        return []
+    def do_post(self, side: str, words: Words) -> None:
+        self._prefill.posted.add((_rank(words), _room(words)))
 
-    def do_ended(self, side: str, words: Words) -> list[str]:
-        self._prefill.memories[int(words["rank"])].posted.discard(_room(words))
-        return []
+    def do_ended(self, side: str, words: Words) -> None:
+        self._prefill.posted.discard((_rank(words), _room(words)))
 
-    def do_write(self, side: str, words: Words) -> list[str]:
-        self._decode.write(_room(words), int(words["rank"]), int(words["pages"]))
-        return []
+    def do_compute(self, side: str, words: Words) -> list[str]:
+        tokens = int(words["tokens"]) if "tokens" in words else None
+        compute = self._prefill.compute
+        return self._each("prefill", words, lambda n, _: compute(n, _room(words), self._now_ms, tokens))
 
-    def do_seal(self, side: str, words: Words) -> list[str]:
-        self._decode.seal(_room(words), int(words["rank"]), int(words["pages"]))
-        return []
+    def do_write(self, side: str, words: Words) -> None:
+        self._decode.write(_room(words), _rank(words), int(words["pages"]))
+
+    def do_record(self, side: str, words: Words) -> None:
+        self._decode.record(_room(words), _rank(words), words)
+
+    def do_seal(self, side: str, words: Words) -> None:
+        self.do_record(side, words)
+        self._decode.seal(_room(words), _rank(words), int(words.get("generation", 0)))
 
     def do_written(self, side: str, words: Words) -> list[str]:
-        return self._note("prefill", words, Written())
+        return self._seen(words, written=True)
+
+    def do_broken(self, side: str, words: Words) -> list[str]:
+        return self._seen(words, failure="a write of it failed")
 
     def do_sealed(self, side: str, words: Words) -> list[str]:
-        self._prefill.sealed(_room(words))
-        return []
+        return self._seen(words, sealed=True)
 
     def do_land(self, side: str, words: Words) -> list[str]:
-        generation = self._decode.group.rosters[int(words["rank"])].get(_room(words)).generation
+        generation = self._decode.ranks[_rank(words)].roster.get(_room(words)).generation
         if generation is None:
             return ["not exposed"]
-        return self._note("decode", words, Landed(generation, int(words["pages"])))
+        landed = self._note("decode", words, Landed(generation, int(words["pages"])))
+        return landed + (self._note("decode", words, Sealed(generation)) if "sealed" in words else [])
+
+    def do_sum(self, side: str, words: Words) -> list[str]:
+        total = int(words["right"])
+        return self._each("decode", words, lambda _, rank: rank.summed(rank.roster.get(_room(words)), total))
+
+    def do_draw(self, side: str, words: Words) -> list[str]:
+        token, choice = int(words["token"]), int(words.get("choice", 0))
+        return self._each("decode", words, lambda n, _: self._decode.draw(n, _room(words), choice, token))
+
+    def do_cut(self, side: str, words: Words) -> list[str]:
+        return self._each("decode", words, lambda _, rank: rank.cut(_room(words), int(words["choice"])))
 
     def do_fail(self, side: str, words: Words) -> list[str]:
         return self._note(side, words, Failed(_cause(words)))
 
     def do_quiet(self, side: str, words: Words) -> list[str]:
-        return self._note("decode", words, Fenced(Proof.QUIET))
+        def act(_: int, rank: Any) -> None:
+            held = rank.roster.get(_room(words)).generation if _room(words) in rank.roster else None
+            rank.quiet(_room(words), Generation(int(words["generation"])) if "generation" in words else held)
 
-    def do_revoke(self, side: str, words: Words) -> list[str]:
-        for roster in self._rosters("decode"):
-            for room in filter(in_quarantine, roster):
-                room.note(Fenced(Proof.REVOKED))
-        return []
+        return self._each("decode", words, act, known=True)
+
+    def do_depart(self, side: str, words: Words) -> list[str]:
+        return self._each(side, words, lambda _, rank: rank.depart(PEER))
+
+    def do_revoke(self, side: str, words: Words) -> None:
+        self._decode.revoke()
 
     def do_reconnect(self, side: str, words: Words) -> list[str]:
-        cause = Cause(Reason.MEMORY_REVOKED, "as the story tells")
-        return [
-            *self._note("prefill", words, Failed(cause)),
-            *self._note("prefill", words, Fenced(Proof.REVOKED)),
-        ]
+        return self._each("prefill", words, lambda _, rank: rank.revoke(PEER, Incarnation(2**32)))
 
     def do_finish(self, side: str, words: Words) -> list[str]:
-        return self._note("decode", words, Finished())
+        return self._each("decode", words, lambda n, _: self._decode.finish(n, _room(words)), known=True)
+
+    def do_drain(self, side: str, words: Words) -> list[str]:
+        self._each(side, words, lambda _, rank: rank.drain())
+        return self.do_leave(side, words)
+
+    def do_leave(self, side: str, words: Words) -> list[str]:
+        left = [rank.may_leave() for _, rank in self._ranks(side, words)]
+        return ["may leave" if all(left) else "may not leave yet"]
 
     def do_cancel(self, side: str, words: Words) -> list[str]:
-        rosters = self._rosters(side)
-        here = [roster.cancel(_room(words), _cause(words), self._now_ms) for roster in rosters]
-        return [] if any(here) else [f"room {words['room']} is not here"]
+        here = [_room(words) in rank.roster for _, rank in self._ranks(side, words)]
+        self._each(side, words, lambda _, rank: rank.cancel(_room(words), _cause(words), self._now_ms))
+        return [] if any(here) else [f"room {_room(words)} is not here"]
 
     def do_close(self, side: str, words: Words) -> list[str]:
-        quiet = self._prefill.close(_room(words), self._now_ms)
-        return ["acknowledged" if quiet else "not yet: the sender holds the room"]
+        told = self._decode.told.get((0, _room(words))) if "decode" in self._stages else None
+        generation = Generation(int(words.get("generation", told.grant.generation if told else 1)))
+        close = (_room(words), _peer(words), generation, self._now_ms)
+        wrong = self._each("prefill", words, lambda _, rank: rank.close(*close))
+        quiet = all(_room(words) not in rank.roster for rank in self._prefill.ranks)
+        return wrong or ["acknowledged" if quiet else "not yet: the sender holds the room"]
 
     def do_turn(self, side: str, words: Words) -> list[str]:
-        stage = self._stages[side]
-        rooms = [(room.place, room.id, room.phase) for room in self._rosters(side)[0]]
+        stage = self._stage(side)
+        rooms = [(room.place, room.id, room.phase) for room in stage.ranks[0].roster]
         stage.said.clear()
         settled = stage.turn(self._now_ms)
         lines = [line for room in rooms for line in _tell(settled, *room)]
         return lines + list(stage.said) or ["nothing to agree on"]
 
     def do_show(self, side: str, words: Words) -> list[str]:
-        stage = self._stages[side]
         lines = []
-        for rank, memory in enumerate(stage.memories):
-            roster = self._rosters(side)[rank]
-            rooms = _list(f"{room.id} {room.phase.value}" for room in roster) or "none"
-            pages, slots = _count(memory.holdings.pages.census()), _count(memory.holdings.slots.census())
-            line = f"r{rank}  rooms: {rooms}; pages: {pages}; slots: {slots}"
-            dropped = roster.dropped.total()
+        for number, rank in self._ranks(side, words):
+            rooms = _list(f"{room.id} {room.phase.value}" for room in rank.roster) or "none"
+            pages, slots = _count(rank.holdings.pages.census()), _count(rank.holdings.slots.census())
+            line = f"r{number}  rooms: {rooms}; pages: {pages}; slots: {slots}"
+            dropped = rank.roster.dropped.total()
             line += f"; news dropped: {dropped}" if dropped else ""
-            foreign = memory.foreign_pages()
+            foreign = self._stage(side).foreign_pages(number)
             lines.append(line + (f"; pages overwritten by another room: {foreign}" if foreign else ""))
         return lines
+
+    def _stage(self, side: str) -> DecodeStage | PrefillStage:
+        return self._stages[side or next(iter(self._stages))]
 
     @property
     def _decode(self) -> DecodeStage:
@@ -196,26 +256,49 @@ class Play:
             raise TypeError("prefill is not on stage")
         return stage
 
-    def _rosters(self, side: str) -> Sequence[Roster[Any]]:
-        return self._stages[side].group.rosters
+    def _ranks(self, side: str, words: Words) -> list[tuple[int, Any]]:
+        """Every rank with its number, or the one that is named."""
+        ranks = list(enumerate(self._stage(side).ranks))
+        return [ranks[int(words["rank"])]] if "rank" in words else ranks
 
-    def _ranks(self, side: str, words: Words) -> list[tuple[int, Roster[Any]]]:
-        """Every rank's roster, or the one that is named."""
-        rosters = list(enumerate(self._rosters(side)))
-        return [rosters[int(words["rank"])]] if "rank" in words else rosters
+    def _each(self, side: str, words: Words, act: Act, *, known: bool = False) -> list[str]:
+        """What ranks find wrong with it, each thing once. `known`: with a room that they do not hold, too."""
+        said = []
+        for number, rank in self._ranks(side, words):
+            if known and _room(words) not in rank.roster:
+                said.append(f"r{number} does not hold room {_room(words)}: dropped")
+            try:
+                act(number, rank)
+            except (RoomError, PagesError) as error:
+                said.append(_wrong(error))
+        return list(dict.fromkeys(said))
 
-    def _note(self, side: str, words: Words, evidence: Any) -> list[str]:
-        ranks = self._ranks(side, words)
-        missed = [rank for rank, roster in ranks if not roster.note(_room(words), evidence)]
-        return [f"r{rank} does not hold room {words['room']}: dropped" for rank in missed]
+    def _note(self, side: str, words: Words, evidence: Evidence) -> list[str]:
+        return self._each(side, words, lambda _, rank: rank.note(_room(words), evidence), known=True)
+
+    def _seen(self, words: Words, **writes: Any) -> list[str]:
+        see = self._prefill.see
+        return self._each("prefill", words, lambda n, _: see(n, _room(words), self._now_ms, **writes))
 
 
 def _room(words: Words) -> RoomId:
-    return RoomId(int(words["room"]))
+    return RoomId(int(words.get("room", 7)))
+
+
+def _rank(words: Words) -> int:
+    return int(words.get("rank", 0))
+
+
+def _peer(words: Words) -> Incarnation:
+    return Incarnation(int(words.get("by", PEER)))
 
 
 def _cause(words: Words) -> Cause:
     return Cause(Reason(words["reason"]), "as the story tells")
+
+
+def _wrong(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).split(' (digests')[0]}"
 
 
 def _list(words: Iterable[str]) -> str:
@@ -224,6 +307,31 @@ def _list(words: Iterable[str]) -> str:
 
 def _count(census: Mapping[PageState, int]) -> str:
     return _list(f"{count} {state.value}" for state, count in census.items() if count)
+
+
+def _asked(asked: Any) -> str:
+    """A request, but for whose it is where that is the peer's or the one room's."""
+    words = [(each.name, getattr(asked, each.name)) for each in fields(asked)]
+    said = [
+        f"{name}={_value(value)}"
+        for name, value in words
+        if name not in ("peer", "exposure") and value not in (False, "")
+    ]
+    return " ".join([type(asked).__name__, *said])
+
+
+def _value(value: Any) -> str:
+    match value:
+        case Enum():
+            return str(value.value)
+        case Cause(reason, text):
+            return f"{reason.value} ({text})"
+        case tuple():
+            return _list(map(str, value)) or "none"
+        case _ if is_dataclass(value):
+            return "; ".join(f"{each.name} {getattr(value, each.name)}" for each in fields(value))
+        case _:
+            return str(value)
 
 
 def _tell(settled: Settled[Any], place: int, room: RoomId, before: Phase) -> list[str]:
@@ -256,6 +364,9 @@ def play(text: str) -> str:
         if all(line.startswith("#") for line in lines):
             out.append(block)
             continue
+        if any(line.startswith(SAID) for line in lines):
+            out.append("\n".join(_dialogue(performance, lines)))
+            continue
         commands = lines[: lines.index(MARK)] if MARK in lines else lines
         said = [
             answer
@@ -266,3 +377,13 @@ def play(text: str) -> str:
         ]
         out.append("\n".join([*commands, MARK, *said]))
     return "\n\n".join(out) + "\n"
+
+
+def _dialogue(performance: Play, lines: Iterable[str]) -> Iterator[str]:
+    """What is said to the stage, and behind each command what the stage says to it and asks for."""
+    for line in lines:
+        if line.startswith(SAID):
+            yield line
+            yield from performance.converse(line.removeprefix(SAID))
+        elif line.startswith("#"):
+            yield line

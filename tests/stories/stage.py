@@ -1,188 +1,281 @@
-"""What happens when both sides of a hand-over, of several ranks each, do what a story tells?
+"""What surrounds both sides of a hand-over, of several ranks each, while they do what a story tells?
 
-The product's own classes act: rosters, receivers, senders, ballots, holdings, records. Here is only what
-surrounds them in production: applying effects (as the workers' turns do), memory, and a remote writer
-who writes where it was told to, whatever has become of that memory since.
+The ranks are the product's own, `services.handover`. Here is their world: turns that the ranks take together,
+memory, and a remote writer who writes where it was told to, whatever has become of that memory since.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
-from services.ids import Generation, PageId, RoomId
-from services.pages.errors import PagesError
+from services.handover.receiving import Receiving, ReceivingRoom
+from services.handover.requests import Grant
+from services.handover.sending import Sending, SendingRoom
+from services.handover.side import HandOverSide
+from services.ids import Generation, Incarnation, RoomId
+from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings, Standing
 from services.pages.pool import PagePool
-from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, read_slot, seal_bytes
+from services.pages.prefixes import PrefixTree
+from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from services.pages.slots import SlotPool
-from services.rooms.errors import Cause, PeerFault, Reason
-from services.rooms.evidence import Failed, Fenced, Finished, Granted, Landed, Proof, Sealed
-from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
-from services.rooms.receiver import Receiver
+from services.rooms.request import Request, Token
 from services.rooms.room import Room
-from services.rooms.roster import Capacity
-from services.rooms.sender import Sender
-from tests.rooms.group import PEER, RosterGroup, Settled
+from tests.layouts import one_group
+from tests.rooms.group import RosterGroup, Settled, deadlines
+
+PLACES: Final = 4
+LAYOUT: Final = one_group("model", "float32", 4, (0,), (0,), 1)
+VOCABULARY: Final = 100
+FIRST_TOKEN: Final = Token(5)
+END: Final = 2
+"""The token that ends a sequence."""
+DEADLINE_MS: Final = 40
+EXPOSURE: Final = 1
+
+R = TypeVar("R", bound=Room)
+
+
+def request(room: int, pages: int, prompt_pages: int, *, choices: int = 1, like: int = 0) -> Request:
+    """One whose prompt fills `prompt_pages`, the last of them not quite, and that may grow to `pages` in each
+    of its choices. `like`: its prompt is whole pages of the same tokens as other requests of that number."""
+    tokens = max(prompt_pages * LAYOUT.page_tokens - (0 if like else 2), 0)
+    most = pages * LAYOUT.page_tokens - tokens + 1
+    prompt = ((like or room) % VOCABULARY,) * tokens
+    return Request(
+        f"request-{room}", prompt, most, eos_token_ids=(END,), further_seeds=tuple(range(1, choices))
+    )
+
+
+@dataclass(slots=True)
+class RankMemory:
+    """One rank's memory. `kv` holds one byte a page: the room that wrote it last, 0 for none."""
+
+    kv: bytearray
+    slots: bytearray
+
+    @classmethod
+    def of(cls, pages: int, slots: int) -> "RankMemory":
+        return cls(bytearray(pages), bytearray(slots * SLOT_BYTES))
+
+    def holdings(self, prefixes: str) -> Holdings:
+        """`prefixes`: on to keep what rooms computed."""
+        tree = PrefixTree(LAYOUT.page_tokens) if prefixes == "on" else None
+        return Holdings(PagePool(len(self.kv)), SlotPool(memoryview(self.slots)), tree)
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
     """What a sender was told once, and may use at any later time."""
 
-    pages: tuple[PageId, ...]
-    slot: int
-    generation: Generation
+    grant: Grant
+    memory: RankMemory
+    """As it lay then."""
+    prompt_tokens: int
 
 
-@dataclass(slots=True)
-class Memory:
-    """One rank's memory. `kv` holds one byte a page: the room that wrote it last, 0 for none."""
+@dataclass(frozen=True, slots=True)
+class OneExposure:
+    """A sender's route to it."""
 
-    kv: bytearray
-    slots: bytearray
-    holdings: Holdings
-    told: dict[RoomId, Destination] = field(default_factory=dict)
-    posted: set[RoomId] = field(default_factory=set)
-    """Sender: rooms with writes under way."""
+    exposure: Incarnation
+    page_tokens: int = LAYOUT.page_tokens
 
-    @classmethod
-    def of(cls, pages: int, slots: int) -> "Memory":
-        slot_bytes = bytearray(slots * SLOT_BYTES)
-        return cls(bytearray(pages), slot_bytes, Holdings(PagePool(pages), SlotPool(memoryview(slot_bytes))))
-
-    def capacity(self) -> Capacity:
-        return Capacity(self.holdings.pages.free, self.holdings.slots.free)
-
-    def foreign_pages(self) -> int:
-        """Pages that a room holds and that another room wrote to since."""
-        return sum(
-            self.kv[page] not in (0, room)
-            for room in self.told
-            if room in self.holdings and self.holdings.get(room).standing is not Standing.QUARANTINED
-            for page in self.holdings.get(room).pages
-        )
+    def revoked_by(self, exposure: Incarnation) -> bool:
+        return self.exposure < exposure
 
 
-class DecodeStage:
-    """A decode worker's rank group."""
+class Stage(Generic[R]):
+    """A worker's rank group."""
 
-    def __init__(self, ranks: int, pages: int, slots: int, places: int = 4) -> None:
-        self.group: RosterGroup[Receiver] = RosterGroup(ranks, places)
-        self.memories = [Memory.of(pages, slots) for _ in range(ranks)]
+    def __init__(self, ranks: Sequence[HandOverSide[R, Any]]) -> None:
+        self.ranks = ranks
+        self.group: RosterGroup[R] = RosterGroup([each.roster for each in ranks])
         self.said: list[str] = []
+
+    def turn(self, now_ms: int) -> Settled[R]:
+        self.observe()
+        settled = self.group.turn(now_ms, [each.capacity() for each in self.ranks], self.agreed)
+        for rank, effects in enumerate(settled.effects):
+            for room, effect in effects:
+                try:
+                    self.ranks[rank].perform(room, effect, now_ms)  # type: ignore[attr-defined]
+                except AssertionError as error:
+                    self.said.append(f"r{rank}  {error}")
+        return settled
+
+    def observe(self) -> None:
+        """What ranks see by themselves."""
+
+    def agreed(self) -> None:
+        """The ranks have met."""
+
+    def take_requests(self) -> Iterator[Any]:
+        """Carried out, as far as this world does."""
+        for rank, each in enumerate(self.ranks):
+            for asked in each.take_requests():
+                self.carry_out(rank, asked)
+                yield asked
+
+    def carry_out(self, rank: int, asked: Any) -> None:
+        """One request of a rank."""
+
+    def foreign_pages(self, rank: int) -> int:
+        """Pages that a room of the rank holds and that another room wrote to since."""
+        return 0
+
+
+class DecodeStage(Stage[ReceivingRoom]):
+    def __init__(
+        self, ranks: int, pages: int, slots: int, *, prefixes: str = "off", checksum: str = "record"
+    ) -> None:
+        self.memories = [RankMemory.of(pages, slots) for _ in range(ranks)]
+        self.exposure = Incarnation(EXPOSURE)
+        self.told: dict[tuple[int, RoomId], Destination] = {}
+        """By rank and room."""
+        self.receivings: list[Receiving[ReceivingRoom]] = [
+            Receiving(
+                ReceivingRoom,
+                PLACES,
+                memory.holdings(prefixes),
+                LAYOUT,
+                deadlines(DEADLINE_MS),
+                exposure=self.exposure,
+                ranks=ranks,
+                vocabulary=VOCABULARY,
+                checksum=KvChecksum(checksum),
+            )
+            for memory in self.memories
+        ]
+        super().__init__(self.receivings)
+
+    def observe(self) -> None:
+        for receiving in self.receivings:
+            for room in receiving.touched():
+                receiving.look(room)
+
+    def agreed(self) -> None:
+        for receiving in self.receivings:
+            receiving.agreed()
+
+    def carry_out(self, rank: int, asked: Any) -> None:
+        roster = self.receivings[rank].roster
+        if isinstance(asked, Grant) and asked.room in roster:
+            known = roster.get(asked.room).request.prefill_tokens
+            self.told[rank, asked.room] = Destination(asked, self.memories[rank], known)
+            for page in asked.pages:
+                self.memories[rank].kv[page] = 0
 
     def write(self, room: RoomId, rank: int, pages: int) -> None:
         """The sender's one-sided write of the room's first `pages` pages."""
-        memory = self.memories[rank]
-        for page in memory.told[room].pages[:pages]:
-            memory.kv[page] = room
+        to = self.told[rank, room]
+        for page in to.grant.pages[:pages]:
+            to.memory.kv[page] = room
 
-    def seal(self, room: RoomId, rank: int, pages: int) -> None:
-        """The sender's record, telling of `pages` pages, and its seal."""
-        memory = self.memories[rank]
-        to = memory.told[room]
-        start = to.slot * SLOT_BYTES
-        record = MetadataRecord(room, to.generation, 16 * pages, 0, pages, first_token=5)
-        memory.slots[start : start + SEAL_OFFSET] = record.pack()
-        seal = seal_bytes(room, to.generation)
-        memory.slots[start + SEAL_OFFSET : start + SEAL_OFFSET + len(seal)] = seal
+    def record(self, room: RoomId, rank: int, words: Mapping[str, str]) -> None:
+        """The sender's record, with what `words` say of it in place of what it should."""
+        to = self.told[rank, room]
+        record = MetadataRecord(
+            room,
+            to.grant.generation,
+            prompt_tokens=int(words.get("tokens", to.prompt_tokens)),
+            cached_tokens=0,
+            pages=int(words["pages"]),
+            first_token=int(words.get("token", FIRST_TOKEN.id)),
+            pages_checksum=1,
+        )
+        self._put(to, 0, record.pack())
 
-    def turn(self, now_ms: int) -> Settled[Receiver]:
-        for rank, roster in enumerate(self.group.rosters):
-            for room in roster:
-                if room.phase is Phase.TRANSFERRING and not room.sealed:
-                    self._see(rank, room)
-        settled = self.group.turn(now_ms, [memory.capacity() for memory in self.memories])
-        for rank, effects in enumerate(settled.effects):
-            for room, effect in effects:
-                self._perform(rank, room, effect, now_ms)
-        return settled
+    def seal(self, room: RoomId, rank: int, generation: int) -> None:
+        """The sender's seal; `generation`: 0 for its own."""
+        to = self.told[rank, room]
+        self._put(to, SEAL_OFFSET, seal_bytes(room, Generation(generation or to.grant.generation)))
 
-    def _see(self, rank: int, room: Receiver) -> None:
-        holdings = self.memories[rank].holdings
-        slot = holdings.get(room.id).slot
-        generation = Generation(slot.generation)
-        try:
-            record = read_slot(holdings.slots.view(slot), room.id, generation)
-            if record is not None:
-                room.note(Landed(generation, record.pages))
-                room.note(Sealed(generation))
-        except (PagesError, PeerFault) as error:
-            room.note(Failed(Cause(Reason.RECORD_CORRUPT, str(error))))
+    @staticmethod
+    def _put(to: Destination, offset: int, data: bytes) -> None:
+        start = to.grant.slot * SLOT_BYTES + offset
+        to.memory.slots[start : start + len(data)] = data
 
-    def _perform(self, rank: int, room: Receiver, effect: AnyEffect, now_ms: int) -> None:
-        memory = self.memories[rank]
-        holdings = memory.holdings
-        match effect:
-            case ReceiverEffect.GRANT:
-                holdings.take(room.id, room.pages_needed)
-                holding = holdings.expose(room.id, room.pages_expected)
-                room.expose(Generation(holding.slot.generation))
-                for page in holding.pages:
-                    memory.kv[page] = 0
-                memory.told[room.id] = Destination(
-                    holding.exposed, holding.slot.index, holding.slot.generation
-                )
-            case ReceiverEffect.ADMIT:
-                slot = holdings.get(room.id).slot
-                if read_slot(holdings.slots.view(slot), room.id, slot.generation) is None:
-                    self.said.append(f"r{rank} admits room {room.id} without its record")
-                holdings.commit(room.id)
-            case Effect.FENCE:
-                if not holdings.quarantine(room.id):
-                    room.note(Fenced(Proof.UNEXPOSED))
-            case Effect.RELEASE:
-                holdings.give_back(room.id)
-                self.group.rosters[rank].retire(room.id, now_ms)
-            case _:
-                pass
+    def revoke(self) -> None:
+        """All memory is taken back from everyone who knows it: it goes on at another address."""
+        self.exposure = Incarnation(self.exposure + 1)
+        for rank, receiving in enumerate(self.receivings):
+            receiving.revoke()
+            memory = self.memories[rank]
+            self.memories[rank] = RankMemory(bytearray(memory.kv), bytearray(memory.slots))
+            receiving.revoked(self.exposure, memoryview(self.memories[rank].slots))
+
+    def draw(self, rank: int, room: RoomId, choice: int, token: int) -> None:
+        """A step has drawn a token of this choice."""
+        held = self.receivings[rank].roster.get(room)
+        held.outputs[choice].append(token)
+        self.receivings[rank].drawn(held, choice)
+
+    def finish(self, rank: int, room: RoomId) -> None:
+        """The sequences that go on have ended."""
+        roster = self.receivings[rank].roster
+        for choice in list(roster.get(room).ends.going_on) if room in roster else ():
+            self.draw(rank, room, choice, END)
+
+    def foreign_pages(self, rank: int) -> int:
+        holdings = self.receivings[rank].holdings
+        return sum(
+            self.memories[rank].kv[page] not in (0, room)
+            for of, room in self.told
+            if of == rank and room in holdings
+            if holdings.get(room).standing is not Standing.QUARANTINED
+            for page in holdings.get(room).pages
+        )
 
 
-class PrefillStage:
-    """A prefill worker's rank group."""
+@dataclass(slots=True)
+class StagedWrites:
+    """How far the writes of a room have come, of one rank."""
 
-    def __init__(self, ranks: int, pages: int, slots: int, places: int = 4) -> None:
-        self.group: RosterGroup[Sender] = RosterGroup(ranks, places)
-        self.memories = [Memory.of(pages, slots) for _ in range(ranks)]
-        self.said: list[str] = []
+    failure: str | None = None
+    written: bool = False
+    sealed: bool = False
 
-    def grant(self, room: RoomId, to: Destination) -> list[bool]:
-        """Every rank is told where the receiver's ranks want the room."""
-        granted = Granted(Generation(to.generation), to.pages, to.slot)
-        return [roster.note(RoomId(room), granted) for roster in self.group.rosters]
 
-    def sealed(self, room: RoomId) -> None:
-        """The room's records and seals are written: DONE. The elected rank alone sees that."""
-        for roster in self.group.rosters:
-            sender = roster.get(RoomId(room))
-            if sender.elected and sender.grant is not None:
-                sender.note(Sealed(sender.grant.generation))
+class PrefillStage(Stage[SendingRoom]):
+    def __init__(self, ranks: int, pages: int, slots: int, *, prefixes: str = "off") -> None:
+        self.sendings: list[Sending[SendingRoom]] = [
+            Sending(
+                SendingRoom,
+                PLACES,
+                RankMemory.of(pages, slots).holdings(prefixes),
+                LAYOUT,
+                deadlines(DEADLINE_MS),
+                elected=rank == 0,
+            )
+            for rank in range(ranks)
+        ]
+        self.posted: set[tuple[int, RoomId]] = set()
+        """By rank: rooms with writes under way."""
+        self.writes: dict[tuple[int, RoomId], StagedWrites] = {}
+        super().__init__(self.sendings)
 
-    def close(self, room: RoomId, now_ms: int) -> bool:
-        """The receiver gave the room up. True when every rank can prove that it is quiet."""
-        for roster in self.group.rosters:
-            cause = Cause(Reason.RECEIVER_CLOSED, "the receiver gave the room up")
-            roster.give_up(RoomId(room), PEER, cause, now_ms)
-        return all(RoomId(room) not in roster for roster in self.group.rosters)
+    def observe(self) -> None:
+        for rank, sending in enumerate(self.sendings):
+            for room in sending.unproven():
+                if (rank, room.id) not in self.posted:
+                    sending.ended(room)
 
-    def turn(self, now_ms: int) -> Settled[Sender]:
-        for roster, memory in zip(self.group.rosters, self.memories, strict=True):
-            for room in roster:
-                if room.phase is Phase.FAILED and room.id not in memory.posted:
-                    room.note(Fenced(Proof.UNEXPOSED if room.grant is None else Proof.QUIET))
-        settled = self.group.turn(now_ms, [memory.capacity() for memory in self.memories])
-        for rank, effects in enumerate(settled.effects):
-            for room, effect in effects:
-                self._perform(rank, room, effect, now_ms)
-        return settled
+    def compute(self, rank: int, room: RoomId, now_ms: int, tokens: int | None = None) -> None:
+        """A step ended, behind so many tokens of the room, or all."""
+        held = self.sendings[rank].roster.get(room)
+        known = held.request.prefill_tokens
+        computed = known if tokens is None else tokens
+        self.sendings[rank].computed(held, computed, FIRST_TOKEN if computed == known else None, now_ms)
 
-    def _perform(self, rank: int, room: Room, effect: AnyEffect, now_ms: int) -> None:
-        holdings = self.memories[rank].holdings
-        match effect:
-            case SenderEffect.COMPUTE:
-                holdings.take(room.id, room.pages_needed)
-            case SenderEffect.REPORT:
-                room.note(Finished())
-            case Effect.RELEASE:
-                holdings.give_back(room.id)
-                self.group.rosters[rank].retire(room.id, now_ms)
-            case _:
-                pass
+    def see(self, rank: int, room: RoomId, now_ms: int, **writes: Any) -> None:
+        """The rank sees that the room's writes have come this far."""
+        held = self.sendings[rank].roster.get(room)
+        if "sealed" in writes and not held.elected:
+            return
+        if "written" in writes and not held.complete:
+            self.compute(rank, room, now_ms)
+        known = self.writes.setdefault((rank, room), StagedWrites())
+        for word, value in writes.items():
+            setattr(known, word, value)
+        self.sendings[rank].observe(held, known, now_ms, moved=True)
