@@ -11,44 +11,40 @@ for no more than such a step.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from services.decode.job import Choice, Job
-from services.rooms.phases import Phase
+from services.decode.room import Choice, DecodeRoom
 
 
-class Part(NamedTuple):
-    """Of a step."""
+class ChoiceStep(NamedTuple):
+    """Of a choice, in a step of the batch."""
 
-    job: Job
+    room: DecodeRoom
     choice: Choice
 
 
-def unfinished(jobs: Iterable[Job]) -> list[Part]:
-    """Choices of admitted rooms that go on, in the order of `jobs`, oldest first, and of each room's."""
-    return [Part(job, job.choices[place]) for job in jobs if _runs(job) for place in job.ends.going_on]
+def unfinished(rooms: Iterable[DecodeRoom]) -> list[ChoiceStep]:
+    """Choices of admitted rooms that go on, in the order of `rooms`, oldest first, and of each room's."""
+    return [
+        ChoiceStep(room, room.choices[place]) for room in rooms if room.runs for place in room.ends.going_on
+    ]
 
 
-def how_many(jobs: Iterable[Job]) -> int:
+def how_many(rooms: Iterable[DecodeRoom]) -> int:
     """Sequences that go on."""
-    return sum(len(job.ends.going_on) for job in jobs if _runs(job))
+    return sum(len(room.ends.going_on) for room in rooms if room.runs)
 
 
-def _runs(job: Job) -> bool:
-    receiver = job.receiver
-    return receiver.phase is Phase.SUCCESS and not job.finished and not receiver.stopping
-
-
-def next_batch(jobs: Iterable[Job], max_running: int) -> list[Part]:
-    """`jobs`: all that there are, oldest first."""
-    running = unfinished(jobs)[:max_running]
-    tokens = sum(not part.choice.forks for part in running)
-    batch: list[Part] = []
+def next_batch(rooms: Iterable[DecodeRoom], max_running: int) -> list[ChoiceStep]:
+    """`rooms`: all that there are, oldest first."""
+    running = unfinished(rooms)[:max_running]
+    tokens = sum(not each.choice.forks for each in running)
+    batch: list[ChoiceStep] = []
     begins = False
-    for part in running:
-        if part.choice.forks:
-            row = part.choice.row
+    for each in running:
+        if each.choice.forks:
+            row = each.choice.row
             tokens += row.stop - row.start
             if begins and tokens > max_running:
                 continue
             begins = True
-        batch.append(part)
+        batch.append(each)
     return batch

@@ -1,11 +1,11 @@
 """How long may the turns rest, when nothing wakes them?"""
 
+from collections.abc import Iterable
 from typing import Final
 
 from services.rooms.phases import Phase
 from services.rooms.quarantine import in_quarantine
 from services.rooms.receiver import Receiver
-from services.rooms.roster import Roster
 
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
@@ -16,15 +16,15 @@ DRAIN_S: Final = 0.01
 """While memory is in quarantine: what its sender posted may end only while its target makes progress."""
 
 
-def look_s(roster: Roster[Receiver], *, engine_free: bool) -> float:
+def look_s(rooms: Iterable[Receiver], *, engine_free: bool) -> float:
     """How soon to look for what wakes nobody."""
-    if any(room.phase is Phase.TRANSFERRING for room in roster):
+    if any(room.phase is Phase.TRANSFERRING for room in rooms):
         return POLL_S if engine_free else BESIDE_STEP_S
-    return DRAIN_S if any(in_quarantine(room) for room in roster) else HEARTBEAT_S
+    return DRAIN_S if any(in_quarantine(room) for room in rooms) else HEARTBEAT_S
 
 
-def deadline_s(roster: Roster[Receiver], now_ms: int) -> float:
+def deadline_s(rooms: Iterable[Receiver], now_ms: int) -> float:
     """How soon time alone may ask for a turn."""
-    waits = [(room.deadline_ms - now_ms, room.phase) for room in roster]
+    waits = [(room.deadline_ms - now_ms, room.phase) for room in rooms]
     asking = (wait for wait, phase in waits if wait > 0 or phase is not Phase.FAILED)
     return min([HEARTBEAT_S, *(max(wait, 1) / 1000 for wait in asking)])

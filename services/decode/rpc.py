@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.decode.job import replies_max
+from services.decode.room import replies_max
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation
 from services.rooms.phases import Side

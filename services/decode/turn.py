@@ -1,5 +1,8 @@
 """What does a decode rank see, do and compute in a turn?
 
+`services.handover.receiving` decides; here is the world that it asks: peers, callers, the engine, the
+transfer, timelines and metrics.
+
 Queues, in the field's words: *prealloc* (no pages yet), *transfer* (pages granted, not landed on every
 rank), *waiting* (admitted, no space in the batch) and *running*. They follow from the rooms' phases and
 their order; there are no lists beside the roster that could disagree with it.
@@ -9,36 +12,39 @@ import asyncio
 from collections import abc
 from typing import assert_never
 
-from services.decode.answers import Answers
 from services.decode.batch import how_many
-from services.decode.commands import Commands
-from services.decode.computing import Computing
-from services.decode.grants import Grants
-from services.decode.job import Job
+from services.decode.commands import DecodeCommands
+from services.decode.computing import Decoding
 from services.decode.landing import LandingCheck
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import Peers
+from services.decode.peers import Peers, endpoint_to_wire
 from services.decode.rest import deadline_s, look_s
-from services.decode.revocation import Revocation
-from services.decode.seals import NEAR_S, Seals
+from services.decode.room import DecodeRoom
+from services.handover.receiving import Receiving
+from services.handover.requests import (
+    Close,
+    Connect,
+    Forget,
+    Grant,
+    Join,
+    Outcome,
+    ReceiverRequest,
+    Report,
+    Retired,
+    SumPages,
+)
 from services.ids import Incarnation, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, Reason
-from services.rooms.evidence import Fenced, Proof
+from services.rooms.errors import Cause, PeerFault, Refusal
+from services.rooms.evidence import Connected
 from services.rooms.phases import Effect, Phase, ReceiverEffect, Vote
-from services.rooms.plurals import counted
-from services.rooms.reasons import REASONS, Fault
-from services.rooms.receiver import Receiver
-from services.rooms.request import Token
-from services.rooms.room import Room
-from services.rooms.roster import Capacity, Roster
+from services.rooms.roster import Capacity
 from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
-from services.runtime.host_memory import HostMemory
+from services.runtime.errors import MemoryKept
+from services.runtime.host_memory import CannotMove, HostMemory
+from services.runtime.logging import Log
 from services.transfer.exposure import Exposure
+from services.transfer.interface import TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2, workers_pb2
 from services.wire.census import census_to_wire
 from services.wire.model_bounds import ModelBounds
@@ -48,20 +54,17 @@ from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter, wish_told
 from services.worker.stepper import Stepper
 
-"""Ends that say nothing about the way to the sender."""
+log = Log(__name__)
 
 
 class DecodeWork:
-    """The decode side of `services.worker.turns.Work`. Every table is keyed by room and emptied by
-    `_retire`."""
+    """The decode side of `services.worker.turns.Work`."""
 
     def __init__(
         self,
+        receiving: Receiving[DecodeRoom],
         *,
-        places: int,
         incarnation: Incarnation,
-        holdings: Holdings,
-        layout: KvLayout,
         bounds: ModelBounds,
         stepper: Stepper,
         exposure: Exposure,
@@ -71,109 +74,96 @@ class DecodeWork:
         reporter: Reporter,
         metrics: DecodeMetrics,
         clock: Clock,
-        deadlines: Deadlines,
         max_running: int,
-        checksum: KvChecksum = KvChecksum.RECORD,
-        near_s: float = NEAR_S,
         folds: Folds | None = None,
     ) -> None:
-        """`near_s`: as of `Seals`. `folds`: of the rank that draws."""
-        self.roster: Roster[Receiver] = Roster(places)
+        """`slots`: the memory of those that `receiving` hands out. `folds`: of the rank that draws."""
+        self.roster = receiving.roster
         self.callers: Callers[inference_pb2.StreamRoomReply] = Callers(mailbox, self.roster)
-        self._holdings = holdings
+        self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
+        """Of every rank's memory, in rank order, once they have told."""
+        self._receiving = receiving
+        self._incarnation = incarnation
         self._exposure = exposure
+        self._slots = slots
         self._peers = peers
         self._mailbox = mailbox
         self._reporter = reporter
         self._metrics = metrics
         self._clock = clock
         self._max_running = max_running
-        self._jobs: dict[RoomId, Job] = {}
         self._folds = Folds(None, mailbox.wake) if folds is None else folds
-        self._answers = Answers(reporter, metrics.worker)
-        self._computing = Computing(stepper, max_running, answers=self._answers, metrics=metrics, clock=clock)
-        self._seals = Seals(holdings, layout, bounds, checksum, reporter, near_s)
-        self._landing = LandingCheck(stepper, layout)
-        self._grants = Grants(incarnation, holdings, layout, exposure, peers, reporter, metrics.worker)
-        self._revocation = Revocation(exposure, holdings, slots, peers, metrics)
-        self._commands = Commands(
-            roster=self.roster,
-            jobs=self._jobs,
+        self._computing = Decoding(receiving, stepper, max_running, metrics=metrics, clock=clock)
+        self._landing = LandingCheck(receiving, stepper)
+        self._commands = DecodeCommands(
+            receiving,
             callers=self.callers,
             bounds=bounds,
             folds=self._folds,
-            layout=layout,
-            cache_pages=len(holdings.pages),
-            deadlines=deadlines,
-            peers=peers,
-            exposure=exposure,
-            seals=self._seals,
-            revocation=self._revocation,
-            answers=self._answers,
-            mailbox=mailbox,
+            reporter=reporter,
             clock=clock,
         )
+        self._untold = True
+        """The other ranks do not know yet where this one's memory is."""
         self._turns = 0
 
     # ---- what the leader's process calls
 
     @property
     def draining(self) -> bool:
-        return self._commands.draining
-
-    @property
-    def endpoints(self) -> abc.Sequence[inference_pb2.Endpoint]:
-        """Of every rank, in rank order, once they have told."""
-        return self._grants.endpoints
+        return self._receiving.draining
 
     def names_of(self, room: RoomId) -> abc.Mapping[str, str]:
         """What a room's request is known by; nothing once it is retired."""
-        job = self._jobs.get(room)
-        return {} if job is None else job.request.names
+        return self.roster.get(room).request.names if room in self.roster else {}
 
     def break_off(self, cause: Cause) -> None:
-        """This worker ends here and now: tell whoever was not told how its room ended. Nothing is given back:
-        all that is held ends with the process."""
-        self._answers.break_off(self._jobs.values(), cause)
+        """This worker ends here and now, in the middle of a turn it may be: tell whoever was not told how its
+        room ended, with what ended it before if anything did (`first-cause-wins`). Nothing is given back: all
+        that is held ends with the process."""
+        for room in self.roster:
+            room.conclude(None if room.finished else room.cause or cause)
 
     def census(self) -> workers_pb2.WorkerCensus:
         """What is held right now, for people to look at."""
-        rooms = self.roster.census()
-        return census_to_wire(self._queues(rooms), rooms, self._holdings, self._turns, self._computing.tokens)
+        rooms, holdings = self.roster.census(), self._receiving.holdings
+        return census_to_wire(self._queues(rooms), rooms, holdings, self._turns, self._computing.tokens)
 
     # ---- Work
 
     def take_commands(self) -> bytes:
-        if self._revocation.due(self.roster, self._clock.now_ms()):
+        if self._receiving.revocation_due(self._clock.now_ms(), shut_out=self._peers.shut_out):
             self._mailbox.put(group_pb2.Command(revoke=True))
         return self._mailbox.take()
 
     def apply(self, commands: bytes) -> None:
-        self._commands.apply(commands)
+        for command in group_pb2.Commands.FromString(commands).commands:
+            refused: Exception | None = None
+            try:
+                self._commands.apply(command)
+            except (Refusal, PeerFault) as error:
+                refused = error
+            self._carry_out()
+            self._mailbox.answer(refused)
 
     def see(self) -> bool:
         self._computing.see()
-        summed = self._landing.take()
-        for job, cause in summed:
-            self._seals.summed(job, cause)
-        news = bool(summed) | self._folds.see()
+        news = self._landing.take() | self._folds.see()
         self._exposure.transfer.notices()
-        for job in self._seals.touched(self._jobs.values()):
-            news |= self._seals.look(job)
-        self._landing.start(self._jobs.values(), batch_waits=how_many(self._jobs.values()) > 0)
+        for room in self._receiving.touched():
+            news |= self._receiving.look(room)
+        self._carry_out()
+        self._landing.start(batch_waits=how_many(self.roster) > 0)
         return news
 
     def capacity(self) -> Capacity:
-        if self._revocation.agreed:
-            return Capacity(0, 0)  # nothing is exposed that would have to be taken back at once
-        holdings = self._holdings
-        return Capacity(holdings.available, holdings.slots.free, holdings.prefixes.digest)
+        return self._receiving.capacity()
 
     def may_compute(self) -> bool:
         return self._computing.free
 
     def may_leave(self) -> bool:
-        return self.draining and not self._jobs and self._mailbox.empty
+        return self._receiving.may_leave() and self._mailbox.empty
 
     def connects(self) -> int:
         return 0
@@ -183,59 +173,47 @@ class DecodeWork:
         turn before asked of it: what the leader reserved and exposed then, the others have, too."""
         if connects:
             raise AssertionError(f"{connects} connections to a decode worker")
-        self._grants.tell_senders()
+        self._receiving.agreed()
+        self._carry_out()
 
     def told(self) -> bytes | None:
-        return self._grants.told()
+        """Where this rank's memory is, for the others, if they do not know yet."""
+        if not self._untold:
+            return None
+        self._untold = False
+        return endpoint_to_wire(self._exposure.endpoint()).SerializeToString()
 
     def hear(self, told: abc.Sequence[bytes]) -> None:
-        self._grants.hear(told)
+        self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
+        self._peers.exposed_anew(self.endpoints)
 
-    def voted(self, room: Room, wish: Vote, now_ms: int) -> None:
-        job = self._jobs[room.id]
-        if job.voted != (room.phase, wish):
-            job.voted = (room.phase, wish)
+    def voted(self, room: DecodeRoom, wish: Vote, now_ms: int) -> None:
+        if room.voted != (room.phase, wish):
+            room.voted = (room.phase, wish)
             self._reporter.seen(room.id, Moment.VOTED, wish_told(room, wish, now_ms))
 
-    def perform(self, room: Room, effect: Effect | ReceiverEffect) -> None:
-        job = self._jobs[room.id]
-        match effect:
-            case Effect.QUEUE:
-                self._reporter.note(room.id, Moment.CONNECTED)
-            case ReceiverEffect.GRANT:
-                self._grants.grant(job)
-            case ReceiverEffect.ADMIT:
-                self._admit(job)
-            case Effect.STOP:
-                self._distrust(room)
-                self._answers.end_early(job)
-            case Effect.FENCE:
-                self._distrust(room)
-                self._fail(job)
-            case Effect.RELEASE:
-                self._retire(job)
-            case _:
-                assert_never(effect)
+    def perform(self, room: DecodeRoom, effect: Effect | ReceiverEffect) -> None:
+        self._receiving.perform(room, effect, self._clock.now_ms())
+        self._carry_out()
 
     def compute(self) -> bool:
-        if self._revocation.agreed:
-            self._revocation.carry_out(self.roster)
-            self._grants.moved()
+        if self._receiving.revoking:
+            self._take_memory_back()
             return True
-        if self._computing.start(self._jobs.values()):
+        if self._computing.start():
             self._landing.stepped()
         return False
 
     def record(self, agreement_s: float) -> None:
-        census = self.roster.census()
+        census, holdings = self.roster.census(), self._receiving.holdings
         self._metrics.worker.record_turn(agreement_s, self._reporter.dropped)
         self._metrics.worker.record_rooms(census, self.roster.dropped.total())
-        self._metrics.worker.record_memory(self._holdings.pages.census(), self._holdings.slots.census())
+        self._metrics.worker.record_memory(holdings.pages.census(), holdings.slots.census())
         self._metrics.record_queues(**self._queues(census), most=self._max_running)
         self._turns += 1
 
     def _queues(self, census: abc.Mapping[Phase, int]) -> dict[str, int]:
-        count = how_many(self._jobs.values())
+        count = how_many(self.roster)
         return {
             "prealloc": census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
             "transfer": census[Phase.TRANSFERRING],
@@ -251,71 +229,87 @@ class DecodeWork:
         ends = loop.time() + deadline_s(self.roster, self._clock.now_ms())
         while (left_s := ends - loop.time()) > 0:
             free = self._computing.free
-            if free and self._seals.near(self._jobs.values(), loop.time()):
+            if free and self._receiving.near(loop.time()):
                 await asyncio.sleep(0)
             else:
                 await self._mailbox.rest(min(look_s(self.roster, engine_free=free), left_s))
             if self._mailbox.news.is_set() or len(self.endpoints) > 1:
                 break
             self._exposure.transfer.notices()
-            if self._seals.touched(self._jobs.values()):
+            if self._receiving.touched():
                 break
         return self._mailbox.news.is_set()
 
     async def pause(self, most_s: float) -> None:
         await self._mailbox.rest(most_s)
 
-    # ---- effects
+    # ---- what the hand-over asks of the world
 
-    def _admit(self, job: Job) -> None:
-        """The pages are ours for good. Choice 0's first token came in the record; the others draw theirs."""
-        record = job.record
-        if record is None:
-            raise AssertionError(f"room {job.receiver.id} was admitted without its record")
-        self._holdings.commit(job.receiver.id)
-        job.lay(self._holdings.keep(job.receiver.id, job.given).pages)
-        first, *further = job.choices
-        first.computed = job.request.prefill_tokens
-        for choice in further:
-            choice.computed = job.division.shared_tokens
-        self._metrics.admitted(sum(job.receiver.phase_ms.values()) / 1000)
-        self._reporter.note(job.receiver.id, Moment.ADMITTED)
-        if further:
-            self._reporter.note(job.receiver.id, Moment.FORKED, counted(len(further), "further choice"))
-        if first.place in job.ends.going_on:
-            token = Token(record.first_token, record.first_logprob, record.alternatives)
-            self._answers.emit(job, first, token)
+    def _carry_out(self) -> None:
+        """All of it, and what that leads to."""
+        while requests := self._receiving.take_requests():
+            for request in requests:
+                self._do(request)
 
-    def _distrust(self, room: Room) -> None:
-        """A page that it shared may be why its step failed: nobody else is to begin with that, least of all
-        the request's next room, which comes before this one is released."""
-        if room.ended_for is Reason.ENGINE_FAILED:
-            self._holdings.distrust(room.id)
+    def _do(self, request: ReceiverRequest) -> None:
+        match request:
+            case Report(room, moment, detail, of_rank):
+                tell = self._reporter.seen if of_rank else self._reporter.note
+                tell(room, moment, detail)
+            case Connect(room):
+                if self._peers.connect(self.roster.get(room).prefill, room):
+                    self._receiving.note(room, Connected())
+            case Grant(room):
+                self._grant(self.roster.get(room), request)
+            case SumPages(room, first_token):
+                self._landing.begin(self.roster.get(room), first_token)
+            case Join(room):
+                held = self.roster.get(room)
+                self._metrics.admitted(sum(held.phase_ms.values()) / 1000)
+                self._computing.join(held)
+            case Outcome(room, cause):
+                self._conclude(self.roster.get(room), cause)
+            case Close(room, peer, generation, doubtful):
+                self._peers.close(self.roster.get(room).prefill, room, generation)
+                if doubtful:
+                    self._peers.doubt(peer)
+            case Retired(room, proof, phase_ms):
+                self._peers.over(room)
+                self._folds.forget(room)
+                self._metrics.worker.room_retired(phase_ms)
+                self._reporter.retired(room, "" if proof is None else proof.value)
+            case Forget(peer):
+                self._peers.forget(peer)
+                self._exposure.transfer.disconnect(peer)
+            case _:
+                assert_never(request)
 
-    def _fail(self, job: Job) -> None:
-        receiver = job.receiver
-        self._answers.end_early(job)
-        if not self._holdings.quarantine(receiver.id):
-            receiver.note(Fenced(Proof.UNEXPOSED))
-        elif receiver.generation is not None and receiver.proof is not Proof.DEAD:
-            # A seal that was seen proves it for this rank; the close is the leader's, and another rank may
-            # have seen none. That a peer is dead is known to all.
-            self._reporter.note(receiver.id, Moment.QUARANTINED, "until the sender is quiet or gone")
-            self._peers.close(job.prefill, receiver.id, receiver.generation)
-            if receiver.cause is not None and REASONS[receiver.cause.reason].fault is not Fault.CALLER:
-                self._peers.doubt(receiver.peer)
+    def _grant(self, room: DecodeRoom, grant: Grant) -> None:
+        self._metrics.worker.reused(grant.prefix_tokens, room.request.prefill_tokens)
+        request = inference_pb2.GrantRequest(
+            room=room.id,
+            receiver=self._incarnation,
+            generation=grant.generation,
+            pages=grant.pages,
+            slot=grant.slot,
+            exposure=grant.exposure,
+            prefix_tokens=grant.prefix_tokens,
+        )
+        self._peers.grant(room.prefill, request)
 
-    def _retire(self, job: Job) -> None:
-        """The one way out of every table that knows the room (`one-retire`)."""
-        receiver = job.receiver
-        self._peers.over(receiver.id)
-        if job.finished and not receiver.stopping and 0 not in job.ends.cut:
-            # Of one that was stopped or cut, the ranks need not have seen the same steps end.
-            self._holdings.keep(receiver.id, job.computed)
-        self._holdings.give_back(receiver.id)
-        self.roster.retire(receiver.id, self._clock.now_ms())
-        del self._jobs[receiver.id]
-        self._folds.forget(receiver.id)
-        self._metrics.worker.room_retired(receiver)
-        proof = "" if receiver.proof is None else receiver.proof.value
-        self._reporter.retired(receiver.id, proof)
+    def _conclude(self, room: DecodeRoom, cause: Cause | None) -> None:
+        room.conclude(cause)
+        if cause is not None:
+            self._metrics.worker.room_failed(cause)
+            self._reporter.failed(room.id, cause)
+
+    def _take_memory_back(self) -> None:
+        """What senders know of leads nowhere from now on. Raises MemoryKept: this worker has to end."""
+        try:
+            self._exposure.revoke()
+        except (CannotMove, TransferError) as error:
+            raise MemoryKept(f"exposed memory cannot be taken back from senders: {error}") from error
+        self._receiving.revoked(self._exposure.id, self._slots.view)
+        self._untold = True
+        self._metrics.revoked()
+        log.warning("exposed memory taken back", exposure=self._exposure.id)

@@ -2,10 +2,12 @@
 
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, LeaderPeers, Peers
+from services.decode.room import DecodeRoom
 from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
 from services.engine.interface import LoadEngine
+from services.handover.receiving import Receiving
 from services.rooms.deadlines import Deadlines
 from services.rooms.phases import Side
 from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
@@ -38,11 +40,26 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
             settings.connect_timeout_ms / 1000,
             rank.checksum,
         )
+    receiving = Receiving(
+        DecodeRoom,
+        settings.places,
+        rank.holdings,
+        rank.engine.layout,
+        Deadlines(
+            bootstrapping_ms=2 * settings.connect_timeout_ms,
+            waiting_ms=settings.prealloc_timeout_ms,
+            transferring_ms=settings.transfer_timeout_ms,
+            success_ms=DECODING_MS,
+            fence_ms=settings.revoke_after_ms,
+        ),
+        exposure=rank.exposure.id,
+        ranks=settings.topology.ranks,
+        vocabulary=rank.engine.vocab_size,
+        checksum=rank.checksum,
+    )
     work = DecodeWork(
-        places=settings.places,
+        receiving,
         incarnation=rank.incarnation,
-        holdings=rank.holdings,
-        layout=rank.engine.layout,
         bounds=rank.bounds,
         stepper=rank.stepper,
         exposure=rank.exposure,
@@ -52,15 +69,7 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
         reporter=host.reporter,
         metrics=metrics,
         clock=rank.clock,
-        deadlines=Deadlines(
-            bootstrapping_ms=2 * settings.connect_timeout_ms,
-            waiting_ms=settings.prealloc_timeout_ms,
-            transferring_ms=settings.transfer_timeout_ms,
-            success_ms=DECODING_MS,
-            fence_ms=settings.revoke_after_ms,
-        ),
         max_running=settings.max_running,
-        checksum=rank.checksum,
         folds=rank.folds,
     )
     service = DecodeService(work, host.mailbox, rank.incarnation)

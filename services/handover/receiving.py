@@ -14,7 +14,6 @@ from typing import Final, TypeVar, assert_never
 from services.handover.requests import (
     Close,
     Connect,
-    Doubt,
     Forget,
     Grant,
     Join,
@@ -150,7 +149,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     ) -> R:
         """Enter a room that the registry opened. Raises Refusal."""
         division = ChoicePages(
-            request.prefill_tokens, request.tokens_max, request.choices, self._layout.page_tokens
+            request.prefill_tokens, request.tokens_max, request.choices, self.layout.page_tokens
         )
         if division.needed > len(self.holdings.pages):
             each = "" if request.choices == 1 else f" in each of {request.choices} choices"
@@ -169,7 +168,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 self._deadlines,
                 now_ms,
                 ends_ms,
-                pages_expected=self._layout.pages_for(request.prefill_tokens),
+                pages_expected=self.layout.pages_for(request.prefill_tokens),
                 compiled=compiled,
                 request=request,
                 sender_name=sender_name,
@@ -349,7 +348,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         room.expose(generation, holding.shared)
         self.holdings.expose(room.id, room.pages_expected)
         room.pages = holding.pages
-        room.prefix_tokens = holding.shared * self._layout.page_tokens
+        room.prefix_tokens = holding.shared * self.layout.page_tokens
         grant = Grant(
             room.id,
             room.peer,
@@ -414,9 +413,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             # A seal that was seen proves it for this rank; the close is the leader's, and another rank may
             # have seen none. That a peer is dead is known to all.
             self._report(room, Moment.QUARANTINED, "until the sender is quiet or gone")
-            self._ask(Close(room.id, room.peer, room.generation))
-            if room.cause is not None and REASONS[room.cause.reason].fault is not Fault.CALLER:
-                self._ask(Doubt(room.peer))
+            doubtful = room.cause is not None and REASONS[room.cause.reason].fault is not Fault.CALLER
+            self._ask(Close(room.id, room.peer, room.generation, doubtful))
 
     def _retire(self, room: R, now_ms: int) -> None:
         if room.finished and not room.stopping and 0 not in room.ends.cut:

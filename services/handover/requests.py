@@ -85,13 +85,8 @@ class Close:
     room: RoomId
     peer: Incarnation
     generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A room went wrong on the way from this peer: the next one connects anew."""
-
-    peer: Incarnation
+    doubtful: bool
+    """The way from this sender may be what went wrong: the next room connects anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +104,7 @@ class Join:
     room: RoomId
 
 
-ReceiverRequest: TypeAlias = (
-    Report | Outcome | Retired | Forget | Connect | Grant | Close | Doubt | SumPages | Join
-)
+ReceiverRequest: TypeAlias = Report | Outcome | Retired | Forget | Connect | Grant | Close | SumPages | Join
 
 
 @dataclass(frozen=True, slots=True)

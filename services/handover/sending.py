@@ -159,7 +159,7 @@ class Sending(HandOverSide[S, SenderRequest]):
         compiled: bool = True,
     ) -> S:
         """Enter a room that the registry opened. Raises Refusal."""
-        pages = self._layout.pages_for(request.prefill_tokens)
+        pages = self.layout.pages_for(request.prefill_tokens)
         if pages > len(self.holdings.pages):
             raise Refusal(
                 f"{request.prefill_tokens} tokens to compute: the cache of this worker never holds it"
@@ -351,7 +351,7 @@ class Sending(HandOverSide[S, SenderRequest]):
             raise AssertionError(f"room {room.id} computes without a destination")
         holding = self.holdings.take(room.id, room.pages_needed, room.reusable, room.request.salt)
         room.pages, room.begun = holding.pages, True
-        room.cached = room.computed = holding.shared * self._layout.page_tokens
+        room.cached = room.computed = holding.shared * self.layout.page_tokens
         self._ask(BeginWrites(room.id, holding.slot))
         if room.computed:
             self._ask(SendPages(room.id, room.computed, complete=False))

@@ -42,7 +42,7 @@ class HandOverSide(Generic[R, Q]):
         self.holdings = holdings
         self.draining = False
         self._make = make
-        self._layout = layout
+        self.layout = layout
         self._deadlines = deadlines
         self._requests: list[Q | Report | Retired] = []
 

@@ -305,7 +305,7 @@ class PrefillWork:
         for closed in list(job.closers):
             if not closed.done():
                 closed.set_result(None)
-        self._metrics.worker.room_retired(sender)
+        self._metrics.worker.room_retired(sender.phase_ms)
         self._reporter.retired(sender.id)
 
     # ---- small things

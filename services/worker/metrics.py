@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.pages.pool import PageState
 from services.rooms.errors import Cause
 from services.rooms.phases import Moves, Phase
-from services.rooms.room import Room
 from services.runtime.failed_rooms import FailedRooms
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -149,8 +148,9 @@ class WorkerMetrics:
     def room_failed(self, cause: Cause) -> None:
         self._failed.count(cause)
 
-    def room_retired(self, room: Room) -> None:
-        for phase, spent_ms in room.phase_ms.items():
+    def room_retired(self, phase_ms: Mapping[Phase, int]) -> None:
+        """`phase_ms`: milliseconds spent in each phase."""
+        for phase, spent_ms in phase_ms.items():
             self._phases[phase].observe(spent_ms / 1000)
 
     def lease_tried(self, held: bool) -> None:

@@ -22,7 +22,6 @@ from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.errors import Cause, RostersDiverged
 from services.rooms.evidence import Failed
 from services.rooms.phases import Effect, ReceiverEffect, Vote
-from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.runtime.arrivals import Arrivals
 from services.runtime.clock import Clock
@@ -70,10 +69,10 @@ class Work(Protocol):
         """All ranks have reached this turn, and so have done what the one before asked of them. So many of
         the turn's connections every rank could make: whoever asked is answered."""
 
-    def voted(self, room: Room, wish: Vote, now_ms: int) -> None:
+    def voted(self, room: Any, wish: Vote, now_ms: int) -> None:
         """This rank wishes that the room end, or that it go on while another does not. In every such turn."""
 
-    def perform(self, room: Room, effect: Any) -> None:
+    def perform(self, room: Any, effect: Any) -> None:
         """Do what a settled move asks of the world. `effect`: one of this side's."""
 
     def compute(self) -> bool:

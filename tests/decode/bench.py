@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.decode.job import replies_max
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, LeaderPeers, Peers
+from services.decode.room import DecodeRoom, replies_max
 from services.decode.turn import DecodeWork
 from services.grammars.shelf import Shelf
+from services.handover.receiving import Receiving
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum, told
 from services.pages.holdings import Holdings
@@ -29,11 +30,12 @@ from services.parallel.solo import SoloGroup
 from services.rooms.errors import Cause, NotConnected, Reason
 from services.rooms.phases import Phase
 from services.rooms.request import Request
+from services.runtime.clock import ManualClock
 from services.runtime.host_memory import HostMemory
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.exposure import Exposure
+from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import kv_region
+from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
@@ -55,7 +57,6 @@ from tests.prefill.bench import (
     deadlines,
     silent_reporter,
 )
-from tests.support.manual_clock import ManualClock
 from tests.wire.receivers import secret_of
 from tests.wire.servers import serving, until
 
@@ -212,11 +213,20 @@ class DecodeBench:
                 5.0,
                 checksum,
             )
+        self.receiving = Receiving(
+            DecodeRoom,
+            PLACES,
+            self.holdings,
+            toy.LAYOUT,
+            deadlines(),
+            exposure=self.exposure.id,
+            ranks=self.group.size,
+            vocabulary=toy.VOCABULARY,
+            checksum=checksum,
+        )
         self.work = DecodeWork(
-            places=PLACES,
+            self.receiving,
             incarnation=DECODE,
-            holdings=self.holdings,
-            layout=toy.LAYOUT,
             bounds=BOUNDS,
             stepper=self.stepper,
             exposure=self.exposure,
@@ -226,9 +236,7 @@ class DecodeBench:
             reporter=silent_reporter("decode-0", DECODE),
             metrics=DecodeMetrics(self.registry),
             clock=self.clock,
-            deadlines=deadlines(),
             max_running=max_running,
-            checksum=checksum,
             folds=Folds(grammars, self.mailbox.wake),
         )
         self._progress = TurnProgress(self.clock)
@@ -343,7 +351,6 @@ class DecodeBench:
     def assert_empty(self) -> None:
         work: Any = self.work
         assert len(work.roster) == 0
-        assert not work._jobs
         assert len(work._computing) == 0
         assert len(work.callers) == 0
         if self.group.rank == 0:

@@ -134,7 +134,7 @@ async def test_a_later_room_goes_on_with_all_choices_behind_what_was_drawn(bench
     request = replace(ASKED, output=tuple(PROMPT[:3]))
     caller = await bench.stream(request)
     await bench.granted(1)
-    assert bench.work._jobs[RoomId(1)].division.known_tokens == 9
+    assert bench.work.roster.get(RoomId(1)).division.known_tokens == 9
     sent = replace(request, prompt=request.prompt + request.output, output=())
     bench.land(sent, first=toy.answer(request)[0])
     await bench.settle()
@@ -343,7 +343,7 @@ async def test_admission_agreed_ranks_keep_the_same_of_a_choice_that_one_saw_end
         each.land(request)
     await group.turns_until(lambda: len(caller.choices.get(0, [])) == request.max_tokens - 2)
     held, other = group.ranks[late], group.ranks[1 - late]
-    drawn = [each.work._jobs[RoomId(1)].choices[0].sequence.output for each in (held, other)]
+    drawn = [each.work.roster.get(RoomId(1)).outputs[0] for each in (held, other)]
     await asyncio.gather(*(each.step_end() for each in group.ranks if not each.stepper.free))
     held.engine.hold()
     async with asyncio.timeout(PATIENCE_S):

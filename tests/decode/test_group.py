@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
+from services.decode.room import DecodeRoom
 from services.ids import RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.parallel.interface import GroupBroken
+from services.parallel.loopback import Loopback
 from services.rooms.errors import Cause, LocalBug, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
-from services.rooms.room import Room
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.transfer_faults import FaultPlan
+from services.transfer.fabric import MemoryFabric
+from services.transfer.faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.conversions import cause_to_wire
 from services.worker.turns import Lap, run_turns
@@ -24,7 +25,6 @@ from tests.parallel.arrivals import NoArrivals
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS
-from tests.support.loopback import Loopback
 from tests.wire.servers import serving
 
 PROMPT = tuple(range(200, 206))
@@ -285,7 +285,7 @@ async def test_every_rank_hears_that_the_worker_drains_and_all_leave_in_one_turn
 
 async def test_same_turns_a_rank_that_has_something_to_tell_alone_breaks_the_group(group: Group) -> None:
     """It does not hang: the other one makes another call."""
-    group.follower.work._grants.moved()
+    group.follower.work._untold = True
     results = await asyncio.wait_for(
         asyncio.gather(*(_turns(each, 2) for each in group.ranks), return_exceptions=True), 20
     )
@@ -320,15 +320,16 @@ async def test_a_turn_that_breaks_tells_every_room_that_it_ended_why_and_none_tw
     rooms = (1, 2, 3)
     callers = [await group.stream(toy.request(f"{room}", PROMPT, max_tokens=4)) for room in rooms]
     work: Any = group.leader.work
-    replies = [work._jobs[RoomId(room)].replies for room in rooms]
-    distrust = work._distrust
+    replies = [work.roster.get(RoomId(room)).replies for room in rooms]
+    receiving = group.leader.receiving
+    distrust = receiving._distrust
 
-    def breaks(room: Room) -> None:
+    def breaks(room: DecodeRoom) -> None:
         if room.id == 2:
             raise LocalBug("a bug in what is done about room 2")
         distrust(room)
 
-    monkeypatch.setattr(work, "_distrust", breaks)
+    monkeypatch.setattr(receiving, "_distrust", breaks)
     for room in rooms:
         work.roster.note(RoomId(room), Failed(Cause(Reason.RECORD_CORRUPT, "decode: seen before")))
     with pytest.raises(LocalBug, match="room 2"):

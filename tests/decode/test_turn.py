@@ -15,7 +15,7 @@ from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, RoomExists
 from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Request
-from services.testing.memory_transfer import MemoryTransfer
+from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire, finish_from_wire
 from services.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation
@@ -179,12 +179,12 @@ async def test_once_its_record_is_there_a_seal_is_looked_for_without_a_pause_but
 
     monkeypatch.setattr(bench.mailbox, "rest", paused)
     monkeypatch.setattr(MemoryTransfer, "notices", looked)
-    monkeypatch.setattr(bench.work._seals, "_near_s", 1_000.0)
+    monkeypatch.setattr(bench.receiving, "_near_s", 1_000.0)
     resting = asyncio.ensure_future(bench.work.rest())
     await until(lambda: len(done) > 300)
     assert "pause" not in done
-    [job] = bench.work._jobs.values()
-    job.near_until_s = 0.0
+    [room] = bench.work.roster
+    room.near_until_s = 0.0
     await until(lambda: done[-4:] == ["pause", "look", "pause", "look"])
     seal_later()
     await asyncio.wait_for(resting, HEARTBEAT_S / 2)
@@ -354,9 +354,9 @@ async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, p
         bench.engine.hold()
         bench.land(ASKED)
         await bench.turns(3)
+    replies = bench.work.roster.get(RoomId(1)).replies
     await bench.cancel(1)
     assert await caller.outcome() == "cancelled"
-    replies = bench.work._jobs[RoomId(1)].replies if RoomId(1) in bench.work._jobs else None
     if phase == "running":
         await bench.turns(5)
         assert RoomId(1) in bench.work.roster, "a step still reads its pages"
@@ -367,7 +367,8 @@ async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, p
     if phase == "waiting":
         await bench.cancel(2)
     await bench.settle()
-    assert not isinstance(replies, asyncio.Queue) or replies.empty(), "nothing is said after the outcome"
+    assert isinstance(replies, asyncio.Queue)
+    assert replies.empty(), "nothing is said after the outcome"
     await until(lambda: not asking(bench.peers))
     bench.assert_empty()
 

@@ -8,6 +8,7 @@ import pytest
 
 from services.decode.settings import DecodeSettings
 from services.parallel.interface import GroupBroken, RankGroup
+from services.parallel.loopback import Loopback
 from services.runtime.errors import GroupLost, StartupError
 from services.runtime.settings import load, settings_of
 from services.worker.startup import (
@@ -21,7 +22,6 @@ from services.worker.startup import (
 from tests.parallel.groups import gloo_groups
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
-from tests.support.loopback import Loopback
 
 
 def settings(rank: int, port: int, **flags: str) -> DecodeSettings:

@@ -20,8 +20,10 @@ from prometheus_client import CollectorRegistry
 from services.cli.bench.device_memory import DeviceMemory, bytes_of, take
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import LeaderPeers
+from services.decode.room import DecodeRoom
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
+from services.handover.receiving import Receiving
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
@@ -266,11 +268,18 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
     stepper = Stepper(engine, mailbox.wake)
     secret = secret_of(incarnation)
     peers = LeaderPeers(mailbox, channels, incarnation, secret, [LAYOUT], 20.0)
+    receiving = Receiving(
+        DecodeRoom,
+        PLACES,
+        holdings,
+        LAYOUT,
+        _deadlines(),
+        exposure=exposure.id,
+        vocabulary=BOUNDS.vocabulary,
+    )
     work = DecodeWork(
-        places=PLACES,
+        receiving,
         incarnation=incarnation,
-        holdings=holdings,
-        layout=LAYOUT,
         bounds=BOUNDS,
         stepper=stepper,
         exposure=exposure,
@@ -280,7 +289,6 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
         reporter=silent_reporter("decode", incarnation),
         metrics=DecodeMetrics(registry),
         clock=clock,
-        deadlines=_deadlines(),
         max_running=PLACES,
     )
     group = Turns(mailbox.wake)
@@ -292,7 +300,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
 
     def defend(fenced: bool, moving: bool, revoke_after_ms: int) -> None:
         defence.fenced, defence.moving = fenced, moving
-        work._commands._deadlines = _deadlines(revoke_after_ms)
+        receiving._deadlines = _deadlines(revoke_after_ms)
 
     def foreign() -> list[str]:
         told = list(engine.foreign)

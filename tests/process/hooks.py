@@ -6,22 +6,25 @@ with a file too (`NAME.done`, `NAME.held`), so that nobody has to guess when.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from services.decode.peers import LeaderPeers
+from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, Verdict, read_verdict
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import AnyEffect, Phase, Vote
-from services.rooms.receiver import Receiver
+from services.rooms.request import Request
 from services.rooms.roster import Capacity, Roster
 from services.rooms.sender import Sender
 from services.transfer.interface import SLOTS, PutId, PutState, Run, TransferError
@@ -151,7 +154,7 @@ def stray_room(folder: Folder) -> None:
         turn = progress.turn
         return await take_turn(work, group, clock, progress)
 
-    def enter(work: Any, room: type[Sender] | type[Receiver]) -> None:
+    def enter(work: Any, room: Callable[..., Any]) -> None:
         if folder.asked("stray_room") is None:
             return
         folder.withdraw("stray_room")
@@ -168,7 +171,8 @@ def stray_room(folder: Folder) -> None:
         return see_sent(work)
 
     def seeing_received(work: DecodeWork) -> bool:
-        enter(work, Receiver)
+        asked = Request("stray", (1,), 1)
+        enter(work, partial(DecodeRoom, request=asked, division=ChoicePages(1, 1, 1, 1)))
         return see_received(work)
 
     _replace(turns, take_turn=taking)

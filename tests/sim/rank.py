@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, LeaderPeers
+from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
+from services.handover.receiving import Receiving
 from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -28,7 +30,6 @@ from services.rooms.entries import CANARY_ROOMS
 from services.rooms.errors import Cause
 from services.rooms.phases import Effect, ReceiverEffect, Side
 from services.rooms.request import Request
-from services.rooms.room import Room
 from services.rooms.timeline import Moment
 from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
@@ -176,13 +177,9 @@ class WatchedDecode(DecodeWork):
 
     landed: SimulatedEngine
 
-    def perform(self, room: Room, effect: Effect | ReceiverEffect) -> None:
-        job = self._jobs[room.id]
-        if effect is ReceiverEffect.ADMIT and job.record is not None:
-            stop = job.request.prefill_tokens
-            first = job.choices[0]
-            known = first.sequence.tokens(0, stop)
-            self.landed.check(job.request, first.pages, known, stop, "it is admitted")
+    def perform(self, room: DecodeRoom, effect: Effect | ReceiverEffect) -> None:
+        if effect is ReceiverEffect.ADMIT:
+            self.landed.check(room.request, room.table(0), room.given, len(room.given), "it is admitted")
         super().perform(room, effect)
 
 
@@ -252,11 +249,21 @@ def make_rank(
         )
     else:
         exposure = Exposure(connected, world.incarnation, {kv_region(0): engine.memory, "slots": slots})
+        receiving = Receiving(
+            DecodeRoom,
+            places,
+            holdings,
+            layout,
+            DECODE_DEADLINES,
+            exposure=exposure.id,
+            ranks=len(layouts),
+            vocabulary=VOCABULARY,
+            checksum=shape.checksum,
+            near_s=0.0,  # time stands still for who looks without a pause
+        )
         work = WatchedDecode(
-            places=places,
+            receiving,
             incarnation=worker,
-            holdings=holdings,
-            layout=layout,
             bounds=ModelBounds(VOCABULARY, CONTEXT),
             stepper=stepper.as_stepper(),
             exposure=exposure,
@@ -266,10 +273,7 @@ def make_rank(
             reporter=reporter,
             metrics=DecodeMetrics(registry),
             clock=clock,
-            deadlines=DECODE_DEADLINES,
             max_running=shape.max_running,
-            checksum=shape.checksum,
-            near_s=0.0,  # time stands still for who looks without a pause
         )
         work.landed = engine
     return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known, exposure)

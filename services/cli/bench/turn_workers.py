@@ -21,8 +21,10 @@ from prometheus_client import CollectorRegistry
 from services.cli.bench.rooms_worker import CONTEXT, VOCABULARY
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, endpoint_to_wire
+from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.engine.interface import Row, SumPart
+from services.handover.receiving import Receiving
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout, full_group
@@ -40,10 +42,10 @@ from services.rooms.request import Request, Token
 from services.runtime.clock import SystemClock
 from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.exposure import Exposure
+from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import PutId, PutState, Region, kv_region
+from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.channel import Channels, open_channel
 from services.wire.conversions import layout_to_wire, request_to_wire
@@ -261,25 +263,32 @@ class _Decode(_TurnWorker):
         memory = HostMemory(pages * LAYOUT.page_bytes)
         ids = count(DECODE)
         self._held = self._holdings(pages)
+        exposure = Exposure(
+            lambda incarnation: MemoryTransfer(self._fabric, incarnation),
+            lambda: Incarnation(next(ids)),
+            {kv_region(0): memory, "slots": self._slots},
+        )
+        receiving = Receiving(
+            DecodeRoom,
+            places,
+            self._held,
+            LAYOUT,
+            Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS),
+            exposure=exposure.id,
+            vocabulary=VOCABULARY,
+        )
         self.work = DecodeWork(
-            places=places,
+            receiving,
             incarnation=DECODE,
-            holdings=self._held,
-            layout=LAYOUT,
             bounds=ModelBounds(VOCABULARY, CONTEXT),
             stepper=self._stepper,
-            exposure=Exposure(
-                lambda incarnation: MemoryTransfer(self._fabric, incarnation),
-                lambda: Incarnation(next(ids)),
-                {kv_region(0): memory, "slots": self._slots},
-            ),
+            exposure=exposure,
             slots=self._slots,
             peers=FollowerPeers(),
             mailbox=self._mailbox,
             reporter=self._reporter,
             metrics=DecodeMetrics(CollectorRegistry()),
             clock=self._clock,
-            deadlines=Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS),
             max_running=max(places, 1),
         )
         self.work.hear([self.work.told()])

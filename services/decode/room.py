@@ -1,0 +1,73 @@
+"""What does a decode worker keep of a room, beside what the hand-over does?"""
+
+from dataclasses import dataclass, field
+
+from services.engine.interface import PageSum, Row, Sequence
+from services.handover.receiving import ReceivingRoom
+from services.ids import PageId
+from services.rooms.errors import Cause
+from services.rooms.phases import Phase, Vote
+from services.wire.baton.v1 import inference_pb2, rooms_pb2
+from services.wire.conversions import outcome_to_wire
+from services.worker.callers import Replies
+
+
+def replies_max(request: inference_pb2.InferenceRequest) -> int:
+    """Most messages that a room's stream can ever carry: one a token of each choice, accepted, outcome."""
+    return max(request.max_tokens - len(request.output), 0) * (1 + len(request.further_seeds)) + 2
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One of the sequences that go on behind what the room begins with."""
+
+    place: int
+    """Among the room's choices, from 0 on."""
+    sequence: Sequence
+    pages: tuple[PageId, ...] = ()
+    computed: int = 0
+    """Leading tokens whose KV is in its pages, once the room is admitted."""
+
+    @property
+    def forks(self) -> bool:
+        """Nothing was drawn for it here: its next step computes what its own pages do not hold yet."""
+        return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
+
+    @property
+    def row(self) -> Row:
+        """What its next step computes."""
+        return Row(self.sequence, self.computed, self.sequence.length, self.pages, sample=True)
+
+
+@dataclass(slots=True, eq=False)
+class DecodeRoom(ReceivingRoom):
+    prefill: rooms_pb2.Peer = field(default_factory=rooms_pb2.Peer, init=False)
+    replies: Replies[inference_pb2.StreamRoomReply] | None = field(default=None, init=False)
+    """Where its caller hears of it, on the leader, until it has heard how the room ended."""
+    choices: tuple[Choice, ...] = field(init=False)
+    landed: PageSum | None = field(default=None, init=False)
+    """With `--kv-checksum pages`: of what landed, once the seal was seen."""
+    voted: tuple[Phase, Vote] | None = field(default=None, init=False)
+    """This rank's last vote that was told, of those that the other ranks did not share at once."""
+
+    def __post_init__(self) -> None:
+        ReceivingRoom.__post_init__(self)
+        self.choices = tuple(
+            Choice(place, Sequence(self.request.choice(place), output))
+            for place, output in enumerate(self.outputs)
+        )
+
+    def begin(self) -> None:
+        """It was admitted: each choice has its pages, and what the sender computed is there for it."""
+        for choice in self.choices:
+            choice.pages = self.table(choice.place)
+            choice.computed = self.division.shared_tokens if choice.place else self.request.prefill_tokens
+
+    def reply(self, reply: inference_pb2.StreamRoomReply) -> None:
+        if self.replies is not None:
+            self.replies.put_nowait(reply)
+
+    def conclude(self, cause: Cause | None) -> None:
+        """The last that its caller hears."""
+        self.reply(inference_pb2.StreamRoomReply(outcome=outcome_to_wire(cause)))
+        self.replies = None
