@@ -1,7 +1,7 @@
 """What can be set on the bootstrap?"""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from services.openai.dialects import AUTO, NONE, THOUGHT_FORMS, names_of
 from services.rooms.request import LOGPROBS_MAX
@@ -27,13 +27,13 @@ from services.runtime.setting_kinds import (
 from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
 
-GENERATION_CONFIG = choices(*(each.value for each in GenerationConfig))
-REASONING_PARSER = choices(AUTO, NONE, *names_of(THOUGHT_FORMS))
-ADMIN_PORT = optional(PORT, None)
-DURATION_MS_OR_NONE = optional(DURATION_MS, None)
-LOOPBACK = "127.0.0.1"
-ROOMS_KEPT = number(1, 100_000)
-LOGPROBS = number(-1, LOGPROBS_MAX)
+GENERATION_CONFIG: Final = choices(*(each.value for each in GenerationConfig))
+REASONING_PARSER: Final = choices(AUTO, NONE, *names_of(THOUGHT_FORMS))
+ADMIN_PORT: Final = optional(PORT, None)
+DURATION_MS_OR_NONE: Final = optional(DURATION_MS, None)
+LOOPBACK: Final = "127.0.0.1"
+ROOMS_KEPT: Final = number(1, 100_000)
+LOGPROBS: Final = number(-1, LOGPROBS_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)

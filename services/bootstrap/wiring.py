@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
@@ -48,10 +49,10 @@ from services.wire.identity import Identity
 
 log = Log(__name__)
 
-STOP_GRACE_S = 1.0
-LAST_WORDS_S = 2
+STOP_GRACE_S: Final = 1.0
+LAST_WORDS_S: Final = 2
 """What requests that are cut off get to say why in."""
-ROOM_ID_BITS = 62
+ROOM_ID_BITS: Final = 62
 
 
 def run(settings: BootstrapSettings) -> int:

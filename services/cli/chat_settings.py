@@ -7,10 +7,10 @@ from services.runtime.setting_kinds import TEXT, matching, number, optional
 from services.runtime.settings import setting
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-MOST_TOKENS = optional(number(1, 10**6), None)
+MOST_TOKENS: Final = optional(number(1, 10**6), None)
 API: Final = "/v1"
-URL = matching(r"https?://[^\s/?#]+(/[^\s?#]*)?", "URL", "an address such as http://127.0.0.1:8000")
-TEMPERATURE = matching(r"\d(\.\d{1,6})?", "T", "a number from 0 to 9.99, such as 0.7")
+URL: Final = matching(r"https?://[^\s/?#]+(/[^\s?#]*)?", "URL", "an address such as http://127.0.0.1:8000")
+TEMPERATURE: Final = matching(r"\d(\.\d{1,6})?", "T", "a number from 0 to 9.99, such as 0.7")
 
 
 @dataclass(frozen=True, kw_only=True)

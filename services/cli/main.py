@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -29,7 +29,7 @@ from services.runtime.serve import tell
 from services.runtime.settings import load, settings_of, variables_of
 from services.runtime.surroundings import settle
 
-KNOWN = variables_of(BootstrapSettings, PrefillSettings, DecodeSettings, ServeSettings, ChatSettings)
+KNOWN: Final = variables_of(BootstrapSettings, PrefillSettings, DecodeSettings, ServeSettings, ChatSettings)
 """Every `BATON_*` name of the project; others are mistakes, whichever command is run."""
 
 app = typer.Typer(

@@ -1,5 +1,7 @@
 """Which implementations is a decode worker made of, beside what every worker is?"""
 
+from typing import Final
+
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import FollowerPeers, LeaderPeers, Peers
 from services.decode.room import DecodeRoom
@@ -15,7 +17,7 @@ from services.wire.receiver_secret import digest_of, draw_secret
 from services.worker.leader_host import WorkerHost
 from services.worker.wiring import Fitting, Rank, run_worker
 
-DECODING_MS = 3_600_000
+DECODING_MS: Final = 3_600_000
 """Longest that one sequence is decoded, where its opener did not say how long its request may take."""
 
 

@@ -10,7 +10,7 @@ from services.runtime.logging import Log
 
 log = Log(__name__)
 
-AUTO = "auto"
+AUTO: Final = "auto"
 BFLOAT16_OF_CPUS: Final = ("avx512_bf16", "amx_bf16", "bf16")
 """Instructions that multiply it, one of which the CPU has to have: those of x86, and ARM's."""
 BFLOAT16_OF_GPUS: Final = (8, 0)

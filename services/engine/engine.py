@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -46,7 +47,7 @@ from services.rooms.request import Request
 from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
 
-WARM_UP_TOKENS = 64
+WARM_UP_TOKENS: Final = 64
 
 
 @contextmanager

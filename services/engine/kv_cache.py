@@ -3,6 +3,8 @@
 One tensor, laid out as `services/pages/layout.py` says. Who owns which page is not known here.
 """
 
+from typing import Final
+
 import torch
 
 from services.engine.memory import shortage
@@ -11,8 +13,8 @@ from services.rooms.plurals import counted
 from services.runtime.errors import StartupError
 from services.runtime.host_memory import CannotMove, HostMemory
 
-ALIGNMENT = 4096
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+ALIGNMENT: Final = 4096
+DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class NotEnoughMemory(StartupError):

@@ -14,8 +14,8 @@ from services.runtime.logging import Log
 
 log = Log(__name__)
 
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
+MEMINFO: Final = Path("/proc/meminfo")
+CGROUP: Final = Path("/sys/fs/cgroup")
 RECLAIMABLE: Final = frozenset({"inactive_file", "active_file", "slab_reclaimable"})
 """Of a control group's memory.stat."""
 PATIENCE_S: Final = 15.0

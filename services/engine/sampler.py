@@ -8,6 +8,7 @@ later attempt draws the same on another device (`fresh-attempt`).
 
 import math
 from collections import abc
+from typing import Final
 
 import torch
 
@@ -20,11 +21,11 @@ from services.rooms.request import Token
 
 PART_MIN, PART_MAX = 16, 512
 """Tokens of which the likeliest is looked for together. A power of two, to divide the vocabulary."""
-NUCLEUS_FIRST_LOOK = 256
+NUCLEUS_FIRST_LOOK: Final = 256
 """How many of the likeliest tokens are sorted before all are, where only `top_p` cuts."""
 
 
-WHOLE = 2**52
+WHOLE: Final = 2**52
 """Into so many parts the probability of 1 is divided: their sum is exact in double precision, too."""
 
 

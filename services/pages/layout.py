@@ -18,8 +18,8 @@ from itertools import product
 from math import lcm
 from typing import Final
 
-NOT_QUANTIZED = "none"
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+NOT_QUANTIZED: Final = "none"
+DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUPS_MAX: Final = 4
 """Of one layout: a metadata record counts the pages of so many."""
 PLANES_MAX: Final = 8

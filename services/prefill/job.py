@@ -3,6 +3,7 @@
 import asyncio
 from collections import abc
 from dataclasses import dataclass, field
+from typing import Final
 
 from services.engine.interface import PromptScores, Sequence
 from services.ids import PageId
@@ -19,7 +20,7 @@ from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import SCORE_MESSAGES_MAX, outcome_to_wire, scores_to_wire
 from services.worker.callers import Replies
 
-REPLIES_MAX = 4 + SCORE_MESSAGES_MAX
+REPLIES_MAX: Final = 4 + SCORE_MESSAGES_MAX
 """A room's whole stream: accepted, its prompt's scores, first token, outcome."""
 
 

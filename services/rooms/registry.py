@@ -8,7 +8,7 @@ carries placement.
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from services.ids import Incarnation, RoomId
 from services.rooms.entries import RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
@@ -29,24 +29,24 @@ from services.rooms.timeline import Event
 
 __all__ = ["Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
 
-DEPARTED_MAX = 1024
-TURN_MS_MAX = 3_000
+DEPARTED_MAX: Final = 1024
+TURN_MS_MAX: Final = 3_000
 """For how long a turn may not end, where a lease is shorter. An idle worker ends one each second."""
-CLOSING_MS = 60_000
+CLOSING_MS: Final = 60_000
 """How long an ended room waits for its workers to report it retired before it is filed without."""
-OPEN_MS_MAX = 4 * 3_600_000
+OPEN_MS_MAX: Final = 4 * 3_600_000
 """How long a room may be open. Above every phase's deadline on the workers: it ends rooms whose opener
 is gone (`room-ends`)."""
-UNTAKEN_MS = 60_000
+UNTAKEN_MS: Final = 60_000
 """How long a room waits for its opener to bring it to both workers."""
-UNTOLD_MS = 10_000
+UNTOLD_MS: Final = 10_000
 """How long a room that both workers gave back waits for its opener to say how it ended."""
-EXPECTED_MS = 30_000
+EXPECTED_MS: Final = 30_000
 """How long a worker is expected to be ready after it registered, or after another of its side was lost: about
 twice what one takes to start, to load and to prove itself."""
-GOODBYE = "left"
+GOODBYE: Final = "left"
 """The proof of a worker that has said that it leaves."""
-CANARIES_KEPT = 64
+CANARIES_KEPT: Final = 64
 """Canaries' rooms are kept apart: a worker that never gets ready makes one a second."""
 
 

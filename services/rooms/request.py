@@ -11,23 +11,23 @@ from typing import Final, NamedTuple
 
 from services.rooms.trace import TraceContext
 
-LOGPROBS_MAX = 2**18
+LOGPROBS_MAX: Final = 2**18
 """Most alternatives told of one token: all of any vocabulary that is known. What a metadata record cannot
 hold of the first token's, prefill alone tells (`record-fits`)."""
-LOGPROB_TOKEN_IDS_MAX = 128
+LOGPROB_TOKEN_IDS_MAX: Final = 128
 """Of a caller's own, whose log-probabilities are told beside each drawn token's: vLLM's."""
-SCORES_MAX = 2**17
+SCORES_MAX: Final = 2**17
 """Most log-probabilities that are told of one prompt: of its tokens, and of their alternatives."""
 
-STOP_TOKEN_IDS_MAX = 64
+STOP_TOKEN_IDS_MAX: Final = 64
 """Of a caller's own."""
-EOS_TOKEN_IDS_MAX = 1024
+EOS_TOKEN_IDS_MAX: Final = 1024
 """Of a model's: some name every reserved token. It is sent with each request, and all of a vocabulary would
 leave nothing to draw."""
-LOGIT_BIAS_MAX = 1024
-CHOICES_MAX = 128
+LOGIT_BIAS_MAX: Final = 1024
+CHOICES_MAX: Final = 128
 """Of one request: as many as OpenAI takes."""
-GRAMMAR_BYTES_MAX = 128 * 2**10
+GRAMMAR_BYTES_MAX: Final = 128 * 2**10
 """Of a grammar's text: it is sent with each room."""
 SALT_BYTES: Final = 16
 """Of a salt: enough that nobody finds another text with the same one."""

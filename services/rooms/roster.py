@@ -25,8 +25,8 @@ from services.rooms.evidence import Evidence, Failed
 from services.rooms.phases import Phase, Vote
 from services.rooms.room import Room
 
-TOMBSTONES_MAX = 4096
-TOMBSTONE_MS = 600_000
+TOMBSTONES_MAX: Final = 4096
+TOMBSTONE_MS: Final = 600_000
 _PHASES: Final = tuple(Phase)
 _NUMBERS: Final = {phase: number for number, phase in enumerate(Phase)}
 _place: Final = attrgetter("place")

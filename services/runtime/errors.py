@@ -4,9 +4,11 @@ These are expected: they end the process with one line on stderr and a non-zero 
 traceback. Everything else that escapes a service is a bug and keeps its traceback.
 """
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_GROUP = 3
+from typing import Final
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_GROUP: Final = 3
 """Another rank of the worker is the reason: whoever looks for the cause looks there first."""
 
 

@@ -20,15 +20,15 @@ from services.runtime.http_refusal import Refusing
 from services.runtime.listen import port_of
 from services.runtime.tls_files import TlsFiles, renewing
 
-START_TIMEOUT_S = 10.0
-KEEP_ALIVE_S = 75
+START_TIMEOUT_S: Final = 10.0
+KEEP_ALIVE_S: Final = 75
 """How long a connection may rest between two requests. Longer than clients keep theirs (5 s is common): a
 server that hangs up first does so, now and then, on a request that is on its way."""
-STALLED_AT_END_S = 5.0
+STALLED_AT_END_S: Final = 5.0
 """How long a client may take nothing once the server stops."""
-PART_OF_GRACE = 0.25
+PART_OF_GRACE: Final = 0.25
 """And at most this part of the time that it has for that."""
-LOOKS = 4
+LOOKS: Final = 4
 """At all connections, within the time that a client may take nothing."""
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),  # what it is called is what it is

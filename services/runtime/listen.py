@@ -2,10 +2,11 @@
 
 import errno
 import socket
+from typing import Final
 
 from services.runtime.errors import StartupError
 
-BACKLOG = 2048
+BACKLOG: Final = 2048
 
 
 def bind_port(host: str, port: int, flag: str) -> socket.socket:

@@ -10,6 +10,7 @@ The first two are its own affair alone. What `/ready` waits for may be others.
 
 import socket
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -21,7 +22,7 @@ from starlette.routing import Route
 from services.runtime.http_accept import Connections
 from services.runtime.http_server import HttpServer, serve_http
 
-GRACEFUL_TIMEOUT_S = 2
+GRACEFUL_TIMEOUT_S: Final = 2
 
 Problems = Callable[[], Sequence[str]]
 """What is wrong right now; nothing when all is well. Called in the event loop: it must not block."""

@@ -34,7 +34,7 @@ TOLD: Final = "baton: error: "
 BESIDES: Final = "baton: as it ended: "
 """And another one behind it, which is not why."""
 
-FILES_EVERY_S = 10.0
+FILES_EVERY_S: Final = 10.0
 
 Main = Callable[[asyncio.Event], Awaitable[int | None]]
 Outcome = TypeVar("Outcome")

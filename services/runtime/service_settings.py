@@ -1,6 +1,7 @@
 """What can be set on every service?"""
 
 from dataclasses import dataclass
+from typing import Final
 
 from services.runtime.model_facts import POSITIONS_MAX
 from services.runtime.model_files import LoadFormat
@@ -9,12 +10,12 @@ from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
 from services.runtime.trace_endpoint import ENDPOINT
 
-LOG_LEVEL = choices("debug", "info", "warning", "error")
-LOG_FORMAT = choices("text", "json")
-LOAD_FORMAT = choices(*(each.value for each in LoadFormat))
-COLLECTOR = matching(f"({ENDPOINT})?", "URL", "http://host:port, or https:// for TLS")
-RUN_TOKEN = matching("[!-~]{16,512}", "TOKEN", "16 to 512 visible ASCII characters")
-HOST_OR_NONE = optional(HOST, "")
+LOG_LEVEL: Final = choices("debug", "info", "warning", "error")
+LOG_FORMAT: Final = choices("text", "json")
+LOAD_FORMAT: Final = choices(*(each.value for each in LoadFormat))
+COLLECTOR: Final = matching(f"({ENDPOINT})?", "URL", "http://host:port, or https:// for TLS")
+RUN_TOKEN: Final = matching("[!-~]{16,512}", "TOKEN", "16 to 512 visible ASCII characters")
+HOST_OR_NONE: Final = optional(HOST, "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import socket
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from services.pages.checksum import KvChecksum
 from services.pages.topology import RANKS_MAX, Topology
@@ -26,16 +26,18 @@ from services.runtime.setting_kinds import (
 )
 from services.runtime.settings import setting
 
-WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
-NAME = matching(r"[A-Za-z0-9._-]{0,128}", "NAME", "up to 128 letters, digits, dots, dashes or underscores")
-DEVICE = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
-DTYPE = choices("auto", "bfloat16", "float32")
-QUANTIZE = choices(*(each.value for each in Quantize))
-CHECKSUM = choices(*(each.value for each in KvChecksum))
-PARALLEL = number(1, RANKS_MAX)
-RANK = optional(number(0, RANKS_MAX - 1), None)
-RENDEZVOUS = optional(ADDRESS, "")
-GROUP_TIMEOUT_MS_MIN = 2_000
+WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104
+NAME: Final = matching(
+    r"[A-Za-z0-9._-]{0,128}", "NAME", "up to 128 letters, digits, dots, dashes or underscores"
+)
+DEVICE: Final = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
+DTYPE: Final = choices("auto", "bfloat16", "float32")
+QUANTIZE: Final = choices(*(each.value for each in Quantize))
+CHECKSUM: Final = choices(*(each.value for each in KvChecksum))
+PARALLEL: Final = number(1, RANKS_MAX)
+RANK: Final = optional(number(0, RANKS_MAX - 1), None)
+RENDEZVOUS: Final = optional(ADDRESS, "")
+GROUP_TIMEOUT_MS_MIN: Final = 2_000
 """An idle leader takes a turn each second, and the others wait for it that long."""
 
 

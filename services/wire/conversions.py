@@ -51,17 +51,17 @@ from services.rooms.trace import read_trace
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.receiver_secret import DIGEST_BYTES
 
-TEXT_CHARS_MAX = 1024
+TEXT_CHARS_MAX: Final = 1024
 """Longest text of a cause; the rest is cut."""
-REQUEST_ID_CHARS_MAX = 256
+REQUEST_ID_CHARS_MAX: Final = 256
 TIME_LEFT_MS_MAX: Final = 2**32 - 1
 """Of a request, as it is told: more is told as this, which is seven weeks."""
 LINE_BYTES_MAX: Final = 1024
 """Longest line of a timeline that is kept as it came."""
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
-PENALTY_MAX = 100
-BIAS_MAX = 1000
+PENALTY_MAX: Final = 100
+BIAS_MAX: Final = 1000
 """What a draw can use, and more than the HTTP API takes."""
 
 SCORES_A_MESSAGE: Final = 2**12
@@ -73,13 +73,13 @@ class Malformed(Refusal):
     """A message that decodes but makes no sense; names the field."""
 
 
-_SIDES = {Side.PREFILL: rooms_pb2.SIDE_PREFILL, Side.DECODE: rooms_pb2.SIDE_DECODE}
-_FINISHES = {
+_SIDES: Final = {Side.PREFILL: rooms_pb2.SIDE_PREFILL, Side.DECODE: rooms_pb2.SIDE_DECODE}
+_FINISHES: Final = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
-_FINISHED = {int(value): finish for finish, value in _FINISHES.items()}
+_FINISHED: Final = {int(value): finish for finish, value in _FINISHES.items()}
 
 
 def request_to_wire(request: Request, left_s: float | None = None) -> inference_pb2.InferenceRequest:

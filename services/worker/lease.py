@@ -22,11 +22,11 @@ from services.wire.errors import RemoteError, remote_error
 
 log = Log(__name__)
 
-RETRY_MIN_S = 0.2
-RETRY_MAX_S = 2.0
-UNREACHABLE_TRIES = 5
+RETRY_MIN_S: Final = 0.2
+RETRY_MAX_S: Final = 2.0
+UNREACHABLE_TRIES: Final = 5
 """About three seconds."""
-LEASE_MS_MIN = 100
+LEASE_MS_MIN: Final = 100
 """Below it renewing would be all that the worker does."""
 ANSWER_LEASES: Final = 10
 """How long an answer is waited for: far longer than a bootstrap is busy. It bounds how many renewals may be

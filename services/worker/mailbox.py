@@ -8,24 +8,25 @@ answer is given by the leader when it applies it.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from services.wire.baton.v1 import group_pb2
 from services.wire.errors import CommandTooLong, MailboxFull
 from services.wire.limits import TAKEN_BYTES_MAX
 
-COMMANDS_MAX = 16_384
+COMMANDS_MAX: Final = 16_384
 """Most commands that wait, for those who ask: far above what a worker's rooms and leases can produce. What
 follows from something accepted (a cancel, a departed peer) may wait beside as many again."""
 
-TURN_COMMANDS_MAX = 64
-TURN_OPENINGS_MAX = 8
-TURN_BYTES_MAX = 64 << 10
+TURN_COMMANDS_MAX: Final = 64
+TURN_OPENINGS_MAX: Final = 8
+TURN_BYTES_MAX: Final = 64 << 10
 """What a turn takes, and broadcasts, of several commands; the rest waits for the next turn. To open a room
 takes some hundred microseconds, and as much again for a prompt of thousands of tokens; anything else takes a
 tenth of it. So no burst makes a turn long, and handlers have their share between its turns."""
-OPENINGS = frozenset({"run", "stream"})
+OPENINGS: Final = frozenset({"run", "stream"})
 
-FRAME_BYTES = 8
+FRAME_BYTES: Final = 8
 """What a command in a list takes beside itself, at most."""
 
 

@@ -7,6 +7,7 @@ ranks of a worker do together the leader tells; what one rank saw or wished each
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import grpc
 
@@ -26,10 +27,10 @@ from services.wire.limits import REPORTS_MAX
 
 log = Log(__name__)
 
-LINES_MAX = 8192
-PAUSE_S = 0.02
-RETRY_S = 0.5
-DETAIL_CHARS_MAX = 512
+LINES_MAX: Final = 8192
+PAUSE_S: Final = 0.02
+RETRY_S: Final = 0.5
+DETAIL_CHARS_MAX: Final = 512
 
 
 class Reporter:

@@ -5,6 +5,7 @@ The JSON of `/requests/{id}` is these classes, field by field.
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Final
 
 
 class State(StrEnum):
@@ -25,7 +26,7 @@ class State(StrEnum):
     """It never had a room."""
 
 
-OVER = frozenset({State.ANSWERED, State.FAILED, State.GONE, State.REFUSED})
+OVER: Final = frozenset({State.ANSWERED, State.FAILED, State.GONE, State.REFUSED})
 
 
 class LineKind(StrEnum):

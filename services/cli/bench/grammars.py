@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from services.grammars.judge import Judge
     from services.grammars.shelf import Shelf
 
-TICK_S = 0.001
-REST_S = 0.1
-AT_ONCE = 4
+TICK_S: Final = 0.001
+REST_S: Final = 0.1
+AT_ONCE: Final = 4
 """Grammars that are asked for together, of each form."""
 
 
@@ -73,7 +73,7 @@ def _form(name: str, number: int) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
-FORMS = ("object", "words", "regex")
+FORMS: Final = ("object", "words", "regex")
 
 
 async def _measured(runs: int, shelf: "Shelf", judge: "Judge") -> dict[str, object]:

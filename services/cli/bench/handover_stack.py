@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from services.cli.bench.comparison import SystemSpec
 from services.cli.bench.systems import System
 from services.runtime.listen import port_of, reserve_port
 
-HOST = "127.0.0.1"
+HOST: Final = "127.0.0.1"
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Which model does a server have, and how does it take prompts? Asked before anything is measured."""
 
 from dataclasses import replace
+from typing import Final
 
 import httpx
 
@@ -11,10 +12,10 @@ from services.cli.bench.stream_client import ServerAddress
 from services.cli.bench.workload import ApiEndpoint, Ask, PromptForm, Workload, Writer, make_asks
 from services.runtime.errors import StartupError
 
-MODELS_TIMEOUT_S = 10.0
-PROBES = -1
+MODELS_TIMEOUT_S: Final = 10.0
+PROBES: Final = -1
 """The turn of the probes: no measured one is like it."""
-PROBE_TOKENS = 2
+PROBE_TOKENS: Final = 2
 """One from each side of a disaggregated server."""
 
 

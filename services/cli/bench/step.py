@@ -13,7 +13,7 @@ from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from services.engine.interface import Row
     from services.grammars.fold import Fold
 
-PROFILE_LINES = 16
-GRAPHED_ROWS = 64
+PROFILE_LINES: Final = 16
+GRAPHED_ROWS: Final = 64
 """Of --cuda-graphs."""
-STEPS_MAX = 64
+STEPS_MAX: Final = 64
 """From here on the last step is repeated."""
-ANY_JSON = "json"
+ANY_JSON: Final = "json"
 GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=1.0)
 """DRAWN: where --grammar is asked for, of the rows that are held and of those that are not."""
 SIDE, SIDE_ON_GPU = 2048, 8192
