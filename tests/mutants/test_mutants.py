@@ -109,7 +109,7 @@ def test_the_field_defects_are_among_them_each_with_its_report() -> None:
 
 def test_mutants_and_stories_name_invariants_that_are_known() -> None:
     assert {each.invariant for each in MUTANTS} <= INVARIANTS
-    for story in STORIES.glob("*.txt"):
+    for story in STORIES.rglob("*.txt"):
         assert invariant_of(story.read_text(encoding="utf-8")) in INVARIANTS, story.name
 
 

@@ -17,6 +17,7 @@ instead: `>> command`, and under it what the stage says and each request of a ra
                                              sender's; [by=… another receiver, pages=… so many, prefix=…
                                              tokens held, unreachable=1 no connection leads there]
     post / ended room=7 rank=0               the sender has writes under way / they have ended
+    step decode room=7 [over=1]              a step that reads or writes the room's pages begins / is over
     compute room=7 [tokens=4]                a step of the sender has computed so many tokens, or all
     write room=7 rank=0 pages=2              those bytes reach decode's memory, where it was told
     record room=7 rank=0 pages=3             the record, telling of 3 pages, reaches it; [tokens=…, token=…]
@@ -33,7 +34,7 @@ instead: `>> command`, and under it what the stage says and each request of a ra
     close room=7 / quiet room=7              decode asks the sender to be quiet / notes that it is;
                                              [by=… another receiver, generation=…]
     depart decode                            its peer's process is known to be gone
-    revoke                                   decode's memory is taken back from all who know it
+    revoke [agreed=1]                        decode's memory is taken back from all who know it, or is to be
     reconnect room=7                         the sender hears where it is now, and where room 7's is no more
     finish room=7                            the sequence has ended
     drain decode                             it is to leave when it holds nothing
@@ -62,8 +63,8 @@ Words = Mapping[str, str]
 Act = Callable[[int, Any], None]
 """On the rank of this number, which is that."""
 MARK = "----"
-UNSAID: Final = ("peer", "exposure")
-"""Fields of requests that are the same in all of a dialogue."""
+UNSAID: Final = ("peer", "exposure", "phase_ms", "of_rank")
+"""Fields of requests that are the same in all of a dialogue, or no matter of it."""
 SAID: Final = ">> "
 ASKED: Final = "<< "
 
@@ -92,9 +93,14 @@ class Play:
             self._asked = [asked for stage in self._stages.values() for asked in stage.take_requests()]
 
     def converse(self, line: str) -> list[str]:
-        """Play one command, a millisecond after the last. Returns what the stage says, and is asked for."""
-        self._now_ms += 1
-        return [*self.say(line), *(ASKED + _asked(asked) for asked in self._asked)]
+        """Play commands, each a millisecond after the last. Returns what the stage says, and is asked for."""
+        answers = []
+        for part in line.split(";"):
+            if part.startswith("group"):
+                self._stages, self._now_ms = {}, 0
+            self._now_ms += 1
+            answers += [*self.say(part), *(ASKED + _asked(asked) for asked in self._asked)]
+        return answers
 
     def do_group(self, side: str, words: Words) -> None:
         sizes = (int(words["ranks"]), int(words["pages"]), int(words["slots"]))
@@ -103,12 +109,17 @@ class Play:
 
     def do_open(self, side: str, words: Words) -> list[str]:
         room, needed, ms = _room(words), int(words["needed"]), int(words.get("deadline", DEADLINE_MS))
-        more = {word: int(words[word]) for word in ("choices", "like") if word in words}
-        asked = request(room, needed, int(words.get("expected", needed)), **more)
+        choices, like = int(words.get("choices", 1)), int(words.get("like", 0))
+        asked = request(room, needed, int(words.get("expected", needed)), choices=choices, like=like)
+        more = (
+            {"sender_name": "p"}
+            if self._stage(side) is self._stages.get("decode")
+            else {"receiver_name": "d"}
+        )
         ends_ms = int(words["ends"]) if "ends" in words else None
 
         def act(_: int, rank: Any) -> None:
-            opened = rank.open(room, asked, PEER, self._now_ms, ends_ms=ends_ms)
+            opened = rank.open(room, asked, PEER, self._now_ms, ends_ms=ends_ms, **more)
             opened.deadlines = replace(deadlines(ms), waiting_ms=int(words.get("waiting", ms)))
 
         return self._each(side, words, act)
@@ -133,6 +144,10 @@ class Play:
 
     def do_ended(self, side: str, words: Words) -> None:
         self._prefill.posted.discard((_rank(words), _room(words)))
+
+    def do_step(self, side: str, words: Words) -> None:
+        for _, rank in self._ranks(side, words):
+            rank.roster.get(_room(words)).busy = "over" not in words
 
     def do_compute(self, side: str, words: Words) -> list[str]:
         tokens = int(words["tokens"]) if "tokens" in words else None
@@ -190,7 +205,7 @@ class Play:
         return self._each(side, words, lambda _, rank: rank.depart(PEER))
 
     def do_revoke(self, side: str, words: Words) -> None:
-        self._decode.revoke()
+        self._decode.revoke(agreed_only="agreed" in words)
 
     def do_reconnect(self, side: str, words: Words) -> list[str]:
         return self._each("prefill", words, lambda _, rank: rank.revoke(PEER, Incarnation(2**32)))
@@ -310,13 +325,9 @@ def _count(census: Mapping[PageState, int]) -> str:
 
 
 def _asked(asked: Any) -> str:
-    """A request, but for whose it is where that is the peer's or the one room's."""
-    words = [(each.name, getattr(asked, each.name)) for each in fields(asked)]
-    said = [
-        f"{name}={_value(value)}"
-        for name, value in words
-        if name not in ("peer", "exposure") and value not in (False, "")
-    ]
+    """A request, by its name and its fields."""
+    told = ((each.name, _value(getattr(asked, each.name))) for each in fields(asked))
+    said = [f"{name}={value}" for name, value in told if name not in UNSAID and value]
     return " ".join([type(asked).__name__, *said])
 
 
@@ -329,7 +340,8 @@ def _value(value: Any) -> str:
         case tuple():
             return _list(map(str, value)) or "none"
         case _ if is_dataclass(value):
-            return "; ".join(f"{each.name} {getattr(value, each.name)}" for each in fields(value))
+            told = ((each.name, getattr(value, each.name)) for each in fields(value))
+            return _list(f"{name} {said}" for name, said in told if said not in (None, ()))
         case _:
             return str(value)
 

@@ -196,11 +196,14 @@ class DecodeStage(Stage[ReceivingRoom]):
         start = to.grant.slot * SLOT_BYTES + offset
         to.memory.slots[start : start + len(data)] = data
 
-    def revoke(self) -> None:
+    def revoke(self, *, agreed_only: bool) -> None:
         """All memory is taken back from everyone who knows it: it goes on at another address."""
+        for receiving in self.receivings:
+            receiving.revoke()
+        if agreed_only:
+            return
         self.exposure = Incarnation(self.exposure + 1)
         for rank, receiving in enumerate(self.receivings):
-            receiving.revoke()
             memory = self.memories[rank]
             self.memories[rank] = RankMemory(bytearray(memory.kv), bytearray(memory.slots))
             receiving.revoked(self.exposure, memoryview(self.memories[rank].slots))
