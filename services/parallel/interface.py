@@ -1,8 +1,8 @@
 """How do the ranks of one worker reach the same verdict, and hear the same commands, in every turn?
 
-The smallest interface that a turn needs. Backends: `gloo` (one process per rank), `solo` (one rank) and
-`loopback` (many ranks in one process, for tests and simulations). One conformance suite,
-`tests/parallel`, runs on each.
+The smallest interface that a turn needs. Backends: `gloo` (one process per rank) and `solo` (one rank). One
+conformance suite, `tests/parallel`, runs on each, and on the group within one process that tests and the
+simulation use.
 
 Every rank makes the same calls in the same order, one at a time. A group that fails once is over: every
 further call raises, and the worker ends.

@@ -22,7 +22,6 @@ from services.rooms.phases import Side
 from services.rooms.registry import Registry, RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.request import FinishReason, Request, Sampling, Score, Token
 from services.rooms.retry import RetryBounds
-from services.runtime.clock import ManualClock
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.conversions import (
@@ -38,6 +37,7 @@ from services.wire.errors import refusal_to_wire
 from services.worker.shared_stream import rooms_reply
 from tests.layouts import one_group
 from tests.patience import PATIENCE_S
+from tests.support.manual_clock import ManualClock
 from tests.wire.servers import serving, until
 
 LEASE_MS = 3_000

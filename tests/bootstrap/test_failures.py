@@ -5,7 +5,7 @@ import pytest
 from services.bootstrap.failures import Failures
 from services.ids import RoomId
 from services.rooms.errors import Cause, Reason
-from services.runtime.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 LOST, BROKEN = Cause(Reason.PREFILL_LOST, "it is gone"), Cause(Reason.TRANSFER_FAILED, "it broke")
 GONE = Cause(Reason.CLIENT_GONE, "the client hung up")

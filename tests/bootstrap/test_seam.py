@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from services.openai.app import create_app
 from services.rooms.phases import Side
 from services.rooms.request import Token
-from services.runtime.clock import ManualClock
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import token_to_wire
 from tests.bootstrap.scripted import STOP, House, Step, accepted, ended, house, tokens
 from tests.openai import tiny
+from tests.support.manual_clock import ManualClock
 
 P, D = Side.PREFILL, Side.DECODE
 ANSWER = [*tiny.ids("The fox 😀 says STOP and"), tiny.END_ID]

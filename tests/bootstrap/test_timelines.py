@@ -9,9 +9,9 @@ from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Registry, RoomEntry, Worker
 from services.rooms.timeline import Moment
-from services.runtime.clock import ManualClock
 from services.runtime.room_spans import RoomSpans
 from tests.bootstrap.scripted import DecodeWorker, PrefillWorker
+from tests.support.manual_clock import ManualClock
 from tests.trace.notes import PARENT, Notes
 
 

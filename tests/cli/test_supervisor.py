@@ -10,9 +10,9 @@ import pytest
 
 from services.cli.serve_settings import StackCommand
 from services.cli.supervisor import PartDied, Supervisor
-from services.runtime.clock import ManualClock
 from services.runtime.serve import StopAsked
 from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
+from tests.support.manual_clock import ManualClock
 
 BOOTSTRAP = StackCommand("bootstrap", "bootstrap", ())
 PREFILL = StackCommand("prefill", "prefill-0", ())

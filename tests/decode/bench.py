@@ -30,12 +30,11 @@ from services.parallel.solo import SoloGroup
 from services.rooms.errors import Cause, NotConnected, Reason
 from services.rooms.phases import Phase
 from services.rooms.request import Request
-from services.runtime.clock import ManualClock
 from services.runtime.host_memory import HostMemory
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.exposure import Exposure
-from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import kv_region
-from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
@@ -57,6 +56,7 @@ from tests.prefill.bench import (
     deadlines,
     silent_reporter,
 )
+from tests.support.manual_clock import ManualClock
 from tests.wire.receivers import secret_of
 from tests.wire.servers import serving, until
 

@@ -10,12 +10,11 @@ from services.decode.room import DecodeRoom
 from services.ids import RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.parallel.interface import GroupBroken
-from services.parallel.loopback import Loopback
 from services.rooms.errors import Cause, LocalBug, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
-from services.transfer.fabric import MemoryFabric
-from services.transfer.faults import FaultPlan
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.transfer_faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.conversions import cause_to_wire
 from services.worker.turns import Lap, run_turns
@@ -25,6 +24,7 @@ from tests.parallel.arrivals import NoArrivals
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS
+from tests.support.loopback import Loopback
 from tests.wire.servers import serving
 
 PROMPT = tuple(range(200, 206))

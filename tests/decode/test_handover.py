@@ -21,8 +21,8 @@ from services.parallel.solo import SoloGroup
 from services.prefill.rpc import HandoverService, PrefillService
 from services.rooms.request import Request, Sampling
 from services.runtime.party import Party
-from services.transfer.fabric import MemoryFabric, Write
-from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.testing.memory_fabric import MemoryFabric, Write
+from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import Region, Run, kv_region
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels

@@ -15,10 +15,10 @@ from services.rooms.quarantine import HURRY
 from services.rooms.request import Request
 from services.runtime.errors import MemoryKept
 from services.runtime.host_memory import CannotMove, HostMemory
-from services.transfer.fabric import MemoryFabric
-from services.transfer.faults import FaultPlan
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
+from services.testing.transfer_faults import FaultPlan
 from services.transfer.interface import Region, kv_region
-from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2
 from services.wire.errors import WrongIncarnation
 from tests.decode.bench import Caller, DecodeBench, decoding

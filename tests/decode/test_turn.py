@@ -15,7 +15,7 @@ from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, RoomExists
 from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Request
-from services.transfer.memory import MemoryTransfer
+from services.testing.memory_transfer import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire, finish_from_wire
 from services.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation

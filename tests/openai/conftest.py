@@ -13,12 +13,12 @@ from services.grammars.vocabulary import vocabulary_of
 from services.openai.app import create_app
 from services.openai.edge import Edge
 from services.rooms.request import Grammar
-from services.runtime.clock import ManualClock
 from services.runtime.errors import StartupError
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
+from tests.support.manual_clock import ManualClock
 
 CREATED_S = 1_700_000_000
 

@@ -18,10 +18,10 @@ from services.openai.hearing import forms_of
 from services.openai.model import ServedModel
 from services.openai.tokenizer import Tokenizer
 from services.rooms.errors import Reason
-from services.runtime.clock import ManualClock
 from tests.openai import tiny
 from tests.openai.conftest import CREATED_S
 from tests.openai.scripted import LENGTH, ScriptedBackend, batch, saying
+from tests.support.manual_clock import ManualClock
 
 WEATHER: Final[dict[str, Any]] = {
     "type": "function",

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from services.parallel.gloo import GlooGroup
 from services.parallel.interface import RankGroup
-from services.parallel.loopback import Loopback
 from services.parallel.solo import SoloGroup
 from tests.ports import free_port
+from tests.support.loopback import Loopback
 
 GROUP_TIMEOUT_S = 20.0
 

@@ -10,11 +10,11 @@ from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Roster
-from services.runtime.clock import ManualClock
 from services.worker.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
 from tests.parallel.groups import loopback_groups
 from tests.parallel.test_dimensions import RoomsOnly
 from tests.rooms.group import receiver
+from tests.support.manual_clock import ManualClock
 
 FIRST = 2**62
 

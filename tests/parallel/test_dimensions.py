@@ -20,10 +20,10 @@ from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
-from services.runtime.clock import ManualClock
 from services.worker.turns import TurnProgress, take_turn
 from tests.parallel.groups import gloo_groups, loopback_groups
 from tests.rooms.group import receiver
+from tests.support.manual_clock import ManualClock
 
 CUBE: Final = Topology(tensor=2, pipeline=2, context=2)
 FAILING: Final = RoomId(7)

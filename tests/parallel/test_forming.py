@@ -8,7 +8,6 @@ import pytest
 
 from services.decode.settings import DecodeSettings
 from services.parallel.interface import GroupBroken, RankGroup
-from services.parallel.loopback import Loopback
 from services.runtime.errors import GroupLost, StartupError
 from services.runtime.settings import load, settings_of
 from services.worker.startup import (
@@ -22,6 +21,7 @@ from services.worker.startup import (
 from tests.parallel.groups import gloo_groups
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
+from tests.support.loopback import Loopback
 
 
 def settings(rank: int, port: int, **flags: str) -> DecodeSettings:

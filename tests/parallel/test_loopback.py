@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.parallel.interface import GroupBroken
-from services.parallel.loopback import Loopback, LoopbackGroup
+from tests.support.loopback import Loopback, LoopbackGroup
 
 
 async def started(group: LoopbackGroup) -> asyncio.Task[list[int]]:

@@ -26,11 +26,10 @@ from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.request import Request
-from services.runtime.clock import ManualClock
 from services.runtime.host_memory import HostMemory
-from services.transfer.fabric import MemoryFabric
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.interface import Region, kv_region
-from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
 from services.wire.model_bounds import ModelBounds
@@ -41,6 +40,7 @@ from services.worker.stepper import Stepper
 from services.worker.turns import Lap, TurnProgress, take_turn
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
+from tests.support.manual_clock import ManualClock
 from tests.wire.servers import until
 
 PREFILL, DECODE = Incarnation(11), Incarnation(22)

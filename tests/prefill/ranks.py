@@ -12,9 +12,9 @@ from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_
 from services.pages.topology import Topology, rank_layout
 from services.prefill.ways import Ways
 from services.runtime.host_memory import HostMemory
-from services.transfer.fabric import MemoryFabric
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.interface import PutId, Region, Run, kv_region
-from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
 from tests.layouts import changed, one_group

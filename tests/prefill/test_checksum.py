@@ -8,7 +8,7 @@ import torch
 from services.engine.checksum import PageSummer
 from services.pages.checksum import KvChecksum, told
 from services.rooms.errors import WorkerRefused
-from services.transfer.fabric import MemoryFabric
+from services.testing.memory_fabric import MemoryFabric
 from services.wire.baton.v1 import group_pb2
 from services.wire.conversions import Malformed
 from tests.prefill import toy

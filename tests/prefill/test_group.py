@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from services.ids import Incarnation, RoomId
-from services.parallel.loopback import Loopback
 from services.prefill.job import Job
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import Cause, NotConnected, Reason, WorkerRefused
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase
-from services.transfer.fabric import MemoryFabric
+from services.testing.memory_fabric import MemoryFabric
 from services.transfer.interface import Endpoint, TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import cause_to_wire, request_to_wire
 from services.worker.turns import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PrefillBench, Receiver, connect_request
+from tests.support.loopback import Loopback
 
 PROMPT = tuple(range(100, 110))
 GRANTED = (9, 2, 3)

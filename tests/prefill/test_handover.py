@@ -13,8 +13,8 @@ from services.prefill.receivers import NAMED_MAX, Receivers
 from services.prefill.rpc import HandoverService, PrefillService
 from services.rooms.errors import PeerFault
 from services.runtime.party import Party
-from services.transfer.fabric import MemoryFabric
-from services.transfer.faults import FaultPlan
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.transfer_faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import open_channel
 from services.wire.conversions import request_to_wire

@@ -12,10 +12,10 @@ from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Quota, Stage
 from services.prefill.ways import Target, Way
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory
-from services.transfer.fabric import MemoryFabric
-from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
+from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import PutId, Region, Run, kv_region
-from services.transfer.memory import MemoryTransfer
 from tests.pages.ids import page_ids
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PAGES, PLACES, PREFILL, Receiver

@@ -10,9 +10,9 @@ from services.pages.holdings import Holding, Holdings
 from services.pages.pool import PageState
 from services.rooms.errors import PeerFault
 from services.rooms.phases import Phase
-from services.transfer.faults import FaultPlan
+from services.testing.memory_transfer import MemoryTransfer
+from services.testing.transfer_faults import FaultPlan
 from services.transfer.interface import PutId, Run
-from services.transfer.memory import MemoryTransfer
 from tests.prefill import toy
 from tests.prefill.bench import PAGES
 from tests.prefill.test_turn import Pair, computing, settle

@@ -7,8 +7,8 @@ import pytest
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import NotConnected
 from services.rooms.phases import Phase
-from services.transfer.fabric import MemoryFabric
-from services.transfer.faults import FaultPlan
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.transfer_faults import FaultPlan
 from services.wire.baton.v1 import group_pb2
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PrefillBench, Receiver, connect_request

@@ -23,8 +23,8 @@ from services.rooms.evidence import Failed
 from services.rooms.phases import Effect, Phase, SenderEffect
 from services.rooms.request import Request
 from services.rooms.room import Room
-from services.transfer.fabric import MemoryFabric
-from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import Malformed
 from services.worker.mailbox import Mailbox

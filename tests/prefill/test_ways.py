@@ -6,8 +6,8 @@ import pytest
 
 from services.ids import Incarnation
 from services.rooms.errors import NotConnected, PeerFault, WorkerRefused
-from services.transfer.fabric import MemoryFabric
-from services.transfer.faults import FaultPlan
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.transfer_faults import FaultPlan
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
 from services.wire.errors import NotQuiet

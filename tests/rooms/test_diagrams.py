@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.pages.diagrams import page_states
 from services.pages.pool import PAGE_MOVES
-from services.rooms.diagrams import mermaid
 from services.rooms.phases import RECEIVER_MOVES, SENDER_MOVES, Moves, Side
+from tests.pages.diagrams import page_states
+from tests.rooms.diagrams import mermaid
 
 DOC = Path(__file__).parents[2] / "docs" / "ARCHITECTURE.md"
 DRAWN: Mapping[str, str] = {

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.clock import ManualClock, SystemClock
+from services.runtime.clock import SystemClock
 from services.runtime.errors import SettingsError, StartupError
 from services.runtime.serve import StopAsked, run, unless_stopped
+from tests.support.manual_clock import ManualClock
 
 DRAINS = """
 import asyncio, sys

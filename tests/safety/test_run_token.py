@@ -15,7 +15,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.cli.group import RankProcesses
 from services.decode.settings import DecodeSettings
 from services.ids import Incarnation
-from services.runtime.clock import ManualClock
 from services.runtime.errors import SettingsError
 from services.runtime.party import Party
 from services.runtime.service_settings import ServiceSettings
@@ -30,6 +29,7 @@ from services.worker.leader_host import WorkerHost
 from services.worker.startup import OWN
 from tests.safety.certificates import of
 from tests.safety.test_admittance import ADDERS, CALL_S, METHODS, answers, call, request_of
+from tests.support.manual_clock import ManualClock
 
 TOKEN: Final = "a-token-of-this-run-0123456789"
 OTHERS: Final = (None, TOKEN[:-1], TOKEN + "x", TOKEN.upper())

@@ -12,10 +12,10 @@ from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.layout import KvLayout
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.runtime.host_memory import HostMemory
-from services.transfer.fabric import MemoryFabric, Write
-from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.testing.memory_fabric import MemoryFabric, Write
+from services.testing.memory_transfer import MemoryTransfer
+from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import Region, Run
-from services.transfer.memory import MemoryTransfer
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network
 from tests.sim.trace import Trace

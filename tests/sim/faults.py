@@ -8,7 +8,7 @@ from dataclasses import replace
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase, Side
-from services.transfer.faults import NO_FAULTS
+from services.testing.transfer_faults import NO_FAULTS
 from tests.sim.checks import STALL
 from tests.sim.clients import Clients
 from tests.sim.network import CALM

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from services.pages.checksum import KvChecksum
 from services.pages.topology import Topology
-from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from tests.sim.network import CALM, Weather
 
 

@@ -13,7 +13,6 @@ from services.decode.turn import DecodeWork
 from services.ids import Incarnation
 from services.pages.record import SCHEMA_HASH
 from services.parallel.interface import GroupBroken
-from services.parallel.loopback import Loopback
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import Cause, Reason, RostersDiverged
@@ -32,6 +31,7 @@ from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.loop import Life, SimulatedProcess
 from tests.sim.rank import LOOK_S, Outside, Rank, WorkerShape, World, make_rank
 from tests.sim.slowness import BusyGroup, QueuedArrivals, SlowGroup
+from tests.support.loopback import Loopback
 from tests.wire.receivers import decode_peer
 
 BOOTSTRAP: Final = "bootstrap:8100"

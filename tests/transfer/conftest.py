@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from services.ids import Incarnation
-from services.transfer.fabric import MemoryFabric
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.interface import Transfer
-from services.transfer.memory import MemoryTransfer
 from services.transfer.nixl import NixlTransfer
 from tests.transfer.bench import Bench, MakeTransfer
 

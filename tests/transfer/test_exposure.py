@@ -10,11 +10,11 @@ import pytest
 
 from services.ids import Incarnation
 from services.runtime.host_memory import MOVES_MAX, CannotMove, HostMemory
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
+from services.testing.transfer_faults import FaultPlan
 from services.transfer.exposure import Exposure
-from services.transfer.fabric import MemoryFabric
-from services.transfer.faults import FaultPlan
 from services.transfer.interface import PutId, PutState, Transfer, TransferError
-from services.transfer.memory import MemoryTransfer
 from tests.transfer.bench import KV_BYTES, Bench, MakeTransfer, Node
 
 WHOLE = [(0, 0, KV_BYTES)]

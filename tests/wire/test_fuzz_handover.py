@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.prefill.handover import HandOverStream
 from services.rooms.errors import PeerFault, Refusal
-from services.transfer.fabric import MemoryFabric
+from services.testing.memory_fabric import MemoryFabric
 from services.wire.baton.v1 import inference_pb2
 from tests.decode.bench import decoding
 from tests.decode.links import asking, links_of

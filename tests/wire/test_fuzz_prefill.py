@@ -17,8 +17,8 @@ from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.prefill.ways import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
+from services.testing.memory_fabric import MemoryFabric
 from services.transfer.bounds import check_endpoint
-from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import TransferError, kv_region
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import layout_to_wire

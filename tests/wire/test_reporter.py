@@ -12,7 +12,6 @@ from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
 from services.rooms.request import Request
 from services.rooms.timeline import Moment
-from services.runtime.clock import ManualClock
 from services.runtime.room_spans import RoomSpans
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from services.wire.conversions import Malformed
@@ -20,6 +19,7 @@ from services.wire.errors import errors_as_status
 from services.wire.limits import REPORTS_MAX
 from services.worker import reporter as module
 from services.worker.reporter import DETAIL_CHARS_MAX, LINES_MAX, RankReporter, Reporter
+from tests.support.manual_clock import ManualClock
 from tests.trace.notes import PARENT, Notes
 from tests.wire.servers import channel_to, serving, until
 

@@ -8,10 +8,10 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from services.prefill.settings import PrefillSettings
-from services.runtime.clock import ManualClock
 from services.runtime.settings import load
 from services.worker.pages import STEP_MS, STUCK_MS, WorkerPages
 from services.worker.turns import TurnProgress
+from tests.support.manual_clock import ManualClock
 
 
 @dataclass

@@ -42,10 +42,10 @@ from services.rooms.request import Request, Token
 from services.runtime.clock import SystemClock
 from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.exposure import Exposure
-from services.transfer.fabric import MemoryFabric
 from services.transfer.interface import PutId, PutState, Region, kv_region
-from services.transfer.memory import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.channel import Channels, open_channel
 from services.wire.conversions import layout_to_wire, request_to_wire

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.ids import Incarnation
+from services.testing.memory_fabric import MemoryFabric, Write
 from services.transfer.bounds import check_endpoint, check_region, check_runs, region_named
-from services.transfer.fabric import MemoryFabric, Write
 from services.transfer.inbox import Inbox, check_notice
 from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
 from services.transfer.ledger import Ledger

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.ids import Incarnation
-from services.transfer.faults import NO_FAULTS, FaultPlan
+from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from services.transfer.inbox import Inbox
 from services.transfer.interface import Endpoint, PutState, Region, Run, TransferError
 
