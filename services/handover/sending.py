@@ -19,6 +19,7 @@ from services.handover.requests import (
     SendRecord,
     SendSeal,
 )
+from services.handover.route import Route
 from services.handover.side import HandOverSide
 from services.ids import Generation, Incarnation, PageId, RoomId
 from services.pages.errors import Truncated
@@ -33,17 +34,6 @@ from services.rooms.plurals import counted
 from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.rooms.timeline import Moment
-
-
-class Route(Protocol):
-    """How this rank reaches one exposure of a receiver's memory."""
-
-    @property
-    def page_tokens(self) -> int:
-        """Tokens of one of the receiver's pages."""
-
-    def revoked_by(self, exposure: Incarnation) -> bool:
-        """Whether this memory was taken back before its receiver made `exposure`."""
 
 
 class Writes(Protocol):
@@ -76,7 +66,6 @@ class SendingRoom(Sender):
     cached: int = field(default=0, init=False)
     """Leading tokens whose KV was in the pages when they were taken."""
     first: Token | None = field(default=None, init=False)
-    outcome_told: bool = field(default=False, init=False)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -144,6 +133,15 @@ class Sending(HandOverSide[S, SenderRequest]):
         self.elected = elected
         self._connections: list[Exception | None] = []
         """The turn's, and what became of each on this rank."""
+        self._sealing: list[S] = []
+        """The turn's, that are not kept yet."""
+
+    def take_requests(self) -> list[SenderRequest]:
+        """As its own. What is for later is done once all has been carried out: a seal is waited for."""
+        taken = super().take_requests()
+        if not taken:
+            self._keep_sealed()
+        return taken
 
     # ---- commands, the same on every rank
 
@@ -228,8 +226,8 @@ class Sending(HandOverSide[S, SenderRequest]):
         held.route = route
 
     def close(self, room: RoomId, receiver: Incarnation, generation: Generation, now_ms: int) -> None:
-        """The receiver gave the room up. What answers it is a proof, so it is for the room's own receiver and
-        tenancy alone. Raises PeerFault."""
+        """The receiver gave the room up. What answers it is a proof (`ack-is-proof`), so it is for the room's
+        own receiver and tenancy alone. Raises PeerFault."""
         if room in self.roster:
             held = self.roster.get(room)
             if held.peer != receiver:
@@ -249,6 +247,12 @@ class Sending(HandOverSide[S, SenderRequest]):
 
     # ---- what is known on this rank alone
 
+    def stepping(self, now_ms: int) -> None:
+        """A step goes on, or has ended: progress of all that it is for, and that wait for the next."""
+        for room in self.roster:
+            if room.computable:
+                room.progressed(now_ms)
+
     def computed(self, room: S, tokens: int, first: Token | None, now_ms: int) -> bool:
         """A step ended: the first `tokens` tokens are in the pages. `first`: the token that was drawn behind
         them all. False, and nothing follows, where the room has failed meanwhile."""
@@ -266,7 +270,9 @@ class Sending(HandOverSide[S, SenderRequest]):
 
     def sent(self) -> Iterator[S]:
         """Rooms of which something may be written, or is being written."""
-        return (room for room in self.roster if room.phase in GATED and room.begun and not room.sealed)
+        for room in self.roster:
+            if room.phase in GATED and room.begun and not room.sealed and room.cause is None:
+                yield room
 
     def observe(self, room: S, writes: Writes, now_ms: int, *, moved: bool) -> bool:
         """See how far the room's writes have come. `moved`: something was posted or has ended. True when
@@ -321,15 +327,18 @@ class Sending(HandOverSide[S, SenderRequest]):
         ]
 
     def perform(self, room: S, effect: Effect | SenderEffect, now_ms: int) -> None:
+        self._keep_sealed()
         match effect:
             case Effect.QUEUE:
                 self._report(room, Moment.DESTINATION_KNOWN)
             case SenderEffect.COMPUTE:
                 self._begin(room)
             case SenderEffect.SEAL:
-                self._seal(room)
+                if room.elected:
+                    self._ask(SendSeal(room.id))
+                self._sealing.append(room)
             case SenderEffect.REPORT:
-                self._conclude(room, None)
+                self._ask(Outcome(room.id, None))
                 room.note(Finished())
             case Effect.STOP:
                 self._distrust(room)
@@ -338,7 +347,7 @@ class Sending(HandOverSide[S, SenderRequest]):
                 self._distrust(room)
                 if room.cause is None:
                     raise AssertionError(f"room {room.id} failed without a cause")
-                self._conclude(room, room.cause)
+                self._ask(Outcome(room.id, room.cause))
             case Effect.RELEASE:
                 self._release(room, now_ms)
             case _:
@@ -358,13 +367,8 @@ class Sending(HandOverSide[S, SenderRequest]):
         detail = f"{counted(len(holding.pages), 'page')}, {counted(room.cached, 'token')} cached"
         self._report(room, Moment.COMPUTING, detail)
 
-    def _seal(self, room: S) -> None:
-        """The pages of every rank are there: the elected one says so to each rank of the receiver, and what
-        is for later comes after that. No page is read any more: the seal is the slot's."""
-        if room.elected:
-            self._ask(SendSeal(room.id))
-        self.holdings.keep(room.id, room.tokens)
-
-    def _conclude(self, room: S, cause: Cause | None) -> None:
-        room.outcome_told = True
-        self._ask(Outcome(room.id, cause))
+    def _keep_sealed(self) -> None:
+        """The pages of every rank are there, and none of them is read any more: the seal is the slot's."""
+        for room in self._sealing:
+            self.holdings.keep(room.id, room.tokens)
+        self._sealing.clear()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.prefill.job import Job
+from services.prefill.room import PrefillRoom
 
 STEPS_MIN: Final = 4
 """Of a prompt whose last part is a small one: shorter ones pay a step more for too little."""
@@ -24,35 +24,35 @@ LAST_SHARE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """Positions [start, stop) of one room's prompt, and of the output it goes on behind."""
 
-    job: Job
+    room: PrefillRoom
     start: int
     stop: int
 
     @property
     def scored(self) -> int:
         """How many of the prompt's tokens it scores."""
-        return max(min(self.stop, self.job.request.scores) - self.start, 0)
+        return max(min(self.stop, self.room.request.scores) - self.start, 0)
 
     @property
     def last(self) -> bool:
         """The end of what is known: the room's first token is drawn with it."""
-        return self.stop == self.job.request.prefill_tokens
+        return self.stop == self.room.request.prefill_tokens
 
 
-def next_parts(jobs: Iterable[Job], budget_tokens: int, scored_tokens: int) -> list[Part]:
-    """Fill one step. `jobs`: rooms that may be computed, oldest first. `scored_tokens`: most of the budget
+def next_parts(rooms: Iterable[PrefillRoom], budget_tokens: int, scored_tokens: int) -> list[PromptPart]:
+    """Fill one step. `rooms`: that may be computed, oldest first. `scored_tokens`: most of the budget
     that goes to prompts that are scored, whose logits take memory; they share that in the same way."""
-    waiting = [job for job in jobs if not job.complete]
-    left = [_for_this_step(job, budget_tokens) for job in waiting]
-    scored = [place for place, job in enumerate(waiting) if job.to_be_scored]
+    waiting = [room for room in rooms if not room.complete]
+    left = [_for_this_step(room, budget_tokens) for room in waiting]
+    scored = [place for place, room in enumerate(waiting) if room.computed < room.request.scores]
     for place, count in zip(scored, _shared([left[each] for each in scored], scored_tokens), strict=True):
         left[place] = count
     return [
-        Part(job, job.computed, job.computed + count)
-        for job, count in zip(waiting, _shared(left, budget_tokens), strict=True)
+        PromptPart(room, room.computed, room.computed + count)
+        for room, count in zip(waiting, _shared(left, budget_tokens), strict=True)
         if count
     ]
 
@@ -76,8 +76,8 @@ def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
     return takes
 
 
-def _for_this_step(job: Job, budget_tokens: int) -> int:
+def _for_this_step(room: PrefillRoom, budget_tokens: int) -> int:
     """Most tokens of it that may be computed next."""
-    left, last = job.request.prefill_tokens - job.computed, budget_tokens // LAST_SHARE
-    short = job.request.prefill_tokens - job.cached <= (STEPS_MIN - 1) * budget_tokens
+    left, last = room.request.prefill_tokens - room.computed, budget_tokens // LAST_SHARE
+    short = room.request.prefill_tokens - room.cached <= (STEPS_MIN - 1) * budget_tokens
     return left if short or left <= last else max(left - last, left // 2)

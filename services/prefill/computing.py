@@ -1,17 +1,14 @@
 """What does each step of the engine compute, and what becomes of it?"""
 
-from collections.abc import Iterable
 from typing import Final
 
 from services.engine.interface import NotHeld, Row, Undrawn
-from services.prefill.batch import Part, next_parts
-from services.prefill.job import Job
+from services.handover.sending import Sending
+from services.prefill.batch import PromptPart, next_parts
 from services.prefill.metrics import PrefillMetrics
-from services.rooms.errors import Cause, Reason
-from services.rooms.evidence import Failed
-from services.rooms.phases import Phase
+from services.prefill.room import PrefillRoom
+from services.rooms.errors import Reason
 from services.rooms.plurals import counted
-from services.rooms.request import Token
 from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.wire.baton.v1 import inference_pb2
@@ -24,11 +21,12 @@ CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""
 
 
-class Computing:
+class PrefillComputing:
     """One step at a time. Its rooms are busy until it has ended, whatever becomes of them."""
 
     def __init__(
         self,
+        sending: Sending[PrefillRoom],
         stepper: Stepper,
         chunk_tokens: int,
         scored_tokens: int,
@@ -41,13 +39,14 @@ class Computing:
         scored."""
         self.tokens = 0
         """Computed, since start."""
+        self._sending = sending
         self._stepper = stepper
         self._chunk_tokens = chunk_tokens
         self._scored_tokens = scored_tokens
         self._reporter = reporter
         self._metrics = metrics
         self._clock = clock
-        self._step: list[Part] = []
+        self._step: list[PromptPart] = []
         self._step_us = 0
         """When it was started."""
 
@@ -59,79 +58,65 @@ class Computing:
     def free(self) -> bool:
         return self._stepper.free
 
-    def start(self, jobs: Iterable[Job]) -> None:
-        """The next step, if there is one. Only while `free`. `jobs`: all that there are, oldest first."""
-        computable = (job for job in jobs if job.computable)
+    def start(self) -> None:
+        """The next step, if there is one. Only while `free`."""
+        computable = (room for room in self._sending.roster if room.computable)
         parts = next_parts(computable, self._chunk_tokens, self._scored_tokens)
         if not parts:
             return
-        rows = [Row(part.job.sequence, part.start, part.stop, part.job.pages, part.last) for part in parts]
+        rows = [Row(part.room.sequence, part.start, part.stop, part.room.pages, part.last) for part in parts]
         for part in parts:
-            part.job.sender.busy = True
+            part.room.busy = True
         self._step, self._step_us = parts, self._clock.host_us()
         self._stepper.start(rows)
 
-    def see(self, jobs: Iterable[Job]) -> bool:
-        """Whether a step has ended. `jobs`: as for `start`."""
+    def see(self) -> bool:
+        """Whether a step has ended."""
         try:
             tokens = self._stepper.take()
         except StepFailed as error:
             for part in self._step:
-                self._fail(part.job, error)
+                self._fail(part.room, error)
             self._step = []
             return True
         if tokens is None:
             if self._step and self._clock.host_us() - self._step_us < STEP_MS * 1000:
-                self._progressed(jobs)
+                self._sending.stepping(self._clock.now_ms())
             return False
         self._metrics.worker.stepped((self._clock.host_us() - self._step_us) / 1e6)
         for part, token in zip(self._step, tokens, strict=True):
             if isinstance(token, Undrawn):
-                self._fail(part.job, token)
+                self._fail(part.room, token)
                 continue
-            part.job.sender.busy = False
-            part.job.computed = part.stop
             self._metrics.computed(part.stop - part.start, part.scored)
             self.tokens += part.stop - part.start
-            self._computed(part.job, token)
+            if self._sending.computed(part.room, part.stop, token, self._clock.now_ms()):
+                self._computed(part.room)
         self._step = []
-        self._progressed(jobs)
+        self._sending.stepping(self._clock.now_ms())
         return True
 
-    def _progressed(self, jobs: Iterable[Job]) -> None:
-        """A step goes on, or has ended: progress of all that it is for, and that wait for the next."""
-        now_ms = self._clock.now_ms()
-        for job in jobs:
-            if job.computable:
-                job.sender.progressed(now_ms)
-
-    def _fail(self, job: Job, why: Exception) -> None:
-        job.sender.busy = False
+    def _fail(self, room: PrefillRoom, why: Exception) -> None:
+        room.busy = False
         reason = Reason.GRAMMAR_FAILED if isinstance(why, NotHeld) else Reason.ENGINE_FAILED
-        job.sender.note(Failed(Cause(reason, f"prefill: {why}")))
+        self._sending.fail(room, reason, f"prefill: {why}")
 
-    def _computed(self, job: Job, token: Token | None) -> None:
-        """A chunk is in the pages: send what is whole, and with the last one the first token."""
-        if job.push is None or job.sender.phase is not Phase.TRANSFERRING:
-            return
-        job.push.ready(job.computed, complete=job.complete)
-        job.sender.progressed(self._clock.now_ms())
-        if token is None:
+    def _computed(self, room: PrefillRoom) -> None:
+        """Tell of a chunk, or of the first token behind the last one."""
+        if room.first is None:
             # A long prompt's chunks do not take the place of what comes after them.
-            if job.computed - job.told >= job.request.prefill_tokens / CHUNK_LINES_MAX:
-                job.told = job.computed
-                self._reporter.note(job.sender.id, Moment.CHUNK_COMPUTED, f"{job.computed} tokens so far")
+            if room.computed - room.told >= room.request.prefill_tokens / CHUNK_LINES_MAX:
+                room.told = room.computed
+                self._reporter.note(room.id, Moment.CHUNK_COMPUTED, f"{room.computed} tokens so far")
             return
-        job.first = token
-        if job.sender.elected:
-            job.push.tell(job.record, job.pages_checksum)
-        spent_ms = sum(job.sender.phase_ms.values()) + self._clock.now_ms() - job.sender.entered_ms
+        spent_ms = sum(room.phase_ms.values()) + self._clock.now_ms() - room.entered_ms
         self._metrics.first_token(spent_ms / 1000)
-        job.tell_scores()
-        finish = finish_to_wire(job.request.finish_reason([*job.request.output, token.id]))
-        first = inference_pb2.FirstToken(token=token_to_wire(token), finish=finish, cached_tokens=job.cached)
-        job.reply(inference_pb2.RunRoomReply(first_token=first))
-        detail = f"{job.computed - job.cached} tokens computed, {job.cached} cached"
-        if job.sequence.scores is not None:
-            detail += f", {counted(job.scored, 'token')} of the prompt scored"
-        self._reporter.note(job.sender.id, Moment.FIRST_TOKEN, detail)
+        room.tell_scores()
+        finish = finish_to_wire(room.request.finish_reason([*room.request.output, room.first.id]))
+        token = token_to_wire(room.first)
+        first = inference_pb2.FirstToken(token=token, finish=finish, cached_tokens=room.cached)
+        room.reply(inference_pb2.RunRoomReply(first_token=first))
+        detail = f"{room.computed - room.cached} tokens computed, {room.cached} cached"
+        if room.sequence.scores is not None:
+            detail += f", {counted(room.scored, 'token')} of the prompt scored"
+        self._reporter.note(room.id, Moment.FIRST_TOKEN, detail)

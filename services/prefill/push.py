@@ -15,11 +15,11 @@ from enum import Enum
 from itertools import groupby
 from typing import Final
 
+from services.handover.route import Route
 from services.ids import Incarnation
 from services.pages.plan import windows
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from services.pages.runs import Window
-from services.prefill.ways import Way
 from services.rooms.evidence import Granted
 from services.transfer.interface import (
     SLOTS,
@@ -62,7 +62,7 @@ class Push:
     def __init__(
         self,
         transfer: Transfer,
-        way: Way,
+        route: Route,
         source: Sequence[int],
         page_tokens: int,
         grant: Granted,
@@ -73,14 +73,14 @@ class Push:
         """`source`: the room's pages on this side, of `page_tokens` tokens each, from position 0 on.
         `staging`: this side's metadata slot, from which record and seal are written."""
         self._transfer = transfer
-        self._way = way
+        self._route = route
         self._source = tuple(source)
         self._page_tokens = page_tokens
         self._grant = grant
-        self._reach = grant.prefix_tokens + len(grant.pages) * way.page_tokens
+        self._reach = grant.prefix_tokens + len(grant.pages) * route.page_tokens
         """Position behind the last that the receiver has space for."""
         self._window_bytes = window_bytes
-        self._targets = [each for each in way.targets if not each.plan.empty]
+        self._targets = [each for each in route.targets if not each.plan.empty]
         """That this rank has pages for."""
         stretches = [each.plan.stretch(window_bytes, RUNS_MAX) for each in self._targets]
         self._stretch = min(stretches, default=0)
@@ -114,6 +114,11 @@ class Push:
             self._planned = self._ready
 
     @property
+    def sealed(self) -> bool:
+        """The seals' writes are DONE."""
+        return self.stage is Stage.SEALED
+
+    @property
     def written(self) -> bool:
         """All pages were ready, and their writes are DONE, as are the records'."""
         return self._complete and self.failure is None and not (self._unposted or self._in_flight)
@@ -122,7 +127,7 @@ class Push:
         """What each rank of the receiver is to know beside the pages; it leaves at once. To be called by the
         elected rank alone, with the last of the pages. `checksum`: of the pages, for the KV heads that the
         receiver's rank holds."""
-        told = [(checksum(target.kv_heads), target.peer) for target in self._way.targets]
+        told = [(checksum(target.kv_heads), target.peer) for target in self._route.targets]
         for value, group in groupby(told, key=lambda each: each[0]):
             peers = [peer for _, peer in group]
             self._records.append((replace(record, pages_checksum=value), peers))
@@ -229,7 +234,7 @@ class Push:
         if self._in_flight or self.stage in (Stage.PAGES, Stage.SEALED):
             return False
         if self.stage is Stage.SEAL:
-            self._write_slots([target.peer for target in self._way.targets], SEAL_OFFSET, SEAL_BYTES)
+            self._write_slots([target.peer for target in self._route.targets], SEAL_OFFSET, SEAL_BYTES)
             self.stage = Stage.SEALING
         else:
             self.stage = Stage.SEALED

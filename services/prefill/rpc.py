@@ -8,7 +8,7 @@ import grpc
 from services.ids import Incarnation
 from services.pages.layout import KvLayout
 from services.prefill.handover import HandOverStream
-from services.prefill.job import REPLIES_MAX
+from services.prefill.room import REPLIES_MAX
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import PeerFault
 from services.rooms.phases import Side

@@ -5,12 +5,12 @@ under other names, and whatever was to be written by the old way fails.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from services.handover.route import Route, Target
 from services.ids import Incarnation
 from services.pages.checksum import KvChecksum
 from services.pages.layout import KvLayout
-from services.pages.plan import HandoverPlan, TransferPlan, plan_hand_over
+from services.pages.plan import HandoverPlan, plan_hand_over
 from services.pages.record import SCHEMA_HASH
 from services.rooms.errors import NotConnected, WorkerRefused
 from services.transfer.bounds import check_endpoint
@@ -18,36 +18,6 @@ from services.transfer.interface import Endpoint, PutsUnended, Region, Transfer,
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import Malformed, checksum_from_wire, layout_from_wire
 from services.wire.errors import NotQuiet
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One rank of the receiver that this rank writes to."""
-
-    peer: Incarnation
-    """Of its endpoint."""
-    plan: TransferPlan
-    """Of the pages; an empty one where only the record is written."""
-    kv_heads: tuple[int, ...]
-    """That it holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    exposure: Incarnation
-    """Of the receiver's rank 0: what grants name, the same on every rank."""
-    page_tokens: int
-    """Of the receiver's pages."""
-    targets: tuple[Target, ...]
-    """For the elected rank every rank of the receiver, in their order; for the others those that they have
-    pages for."""
-    endpoints: frozenset[Incarnation] = frozenset()
-    """Of every rank of the receiver, so that all ranks answer alike to what is said of them."""
-
-    def revoked_by(self, exposure: Incarnation) -> bool:
-        """Whether this memory was taken back before its receiver made `exposure`, whose id is larger then. A
-        Connect may come late: that it names another exposure does not say which is the newer one."""
-        return self.exposure < exposure
 
 
 class Ways:
@@ -65,7 +35,7 @@ class Ways:
         self._layouts = tuple(layouts)
         self._rank = rank
         self._checksum = checksum
-        self._ways: dict[Incarnation, Way] = {}
+        self._ways: dict[Incarnation, Route] = {}
 
     def __len__(self) -> int:
         return len(self._ways)
@@ -134,7 +104,7 @@ class Ways:
             if whose != receiver and way.endpoints & named:
                 raise Malformed(f"receiver {receiver:#x}: one of its endpoints is another receiver's")
 
-    def _way(self, plan: HandoverPlan, layouts: Sequence[KvLayout], endpoints: Sequence[Endpoint]) -> Way:
+    def _way(self, plan: HandoverPlan, layouts: Sequence[KvLayout], endpoints: Sequence[Endpoint]) -> Route:
         plans = [plan.between(self._rank, each) for each in range(len(endpoints))]
         targets = tuple(
             Target(endpoint.incarnation, each, layout.kv_heads)
@@ -142,9 +112,9 @@ class Ways:
             if self.elected or not each.empty
         )
         named = frozenset(each.incarnation for each in endpoints)
-        return Way(endpoints[0].incarnation, layouts[0].page_tokens, targets, named)
+        return Route(endpoints[0].incarnation, layouts[0].page_tokens, targets, named)
 
-    def granted(self, receiver: Incarnation, exposure: Incarnation) -> Way:
+    def granted(self, receiver: Incarnation, exposure: Incarnation) -> Route:
         """The way to the memory that a grant names. Raises NotConnected if there is none that holds."""
         way = self._ways.get(receiver)
         if (

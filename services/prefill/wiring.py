@@ -3,7 +3,9 @@
 import grpc
 
 from services.engine.interface import LoadEngine
+from services.handover.sending import Sending
 from services.prefill.metrics import PrefillMetrics
+from services.prefill.room import PrefillRoom
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.settings import PrefillSettings
 from services.prefill.turn import PrefillWork
@@ -23,10 +25,23 @@ def run(settings: PrefillSettings, load: LoadEngine) -> int:
 def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics) -> Fitting:
     """The prefill side of a rank."""
     settings, mailbox, transfer = rank.settings, rank.host.mailbox, rank.exposure.transfer
+    ways = Ways(transfer, rank.layouts, settings.rank or 0, rank.checksum)
+    deadlines = Deadlines(
+        bootstrapping_ms=settings.bootstrap_timeout_ms,
+        waiting_ms=settings.waiting_timeout_ms,
+        transferring_ms=settings.transfer_timeout_ms,
+        success_ms=settings.transfer_timeout_ms,
+        fence_ms=settings.transfer_timeout_ms,
+    )
     work = PrefillWork(
-        places=settings.places,
-        holdings=rank.holdings,
-        layout=rank.engine.layout,
+        Sending(
+            PrefillRoom,
+            settings.places,
+            rank.holdings,
+            rank.engine.layout,
+            deadlines,
+            elected=ways.elected,
+        ),
         bounds=rank.bounds,
         stepper=rank.stepper,
         transfer=transfer,
@@ -34,16 +49,9 @@ def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics) -> Fitting:
         reporter=rank.host.reporter,
         metrics=metrics,
         clock=rank.clock,
-        deadlines=Deadlines(
-            bootstrapping_ms=settings.bootstrap_timeout_ms,
-            waiting_ms=settings.waiting_timeout_ms,
-            transferring_ms=settings.transfer_timeout_ms,
-            success_ms=settings.transfer_timeout_ms,
-            fence_ms=settings.transfer_timeout_ms,
-        ),
         chunk_tokens=settings.chunk_tokens,
         window_bytes=settings.transfer_window,
-        ways=Ways(transfer, rank.layouts, settings.rank or 0, rank.checksum),
+        ways=ways,
         checksum=rank.checksum,
         folds=rank.folds,
         scored_tokens=rank.engine.scored_max,

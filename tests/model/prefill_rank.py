@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
+from services.handover.route import Route
 from services.ids import Generation, Incarnation, PageId, RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -16,7 +17,7 @@ from services.pages.pool import PagePool
 from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord
 from services.pages.slots import SlotPool
 from services.prefill.push import Push, Stage
-from services.prefill.ways import Way, Ways
+from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal
 from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed, Written
@@ -38,7 +39,7 @@ from tests.model.standing import At, Standing, check_tables, nothing_held
 @dataclass(slots=True)
 class Job:
     sender: Sender
-    way: Way | None = None
+    way: Route | None = None
     push: Push | None = None
     pages: tuple[PageId, ...] = ()
     computed: bool = False

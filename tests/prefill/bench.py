@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from services.decode.peers import endpoint_to_wire
 from services.grammars.shelf import Shelf
+from services.handover.sending import Sending
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -19,8 +20,8 @@ from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_
 from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
-from services.prefill.job import REPLIES_MAX
 from services.prefill.metrics import PrefillMetrics
+from services.prefill.room import REPLIES_MAX, PrefillRoom
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
@@ -110,10 +111,9 @@ class PrefillBench:
         self.holdings = Holdings(PagePool(pages), SlotPool(slots.view), prefixes)
         self.registry = CollectorRegistry()
         self.reporter = silent_reporter("prefill-0", PREFILL)
+        ways = Ways(self.transfer, layouts, rank, checksum)
         self.work = PrefillWork(
-            places=PLACES,
-            holdings=self.holdings,
-            layout=layouts[rank],
+            Sending(PrefillRoom, PLACES, self.holdings, layouts[rank], deadlines(), elected=ways.elected),
             bounds=BOUNDS,
             stepper=self.stepper,
             transfer=self.transfer,
@@ -121,10 +121,9 @@ class PrefillBench:
             reporter=self.reporter,
             metrics=PrefillMetrics(self.registry),
             clock=self.clock,
-            deadlines=deadlines(),
             chunk_tokens=chunk_tokens,
             window_bytes=window_bytes,
-            ways=Ways(self.transfer, layouts, rank, checksum),
+            ways=ways,
             checksum=checksum,
             folds=Folds(grammars, self.mailbox.wake),
             scored_tokens=scored_tokens,
@@ -221,8 +220,7 @@ class PrefillBench:
 
     def assert_empty(self) -> None:
         work: Any = self.work
-        assert len(work.roster) == 0
-        assert not work._jobs
+        assert len(work.roster) == len(work._closers) == 0
         assert len(work._computing) == 0
         assert len(work.callers) == 0
         assert len(work.early) == 0

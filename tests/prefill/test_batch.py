@@ -6,23 +6,29 @@ from hypothesis import strategies as st
 
 from services.ids import Incarnation, RoomId
 from services.prefill.batch import next_parts
-from services.prefill.job import Job
-from services.rooms.sender import Sender
+from services.prefill.room import PrefillRoom
+from services.rooms.request import Request
 from tests.prefill import toy
 from tests.prefill.bench import deadlines
 
 
-def job(room: int, prompt: int, computed: int = 0, top: int | None = None) -> Job:
+def room(name: int, prompt: int, computed: int = 0, top: int | None = None) -> PrefillRoom:
     """`top`: its prompt is scored, with so many of the likeliest."""
-    asked = toy.request(str(room), range(prompt), prompt_logprobs=top)
-    sender = Sender(RoomId(room), asked.request_id, Incarnation(2), 0, 1, deadlines(), 0)
-    return Job(sender, asked, "decode-0", computed=computed)
+    asked = toy.request(str(name), range(prompt), prompt_logprobs=top)
+    opened = made(asked)
+    opened.computed = computed
+    return opened
 
 
-def may_take(job: Job, budget: int) -> int:
+def made(asked: Request) -> PrefillRoom:
+    name = RoomId(int(asked.request_id))
+    return PrefillRoom(name, asked.request_id, Incarnation(2), 0, 1, deadlines(), 0, request=asked)
+
+
+def may_take(room: PrefillRoom, budget: int) -> int:
     """Of one step: all that is left, but for a small last part of a long prompt."""
-    left = len(job.request.prompt) - job.computed
-    long = len(job.request.prompt) > 3 * budget
+    left = len(room.request.prompt) - room.computed
+    long = len(room.request.prompt) > 3 * budget
     return max(left - budget // 4, left // 2) if long and left > budget // 4 else left
 
 
@@ -37,7 +43,7 @@ def may_take(job: Job, budget: int) -> int:
     ],
 )
 def test_the_last_part_of_a_prompt_of_several_steps_is_small(prompt: int, stops: list[int]) -> None:
-    long, seen = job(1, prompt), []
+    long, seen = room(1, prompt), []
     while not long.complete:
         (part,) = next_parts([long], 8, 8)
         seen.append(part.stop)
@@ -47,20 +53,18 @@ def test_the_last_part_of_a_prompt_of_several_steps_is_small(prompt: int, stops:
 
 
 def test_what_is_left_before_a_small_last_part_is_no_sliver() -> None:
-    assert told([job(1, 1665, computed=1536)], 512) == [(1, 1536, 1600, False)]
+    assert told([room(1, 1665, computed=1536)], 512) == [(1, 1536, 1600, False)]
 
 
 Told = list[tuple[int, int, int, bool]]
 
 
-def told(jobs: list[Job], budget: int, scored: int = 1) -> Told:
-    return [
-        (each.job.sender.id, each.start, each.stop, each.last) for each in next_parts(jobs, budget, scored)
-    ]
+def told(rooms: list[PrefillRoom], budget: int, scored: int = 1) -> Told:
+    return [(each.room.id, each.start, each.stop, each.last) for each in next_parts(rooms, budget, scored)]
 
 
 def test_several_prompts_share_a_step() -> None:
-    assert told([job(1, 5), job(2, 3, computed=1), job(3, 2)], 12) == [
+    assert told([room(1, 5), room(2, 3, computed=1), room(3, 2)], 12) == [
         (1, 0, 5, True),
         (2, 1, 3, True),
         (3, 0, 2, True),
@@ -68,20 +72,20 @@ def test_several_prompts_share_a_step() -> None:
 
 
 def test_prompts_of_one_length_are_computed_one_after_the_other() -> None:
-    assert told([job(1, 8), job(2, 8), job(3, 8)], 8) == [(1, 0, 8, True)]
-    assert told([job(1, 8), job(2, 8), job(3, 8)], 12) == [(1, 0, 8, True), (2, 0, 4, False)]
+    assert told([room(1, 8), room(2, 8), room(3, 8)], 8) == [(1, 0, 8, True)]
+    assert told([room(1, 8), room(2, 8), room(3, 8)], 12) == [(1, 0, 8, True), (2, 0, 4, False)]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_before_it() -> None:
-    assert told([job(1, 1000), job(2, 900), job(3, 3)], 8) == [(1, 0, 5, False), (3, 0, 3, True)]
+    assert told([room(1, 1000), room(2, 900), room(3, 3)], 8) == [(1, 0, 5, False), (3, 0, 3, True)]
 
 
 def test_a_long_prompt_is_not_kept_waiting_by_short_ones_that_never_end() -> None:
-    long, steps = job(1, 100), 0
+    long, steps = room(1, 100), 0
     while not long.complete:
-        jobs = [long, *(job(2 + number, 4) for number in range(9))]
-        for part in next_parts(jobs, 10, 1):
-            part.job.computed = part.stop
+        rooms = [long, *(room(2 + number, 4) for number in range(9))]
+        for part in next_parts(rooms, 10, 1):
+            part.room.computed = part.stop
         steps += 1
     assert steps <= 100 // (10 // 2)
 
@@ -90,23 +94,23 @@ def test_a_long_prompt_is_not_kept_waiting_by_short_ones_that_never_end() -> Non
 def test_half_is_the_oldests_and_no_budget_is_left_over_or_exceeded(
     sizes: list[tuple[int, int]], budget: int
 ) -> None:
-    jobs = [job(room, prompt, min(done, prompt)) for room, (prompt, done) in enumerate(sizes, 1)]
-    parts = next_parts(jobs, budget, 1)
-    wanted = [each for each in jobs if not each.complete]
-    assert [part.job for part in parts] == [each for each in wanted if each in [part.job for part in parts]]
+    rooms = [room(name, prompt, min(done, prompt)) for name, (prompt, done) in enumerate(sizes, 1)]
+    parts = next_parts(rooms, budget, 1)
+    wanted = [each for each in rooms if not each.complete]
+    assert [part.room for part in parts] == [each for each in wanted if each in [part.room for part in parts]]
     taken = [part.stop - part.start for part in parts]
     assert all(count > 0 for count in taken)
     assert sum(taken) == min(budget, sum(may_take(each, budget) for each in wanted))
-    assert all(part.start == part.job.computed for part in parts)
+    assert all(part.start == part.room.computed for part in parts)
     if wanted:
-        assert parts[0].job is wanted[0]
+        assert parts[0].room is wanted[0]
         assert taken[0] >= min(budget / 2, may_take(wanted[0], budget))
 
 
 def test_prompts_that_are_scored_share_the_part_of_a_step_that_may_be() -> None:
     """The logits of their positions take memory. The others fill the rest."""
-    jobs = [job(1, 9, top=0), job(2, 20), job(3, 9, top=5), job(4, 2, top=0)]
-    assert told(jobs, 20, scored=6) == [
+    rooms = [room(1, 9, top=0), room(2, 20), room(3, 9, top=5), room(4, 2, top=0)]
+    assert told(rooms, 20, scored=6) == [
         (1, 0, 4, False),
         (2, 0, 14, False),
         (4, 0, 2, True),
@@ -115,18 +119,17 @@ def test_prompts_that_are_scored_share_the_part_of_a_step_that_may_be() -> None:
 
 def test_behind_the_last_token_that_is_scored_nothing_is() -> None:
     """The prompt's last one is: by the position before it."""
-    assert told([job(1, 9, computed=8, top=0), job(2, 9, computed=3, top=0)], 20, scored=4) == [
+    assert told([room(1, 9, computed=8, top=0), room(2, 9, computed=3, top=0)], 20, scored=4) == [
         (1, 8, 9, True),
         (2, 3, 7, False),
     ]
-    (part,) = next_parts([job(1, 9, computed=4, top=0)], 20, 20)
+    (part,) = next_parts([room(1, 9, computed=4, top=0)], 20, 20)
     assert part.scored == 4
-    (part,) = next_parts([job(1, 9, computed=8, top=0)], 20, 20)
+    (part,) = next_parts([room(1, 9, computed=8, top=0)], 20, 20)
     assert part.scored == 0
 
 
 def test_what_an_earlier_room_drew_is_not_scored() -> None:
     asked = toy.request("1", range(6), 9, output=(1, 2, 3), prompt_logprobs=0)
-    sender = Sender(RoomId(1), asked.request_id, Incarnation(2), 0, 1, deadlines(), 0)
-    (part,) = next_parts([Job(sender, asked, "decode-0")], 20, 20)
+    (part,) = next_parts([made(asked)], 20, 20)
     assert (part.stop, part.scored) == (9, 5)

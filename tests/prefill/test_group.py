@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.ids import Incarnation, RoomId
-from services.prefill.job import Job
+from services.prefill.room import PrefillRoom
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import Cause, NotConnected, Reason, WorkerRefused
 from services.rooms.evidence import Failed
@@ -106,11 +106,11 @@ class Group:
             await self.steps()
         return told
 
-    def jobs(self) -> list[Job]:
-        return [each.work._jobs[RoomId(1)] for each in self.ranks]
+    def rooms(self) -> list[PrefillRoom]:
+        return [each.work.roster.get(RoomId(1)) for each in self.ranks]
 
     def phases(self) -> list[Phase]:
-        return [each.work.roster.get(RoomId(1)).phase for each in self.ranks]
+        return [room.phase for room in self.rooms()]
 
     def sealed(self) -> list[bool]:
         return [each.record(0, 1, 5) is not None for each in self.receivers]
@@ -271,7 +271,7 @@ async def test_seal_last_nothing_is_sealed_while_one_rank_still_writes(group: Gr
         await group.turn()
         await group.steps()
     assert group.phases() == [Phase.TRANSFERRING] * RANKS
-    assert group.jobs()[0].sender.written
+    assert group.rooms()[0].written
     assert group.sealed() == [False, False]
     group.fabric.resume(peer)
     await group.settle()
@@ -292,7 +292,7 @@ async def test_one_rank_that_writes_still_does_not_let_the_others_run_out_of_tim
     for _ in range(10):
         await group.turn()
         await group.steps()
-    assert [job.sender.written for job in group.jobs()] == [True, False]
+    assert [room.written for room in group.rooms()] == [True, False]
     for _ in range(2):
         for each in group.ranks:
             each.clock.advance(DEADLINE_MS * 6 // 10)
@@ -300,7 +300,7 @@ async def test_one_rank_that_writes_still_does_not_let_the_others_run_out_of_tim
         group.fabric.resume(peer)
         await group.turn()
         group.fabric.stall(peer)
-    assert group.jobs()[0].sender.phase_ms[Phase.TRANSFERRING] > DEADLINE_MS
+    assert group.rooms()[0].phase_ms[Phase.TRANSFERRING] > DEADLINE_MS
     group.fabric.resume(peer)
     await group.settle()
     assert await told == ""

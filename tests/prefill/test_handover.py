@@ -331,8 +331,7 @@ async def test_ack_is_proof_a_close_is_answered_when_the_room_is_quiet_however_l
     assert voice.quiet() == []
     voice.leave()
     await until(lambda: not served.handover._streams)
-    (job,) = served.bench.work._jobs.values()
-    await until(lambda: not job.closers)
+    await until(lambda: not served.bench.work._closers[RoomId(1)])
     again = await served.voice()
     await again.say(closes=(close(1),))
     while not again.quiet():
@@ -416,8 +415,7 @@ async def test_a_close_that_is_said_again_and_again_is_one(served: Served) -> No
         await voice.say(closes=(close(1),) * 20)
     await voice.say(closes=(close(7),))
     await served.turns_until(lambda: voice.quiet() == [7])
-    (job,) = served.bench.work._jobs.values()
-    assert len(job.closers) == 1
+    assert len(served.bench.work._closers[RoomId(1)]) == 1
     await served.turns_until(served.over)
     await until(lambda: voice.quiet() == [7, 1])
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from services.handover.route import Route, Target
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.plan import TransferPlan, plan_hand_over
 from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.pages.runs import PageRun
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Quota, Stage
-from services.prefill.ways import Target, Way
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory
 from services.testing.memory_fabric import MemoryFabric
@@ -53,7 +53,7 @@ class Bench:
         pages = plan_hand_over([toy.LAYOUT], [toy.LAYOUT]).between(0, 0)
         self.push = Push(
             self.transfer,
-            Way(DECODE, toy.PAGE_TOKENS, (Target(DECODE, pages, toy.LAYOUT.kv_heads),)),
+            Route(DECODE, toy.PAGE_TOKENS, (Target(DECODE, pages, toy.LAYOUT.kv_heads),)),
             source,
             toy.PAGE_TOKENS,
             grant,

@@ -216,7 +216,7 @@ def test_no_more_windows_are_under_way_than_may_to_all_ranks_together() -> None:
 
 def test_a_rank_with_nothing_to_send_has_written_when_it_has_computed() -> None:
     room = Room(Topology(4), Topology(), tokens=5)
-    idle = [rank for rank, each in enumerate(room.pushes) if not each._way.targets]
+    idle = [rank for rank, each in enumerate(room.pushes) if not each._route.targets]
     assert idle == [1, 3], "two ranks hold each head, and one of them sends it"
     push = room.pushes[1]
     push.ready(4)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.prefill.job import REPLIES_MAX
+from services.prefill.room import REPLIES_MAX
 from services.rooms.request import SCORES_MAX, Score, Token
 from services.wire import conversions
 from services.wire.conversions import scores_from_wire, token_from_wire

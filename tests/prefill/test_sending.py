@@ -48,7 +48,7 @@ async def waiting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, 
         for room in range(1, ROOMS + 1):
             await made.bench.run(toy.request(str(room), PROMPT))
             await made.bench.grant(room, tuple(range(4 * room - 4, 4 * room)), slot=room)
-        while not all(job.complete for job in made.bench.work._jobs.values()):
+        while not all(room.complete for room in made.bench.work.roster):
             if not made.bench.stepper.free:
                 await made.bench.step_end()
             await made.bench.turn()
@@ -59,7 +59,7 @@ async def waiting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, 
 
 
 def a_turn(monkeypatch: pytest.MonkeyPatch, windows: int) -> None:
-    monkeypatch.setattr("services.prefill.sending.Quota", partial(Quota, windows))
+    monkeypatch.setattr("services.prefill.pushes.Quota", partial(Quota, windows))
 
 
 async def test_a_few_windows_leave_in_a_turn_however_many_rooms_wait(waiting: tuple[Pair, list[int]]) -> None:
@@ -164,8 +164,8 @@ async def test_a_room_that_failed_is_looked_at_less_often_than_one_that_is_writt
 async def test_what_the_pages_of_a_room_took_is_counted_once_they_are_written(slow: Pair) -> None:
     await write(slow)
     slow.bench.clock.advance(50)
-    job = slow.bench.work._jobs[RoomId(1)]
-    while not job.sender.written:
+    room = slow.bench.work.roster.get(RoomId(1))
+    while not room.written:
         await slow.bench.turn()
     assert slow.bench.gauge(BUSY) == pytest.approx(0.05)
     while not slow.fabric.puts_under_way:
@@ -174,7 +174,7 @@ async def test_what_the_pages_of_a_room_took_is_counted_once_they_are_written(sl
     slow.bench.clock.advance(70)
     await settle(slow.bench)
     assert slow.bench.gauge(BUSY) == pytest.approx(0.05)
-    assert job.overlap.spent_us == 50_000, "the record and the seal are no pages"
+    assert room.overlap.spent_us == 50_000, "the record and the seal are no pages"
     assert slow.bench.gauge("baton_kv_transfer_seconds_count") == 1
 
 

@@ -183,8 +183,7 @@ async def test_the_first_token_leaves_before_its_pages_do(pair: Pair) -> None:
     await bench.step_end()
     await bench.turn()
     await until(lambda: caller.heard == ["accepted", "first_token"])
-    push = bench.work._jobs[RoomId(1)].push
-    assert push is not None
+    push = bench.work.roster.get(RoomId(1)).push
     assert not any(push._in_flight.values()), "posting a page may take as long as copying it"
     assert bench.gauge("baton_kv_transfer_bytes_total") == 0
     await bench.turns(2)
@@ -273,8 +272,8 @@ async def test_a_room_id_is_used_once(pair: Pair) -> None:
 
 async def compute(bench: PrefillBench, tokens: int) -> None:
     """Turns until so many tokens of room 1 are computed."""
-    job = bench.work._jobs[RoomId(1)]
-    while job.computed < tokens:
+    room = bench.work.roster.get(RoomId(1))
+    while room.computed < tokens:
         if not bench.stepper.free:
             await bench.step_end()
         await bench.turn()
@@ -383,11 +382,11 @@ async def test_nobody_elses_close_is_answered(pair: Pair, wrong: dict[str, int])
 async def test_a_wait_for_quiet_that_is_given_up_leaves_nothing_behind(pair: Pair) -> None:
     await pair.bench.run(toy.request("1", PROMPT))
     quiet = pair.bench.work.quiet(RoomId(1))
-    (job,) = pair.bench.work._jobs.values()
-    assert job.closers == {quiet}
+    work: Any = pair.bench.work
+    assert work._closers == {1: {quiet}}
     quiet.cancel()
     await asyncio.sleep(0)
-    assert not job.closers
+    assert work._closers == {1: set()}
 
 
 async def test_a_failed_step_fails_its_rooms_and_the_next_one_serves(pair: Pair) -> None:
@@ -525,7 +524,7 @@ async def test_a_turn_that_breaks_tells_every_room_that_it_ended_why_and_none_tw
     rooms = (1, 2, 3)
     callers = [await pair.bench.run(toy.request(f"{room}", PROMPT)) for room in rooms]
     work: Any = pair.bench.work
-    replies = [work._jobs[RoomId(room)].replies for room in rooms]
+    replies = [work.roster.get(RoomId(room)).replies for room in rooms]
     break_at(monkeypatch, work, 2, Effect.FENCE)
     for room in rooms:
         work.roster.note(RoomId(room), Failed(Cause(Reason.CONNECT_FAILED, "prefill: seen before")))

@@ -24,6 +24,7 @@ from services.decode.room import DecodeRoom
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
 from services.handover.receiving import Receiving
+from services.handover.sending import Sending
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
@@ -31,6 +32,7 @@ from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
+from services.prefill.room import PrefillRoom
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
@@ -201,10 +203,9 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         work.receivers.check = lambda *_: None  # type: ignore[method-assign]
 
     stepper = Stepper(engine, mailbox.wake)
+    holdings = Holdings(PagePool(PAGES), SlotPool(slots.view))
     work = PrefillWork(
-        places=PLACES,
-        holdings=Holdings(PagePool(PAGES), SlotPool(slots.view)),
-        layout=LAYOUT,
+        Sending(PrefillRoom, PLACES, holdings, LAYOUT, _deadlines(), elected=True),
         bounds=BOUNDS,
         stepper=stepper,
         transfer=transfer,
@@ -212,12 +213,11 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         reporter=silent_reporter("prefill", incarnation),
         metrics=PrefillMetrics(registry),
         clock=clock,
-        deadlines=_deadlines(),
         chunk_tokens=4096,
         window_bytes=WINDOW_BYTES,
         ways=Ways(transfer, [LAYOUT]),
     )
-    group, jobs = Turns(mailbox.wake), work._jobs
+    group, rooms = Turns(mailbox.wake), work.roster
 
     def add(server: Any) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(
@@ -233,9 +233,9 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         "go": engine.go,
         "believe": believe,
         "stop_before_put": stop_before_put,
-        "granted": lambda room: room in jobs and jobs[RoomId(room)].sender.grant is not None,
-        "under_way": lambda room: _in_flight(jobs.get(RoomId(room))),
-        "rooms": lambda: len(jobs),
+        "granted": lambda room: room in rooms and rooms.get(RoomId(room)).grant is not None,
+        "under_way": lambda room: _in_flight(rooms.get(RoomId(room))) if room in rooms else 0,
+        "rooms": lambda: len(rooms),
         "at_rest": lambda: _at_rest(registry),
         "depart": lambda peer: mailbox.put(group_pb2.Command(departed=peer)),
     }
@@ -338,9 +338,9 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
         exposure.close()
 
 
-def _in_flight(job: Any) -> int:
+def _in_flight(room: PrefillRoom) -> int:
     """Windows of pages."""
-    return 0 if job is None or job.push is None else sum(map(bool, job.push._in_flight.values()))
+    return sum(map(bool, room.push._in_flight.values())) if room.begun else 0
 
 
 def _at_rest(registry: CollectorRegistry) -> str:

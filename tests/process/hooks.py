@@ -16,6 +16,7 @@ from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
+from services.prefill.room import PrefillRoom
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, Verdict, read_verdict
@@ -26,7 +27,6 @@ from services.rooms.evidence import Failed
 from services.rooms.phases import AnyEffect, Phase, Vote
 from services.rooms.request import Request
 from services.rooms.roster import Capacity, Roster
-from services.rooms.sender import Sender
 from services.transfer.interface import SLOTS, PutId, PutState, Run, TransferError
 from services.transfer.nixl import NixlTransfer
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
@@ -131,13 +131,13 @@ def fail_alone(folder: Folder) -> None:
 
     def seeing(work: PrefillWork) -> bool:
         where = folder.asked("fail_alone")
-        for job in work._jobs.values() if where is not None else ():
-            waiting = job.sender.phase is Phase.BOOTSTRAPPING
-            partly = job.sender.phase is Phase.TRANSFERRING and job.computed > 0 and not job.complete
+        for room in work.roster if where is not None else ():
+            waiting = room.phase is Phase.BOOTSTRAPPING
+            partly = room.computable and room.computed > 0
             if waiting if where == "waiting" else partly:
                 folder.withdraw("fail_alone")
-                job.sender.note(Failed(Cause(Reason.TRANSFER_FAILED, TOLD)))
-                folder.say("fail_alone.done", str(job.sender.id))
+                room.note(Failed(Cause(Reason.TRANSFER_FAILED, TOLD)))
+                folder.say("fail_alone.done", str(room.id))
                 break
         return see(work)
 
@@ -167,7 +167,7 @@ def stray_room(folder: Folder) -> None:
         folder.say("stray_room.done", str(turn))
 
     def seeing_sent(work: PrefillWork) -> bool:
-        enter(work, Sender)
+        enter(work, partial(PrefillRoom, request=Request("stray", (1,), 1)))
         return see_sent(work)
 
     def seeing_received(work: DecodeWork) -> bool:

@@ -209,8 +209,6 @@ def _worker(worker: SimulatedWorker) -> list[str]:
     for rank in worker.ranks:
         name, work, holdings = rank.process.name, rank.work, rank.bank.holdings
         found += _held(name, "rooms in the roster", len(work.roster))
-        if isinstance(work, PrefillWork):
-            found += _held(name, "jobs", len(work._jobs))
         found += _held(name, "calls that open a room", len(work.callers))
         found += _held(name, "rows of a step", len(work._computing))
         found += _held(name, "holdings", len(holdings))

@@ -12,6 +12,7 @@ from services.decode.peers import FollowerPeers, LeaderPeers
 from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.handover.receiving import Receiving
+from services.handover.sending import Sending
 from services.ids import Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -23,6 +24,7 @@ from services.pages.slots import SlotPool
 from services.pages.topology import Topology, rank_layout
 from services.parallel.interface import RankGroup
 from services.prefill.metrics import PrefillMetrics
+from services.prefill.room import PrefillRoom
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
@@ -230,10 +232,9 @@ def make_rank(
         transfer.register(Region(kv_region(0), engine.memory.address, engine.memory.length))
         transfer.register(Region("slots", slots.address, slots.length))
         transfer.endpoint()
+        ways = Ways(transfer, layouts, group.rank, shape.checksum)
         work = PrefillWork(
-            places=places,
-            holdings=holdings,
-            layout=layout,
+            Sending(PrefillRoom, places, holdings, layout, PREFILL_DEADLINES, elected=ways.elected),
             bounds=ModelBounds(VOCABULARY, CONTEXT),
             stepper=stepper.as_stepper(),
             transfer=transfer,
@@ -241,10 +242,9 @@ def make_rank(
             reporter=reporter,
             metrics=PrefillMetrics(registry),
             clock=clock,
-            deadlines=PREFILL_DEADLINES,
             chunk_tokens=shape.chunk_tokens,
             window_bytes=shape.window_bytes,
-            ways=Ways(transfer, layouts, group.rank, shape.checksum),
+            ways=ways,
             checksum=shape.checksum,
         )
     else:

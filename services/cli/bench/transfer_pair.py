@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from services.cli.bench.device_memory import copying, take
 from services.cli.bench.report import seconds_of
+from services.handover.route import Route, Target
 from services.ids import Generation, Incarnation, PageId
 from services.pages.layout import KvLayout, full_group
 from services.pages.plan import plan_hand_over
@@ -25,7 +26,6 @@ from services.pages.record import SLOT_BYTES
 from services.pages.runs import PageRun
 from services.pages.topology import Topology, rank_layout
 from services.prefill.push import Push
-from services.prefill.ways import Target, Way
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory
 from services.transfer.interface import Endpoint, Region, kv_region
@@ -206,7 +206,7 @@ class _Scene:
             Target(peer.incarnation, plan.between(0, rank), theirs[rank].kv_heads)
             for rank, peer in enumerate(peers[: len(theirs)])
         )
-        self._way = Way(peers[0].incarnation, self._target.page_tokens, targets)
+        self._route = Route(peers[0].incarnation, self._target.page_tokens, targets)
         whole = max(case.page_tokens)
         self.tokens = -(-case.mib * MIB // (self._layout.token_bytes * whole)) * whole
         self.bytes = self.tokens * self._layout.token_bytes
@@ -216,14 +216,16 @@ class _Scene:
         source = self._table(self._layout)
         target = self._table(self._target)
         grant = Granted(Generation(1), tuple(map(PageId, target)), slot=0)
-        return Push(transfer, self._way, source, self._layout.page_tokens, grant, window_bytes, slots.view, 0)
+        return Push(
+            transfer, self._route, source, self._layout.page_tokens, grant, window_bytes, slots.view, 0
+        )
 
     def runs(self) -> list[PageRun]:
         """What a push writes, found before: of all targets, and as if the first one had all of it."""
         source, target = self._table(self._layout), self._table(self._target)
         return [
             run
-            for each in self._way.targets
+            for each in self._route.targets
             for group in each.plan.runs((source,), (target,), 0, 0, self.tokens)
             for run in group
         ]

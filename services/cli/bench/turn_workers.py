@@ -25,6 +25,7 @@ from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.engine.interface import Row, SumPart
 from services.handover.receiving import Receiving
+from services.handover.sending import Sending
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout, full_group
@@ -34,6 +35,7 @@ from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, Metadata
 from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
+from services.prefill.room import PrefillRoom
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
@@ -330,10 +332,9 @@ class _Prefill(_TurnWorker):
         transfer = _Endless(self._fabric, PREFILL)
         transfer.register(Region(kv_region(0), memory.address, memory.length))
         transfer.register(Region("slots", self._slots.address, self._slots.length))
+        deadlines = Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS)
         self.work = PrefillWork(
-            places=places,
-            holdings=self._holdings(pages),
-            layout=LAYOUT,
+            Sending(PrefillRoom, places, self._holdings(pages), LAYOUT, deadlines, elected=True),
             bounds=ModelBounds(VOCABULARY, CONTEXT),
             stepper=self._stepper,
             transfer=transfer,
@@ -341,7 +342,6 @@ class _Prefill(_TurnWorker):
             reporter=self._reporter,
             metrics=PrefillMetrics(CollectorRegistry()),
             clock=self._clock,
-            deadlines=Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS),
             chunk_tokens=max(places, 1) * PROMPT,
             window_bytes=2**20,
             ways=Ways(transfer, [LAYOUT]),
