@@ -101,7 +101,6 @@ class GlooGroup:
 
     @property
     def broken(self) -> str | None:
-        """Why the group is over, as soon as this rank knows it: also between two calls."""
         return self._broken
 
     async def agree(self, ballot: Sequence[int]) -> list[int]:

@@ -47,6 +47,10 @@ class RankGroup(Protocol):
     def size(self) -> int:
         """Ranks in the group, >= 1."""
 
+    @property
+    def broken(self) -> str | None:
+        """Why the group is over, as soon as this rank knows it: also between two calls."""
+
     async def agree(self, ballot: Sequence[int]) -> list[int]:
         """The element-wise minimum over all ranks' ballots, the same list on every rank.
 

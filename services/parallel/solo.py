@@ -12,6 +12,7 @@ class SoloGroup:
 
     rank: Final = 0
     size: Final = 1
+    broken: Final = None
 
     def __init__(self) -> None:
         self._shape = BallotShape()

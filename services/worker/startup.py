@@ -6,11 +6,10 @@ that ends, or cannot start, is known to all at once.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken, RankGroup
 from services.parallel.solo import SoloGroup
 from services.runtime.errors import GroupLost, SettingsError
@@ -37,6 +36,9 @@ OWN: Final = frozenset(
 
 Loaded = TypeVar("Loaded")
 
+Join = Callable[[int, int, str, int, float, float], Awaitable[RankGroup]]
+"""Meet a rank's group, as `GlooGroup.join`."""
+
 
 class StartedDifferently(SettingsError):
     """The ranks of a worker were started with settings that must be the same; names one and the rank."""
@@ -53,7 +55,7 @@ class Formed:
     """And its word."""
 
 
-async def form_group(settings: WorkerSettings, mine: int, word: str = "") -> Formed:
+async def form_group(settings: WorkerSettings, join: Join, mine: int, word: str = "") -> Formed:
     """Meet the other ranks, and compare what they were started with.
 
     `mine`, `word`: of which all learn the leader's. Raises GroupLost, and StartedDifferently on every rank.
@@ -65,7 +67,7 @@ async def form_group(settings: WorkerSettings, mine: int, word: str = "") -> For
     ranks, timeout_s = settings.topology.ranks, settings.group_timeout_ms / 1000
     try:
         meet_s = max(settings.meet_timeout_ms / 1000, timeout_s)
-        group = await GlooGroup.join(settings.rank, ranks, host, port, timeout_s, meet_s)
+        group = await join(settings.rank, ranks, host, port, timeout_s, meet_s)
         told = await _tell(group, {"number": mine, "word": word, "settings": _shared(settings)})
     except GroupBroken as error:
         raise GroupLost(str(error)) from error
@@ -108,11 +110,10 @@ async def explained(turns: Coroutine[Any, Any, None], group: RankGroup, vague: t
     try:
         await turns
     except vague as error:
-        if isinstance(group, GlooGroup):
-            for _ in range(LOOKS):
-                if group.broken is not None:
-                    raise GroupBroken(f"{group.broken}; {error}") from error
-                await asyncio.sleep(LOOK_S)
+        for _ in range(LOOKS):
+            if group.broken is not None:
+                raise GroupBroken(f"{group.broken}; {error}") from error
+            await asyncio.sleep(LOOK_S)
         raise
 
 

@@ -20,6 +20,7 @@ from services.pages.prefixes import PrefixTree
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.pages.topology import rank_layout
+from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken
 from services.rooms.errors import Cause, RostersDiverged
 from services.rooms.phases import Side
@@ -188,7 +189,9 @@ class Start(Generic[Settings]):
         progress = TurnProgress(clock)
         await host.start_pages(registry, progress)
 
-        formed = await serve.unless_stopped(shutdown, form_group(settings, self.mine, self.ranks_word.hex()))
+        formed = await serve.unless_stopped(
+            shutdown, form_group(settings, GlooGroup.join, self.mine, self.ranks_word.hex())
+        )
         group, leader = formed.group, Incarnation(formed.leaders)
         if isinstance(host, FollowerHost):
             host.led_by(leader, bytes.fromhex(formed.leaders_word))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.decode.settings import DecodeSettings
+from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken, RankGroup
 from services.runtime.errors import GroupLost, StartupError
 from services.runtime.settings import load, settings_of
@@ -36,20 +37,25 @@ async def all_end(*ranks: Any) -> list[Any]:
 
 async def test_ranks_that_were_started_alike_learn_the_leaders_number() -> None:
     port = free_port()
-    first, second = await all_end(form_group(settings(0, port), 70), form_group(settings(1, port), 71))
+    first, second = await all_end(
+        form_group(settings(0, port), GlooGroup.join, 70), form_group(settings(1, port), GlooGroup.join, 71)
+    )
     assert (first.group.rank, first.leaders) == (0, 70)
     assert (second.group.rank, second.leaders) == (1, 70)
     await all_end(first.group.close(), second.group.close())
 
 
 async def test_a_worker_of_one_rank_meets_nobody() -> None:
-    formed = await form_group(load(DecodeSettings, {}, {}), 70)
+    formed = await form_group(load(DecodeSettings, {}, {}), GlooGroup.join, 70)
     assert (formed.group.size, formed.leaders) == (1, 70)
 
 
 async def test_ranks_started_differently_all_end_naming_the_flag_and_the_rank() -> None:
     port = free_port()
-    ends = await all_end(form_group(settings(0, port), 1), form_group(settings(1, port, max_rooms="8"), 2))
+    ends = await all_end(
+        form_group(settings(0, port), GlooGroup.join, 1),
+        form_group(settings(1, port, max_rooms="8"), GlooGroup.join, 2),
+    )
     for end in ends:
         assert isinstance(end, StartedDifferently)
         assert str(end).startswith("rank 1 was started with --max-rooms 8, rank 0 was started with 256:")

@@ -37,6 +37,10 @@ class SlowGroup:
     def size(self) -> int:
         return self._group.size
 
+    @property
+    def broken(self) -> str | None:
+        return self._group.broken
+
     async def agree(self, ballot: Sequence[int]) -> list[int]:
         await self._be_late()
         return await self._group.agree(ballot)
@@ -72,6 +76,10 @@ class BusyGroup:
     @property
     def size(self) -> int:
         return self._group.size
+
+    @property
+    def broken(self) -> str | None:
+        return self._group.broken
 
     async def agree(self, ballot: Sequence[int]) -> list[int]:
         if self._turn_s:

@@ -35,7 +35,7 @@ class Loopback:
         self.size = size
         self._number = 0
         self._current: _Collective | None = None
-        self._broken: str | None = None
+        self.broken: str | None = None
 
     def groups(self) -> "list[LoopbackGroup]":
         """Each rank's view, by rank."""
@@ -45,21 +45,21 @@ class Loopback:
         """A rank is gone: every waiting and every further call raises GroupBroken, which says so. Only
         the first loss counts."""
         check_rank(rank, self.size)
-        if self._broken is not None:
+        if self.broken is not None:
             return
-        self._broken = f"rank {rank} {why} (collective {self._number})"
+        self.broken = f"rank {rank} {why} (collective {self._number})"
         current, self._current = self._current, None
         if current is not None:
             for waiter in sorted(current.waiting):
                 if not current.waiting[waiter].done():
-                    current.waiting[waiter].set_exception(GroupBroken(self._broken))
+                    current.waiting[waiter].set_exception(GroupBroken(self.broken))
 
     async def meet(
         self, rank: int, call: str, brought: Brought, combine: Callable[[Mapping[int, Brought]], Outcome]
     ) -> Outcome:
         """Bring something to the group's next collective, and wait for what all ranks' combine to.
         `call` must be the same on every rank."""
-        if self._broken is None and self._current is None:
+        if self.broken is None and self._current is None:
             self._number += 1
             self._current = _Collective(call)
         current = self._current
@@ -67,8 +67,8 @@ class Loopback:
             self.lose(rank, f"called {call} while others called {current.call}")
         elif current is not None and rank in current.brought:
             self.lose(rank, f"called {call} twice at a time")
-        if current is None or self._broken is not None:
-            raise GroupBroken(self._broken)
+        if current is None or self.broken is not None:
+            raise GroupBroken(self.broken)
         current.brought[rank] = brought
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         current.waiting[rank] = future
@@ -99,6 +99,10 @@ class LoopbackGroup:
     @property
     def size(self) -> int:
         return self._meeting.size
+
+    @property
+    def broken(self) -> str | None:
+        return self._meeting.broken
 
     async def agree(self, ballot: Sequence[int]) -> list[int]:
         self._shape.check(ballot)
