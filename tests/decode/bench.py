@@ -305,7 +305,7 @@ class DecodeBench:
 
     def _sum(self, grant: inference_pb2.GrantRequest, stop: int) -> int:
         held = (0,) * (grant.prefix_tokens // toy.PAGE_TOKENS)
-        return self.engine.summer.total((*held, *grant.pages), grant.prefix_tokens, stop)
+        return toy.summed(self.engine.memory, (*held, *grant.pages), grant.prefix_tokens, stop)
 
     # ---- time
 

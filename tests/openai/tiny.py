@@ -4,7 +4,6 @@ from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from services.openai.hearing import forms_of
 from services.openai.model import ServedModel
@@ -39,7 +38,7 @@ def byte_level() -> Any:
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
-    reference = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", pad_token="<pad>")
+    reference = _of(backend, pad_token="<pad>")
     reference.chat_template = CHAT_TEMPLATE
     return reference
 
@@ -56,7 +55,13 @@ def byte_fallback() -> Any:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     backend.add_special_tokens([AddedToken(each, special=True) for each in (*SPECIAL, "<unk>")])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", unk_token="<unk>")
+    return _of(backend, unk_token="<unk>")
+
+
+def _of(backend: Tokenizer, **tokens: str) -> Any:
+    from transformers import PreTrainedTokenizerFast  # takes two seconds to import
+
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", **tokens)
 
 
 @cache

@@ -3,9 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-import torch
 
-from services.engine.checksum import PageSummer
 from services.pages.checksum import KvChecksum, told
 from services.rooms.errors import WorkerRefused
 from services.testing.memory_fabric import MemoryFabric
@@ -40,7 +38,7 @@ class Pair:
 
     def landed(self, table: tuple[int, ...], start: int, stop: int) -> int:
         """What the receiver's memory sums up to."""
-        return told(PageSummer(toy.ToyPages(self.receiver.kv)).total(table, start, stop))
+        return told(toy.summed(self.receiver.kv, table, start, stop))
 
     def said(self, slot: int, room: int) -> int:
         record = self.receiver.record(slot, room, 5)
@@ -100,8 +98,7 @@ async def test_what_changes_in_a_senders_page_before_it_leaves_shows(summing: Pa
     while summing.bench.stepper.free:
         await summing.bench.turn()
     await summing.bench.step_end()
-    page = torch.frombuffer(summing.bench.engine.memory.view, dtype=torch.uint8)
-    page[toy.LAYOUT.token_bytes] ^= 1
+    summing.bench.engine.memory.view[toy.LAYOUT.token_bytes] ^= 1
     summing.bench.engine.go()
     await summing.settle()
     assert summing.said(0, 1) != summing.landed(GRANTED, 0, len(PROMPT))

@@ -8,10 +8,8 @@ import struct
 import threading
 from collections.abc import Sequence as Sequenced
 
-import torch
-
-from services.engine.checksum import PageSummer
 from services.engine.interface import Drawn, NotANumber, NotHeld, Row, SumPart
+from services.pages.checksum import WORD, key, lane, mix, multiplier
 from services.rooms.request import Request, Sampling, Score, Token
 from services.runtime.host_memory import HostMemory
 from tests.layouts import one_group
@@ -22,6 +20,8 @@ PAGE_TOKENS = 4
 LAYOUT = one_group("toy", "float32", PAGE_TOKENS, (0,), (0,), 2)
 _UNHELD = 100_000
 _POSITION = struct.Struct("<QQ")
+_WORDS = struct.Struct("<4i")
+"""The same, as they are summed."""
 
 
 def request(
@@ -64,18 +64,20 @@ def answer(asked: Request) -> list[int]:
     return tokens[asked.prefill_tokens :]
 
 
-class ToyPages:
-    """The toy's memory in the axes of a KV cache: here a position's K and V lie side by side."""
+def summed(memory: HostMemory, pages: Sequenced[int], start: int, stop: int) -> int:
+    """Of positions [start, stop), as `services/pages/checksum.py` says it. A position's K and V lie side by
+    side."""
+    total = 0
+    for position in range(start, stop):
+        words = _WORDS.unpack_from(memory.view, _offset(pages, position))
+        for half, at in enumerate((0, 2)):
+            vector = words[at] * multiplier(0) + words[at + 1] * multiplier(1)
+            total += mix(key(lane(0, half, 0), position) + vector)
+    return total & WORD
 
-    layout = LAYOUT
 
-    def __init__(self, memory: HostMemory) -> None:
-        self._memory = memory
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        flat = torch.frombuffer(self._memory.view, dtype=torch.float32)
-        return flat.view(-1, 1, 1, PAGE_TOKENS, 2, 2).permute(0, 1, 2, 4, 3, 5)
+def _offset(pages: Sequenced[int], position: int) -> int:
+    return pages[position // PAGE_TOKENS] * LAYOUT.page_bytes + position % PAGE_TOKENS * LAYOUT.token_bytes
 
 
 class ToyEngine:
@@ -84,7 +86,6 @@ class ToyEngine:
     def __init__(self, pages: int) -> None:
         assert LAYOUT.token_bytes == _POSITION.size
         self.memory = HostMemory(pages * LAYOUT.page_bytes)
-        self.summer = PageSummer(ToyPages(self.memory))
         self.ran: list[str] = []
         """"step" or "sum", one after the other."""
         self.foreign: list[str] = []
@@ -137,18 +138,19 @@ class ToyEngine:
     def _carry_on(self, parts: Sequenced[SumPart]) -> None:
         for part in parts:
             if part.sum.stop < part.stop:
-                part.sum.add(self.summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
+                total = summed(self.memory, part.pages, part.sum.stop, part.stop)
+                part.sum.add({0: total}, part.stop)
 
     def _row(self, row: Row) -> Drawn | None:
         assert row.start < row.stop
         whose = mark(row.sequence.request)
         known = list(row.sequence.tokens(0, row.stop))
         for position in range(row.start):
-            found = _POSITION.unpack_from(self.memory.view, self._offset(row, position))
+            found = _POSITION.unpack_from(self.memory.view, _offset(row.pages, position))
             if found != (whose, known[position]):
                 self.foreign.append(f"room {whose} position {position}: {found}")
         for position in range(row.start, row.stop):
-            _POSITION.pack_into(self.memory.view, self._offset(row, position), whose, known[position])
+            _POSITION.pack_into(self.memory.view, _offset(row.pages, position), whose, known[position])
         scores = row.sequence.scores
         if scores is not None:
             scores.told += [score_of(row.sequence.request, position + 1) for position in row.scored]
@@ -162,10 +164,6 @@ class ToyEngine:
         token = next_token(known, luck(row.sequence.request))
         asked = row.sequence.request.sampling.top_logprobs
         return Token(token) if asked is None else Token(token, -0.5, ((token, -0.5),)[:asked])
-
-    def _offset(self, row: Row, position: int) -> int:
-        page = row.pages[position // PAGE_TOKENS]
-        return page * LAYOUT.page_bytes + position % PAGE_TOKENS * LAYOUT.token_bytes
 
 
 def read(address: int, length: int) -> bytes:

@@ -6,16 +6,33 @@ import sys
 import pytest
 
 HEAVY = frozenset({"torch", "transformers", "numpy", "nixl"})
+PURE = ("rooms", "pages", "model", "stories", "sim", "prefill", "decode", "mutants")
+"""Folders of tests: a run of one of them begins soon."""
+
+
+def loaded(script: str) -> str:
+    """What of it a process has that ran this."""
+    whole = f"{script}\nimport sys; print(sorted({set(HEAVY)} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", whole], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     "modules",
-    ["services.decode.batch, services.decode.turn, services.prefill.turn", "services.worker.stepper"],
-    ids=["turns", "steps"],
+    [
+        "services.decode.batch, services.decode.turn, services.prefill.turn, services.worker.stepper",
+        "services.bootstrap.wiring",
+        "tests.sim.__main__",
+        "tests.model.__main__",
+    ],
+    ids=["turns", "bootstrap", "simulation", "model checker"],
 )
 def test_no_tensor_library_is_loaded_for(modules: str) -> None:
-    script = f"import sys, {modules}; print(sorted({set(HEAVY)} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "[]\n"
+    assert loaded(f"import {modules}") == "[]"
+
+
+def test_no_tensor_library_is_loaded_for_the_tests_of_what_is_pure() -> None:
+    folders = [f"tests/{each}" for each in PURE]
+    assert loaded(f"import pytest; assert not pytest.main(['-q', '--collect-only', *{folders}])") == "[]"
