@@ -14,6 +14,7 @@ Everything here runs on the event loop and waits for nothing longer than `ANSWER
 
 import asyncio
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -43,7 +44,7 @@ class Whereabouts:
         return f"turn {self.turn}: {text}" if self.turn else text
 
 
-class FailureDetector:
+class FailureDetector(ABC):
     """What both sides have in common: the sentence that ends the group, said once."""
 
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
@@ -61,12 +62,13 @@ class FailureDetector:
             self._inquire(self.where.collective, self.where.call, how)
         return await asyncio.shield(self._ended)
 
+    @abstractmethod
     def leave(self, text: str) -> None:
         """Say why this rank goes, and hang up. Nothing when the group is over already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _inquire(self, collective: int, call: str, how: str) -> None:
-        raise NotImplementedError
+        """Find out, soon, whose fault it is that a collective failed."""
 
     def _end(self, text: str) -> None:
         if self.over is None:

@@ -4,6 +4,7 @@ The two sides differ in which evidence they accept and when they are ready; the 
 the causes and the way out are the same, so they are here once.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -18,7 +19,7 @@ NOT_COMPILED: Final = "the grammar of its answer is not compiled"
 
 
 @dataclass(slots=True, eq=False)
-class Room:
+class Room(ABC):
     """A sender or a receiver (see the subclasses). Made by `Roster.open` alone.
 
     Invariants:
@@ -162,21 +163,22 @@ class Room:
             raise IllegalMove(f"room {self.id}: ABORT while {self.phase.value}, and no rank said why")
         return Cause(reason, f"{self.SIDE.value}: seen by another rank of this worker")
 
+    @abstractmethod
     def _note(self, evidence: Evidence) -> None:
-        raise NotImplementedError
+        """Record what one side alone takes. Raises PeerFault for what is not for it."""
 
+    @abstractmethod
     def _ready(self) -> bool:
         """BOOTSTRAPPING, TRANSFERRING and SEALING: is everything there that the next phase needs?"""
-        raise NotImplementedError
 
     def _contradiction(self) -> Cause | None:
         """What was seen that cannot both be true, if anything."""
         return None
 
+    @abstractmethod
     def _unwritten(self) -> bool:
         """SUCCESS: is it certain that nothing is still being read or written on the room's behalf?"""
-        raise NotImplementedError
 
+    @abstractmethod
     def _wanting(self) -> str:
         """What the current phase waits for, for people."""
-        raise NotImplementedError

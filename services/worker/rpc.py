@@ -2,6 +2,7 @@
 turn loop, render.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -30,7 +31,7 @@ class Opener(Protocol[Reply]):
     def draining(self) -> bool: ...
 
 
-class RoomService(Generic[Reply]):
+class RoomService(ABC, Generic[Reply]):
     """What the servicers of both roles are."""
 
     side: ClassVar[Side]
@@ -47,10 +48,10 @@ class RoomService(Generic[Reply]):
         self._incarnation = incarnation
         self._rest = rest
 
+    @abstractmethod
     def opening(self, request: Any) -> tuple[group_pb2.Command, int]:
         """The command that opens the room, and how many replies it can have. Raises a Refusal. Whether the
         request makes sense is for the turn that takes it to say."""
-        raise NotImplementedError
 
     async def room(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
         """One room's replies, until its outcome."""
