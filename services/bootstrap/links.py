@@ -39,7 +39,6 @@ RETELL_S_MAX: Final = 1.0
 """How soon a stream that broke is followed by another, if there is something to be told: later each time."""
 
 Open: TypeAlias = inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest
-Reply: TypeAlias = inference_pb2.RunRoomReply | inference_pb2.StreamRoomReply
 
 
 class Hearer(Protocol):

@@ -71,14 +71,6 @@ class Capturing:
         return graph.replay
 
 
-class Calling:
-    """The twin on a CPU: replaying is calling."""
-
-    def record(self, work: Callable[[], object]) -> Replay:
-        work()
-        return work
-
-
 class NotTheSame(RuntimeError):
     """A replay gave something else than the calls."""
 

@@ -103,17 +103,6 @@ class Tokenizer:
         """The text of `ids`, exactly as the model wrote it (no clean-up of spaces)."""
         return self.codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> str:
-        """The prompt that the model's chat template makes of `messages`. Raises ChatTemplateMissing,
-        ChatRefused."""
-        return self._chat.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-
     @property
     def chat(self) -> ChatTemplate:
         """By which a conversation becomes a prompt."""

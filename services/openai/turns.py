@@ -88,10 +88,6 @@ class TextTurns:
         running.add_done_callback(lambda done: self._ended(lane, done))
         return await asyncio.shield(running)
 
-    @property
-    def waiting_bytes(self) -> int:
-        return self._waiting_bytes
-
     def _may_run(self, lane: _Lane) -> bool:
         return lane.running < lane.at_once and self._short.running + self._long.running < THREADS
 

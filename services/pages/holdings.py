@@ -65,9 +65,6 @@ class Holdings:
         """Pages that could be taken now: free ones, and cached ones that nobody uses."""
         return self.pages.free + self.prefixes.evictable
 
-    def can_take(self, pages: int) -> bool:
-        return pages <= self.available and self.slots.free > 0
-
     def take(self, room: RoomId, pages: int, tokens: Sequence[int] = (), salt: int = UNSALTED) -> Holding:
         """Reserve a blank slot and so many pages, of which the leading ones may be shared: those that hold
         `tokens`, the first of the room's, under its `salt` already. Raises OutOfPages and takes nothing."""

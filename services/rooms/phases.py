@@ -102,8 +102,5 @@ RECEIVER_MOVES: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect | Receiver
     **_ENDINGS,
 }
 
-LIVE: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING, Phase.SEALING})
-"""Phases in which a room can still fail. The others are terminal and absorb (`terminal-absorbs`)."""
-
 GATED: Final = frozenset({Phase.TRANSFERRING, Phase.SEALING})
 """Phases that a rank which is not ready cannot be voted out of but by ABORT (`gate-before-agree`)."""

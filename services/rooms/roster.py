@@ -86,9 +86,6 @@ class Roster(Generic[R]):
             raise UnknownRoom(f"room {room} is not known here")
         return self._rooms[room]
 
-    def can_open(self) -> bool:
-        return bool(self._free)
-
     def open(self, room: RoomId, make: Callable[[int], R], now_ms: int) -> R:
         """Enter a room that the registry opened. `make` gets its place.
 

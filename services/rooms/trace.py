@@ -9,7 +9,6 @@ from typing import Final
 
 PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 STATE_CHARS_MAX: Final = 512
-SAMPLED: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +22,6 @@ class TraceContext:
     @property
     def trace_id(self) -> str:
         return self.parent[3:35]
-
-    @property
-    def span_id(self) -> str:
-        """Of the span that what follows is a child of."""
-        return self.parent[36:52]
-
-    @property
-    def sampled(self) -> bool:
-        """Somebody keeps the trace: who can should add to it."""
-        return bool(int(self.parent[53:55], 16) & SAMPLED)
 
 
 def read_trace(parent: str | None, state: str | None) -> TraceContext | None:

@@ -19,7 +19,7 @@ from services.engine.attention import PagedStep
 from services.engine.decoder import Decoder, RmsNorm
 from services.engine.engine import TorchEngine, load_engine
 from services.engine.flash import flash_attention
-from services.engine.graphs import BatchShape, Calling, RecordedSteps, Replay, recorded_steps, sizes
+from services.engine.graphs import BatchShape, RecordedSteps, Replay, recorded_steps, sizes
 from services.engine.interface import Row
 from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
@@ -30,6 +30,7 @@ from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.engine.worker import GREEDY, ShuffledEngine, Tenant
 from tests.layouts import one_group
 from tests.oracle import reference_greedy
+from tests.support.calling import Calling
 
 Directory = Callable[[str], Path]
 ROWS_MAX = 6

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from services.engine.engine import TorchEngine, load_engine
-from services.engine.graphs import Calling, RecordedSteps
+from services.engine.graphs import RecordedSteps
 from services.engine.paged import PagedKernel
 from services.engine.team import alone
 from tests.engine import tiny
@@ -24,6 +24,7 @@ from tests.gpu.findings import Finding
 from tests.gpu.kit import Kit
 from tests.gpu.models import anatomies, has_experts
 from tests.oracle import first_divergence, reference_greedy
+from tests.support.calling import Calling
 
 ROWS: Final = 4
 """Of the largest step that is recorded; so many prompts are computed together."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import partial
 
 from services.ids import RoomId
-from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
 from tests.model.cast import Deed
 from tests.model.flights import RECORD, Flight, exposed_by, rank_of
@@ -36,6 +35,7 @@ from tests.model.troubles import (
 )
 from tests.model.turns import ask_close, catch_up, deliver, turn
 from tests.model.world import DECODE, PREFILL, WANTED, Known, State, World, one_rank
+from tests.rooms.group import LIVE
 
 BOTH = (PREFILL, DECODE)
 

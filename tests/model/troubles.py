@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from services.ids import RoomId
 from services.rooms.errors import Reason
-from services.rooms.phases import LIVE
 from services.transfer.interface import PutState
 from tests.model.cast import Deed
 from tests.model.flights import exposed_before
@@ -38,6 +37,7 @@ from tests.model.world import (
     World,
     one_rank,
 )
+from tests.rooms.group import LIVE
 
 Label = tuple[Any, ...]
 """A verb and what it is about."""

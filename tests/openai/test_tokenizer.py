@@ -51,7 +51,7 @@ def test_bytes_of_byte_fallback_tokens() -> None:
 
 def test_chat_is_rendered_by_the_models_template(demo_tokenizer: Any) -> None:
     tokenizer = Tokenizer(demo_tokenizer)
-    text = tokenizer.render_chat(HELLO, add_generation_prompt=True)
+    text = tokenizer.chat.render(HELLO, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
     expected = demo_tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=False)
     assert tokenizer.encode(text, add_special_tokens=False) == expected
@@ -78,13 +78,13 @@ def test_a_chat_is_what_the_library_makes_of_it(
         expected = reference.apply_chat_template(
             chat, tokenize=False, add_generation_prompt=add_generation_prompt
         )
-        rendered = Tokenizer(reference).render_chat(chat, add_generation_prompt=add_generation_prompt)
+        rendered = Tokenizer(reference).chat.render(chat, add_generation_prompt=add_generation_prompt)
         assert rendered == expected
 
 
 def test_a_template_may_refuse() -> None:
     with pytest.raises(ChatRefused, match="no such thing"):
-        Tokenizer(tiny.byte_level()).render_chat(
+        Tokenizer(tiny.byte_level()).chat.render(
             [{"role": "user", "content": "REFUSE"}], add_generation_prompt=True
         )
 
@@ -94,7 +94,7 @@ def test_a_template_may_fail_in_any_way() -> None:
     reference = copy(tiny.byte_level())
     reference.chat_template = "{{ messages[0]['content'] + 1 }}"
     with pytest.raises(ChatTemplateFailed, match=r"template fails \(TypeError\)"):
-        Tokenizer(reference).render_chat(HELLO, add_generation_prompt=True)
+        Tokenizer(reference).chat.render(HELLO, add_generation_prompt=True)
 
 
 def test_no_template() -> None:
@@ -102,7 +102,7 @@ def test_no_template() -> None:
     named.chat_template = {"tool_use": "{{ messages }}"}
     for reference in (tiny.byte_fallback(), named):
         with pytest.raises(ChatTemplateMissing):
-            Tokenizer(reference).render_chat(HELLO, add_generation_prompt=True)
+            Tokenizer(reference).chat.render(HELLO, add_generation_prompt=True)
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_chat_template_of_a_model_that_reads_images_too_is_found_beside_its_
     file = directory / "chat_template.json"
     file.write_text(json.dumps({"chat_template": "{{ messages[0].content }}!"}))
     chat = [{"role": "user", "content": "Hi"}]
-    assert load_tokenizer(directory).render_chat(chat, add_generation_prompt=True) == "Hi!"
+    assert load_tokenizer(directory).chat.render(chat, add_generation_prompt=True) == "Hi!"
     file.write_text(json.dumps({"chat_template": "{{ broken"}))
     with pytest.raises(TokenizerUnusable, match=r"chat_template\.json: the chat template does not compile"):
         load_served_model(directory, read_model(directory))
@@ -213,7 +213,7 @@ def test_nothing_of_a_model_directory_runs_for_its_tokenizer(
     reach = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     (directory / "chat_template.jinja").write_text(reach)
     with pytest.raises(ChatTemplateFailed, match="SecurityError"):
-        load_tokenizer(directory).render_chat([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+        load_tokenizer(directory).chat.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
     assert not marker.exists()
 
 
@@ -243,7 +243,7 @@ from services.openai.model import load_served_model
 from services.openai.tokenizer import keep_torch_out, load_tokenizer
 keep_torch_out()
 tokenizer = load_tokenizer(Path({str(tmp_path)!r}))
-text = tokenizer.render_chat([{{"role": "user", "content": "hi"}}], add_generation_prompt=True)
+text = tokenizer.chat.render([{{"role": "user", "content": "hi"}}], add_generation_prompt=True)
 ids = tokenizer.encode(text, add_special_tokens=False)
 assert tokenizer.decode(ids, skip_special_tokens=False) == text
 assert sys.modules["torch"] is None

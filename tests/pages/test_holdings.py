@@ -63,7 +63,6 @@ def test_exits_release_all(end: str, exposed: int) -> None:
 def test_what_cannot_be_taken_is_not_taken_at_all(pages: int, slots: int) -> None:
     holdings = holdings_of(pages, slots)
     holdings.take(RoomId(6), 1)
-    assert not holdings.can_take(3)
     with pytest.raises(OutOfPages):
         holdings.take(RoomId(7), 3)
     assert RoomId(7) not in holdings
@@ -274,11 +273,17 @@ class HoldingsMachine(RuleBasedStateMachine):
     )
     def take(self, room: RoomId, pages: int, tokens: tuple[int, ...], salt: int) -> None:
         tokens = tokens[: pages * PAGE_TOKENS]
-        if room in self.holdings or not self.holdings.can_take(pages):
-            with pytest.raises((IllegalPageMove, OutOfPages)):
+        if room in self.holdings:
+            with pytest.raises(IllegalPageMove):
                 self.holdings.take(room, pages, tokens, salt)
             return
-        holding = self.holdings.take(room, pages, tokens, salt)
+        available, slots = self.holdings.available, self.holdings.slots.free
+        try:
+            holding = self.holdings.take(room, pages, tokens, salt)
+        except OutOfPages:
+            assert pages > available or slots == 0, "what fits without sharing is never refused"
+            assert (self.holdings.available, self.holdings.slots.free) == (available, slots)
+            return
         assert self.distrusted.isdisjoint(holding.pages[: holding.shared])
         self.distrusted = {page for page in self.distrusted if page in self.holdings.prefixes}
         self.tokens[room], self.salts[room] = tokens, salt

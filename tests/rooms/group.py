@@ -5,13 +5,13 @@ The agreement itself is the product's own: ballots out, MIN, verdict in. Only th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from services.ids import Incarnation, RoomId
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Reason
-from services.rooms.phases import AnyEffect, Vote
+from services.rooms.phases import AnyEffect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
@@ -20,6 +20,9 @@ from services.rooms.sender import Sender
 R = TypeVar("R", bound=Room)
 
 PEER = Incarnation(99)
+
+LIVE: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING, Phase.SEALING})
+"""Phases in which a room can still fail. The others are terminal and absorb (`terminal-absorbs`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, inv
 from services.ids import Generation, RoomId
 from services.rooms.errors import Cause, PeerFault, Reason, RoomExists, RosterFull
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Finished, Landed, Proof, Sealed
-from services.rooms.phases import LIVE, AnyEffect, Effect, Phase, ReceiverEffect, Vote
+from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Capacity, Roster
-from tests.rooms.group import RosterGroup, receiver
+from tests.rooms.group import LIVE, RosterGroup, receiver
 
 RANKS, PLACES, PAGES, SLOTS = 3, 4, 6, 3
 ORDER = list(Phase)

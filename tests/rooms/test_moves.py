@@ -16,12 +16,12 @@ from services.rooms.evidence import (
     Sealed,
     Written,
 )
-from services.rooms.phases import GATED, LIVE, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
+from services.rooms.phases import GATED, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.sender import Sender
 from tests.pages.ids import page_ids
-from tests.rooms.group import receiver, sender
+from tests.rooms.group import LIVE, receiver, sender
 
 ROOM = RoomId(7)
 GEN = Generation(3)
