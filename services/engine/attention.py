@@ -97,7 +97,7 @@ class PagedStep:
         return self.look(layer, query[0].transpose(0, 1), entries, sight).contiguous()[None]
 
     def look(self, layer: int, query: torch.Tensor, entries: torch.Tensor, sight: Sight) -> torch.Tensor:
-        """`query` [T, query heads, head_dim], `entries` [T, 2 * kv heads, head_dim]: keys, then values.
+        """`query` [T, query heads, head_dim], `entries` [T, planes * kv heads, head_dim]: keys, then values.
         `sight`: the layer's, but for how far back it sees. Returns [T, query heads, head_dim]."""
         if layer in self._reaches:
             sight = replace(sight, reach=self._reaches[layer])
@@ -111,7 +111,7 @@ class PagedStep:
             span = slice(group.begin, group.end)
             own = entries[span].reshape(-1, entries.shape[2])
             out[span] = self._together(layer, group, query[span], own, sight)
-        kv_heads = entries.shape[1] // 2
+        kv_heads = len(self._cache.group.heads)
         # [kv heads, query heads of each, T, head_dim]
         folded = query.view(len(query), kv_heads, -1, query.shape[2]).permute(1, 2, 0, 3)
         for row in plan.prefixed:

@@ -118,7 +118,7 @@ class RowSteps:
         return torch.cat(told) if told else self._cache.tensor.new_empty(0, self._vocab_size)
 
     def _row(self, row: Row) -> torch.Tensor:
-        size, device = self._cache.layout.page_tokens, self._cache.tensor.device
+        size, device = self._cache.group.page_tokens, self._cache.tensor.device
         pages = torch.tensor(row.pages[: -(-row.stop // size)], device=device)
         where = torch.arange(row.start, row.stop, device=device)
         homes, places = pages[where // size], where % size

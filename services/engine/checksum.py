@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import torch
 
 from services.pages.checksum import GAMMA, MIX, WORD, lane, multiplier, word_bytes
-from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.pages.layout import KvGroup
 
 BYTES_AT_A_TIME: Final = 4 * 2**20
 """Of pages read in one go, if a layer of one page is not more. What is computed from them takes four times as
@@ -23,11 +23,11 @@ class Pages(Protocol):
     """KV memory as `services.engine.kv_cache.PagedKvCache` has it."""
 
     @property
-    def layout(self) -> KvLayout: ...
+    def group(self) -> KvGroup: ...
 
     @property
     def tensor(self) -> torch.Tensor:
-        """[page][kv head][layer][K, V][token][head_dim]"""
+        """[page][kv head][layer][plane][token][elements]"""
 
 
 class PageSummer:
@@ -35,15 +35,14 @@ class PageSummer:
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        layout, device = pages.layout, pages.tensor.device
-        vector_bytes = layout.head_dim * DTYPE_BYTES[layout.dtype]
+        group, device = pages.group, pages.tensor.device
+        (vector_bytes,) = set(map(group.vector_bytes, group.planes))
         width = word_bytes(vector_bytes)
         self._word = _WORDS[width]
         self._multipliers = _tensor([multiplier(each) for each in range(vector_bytes // width)], device)
-        lanes = [
-            lane(layer, half, head) for head in layout.kv_heads for layer in layout.layers for half in (0, 1)
-        ]
-        self._lanes = _tensor(lanes, device).view(len(layout.kv_heads), len(layout.layers), 2, 1)
+        planes = range(len(group.planes))
+        lanes = [lane(layer, plane, head) for layer, head in group.places() for plane in planes]
+        self._lanes = _tensor(lanes, device).view(len(group.heads), len(group.layers), len(planes), 1)
 
     def total(self, table: Sequence[int], start: int, stop: int) -> int:
         """Of positions [start, stop) of a sequence whose pages are `table`, from its position 0 on."""
@@ -51,7 +50,7 @@ class PageSummer:
 
     def by_head(self, table: Sequence[int], start: int, stop: int) -> dict[int, int]:
         """The same, apart for each KV head that is held here, by its id."""
-        heads = self._pages.layout.kv_heads
+        heads = self._pages.group.heads
         totals = torch.zeros(len(heads), dtype=torch.int64, device=self._lanes.device)
         for first, pages, layers in self._cuts(table, start, stop):
             totals += self._sum(first, pages, layers, start, stop)
@@ -61,11 +60,11 @@ class PageSummer:
         self, table: Sequence[int], start: int, stop: int
     ) -> Iterator[tuple[int, Sequence[int], slice]]:
         """(position of the first page, some pages in a row, some layers), together all that is asked for."""
-        layout = self._pages.layout
-        size, layer_count = layout.page_tokens, len(layout.layers)
-        pages_each = max(BYTES_AT_A_TIME // layout.page_bytes, 1)
-        layers_each = max(BYTES_AT_A_TIME * layer_count // layout.page_bytes, 1)
-        ends = layout.pages_for(stop) if start < stop else 0
+        group = self._pages.group
+        size, layer_count = group.page_tokens, len(group.layers)
+        pages_each = max(BYTES_AT_A_TIME // group.page_bytes, 1)
+        layers_each = max(BYTES_AT_A_TIME * layer_count // group.page_bytes, 1)
+        ends = group.pages_for(stop) if start < stop else 0
         for page in range(start // size, ends, pages_each):
             for layer in range(0, layer_count, layers_each):
                 yield (
@@ -75,7 +74,7 @@ class PageSummer:
                 )
 
     def _sum(self, first: int, pages: Sequence[int], layers: slice, start: int, stop: int) -> torch.Tensor:
-        device, size = self._lanes.device, self._pages.layout.page_tokens
+        device, size = self._lanes.device, self._pages.group.page_tokens
         read = self._pages.tensor.view(self._word)[:, :, layers]
         words = read.index_select(0, torch.tensor(pages, device=device)).to(torch.int64)
         vectors = words.mul_(self._multipliers).sum(-1)

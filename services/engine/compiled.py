@@ -70,7 +70,7 @@ class _Layer(ctypes.Structure):
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *_fields(_Count, "layers hidden heads kv_heads head_dim width vocabulary"),
+        *_fields(_Count, "layers hidden heads kv_heads head_dim projected width vocabulary"),
         ("layer", ctypes.POINTER(_Layer)),
         *_fields(_Pointer, "norm"),
         *_fields(_Weight, "head"),
@@ -83,6 +83,7 @@ class _Model(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = [
         *_fields(_Count, "rows tokens wanted page_tokens longest"),
+        *_fields(_Count, "page_stride head_stride layer_stride plane_stride"),
         *_fields(_Pointer, "cache positions row_of begins tables table keep windows cosine sine"),
         *_fields(_Pointer, "x normed qkv seen gated scores keys values logits sums"),
         *_fields(_Count, "scored laid"),
@@ -151,6 +152,8 @@ class CompiledModel:
         """What a step reads of them."""
         first = anatomy.layers[0]
         self.heads, self.kv_heads, _ = (each.out_features // head_dim for each in first.projections)
+        self.projected = sum(each.out_features for each in first.projections)
+        """Queries, keys and values of a token."""
         self.hidden = anatomy.embedding.shape[1]
         self.width = first.down.in_features
         self.head_dim = head_dim
@@ -172,7 +175,7 @@ class CompiledModel:
         self._codes = None
         self._model = _Model(
             len(self._layers),
-            *(self.hidden, self.heads, self.kv_heads, head_dim, self.width, self.vocabulary),
+            *(self.hidden, self.heads, self.kv_heads, head_dim, self.projected, self.width, self.vocabulary),
             self._layers,
             *(self._norm(anatomy.norm), head, bias),
             anatomy.norm.epsilon,
@@ -231,7 +234,7 @@ class CompiledSteps:
         """`reaches`: of the layers, by id, whose tokens see a window alone."""
         self._model = model
         self._cache = cache
-        seen = (reaches.get(layer) for layer in cache.layout.layers)
+        seen = (reaches.get(layer) for layer in cache.group.layers)
         self._windows = integers([POSITIONS_MAX if each is None else each.tokens for each in seen])
         self._scored = max(model.heads // model.kv_heads, model.rows)
         self._of_token = model.kv_heads * model.head_dim
@@ -240,7 +243,7 @@ class CompiledSteps:
         longest = max(model.hidden, model.heads * model.head_dim, model.width)
         self._parts = (
             (model.hidden, model.products),
-            ((model.heads + 2 * model.kv_heads) * model.head_dim, torch.float32),
+            (model.projected, torch.float32),
             (model.heads * model.head_dim, model.products),
             (model.width, model.products),
             (-(-longest // GROUP_MIN), torch.float32),
@@ -250,7 +253,7 @@ class CompiledSteps:
     def logits(self, rows: abc.Sequence[Row], *, everywhere: bool = False, later: int = 0) -> torch.Tensor:
         """[N, vocabulary] in float32, of what the checked `rows` want, in their order; `everywhere`: of all
         positions, row by row. `later`: by how much queries and keys are turned as if they came later."""
-        size, count = self._cache.layout.page_tokens, len(rows)
+        size, count = self._cache.group.page_tokens, len(rows)
         used = [-(-row.stop // size) for row in rows]
         begins = [0, *accumulate(row.stop - row.start for row in rows)]
         fed = begins[-1]
@@ -279,10 +282,10 @@ class CompiledSteps:
         longest, several = _reach(rows), _reach(row for row in rows if row.stop - row.start > 1)
         *parts, sums = [x.new_empty(fed, columns, dtype=dtype) for columns, dtype in self._parts]
         scores = x.new_empty(self._model.threads, self._scored, longest)
-        laid = x.new_empty(2, self._of_token * several, dtype=self._model.products)
+        laid = x.new_empty(self._cache.planes, self._of_token * several, dtype=self._model.products)
         logits = x.new_empty(wanted, self._model.vocabulary)
         step = _Step(
-            *(count, fed, wanted, size, longest, self._cache.address),
+            *(count, fed, wanted, size, longest, *self._cache.tensor.stride()[:4], self._cache.address),
             *map(_at, (*where, self._windows, *turns, x, *parts, scores, *laid, logits, sums)),
             *(self._scored, several),
         )

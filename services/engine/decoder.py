@@ -54,8 +54,8 @@ class Layer:
     def __init__(self, parts: LayerParts, head_dim: int, then: Norm) -> None:
         self._index = parts.index
         self._head_dim = head_dim
-        queries, keys, _ = (linear.out_features // head_dim for linear in parts.projections)
-        self._heads = queries, keys
+        queries, keys, values = (linear.out_features // head_dim for linear in parts.projections)
+        self._heads = queries, keys, values
         self._query_norm = None if parts.query_norm is None else RmsNorm(parts.query_norm)
         self._key_norm = None if parts.key_norm is None else RmsNorm(parts.key_norm)
         self._qkv = linear_of(parts.projections)
@@ -72,7 +72,7 @@ class Layer:
     ) -> torch.Tensor:
         """Add to the residuals `x` [T, hidden], of float32, of which `normed` is this layer's norm, what it
         computes; gives the norm that follows."""
-        queries, keys = self._heads
+        queries, keys, values = self._heads
         qkv = self._qkv(normed).view(len(x), -1, self._head_dim)
         query, rotated = qkv.narrow(1, 0, queries), qkv.narrow(1, 0, queries + keys)
         if self._query_norm is not None:
@@ -82,7 +82,7 @@ class Layer:
             key.copy_(self._key_norm(key))
         swapped = rotated.roll(self._head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(swapped, sin)
-        seen = step.look(self._index, query, qkv.narrow(1, queries, 2 * keys), self._sight)
+        seen = step.look(self._index, query, qkv.narrow(1, queries, keys + values), self._sight)
         normed = self._before_gate.of_sum(x, self._out(seen.flatten(1)))
         both = self._gate_and_up(normed)
         gate, up = both.narrow(1, 0, self._width), both.narrow(1, self._width, self._width)

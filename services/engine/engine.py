@@ -84,7 +84,7 @@ class TorchEngine:
         self.vocab_size = model.vocab_size
         self.context_length = model.facts.context_length
         self.whole = whole
-        self.layout = cache.layout
+        self.layout = rank_layout(whole, team.topology, team.rank)
         self.cache = cache
         self._team = team
         self._drawer = drawer_of(team)
@@ -106,7 +106,7 @@ class TorchEngine:
     @_device_loss()
     def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
         for row in rows:
-            check(row, self.layout.page_tokens, self.cache.pages, self.context_length)
+            check(row, self.cache.group.page_tokens, self.cache.pages, self.context_length)
             self._check_ids(row)
         scored = sum(len(row.scored) for row in rows)
         if scored > self.scored_max:
@@ -202,7 +202,7 @@ class TorchEngine:
         capacity = min(self.cache.tokens, self.context_length)
         prompt = min(WARM_UP_TOKENS, capacity)
         sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
-        pages = range(self.layout.pages_for(min(prompt + 1, capacity)))
+        pages = range(self.cache.group.pages_for(min(prompt + 1, capacity)))
         [drawn] = self.step([Row(sequence, 0, prompt, pages, sample=True)])
         if isinstance(drawn, NotANumber):
             raise StartupError(f"{drawn}: its weights are damaged, or --dtype does not hold them")
@@ -222,7 +222,7 @@ class TorchEngine:
 
     def _clear_tail(self, row: Row) -> None:
         """Zero the unused end of the row's last page, unless this sequence had it zeroed before."""
-        size = self.layout.page_tokens
+        size = self.cache.group.page_tokens
         index, used = (row.stop - 1) // size, (row.stop - 1) % size + 1
         page = row.pages[index]
         entered = row.start <= index * size
@@ -296,11 +296,12 @@ def load_engine(
     layout = rank_layout(whole, team.topology, team.rank)
     if team.topology.ranks == 1 and not model.by_row:
         hasten(model, layout, compiled_kernel if compiled and model.device.type == "cpu" else None)
-    pages = team.least(pages_that_fit(layout, kv_cache_memory, tokens_min))
+    (kv,) = layout.groups
+    pages = team.least(pages_that_fit(kv, kv_cache_memory, tokens_min))
     kernel = None if model.by_row else kernel
     beside = batch_memory if model.device.type == "cpu" and not (model.compiled or model.by_row) else 0
     scores = BESIDE_BYTES if scores_prompts else 0
-    cache = PagedKvCache(layout, pages, model.device, beside + scores)
+    cache = PagedKvCache(kv, pages, model.device, beside + scores)
     if kernel is not None:
         kernel = proven(kernel, geometry.query_heads // team.topology.tensor, cache, model.sights)
     recorded = recorded_steps(model, cache, cuda_graphs, kernel)

@@ -125,7 +125,7 @@ def proven(
 def _kinds(cache: PagedKvCache, sights: Mapping[int, Sight]) -> list[Sight]:
     """Each way in which a layer looks, over no more tokens than are tried: one of each reach, with and
     without the rest."""
-    plain = Sight(cache.layout.head_dim**-0.5)
+    plain = Sight(cache.head_dim**-0.5)
     found: dict[tuple[Reach | None, float | None, bool], Sight] = {(None, None, False): plain}
     for sight in sights.values():
         reach = None if sight.reach is None else sight.reach.narrowed(REACH_MAX)
@@ -150,22 +150,22 @@ def missing(device: torch.device, dtype: str) -> str:
 
 def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, sight: Sight) -> float:
     """By how much one token's answer differs; NaN where one is not a number."""
-    layout, rows = cache.layout, _rows(cache)
+    heads, rows = len(cache.group.heads), _rows(cache)
     tokens = sum(row.stop - row.start for row in rows)
-    query = cache.tensor.new_empty(tokens, query_heads, layout.head_dim).normal_()
-    entries = cache.tensor.new_empty(tokens, 2 * len(layout.kv_heads), layout.head_dim).normal_()
+    query = cache.tensor.new_empty(tokens, query_heads, cache.head_dim).normal_()
+    entries = cache.tensor.new_empty(tokens, cache.planes * heads, cache.head_dim).normal_()
     answers = []
     for each in (kernel, None):
         plan = make_plan(rows, cache, cache.tensor.device, kernel=each)
         step = PagedStep(plan, cache, {})
-        answers.append(step.look(layout.layers[-1], query, entries, sight).float().flatten(1))
+        answers.append(step.look(cache.group.layers[-1], query, entries, sight).float().flatten(1))
     seen, right = answers
     return float(((seen - right).norm(dim=1) / right.norm(dim=1)).max())
 
 
 def _rows(cache: PagedKvCache) -> list[Row]:
     """One for each of `SPANS`, as far as the cache has pages for them, which lie in no order."""
-    size = cache.layout.page_tokens
+    size = cache.group.page_tokens
     spans = SPANS[: cache.pages]
     pages = cache.pages // len(spans)
     rows = []

@@ -98,13 +98,13 @@ class RecordedSteps:
         self._kernel = kernel
         self._recorder = recorder
         self._rows = sizes(1, rows_max)
-        longest = cache.layout.pages_for(model.facts.context_length)
+        longest = cache.group.pages_for(model.facts.context_length)
         self._pages = sizes(PAGES_MIN, min(longest, cache.pages))
         shapes = [
             BatchShape(rows, pages)
             for rows in self._rows
             for pages in self._pages
-            if rows * pages * cache.layout.page_tokens <= TOKENS_MAX
+            if rows * pages * cache.group.page_tokens <= TOKENS_MAX
         ]
         self.shapes = sorted(shapes, key=lambda shape: shape.rows * shape.pages)
         """Those that are to be recorded, the smallest first."""
@@ -150,7 +150,7 @@ class RecordedSteps:
         return self._logits[: len(rows)] if len(wanted) == len(rows) else self._logits[wanted]
 
     def _shape_of(self, rows: abc.Sequence[Row]) -> BatchShape | None:
-        pages = max(self._cache.layout.pages_for(row.stop) for row in rows)
+        pages = max(self._cache.group.pages_for(row.stop) for row in rows)
         if any(row.stop - row.start > 1 for row in rows):
             return None
         if len(rows) > self._rows[-1] or pages > self._pages[-1]:
@@ -163,7 +163,7 @@ class RecordedSteps:
         """Copy a step's numbers to where the recorded calls look. The step before has ended by then: nothing
         reads what is overwritten here."""
         filled = [*rows, *[rows[-1]] * (shape.rows - len(rows))]
-        packed = pack_singles(filled, shape.pages, self._cache.layout.page_tokens)
+        packed = pack_singles(filled, shape.pages, self._cache.group.page_tokens)
         self._here[: len(packed)] = integers(packed)
         self._there[: len(packed)].copy_(self._here[: len(packed)], non_blocking=True)
 
@@ -187,11 +187,11 @@ class RecordedSteps:
     def _prove(self, shape: BatchShape, rows: abc.Sequence[Row], replay: Replay) -> None:
         """On other `rows` than were recorded: none of those are to be part of the recording. Raises
         NotTheSame."""
-        size = self._cache.layout.page_tokens
+        size = self._cache.group.page_tokens
         pages = [row.pages[row.start // size] for row in rows]
         places = [row.start % size for row in rows]
         entries = self._cache.tensor.permute(0, 4, 1, 2, 3, 5)
-        """[page][token][kv head][layer][K, V][head_dim]"""
+        """[page][token][kv head][layer][plane][head_dim]"""
         plan = make_plan(rows, self._cache, self._model.device, kernel=self._kernel)
         step = PagedStep(plan, self._cache, self._model.reaches)
         expected = self._model.compute(plan.tokens, plan.positions, plan.keep, step)
@@ -212,10 +212,10 @@ class RecordedSteps:
     def _rehearsal(self, shape: BatchShape, turn: int) -> list[Row]:
         """Rows as long as the cache has pages for, each a little shorter than the one before; in every turn
         other tokens, positions and pages."""
-        layout, longest = self._cache.layout, self._model.facts.context_length
+        kv, longest = self._cache.group, self._model.facts.context_length
         count = min(shape.rows, self._cache.pages)
         pages = min(shape.pages, self._cache.pages // count)
-        most = min(pages * layout.page_tokens, longest)
+        most = min(pages * kv.page_tokens, longest)
         rows = []
         for index in range(count):
             stop = max(1, most - index - turn)

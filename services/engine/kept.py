@@ -15,7 +15,7 @@ import torch
 from services.engine.grouping import Masks, alike, groups_of_similar_length, mask
 from services.engine.interface import Row, Sequence
 from services.engine.kv_cache import PagedKvCache
-from services.pages.layout import KvLayout
+from services.pages.layout import KvGroup
 
 ROOM_PAGES: Final = 4
 """By how many pages the longest of a group may grow in its slot; where memory is short, by `FEW_PAGES`. All
@@ -29,10 +29,11 @@ class WorkspaceGroup:
     """Sequences of similar length that attend together, one token each. As `services.engine.plan.RowGroup`,
     with the matrices of a sequence side by side."""
 
-    def __init__(self, block: torch.Tensor, layout: KvLayout) -> None:
-        """`block`: [layers, 2, slots, kv heads, tokens, head_dim], keys before values; whatever it holds."""
+    def __init__(self, block: torch.Tensor, kv: KvGroup) -> None:
+        """`kv`: the layers. `block`: [layers, planes, slots, kv heads, tokens, head_dim], keys before values;
+        whatever it holds."""
         self._block = block
-        self._layout = layout
+        self._kv = kv
         self._layers = [*block]
         self._entries = [layer.view(-1, block.shape[5]) for layer in block]
         self.tokens: int = block.shape[4]
@@ -56,7 +57,7 @@ class WorkspaceGroup:
     @property
     def lengths(self) -> list[int]:
         """Pages of each slot."""
-        return [self._layout.pages_for(stop) for stop in self._stops]
+        return [self._kv.pages_for(stop) for stop in self._stops]
 
     def retain(self, coming: abc.Mapping[Sequence, Row]) -> None:
         """Keep the sequences that go on in `coming` from where they are, and have space; a slot that falls
@@ -71,14 +72,14 @@ class WorkspaceGroup:
     def takes(self, row: Row) -> bool:
         """Whether there is a slot for this row's sequence, among others of similar length."""
         free = len(self.sequences) < self._block.shape[2] and row.stop <= self.tokens
-        return free and alike([*self.lengths, self._layout.pages_for(row.stop)])
+        return free and alike([*self.lengths, self._kv.pages_for(row.stop)])
 
     def add(self, row: Row) -> None:
         """Give the row's sequence the next slot: this step fetches it."""
-        slot, count = len(self.sequences), self._layout.pages_for(row.stop)
+        slot, count = len(self.sequences), self._kv.pages_for(row.stop)
         self._arrived.append((slot, torch.tensor(row.pages[:count])))
         # What a mask hides is multiplied by zero, and has to be a number.
-        self._block[:, :, slot, :, count * self._layout.page_tokens :] = 0
+        self._block[:, :, slot, :, count * self._kv.page_tokens :] = 0
         self.sequences.append(row.sequence)
         self._stops.append(row.stop)
 
@@ -90,9 +91,9 @@ class WorkspaceGroup:
         self._rows = len(rows)
         self.masks = Masks(lambda reach: mask(rows, tokens, block, reach)[:, None], tokens)
         """[B * kv heads, 1, S]: 0 where a token may look, -inf elsewhere."""
-        kinds = torch.arange(2)[:, None] * self._block.shape[2] + torch.arange(count)[:, None, None]
+        kinds = torch.arange(block.shape[1])[:, None] * block.shape[2] + torch.arange(count)[:, None, None]
         self._new = ((kinds * heads + torch.arange(heads)) * self.tokens + positions[:, None, None]).flatten()
-        """[B * 2 * kv heads]: where the step's entries go, token by token, keys first."""
+        """[B * planes * kv heads]: where the step's entries go, token by token, keys first."""
         if not self._matrices or len(self._matrices[0][0]) != self._rows:
             pairs = (layer[:, :count].flatten(1, 2) for layer in self._layers)
             self._matrices = [(keys.transpose(1, 2), values) for keys, values in pairs]
@@ -101,7 +102,8 @@ class WorkspaceGroup:
         self, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [B * kv heads, head_dim, S] and values [B * kv heads, S, head_dim] of the `place`-th layer of
-        the cache, which has the id `layer`; `entries` [B * 2 * kv heads, head_dim] are the step's own."""
+        the cache, which has the id `layer`; `entries` [B * planes * kv heads, head_dim] are the step's
+        own."""
         for slot, pages in self._arrived:
             self._fetch(cache, place, layer, slot, pages)
         self._entries[place].index_copy_(0, self._new, entries)
@@ -116,8 +118,8 @@ class WorkspaceGroup:
         return seen.view(self.end - self.begin, -1, seen.shape[2])
 
     def _fetch(self, cache: PagedKvCache, place: int, layer: int, slot: int, pages: torch.Tensor) -> None:
-        there = self._layers[place][:, slot, :, : len(pages) * self._layout.page_tokens]
-        # [pages, kv heads, 2, page_tokens * head_dim]
+        there = self._layers[place][:, slot, :, : len(pages) * self._kv.page_tokens]
+        # [pages, kv heads, planes, page_tokens * head_dim]
         cache.read(layer, pages, there.unflatten(2, (len(pages), -1)).flatten(3).permute(2, 1, 0, 3))
 
     def _vacate(self, slot: int) -> None:
@@ -179,26 +181,26 @@ class DecodeWorkspace:
     def _rebuild(self, rows: abc.Sequence[Row]) -> None:
         """Give every row a slot, in groups with space for others; no groups where there is too little memory
         for the rows alone."""
-        layout = self._cache.layout
+        kv = self._cache.group
         longest_first = sorted(rows, key=lambda row: -row.stop)
-        lengths = [layout.pages_for(row.stop) for row in longest_first]
+        lengths = [kv.pages_for(row.stop) for row in longest_first]
         cuts = groups_of_similar_length(lengths)
         spans = [*zip([0, *cuts], cuts, strict=False)]
         blocks = self._blocks(
             [(end - first + MORE_SLOTS, lengths[first] + ROOM_PAGES) for first, end in spans]
         ) or self._blocks([(end - first, lengths[first] + FEW_PAGES) for first, end in spans])
-        self._groups = [WorkspaceGroup(block, layout) for block in blocks]
+        self._groups = [WorkspaceGroup(block, kv) for block in blocks]
         for group, (first, end) in zip(self._groups, spans, strict=False):
             for row in longest_first[first:end]:
                 group.add(row)
 
     def _blocks(self, sizes: abc.Sequence[tuple[int, int]]) -> list[torch.Tensor]:
         """Of the memory, with so many slots of so many pages each; none where it is too little for all."""
-        layout = self._cache.layout
+        kv, planes, width = self._cache.group, self._cache.planes, self._cache.head_dim
         blocks, end = [], 0
         for slots, pages in sizes:
-            tokens = pages * layout.page_tokens
-            shape = (len(layout.layers), 2, slots, len(layout.kv_heads), tokens, layout.head_dim)
+            tokens = pages * kv.page_tokens
+            shape = (len(kv.layers), planes, slots, len(kv.heads), tokens, width)
             begin, end = end, end + torch.Size(shape).numel()
             if end > len(self._memory):
                 return []

@@ -1,6 +1,7 @@
 """Where do the keys and values of all sequences lie in this worker's memory?
 
-One tensor, laid out as `services/pages/layout.py` says. Who owns which page is not known here.
+One tensor for a group of layers, laid out as `services/pages/layout.py` says. Who owns which page is not
+known here.
 """
 
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 import torch
 
 from services.engine.memory import shortage
-from services.pages.layout import KvLayout
+from services.pages.layout import KvGroup
 from services.rooms.plurals import counted
 from services.runtime.errors import StartupError
 from services.runtime.host_memory import CannotMove, HostMemory
@@ -21,36 +22,38 @@ class NotEnoughMemory(StartupError):
     """The KV cache cannot be had, or would hold nothing. The text has both sizes."""
 
 
-def pages_that_fit(layout: KvLayout, memory_bytes: int, tokens_min: int = 1) -> int:
+def pages_that_fit(group: KvGroup, memory_bytes: int, tokens_min: int = 1) -> int:
     """How many whole pages fit into `memory_bytes`. Raises NotEnoughMemory if they hold less than
     `tokens_min` tokens."""
-    pages, needed = memory_bytes // layout.page_bytes, layout.pages_for(tokens_min)
+    pages, needed = memory_bytes // group.page_bytes, group.pages_for(tokens_min)
     if pages < needed:
         raise NotEnoughMemory(
-            f"--kv-cache-memory {memory_bytes} holds {counted(pages, 'page')} of {layout.page_tokens} tokens,"
-            f" and {needed} are needed at least: {needed * layout.page_bytes} bytes"
+            f"--kv-cache-memory {memory_bytes} holds {counted(pages, 'page')} of {group.page_tokens} tokens,"
+            f" and {needed} are needed at least: {needed * group.page_bytes} bytes"
         )
     return pages
 
 
 class PagedKvCache:
-    """`pages` pages of KV memory on one device, page p at byte `p * layout.page_bytes`.
+    """`pages` pages of KV memory on one device, page p at byte `p * group.page_bytes`.
 
     Contents are undefined until written. The memory stays where it is until `move`.
     """
 
-    def __init__(self, layout: KvLayout, pages: int, device: torch.device, beside: int = 0) -> None:
-        """Raises NotEnoughMemory if the device has less left than `pages` take, and `beside`, in bytes, what
-        else is to be taken there."""
-        self.layout = layout
+    def __init__(self, group: KvGroup, pages: int, device: torch.device, beside: int = 0) -> None:
+        """Of a group whose planes are keys and values of one length. Raises NotEnoughMemory if the device has
+        less left than `pages` take, and `beside`, in bytes, what else is to be taken there."""
+        self.group = group
+        self.planes = len(group.planes)
+        (self.head_dim,) = {plane.elements for plane in group.planes}
         self.pages = pages
-        self.length = pages * layout.page_bytes
+        self.length = pages * group.page_bytes
         """Bytes."""
         self.device = str(device)
         """"cpu" or "cuda:N"."""
-        self.rows_per_head = len(layout.layers) * 2 * layout.page_tokens
-        self.rows_per_page = len(layout.kv_heads) * self.rows_per_head
-        _check_available(self.length, beside, device, layout)
+        self.rows_per_head = len(group.layers) * self.planes * group.page_tokens
+        self.rows_per_page = len(group.heads) * self.rows_per_head
+        _check_available(self.length, beside, device, group)
         try:
             self._host = HostMemory(self.length) if device.type == "cpu" else None
             self._look(_bytes(self._host, self.length, device))
@@ -67,20 +70,22 @@ class PagedKvCache:
 
     def _look(self, memory: torch.Tensor) -> None:
         """Every way of looking at the bytes of `memory`."""
-        layout, layers, heads = self.layout, len(self.layout.layers), len(self.layout.kv_heads)
-        flat = memory.view(DTYPES[layout.dtype])
+        group, size = self.group, self.group.page_tokens
+        flat = memory.view(DTYPES[group.dtype])
         self.address: int = flat.data_ptr()
-        self.tensor = flat.view(self.pages, heads, layers, 2, layout.page_tokens, layout.head_dim)
-        """[page][kv head][layer][K, V][token][head_dim]"""
-        rows = flat.view(-1, layout.head_dim)
+        self.tensor = flat.view(
+            self.pages, len(group.heads), len(group.layers), self.planes, size, self.head_dim
+        )
+        """[page][kv head][layer][plane][token][head_dim]"""
+        rows = flat.view(-1, self.head_dim)
         pages = self.tensor.flatten(4)
-        self.places = {layer: place for place, layer in enumerate(layout.layers)}
+        self.places = {layer: place for place, layer in enumerate(group.layers)}
         """Of a layer's id among the layers that are here."""
         self._pages = {layer: pages[:, :, place] for layer, place in self.places.items()}
         kinds = self.tensor.permute(3, 2, 0, 4, 1, 5)
-        """[K, V][layer][page][token][kv head][head_dim]"""
-        self._kinds = {layer: (kinds[0, place], kinds[1, place]) for layer, place in self.places.items()}
-        self._rows = {layer: rows[2 * place * layout.page_tokens :] for layer, place in self.places.items()}
+        """[plane][layer][page][token][kv head][head_dim]"""
+        self._kinds = {layer: tuple(kinds[:, place]) for layer, place in self.places.items()}
+        self._rows = {layer: rows[self.planes * place * size :] for layer, place in self.places.items()}
 
     def move(self) -> None:
         """Take the contents to another address: what peers write to the old one changes nothing here.
@@ -97,7 +102,7 @@ class PagedKvCache:
     @property
     def tokens(self) -> int:
         """How many tokens fit."""
-        return self.pages * self.layout.page_tokens
+        return self.pages * self.group.page_tokens
 
     def write(self, layer: int, rows: torch.Tensor, entries: torch.Tensor) -> None:
         """Store `entries` [rows, head_dim], keys or values of the layer with that id.
@@ -108,12 +113,12 @@ class PagedKvCache:
         self._rows[layer].index_copy_(0, rows, entries)
 
     def read(self, layer: int, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy what `pages` [N] hold of the layer with that id into `out` [N, kv heads, 2, page_tokens *
-        head_dim], keys before values. `out` may lie in any order: entries of one head and kind, side by side,
-        are one matrix."""
+        """Copy what `pages` [N] hold of the layer with that id into `out` [N, kv heads, planes,
+        page_tokens * head_dim], keys before values. `out` may lie in any order: entries of one head and kind,
+        side by side, are one matrix."""
         torch.index_select(self._pages[layer], 0, pages, out=out)
 
-    def kinds(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def kinds(self, layer: int) -> tuple[torch.Tensor, ...]:
         """Where the keys and the values of the layer with that id lie, [page, token, kv head, head_dim]
         each, with strides: what is written there is seen."""
         return self._kinds[layer]
@@ -126,13 +131,13 @@ class PagedKvCache:
         self.tensor[page, :, :, :, used:].zero_()
 
 
-def _check_available(length: int, beside: int, device: torch.device, layout: KvLayout) -> None:
+def _check_available(length: int, beside: int, device: torch.device, group: KvGroup) -> None:
     short = shortage(device, length + beside)
     if short is not None:
         also = f" and {beside} beside it for steps" if beside else ""
         raise NotEnoughMemory(
             f"--kv-cache-memory asks for {length} bytes on {device}{also}, but {short} "
-            f"(room for {short.size // layout.token_bytes} tokens)"
+            f"(room for {short.size // group.token_bytes} tokens)"
         )
 
 

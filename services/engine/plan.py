@@ -93,7 +93,7 @@ class AttentionMetadata:
     positions: torch.Tensor
     """[1, T]"""
     write: torch.Tensor
-    """[T * 2 * kv heads]: what the cache's `write` takes, token by token, keys first."""
+    """[T * planes * kv heads]: what the cache's `write` takes, token by token, keys first."""
     groups: tuple[RowGroup | WorkspaceGroup | PagedRows, ...]
     alike: RowGroup | WorkspaceGroup | PagedRows | None
     """The only group, where the step has no other rows."""
@@ -113,12 +113,12 @@ def make_plan(
 ) -> AttentionMetadata:
     """Lay the checked `rows` of a step out. Moves to `device` what it needs, in one copy. `kept`: of the last
     steps, and from now on of this one, once it has `ended`; not with a `kernel`, which is to look at all."""
-    size = cache.layout.page_tokens
+    size = cache.group.page_tokens
     single = [row for row in rows if row.stop - row.start == 1]
     arranged = None if kept is None or not single else kept.arrange(single)
     groups, laid = arranged or ([], sorted(single, key=lambda row: -row.stop))
     laid += sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
-    lengths = [cache.layout.pages_for(row.stop) for row in laid]
+    lengths = [cache.group.pages_for(row.stop) for row in laid]
 
     tokens = list(chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in laid))
     positions = list(chain.from_iterable(range(row.start, row.stop) for row in laid))
@@ -237,9 +237,9 @@ def _paged_reads(laid: abc.Sequence[Row], single_count: int, size: int) -> list[
 
 
 def _write_rows(pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache) -> torch.Tensor:
-    size = cache.layout.page_tokens
-    heads = torch.arange(len(cache.layout.kv_heads), device=pages.device) * cache.rows_per_head
-    entries = torch.cat((heads, heads + size))
+    size = cache.group.page_tokens
+    heads = torch.arange(len(cache.group.heads), device=pages.device) * cache.rows_per_head
+    entries = torch.cat([heads + plane * size for plane in range(cache.planes)])
     return ((pages * cache.rows_per_page + positions % size)[:, None] + entries).flatten()
 
 
@@ -250,8 +250,8 @@ def _singles(
     positions: torch.Tensor,
     cache: PagedKvCache,
 ) -> RowGroup:
-    heads = len(cache.layout.kv_heads)
-    width = len(pages) // (end - begin) * cache.layout.page_tokens
+    heads = len(cache.group.heads)
+    width = len(pages) // (end - begin) * cache.group.page_tokens
     own, like = positions[begin:end], cache.tensor
     masks = Masks(lambda reach: mask(own, width, like, reach).repeat(heads, 1)[:, None], width)
     room, keys, values = _room(pages, heads * (end - begin), cache)
@@ -262,7 +262,7 @@ def _prefixed(
     begin: int, end: int, pages: torch.Tensor, stop: int, positions: torch.Tensor, cache: PagedKvCache
 ) -> Prefixed:
     """Of a row that ends at position `stop`."""
-    room, keys, values = _room(pages, len(cache.layout.kv_heads), cache)
+    room, keys, values = _room(pages, len(cache.group.heads), cache)
     masks = _masks(begin, end, stop, positions, cache)
     return Prefixed(begin, end, pages, room, keys[:, :stop], values[:, :stop], masks)
 
@@ -277,10 +277,9 @@ def _room(
     pages: torch.Tensor, matrices: int, cache: PagedKvCache
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where the cache's `read` may copy `pages` to, and the matrices of keys and of values it becomes."""
-    layout = cache.layout
-    entries = layout.page_tokens * layout.head_dim
-    room = cache.tensor.new_empty(2, len(layout.kv_heads), len(pages), entries)
-    keys, values = room.view(2, matrices, -1, layout.head_dim)
+    entries = cache.group.page_tokens * cache.head_dim
+    room = cache.tensor.new_empty(cache.planes, len(cache.group.heads), len(pages), entries)
+    keys, values = room.view(cache.planes, matrices, -1, cache.head_dim)
     return room.permute(2, 1, 0, 3), keys, values
 
 

@@ -23,7 +23,7 @@ from services.engine.kept import DecodeWorkspace
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.model import Model
 from services.engine.plan import make_plan
-from services.pages.layout import KvLayout
+from services.pages.layout import KvGroup, KvLayout
 from services.rooms.request import Request
 from services.runtime.errors import StartupError, in_a_line
 from services.runtime.logging import Log
@@ -72,9 +72,10 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
         if model.coded:
             raise _uncoded(layout, f"a context of fewer than {least} tokens")
         return
-    defined = [] if model.coded else _defined(model, layout)
+    (kv,) = layout.groups
+    defined = [] if model.coded else _defined(model, kv)
     try:
-        right = _right(model, layout, defined)
+        right = _right(model, kv, defined)
         if kernel_for is not None and _compiles(model, layout, right, kernel_for):
             return
         why = _tried(model, layout, right)
@@ -87,10 +88,10 @@ def hasten(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) 
         log.warning("the model library computes the steps: ours are not the same", why=why)
 
 
-def _defined(model: Model, layout: KvLayout) -> list[torch.Tensor]:
+def _defined(model: Model, kv: KvGroup) -> list[torch.Tensor]:
     """What the library's definition gives over our pages. Raises UnsupportedModel where it gives nothing."""
     try:
-        return _answers(model, layout)
+        return _answers(model, kv)
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
@@ -100,7 +101,7 @@ def _defined(model: Model, layout: KvLayout) -> list[torch.Tensor]:
         ) from error
 
 
-def _right(model: Model, layout: KvLayout, defined: list[torch.Tensor]) -> Right:
+def _right(model: Model, kv: KvGroup, defined: list[torch.Tensor]) -> Right:
     """In float32, but for what pages hold. `defined`: what the definition gives as the model is, which is
     told by how far rounding takes it. Raises OtherAnatomy."""
     if model.dtype == EXACT and not model.coded:
@@ -108,7 +109,7 @@ def _right(model: Model, layout: KvLayout, defined: list[torch.Tensor]) -> Right
     model.anatomy()
     try:
         with model.exactly():
-            answers = _answers(model, _with(layout, dtype=EXACT), kept_in=DTYPES[layout.dtype])
+            answers = _answers(model, replace(kv, dtype=EXACT), kept_in=DTYPES[kv.dtype])
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
@@ -137,8 +138,9 @@ def _tried(model: Model, layout: KvLayout, right: Right, kernel_for: KernelFor |
     """Why our own way is not taken, and `model` is as it was; else nothing. Raises OtherAnatomy,
     OtherShapes and NotCompiled."""
     try:
-        model.take_apart(kernel_for, layout.page_tokens)
-        gaps = [*map(gap, _answers(model, layout, ours=True), right.answers)]
+        (kv,) = layout.groups
+        model.take_apart(kernel_for, kv.page_tokens)
+        gaps = [*map(gap, _answers(model, kv, ours=True), right.answers)]
         close = all(gap <= right.tolerance for gap in gaps)
         why = "" if close else f"results differ by {max(gaps):.2g} of their length"
     except torch.OutOfMemoryError:
@@ -161,7 +163,7 @@ def _uncoded(layout: KvLayout, why: str) -> StartupError:
 
 
 def _answers(
-    model: Model, layout: KvLayout, *, ours: bool = False, kept_in: torch.dtype | None = None
+    model: Model, kv: KvGroup, *, ours: bool = False, kept_in: torch.dtype | None = None
 ) -> list[torch.Tensor]:
     """The logits of all positions, step by step, and what is in the pages after the last. `ours`: what a step
     fetched is kept for the next. A compiled step computes the last positions by themselves, too.
@@ -170,9 +172,9 @@ def _answers(
     more = MORE if model.reaches else 0
     prompts = torch.randint(model.vocab_size, (2, LONG + more), generator=numbers).tolist()
     sequences = [Sequence(Request("proof", tuple(prompt), 1), []) for prompt in prompts]
-    layout = _with(layout, page_tokens=min(layout.page_tokens, PAGE_TOKENS_MAX))
-    pages = layout.pages_for(LONG + more)
-    cache = PagedKvCache(layout, 2 * pages, model.device)
+    kv = replace(kv, page_tokens=min(kv.page_tokens, PAGE_TOKENS_MAX))
+    pages = kv.pages_for(LONG + more)
+    cache = PagedKvCache(kv, 2 * pages, model.device)
     cache.tensor.zero_()
     tables = torch.randperm(2 * pages, generator=numbers).view(2, pages).tolist()
     kept = DecodeWorkspace(cache, cache.length * 2) if ours and model.device.type == "cpu" else None
@@ -209,10 +211,6 @@ def _answers(
         if logits is not None:
             told.append(logits.float())
     return [*told, cache.tensor.float()]
-
-
-def _with(layout: KvLayout, **changes: Any) -> KvLayout:
-    return replace(layout, groups=tuple(replace(group, **changes) for group in layout.groups))
 
 
 def _rounded(

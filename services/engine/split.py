@@ -198,12 +198,12 @@ class Cutter:
         return self._plan.get(_pattern(path.rpartition(".")[0])) in WHOLE
 
     def _columns(self, path: str, child: nn.Linear, own: str, style: str) -> None:
-        share, weight = self._share, child.weight
+        whole, weight = self._share.whole, child.weight
         joined = own if style in GATHERED else ""
         if own in BY_KV_HEAD:
-            cut = self._of_heads(weight, (share.whole.kv_heads,))
+            cut = self._of_heads(weight, (whole.kv_heads,))
         elif joined == ALL_HEADS:
-            cut = self._of_heads(weight, (share.whole.query_heads, *2 * (share.whole.kv_heads,)))
+            cut = self._of_heads(weight, (whole.query_heads, whole.kv_heads, whole.kv_heads))
         else:
             cut = self._even(path, weight, 0, packed=2 if joined == PAIR else 1)
         self._rows_of(path, child, cut)

@@ -94,11 +94,11 @@ def start_engine(
         engine.warm_up()
         if engine.grammars is not None:
             engine.grammars.warm_up()
-    tokens = engine.cache.pages * engine.layout.page_tokens
+    tokens = engine.cache.tokens
     log.info(
         "engine ready",
         tokens=tokens,
-        dtype=engine.layout.dtype,
+        dtype=engine.cache.group.dtype,
         quantize=engine.layout.quantize,
         device=engine.cache.device,
         compiled=engine.compiled is not None,

@@ -60,7 +60,9 @@ struct layer {
 };
 
 struct model {
-    int64_t layers, hidden, heads, kv_heads, head_dim, width, vocabulary;
+    int64_t layers, hidden, heads, kv_heads, head_dim;
+    int64_t projected;              /* queries, keys and values of a token */
+    int64_t width, vocabulary;
     const struct layer *layer;
     const float *norm;
     struct weight head;
@@ -73,7 +75,8 @@ struct step {
     int64_t rows, tokens, wanted;   /* sequences, what all of them feed, whose logits are asked for */
     int64_t page_tokens;            /* a multiple of SIDE */
     int64_t longest;                /* scores of a query: positions, up to a multiple of STRIP */
-    kept *cache;                    /* [page][kv head][layer][K, V][token][head_dim] */
+    int64_t page_stride, head_stride, layer_stride, plane_stride; /* numbers from one to the next in the cache */
+    kept *cache;                    /* [page][kv head][layer][keys, values][token][head_dim] */
     const int64_t *positions;       /* [tokens], row by row */
     const int64_t *row_of;          /* [tokens] */
     const int64_t *begins;          /* [rows + 1]: tokens of each row */
@@ -84,7 +87,7 @@ struct step {
     const float *cosine, *sine;     /* [tokens][head_dim] */
     float *x;                       /* [tokens][hidden]: embeddings, then what the layers add to them */
     number *normed;                 /* [tokens][hidden] */
-    float *qkv;                     /* [tokens][(heads + 2 * kv_heads) * head_dim] */
+    float *qkv;                     /* [tokens][projected] */
     number *seen;                   /* [tokens][heads * head_dim] */
     number *gated;                  /* [tokens][width] */
     float *scores;                  /* [threads][scored][longest] */
@@ -1015,31 +1018,34 @@ static void weigh(const struct weighing *w, int64_t queries) {
     }
 }
 
+/* Where a page has the keys of one head and layer, [token][head_dim]. Its values lie `plane_stride` behind them. */
+INLINE kept *keys_of(const struct step *s, int64_t index, int64_t head, int64_t page) {
+    return s->cache + page * s->page_stride + head * s->head_stride + index * s->layer_stride;
+}
+
 /* A token's own key and value of one head go to its page; its queries that share them wait where their results
    will be. */
 static void enter(const struct model *m, int64_t index, const struct step *s, int64_t token, int64_t head) {
     const struct layer *layer = m->layer + index;
     const int64_t row = s->row_of[token];
     const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, position = s->positions[token];
-    const int64_t of_one = s->page_tokens * head_dim, page = s->table[s->tables[row] + position / s->page_tokens];
+    const int64_t page = s->table[s->tables[row] + position / s->page_tokens];
     const float *cosine = s->cosine + token * head_dim, *sine = s->sine + token * head_dim;
-    const int64_t of_token = (m->heads + 2 * m->kv_heads) * head_dim;
-    float *qkv = s->qkv + token * of_token;
+    float *qkv = s->qkv + token * m->projected;
     float *key = qkv + (m->heads + head) * head_dim;
     const float *value = key + m->kv_heads * head_dim;
-    kept *place = s->cache + ((page * m->kv_heads + head) * m->layers + index) * 2 * of_one +
-                  position % s->page_tokens * head_dim;
+    kept *place = keys_of(s, index, head, page) + position % s->page_tokens * head_dim;
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
 
     if (token + 1 < s->tokens) {
-        ask_for(qkv + of_token + head * group * head_dim, group * head_dim * (int64_t)sizeof *qkv);
-        ask_for(key + of_token, head_dim * (int64_t)sizeof *key);
-        ask_for(value + of_token, head_dim * (int64_t)sizeof *value);
+        ask_for(qkv + m->projected + head * group * head_dim, group * head_dim * (int64_t)sizeof *qkv);
+        ask_for(key + m->projected, head_dim * (int64_t)sizeof *key);
+        ask_for(value + m->projected, head_dim * (int64_t)sizeof *value);
     }
     rotate(key, layer->key_norm, layer->key_norm_epsilon, cosine, sine, head_dim);
     for (int64_t at = 0; at < head_dim; at += STRIP) {
         keep(place + at, key + at);
-        keep(place + of_one + at, value + at);
+        keep(place + s->plane_stride + at, value + at);
     }
     for (int64_t each = 0; each < group; each++) {
         float *query = qkv + (head * group + each) * head_dim;
@@ -1065,17 +1071,16 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     while (aligned % STRIP) aligned += s->page_tokens;
     const int64_t hidden = unseen(s, index, s->positions[token]), base = hidden / aligned * aligned;
     const int64_t count = s->positions[token] + 1 - base;
-    const int64_t of_one = s->page_tokens * head_dim, stride = m->kv_heads * m->layers * 2 * of_one;
     const int64_t *table = s->table + s->tables[row] + base / s->page_tokens;
-    const kept *keys = s->cache + (head * m->layers + index) * 2 * of_one, *values = keys + of_one;
+    const kept *keys = keys_of(s, index, head, 0), *values = keys + s->plane_stride;
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
     const float scaling = m->layer[index].scaling;
 
     struct scoring asked = {group, head_dim, s->longest, seen, NULL, 2 * SIDE * head_dim};
     for (int64_t page = 0; page * s->page_tokens < count; page++) {
         const int64_t first = page * s->page_tokens, tokens = least(s->page_tokens, count - first);
-        asked.next = first + s->page_tokens < count ? keys + table[page + 1] * stride : NULL;
-        score(&asked, keys + table[page] * stride, tokens, scores + first);
+        asked.next = first + s->page_tokens < count ? keys + table[page + 1] * s->page_stride : NULL;
+        score(&asked, keys + table[page] * s->page_stride, tokens, scores + first);
     }
     for (int64_t query = 0; query < group; query += SIDE) {
         const int64_t here = least(SIDE, group - query);
@@ -1085,7 +1090,7 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
             sum[each] = soften(scores + (query + each) * s->longest, scaling, count, up_to(count, STRIP));
         }
         const struct weighing w = {
-            values, table, stride, s->page_tokens, count, head_dim, scores + query * s->longest, s->longest, sum,
+            values, table, s->page_stride, s->page_tokens, count, head_dim, scores + query * s->longest, s->longest, sum,
             seen + query * head_dim,
         };
         weigh(&w, here);
@@ -1097,7 +1102,7 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
 static void lay(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, int64_t first,
                 int64_t count) {
     static const kept nothing[HEAD_STRIPS * STRIP];
-    const int64_t head_dim = m->head_dim, of_one = s->page_tokens * head_dim;
+    const int64_t head_dim = m->head_dim;
     number *keys = s->keys + (head * s->laid + first) * head_dim;
     for (int64_t token = 0; token < BLOCK; token += PAIR) {
         const kept *key[PAIR], *value[PAIR];
@@ -1106,9 +1111,8 @@ static void lay(const struct model *m, int64_t index, const struct step *s, int6
             key[each] = value[each] = nothing;
             if (position < count) {
                 const int64_t page = s->table[s->tables[row] + position / s->page_tokens];
-                key[each] = s->cache + ((page * m->kv_heads + head) * m->layers + index) * 2 * of_one +
-                            position % s->page_tokens * head_dim;
-                value[each] = key[each] + of_one;
+                key[each] = keys_of(s, index, head, page) + position % s->page_tokens * head_dim;
+                value[each] = key[each] + s->plane_stride;
             }
             for (int64_t at = 0; at < head_dim; at += PAIR)
                 take(keys + at * BLOCK + (token + each) * PAIR, key[each] + at, PAIR);
@@ -1196,7 +1200,6 @@ static void gather(const struct step *s, int64_t hidden, int64_t of_heads) {
 
 void baton_step(const struct model *m, const struct step *s) {
     const int64_t hidden = m->hidden, of_heads = m->heads * m->head_dim;
-    const int64_t of_qkv = of_heads + 2 * m->kv_heads * m->head_dim;
 #pragma omp parallel num_threads(m->threads)
     {
         int64_t rows = s->tokens;
@@ -1207,7 +1210,7 @@ void baton_step(const struct model *m, const struct step *s) {
             for (int64_t row = 0; row < rows; row++)
                 norm(s->x + row * hidden, layer->before_attention, layer->before_attention_epsilon, hidden,
                      s->normed + row * hidden);
-            multiply(&layer->qkv, layer->qkv_bias, s->normed, hidden, of_qkv, rows, s->qkv, 0, s->sums);
+            multiply(&layer->qkv, layer->qkv_bias, s->normed, hidden, m->projected, rows, s->qkv, 0, s->sums);
             look(m, index, s, scores);
             if (index + 1 == m->layers) {
                 rows = s->wanted;

@@ -175,13 +175,13 @@ def filled(engine: TorchEngine, spans: tuple[tuple[int, int], ...] = SPANS) -> l
     """Rows of these positions, of sequences whose pages lie anywhere; what is before is in the pages, and
     what belongs to nobody is not a number."""
     draw = random.Random(5)
-    layout, vocabulary = engine.layout, engine.model.vocab_size
+    kv, vocabulary = engine.cache.group, engine.model.vocab_size
     free = list(range(engine.cache.pages))
     draw.shuffle(free)
     engine.cache.tensor.fill_(float("nan"))
     rows = []
     for index, (start, stop) in enumerate(spans):
-        pages = [free.pop() for _ in range(layout.pages_for(stop))]
+        pages = [free.pop() for _ in range(kv.pages_for(stop))]
         prompt = tuple(draw.randrange(vocabulary) for _ in range(stop))
         sequence = Sequence(Request(f"{index}", prompt, 8, sampling=GREEDY), [])
         if start:
@@ -209,7 +209,7 @@ def entries(engine: TorchEngine, rows: list[Row]) -> torch.Tensor:
 
 def places(engine: TorchEngine, rows: list[Row]) -> list[tuple[int, int]]:
     """Page and place in it of each token."""
-    size = engine.layout.page_tokens
+    size = engine.cache.group.page_tokens
     return [(row.pages[each // size], each % size) for row in rows for each in range(row.start, row.stop)]
 
 

@@ -83,7 +83,7 @@ def forked(
         for room in rooms:
             if len(room) < len(seeds) and room[0].sequence.output:
                 room.append(worker.fork(room[0], seeds[len(room)]))
-        worker.step([tenant for room in rooms for tenant in room], engine.layout.page_tokens)
+        worker.step([tenant for room in rooms for tenant in room], engine.cache.group.page_tokens)
     return [[tenant.sequence.output for tenant in room] for room in rooms]
 
 

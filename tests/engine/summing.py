@@ -9,7 +9,7 @@ from services.pages.checksum import WORD, key, lane, mix, multiplier, word_bytes
 from services.pages.layout import KvLayout
 
 Place = tuple[int, int, int, int]
-"""Layer id, K or V, KV head id, position."""
+"""Layer id, number of the plane, KV head id, position."""
 
 
 def reference(vectors: Mapping[Place, bytes]) -> int:
@@ -18,12 +18,12 @@ def reference(vectors: Mapping[Place, bytes]) -> int:
 
 
 def _counted(place: Place, vector: bytes) -> int:
-    layer, half, head, position = place
+    layer, plane, head, position = place
     width = word_bytes(len(vector))
     starts = range(0, len(vector), width)
     words = [int.from_bytes(vector[at : at + width], "little", signed=True) for at in starts]
     total = sum(word * multiplier(index) for index, word in enumerate(words))
-    return mix(key(lane(layer, half, head), position) + total)
+    return mix(key(lane(layer, plane, head), position) + total)
 
 
 class Memory:
@@ -32,29 +32,30 @@ class Memory:
     def __init__(self, layout: KvLayout, tokens: int, seed: int = 0) -> None:
         draw = torch.Generator().manual_seed(seed)
         self.layout = layout
-        used = layout.pages_for(tokens)
-        self.cache = PagedKvCache(layout, used + 2, torch.device("cpu"))
+        (self.group,) = layout.groups
+        used = self.group.pages_for(tokens)
+        self.cache = PagedKvCache(self.group, used + 2, torch.device("cpu"))
         self.table: list[int] = torch.randperm(used + 2, generator=draw)[:used].tolist()
         flat = self.raw.view(-1)
         flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8, generator=draw))
 
     @property
     def raw(self) -> torch.Tensor:
-        """[page][kv head][layer][K, V][token][bytes of a vector]"""
+        """[page][kv head][layer][plane][token][bytes of a vector]"""
         return self.cache.tensor.view(torch.uint8)
 
     def vector(self, place: Place) -> torch.Tensor:
         """The bytes at one place, to read and to write."""
-        layer, half, head, position = place
-        page, slot = divmod(position, self.layout.page_tokens)
-        mine = self.raw[self.table[page], self.layout.kv_heads.index(head)]
-        return mine[self.layout.layers.index(layer), half, slot]
+        layer, plane, head, position = place
+        page, slot = divmod(position, self.group.page_tokens)
+        mine = self.raw[self.table[page], self.group.heads.index(head)]
+        return mine[self.group.layers.index(layer), plane, slot]
 
     def places(self, start: int, stop: int) -> Iterable[Place]:
-        for layer in self.layout.layers:
-            for half in (0, 1):
-                for head in self.layout.kv_heads:
-                    yield from ((layer, half, head, position) for position in range(start, stop))
+        for layer in self.group.layers:
+            for plane in range(len(self.group.planes)):
+                for head in self.group.heads:
+                    yield from ((layer, plane, head, position) for position in range(start, stop))
 
     def vectors(self, start: int, stop: int) -> dict[Place, bytes]:
         return {place: bytes(self.vector(place).tolist()) for place in self.places(start, stop)}

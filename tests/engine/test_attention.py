@@ -12,12 +12,12 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
 from services.engine.sight import Reach, Sight
+from services.pages.layout import full_group
 from services.rooms.request import Request
 from tests.engine.paged_twin import twin
-from tests.layouts import one_group
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 16
-LAYOUT = one_group("mine", "float32", 4, (7,), tuple(range(KV_HEADS)), WIDTH)
+GROUP = full_group("float32", 4, (7,), tuple(range(KV_HEADS)), WIDTH)
 SPANS = ((0, 1), (8, 9), (30, 31), (199, 200), (0, 5), (0, 290), (3, 40), (130, 300))
 """Single tokens, whole prompts, and chunks behind others, longer than a block and than any window."""
 SINKS = torch.randn(HEADS, generator=torch.Generator().manual_seed(5))
@@ -70,12 +70,12 @@ def test_a_row_looks_at_what_its_layer_sees(name: str, way: str) -> None:
     sight = SIGHTS[name]
     numbers = torch.Generator().manual_seed(3)
     cpu = torch.device("cpu")
-    cache = PagedKvCache(LAYOUT, 400, cpu)
+    cache = PagedKvCache(GROUP, 400, cpu)
     cache.tensor.normal_(generator=numbers)
     free = iter(torch.randperm(400, generator=numbers).tolist())
     rows = []
     for start, stop in SPANS:
-        pages = [next(free) for _ in range(LAYOUT.pages_for(stop))]
+        pages = [next(free) for _ in range(GROUP.pages_for(stop))]
         rows.append(Row(Sequence(Request("mine", (0,) * stop, 8), []), start, stop, pages, sample=True))
     kept = DecodeWorkspace(cache, 2**22) if way == "kept" else None
     kernel: PagedKernel | None = twin if way == "by a kernel" else None

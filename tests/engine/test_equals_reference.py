@@ -138,7 +138,7 @@ def test_bfloat16_is_near_float32(tiny_dir: Callable[[str], Path]) -> None:
         engine = load_engine(
             tiny_dir("llama-gqa-untied"), dtype=dtype, device="cpu", kv_cache_memory=2**20, threads=1
         )
-        assert engine.layout.dtype == dtype
+        assert engine.cache.group.dtype == dtype
         likely.append(first_logprobs(ShuffledEngine(engine), random_prompts((30,))[0]))
     difference = max(abs(likely[0][token] - likely[1][token]) for token in set(likely[0]) & set(likely[1]))
     assert 0 < difference < 0.5

@@ -23,6 +23,7 @@ from services.engine.paged import PagedKernel, PagedRows
 from services.engine.plan import make_plan
 from services.engine.sight import Sight
 from services.engine.team import alone
+from services.pages.layout import full_group
 from services.rooms.request import Request
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
@@ -30,7 +31,6 @@ from tests.engine.paged_twin import twin
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.engine.test_graphs import Counting
 from tests.engine.worker import ShuffledEngine
-from tests.layouts import one_group
 from tests.oracle import reference_greedy
 
 HEADS = 6
@@ -38,7 +38,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def cache_of(pages: int = 90, page_tokens: int = 16, dtype: str = "bfloat16") -> PagedKvCache:
-    return PagedKvCache(one_group("tiny", dtype, page_tokens, (0, 1, 2), (0, 1), 16), pages, CPU)
+    return PagedKvCache(full_group(dtype, page_tokens, (0, 1, 2), (0, 1), 16), pages, CPU)
 
 
 def looking(plain: TorchEngine, kernel: PagedKernel, recorder: Counting | None = None) -> TorchEngine:
@@ -98,7 +98,7 @@ def test_steps_that_are_replayed_look_by_it_too(
 def test_the_call_is_one_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's device "meta", which has no values: kinds and shapes alone."""
     nowhere = torch.device("meta")
-    cache = PagedKvCache(one_group("tiny", "bfloat16", 16, (0, 1), (0, 1), 16), 90, nowhere)
+    cache = PagedKvCache(full_group("bfloat16", 16, (0, 1), (0, 1), 16), 90, nowhere)
     sequences = [Sequence(Request("mine", (0,) * 60, 8), []) for _ in range(4)]
     spans = ((59, 60), (0, 40), (20, 60), (3, 4))
     rows = [Row(each, *span, range(4), sample=True) for each, span in zip(sequences, spans, strict=True)]

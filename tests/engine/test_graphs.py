@@ -25,10 +25,10 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
 from services.engine.plan import AttentionMetadata, plan_of_singles
 from services.engine.team import alone
+from services.pages.layout import full_group
 from tests.engine import tiny
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.engine.worker import GREEDY, ShuffledEngine, Tenant
-from tests.layouts import one_group
 from tests.oracle import reference_greedy
 from tests.support.calling import Calling
 
@@ -279,8 +279,7 @@ def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
     """What no capture allows. Tensors of torch's device "meta" have no values, and go where a GPU's would."""
     nowhere = torch.device("meta")
     shape = tiny.SHAPE
-    layout = one_group(
-        model=architecture,
+    group = full_group(
         dtype="bfloat16",
         page_tokens=8,
         layers=tuple(range(shape["num_hidden_layers"])),
@@ -290,8 +289,8 @@ def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
     with torch.inference_mode():
         config = tiny.ARCHITECTURES[architecture]
         module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(nowhere)
-        decoder = Decoder(anatomy_of(module, layout.head_dim, ()), layout.head_dim)
-        cache = PagedKvCache(layout, 64, nowhere)
+        decoder = Decoder(anatomy_of(module, shape["head_dim"], ()), shape["head_dim"])
+        cache = PagedKvCache(group, 64, nowhere)
         packed = torch.zeros(5 * (3 + 8), dtype=torch.int64, device=nowhere)
 
         def compute() -> torch.Tensor:

@@ -160,7 +160,7 @@ def test_what_takes_too_much_memory_is_fetched_in_every_step_and_short_memory_is
     tiny_engine: MakeEngine, reads: list[int]
 ) -> None:
     engine = tiny_engine(ARCHITECTURE)
-    pages, size = engine.layout.pages_for(65), engine.layout.page_tokens * engine.layout.token_bytes
+    pages, size = engine.cache.group.pages_for(65), engine.cache.group.page_bytes
     most = BATCH_MEMORY // ((pages + FEW_PAGES) * size)
     assert (most + MORE_SLOTS) * (pages + ROOM_PAGES) * size > BATCH_MEMORY
     for count, again in ((most, False), (most + 1, True)):

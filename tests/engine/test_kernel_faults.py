@@ -64,7 +64,7 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
         "soften(scores + token * s->longest, scaling,",
         "soften(scores + token * s->longest, 1,",
     ),
-    "one layer's pages for all": ("* m->layers + index) * 2", "* m->layers) * 2"),
+    "one layer's pages for all": (" + index * s->layer_stride;", ";"),
     "what was is not added to": (
         "s->gated, m->width, hidden, rows, s->x, 1, s->sums)",
         "s->gated, m->width, hidden, rows, s->x, 0, s->sums)",
@@ -72,10 +72,10 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
     "gates and what they let through": ("exponential(-one)", "exponential(-other)"),
     "one norm for both": ("layer->before_gate, layer->before_gate_epsilon", "layer->before_attention, 1"),
     "one page for all": (
-        "score(&asked, keys + table[page] * stride",
-        "score(&asked, keys + table[0] * stride",
+        "score(&asked, keys + table[page] * s->page_stride",
+        "score(&asked, keys + table[0] * s->page_stride",
     ),
-    "keys for values": ("value[each] = key[each] + of_one;", "value[each] = key[each];"),
+    "keys for values": ("value[each] = key[each] + s->plane_stride;", "value[each] = key[each];"),
     "not divided": ("1.0f / w->sum[query]", "1.0f"),
     "the first rows' logits": ("s->x + s->keep[place] * hidden", "s->x + place * hidden"),
     "what the first rows saw": ("s->seen + s->keep[place] * of_heads", "s->seen + place * of_heads"),

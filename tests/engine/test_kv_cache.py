@@ -1,22 +1,24 @@
 """Does the KV cache keep every byte when it moves, and does the engine go on as if it had not?"""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from services.engine.kv_cache import PagedKvCache
+from services.pages.layout import full_group
 from services.runtime.host_memory import CannotMove
 from services.transfer.exposure import Movable
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import ShuffledEngine
-from tests.layouts import changed, one_group
 
-LAYOUT = one_group("tiny", "bfloat16", 4, (0, 1, 2), (0, 1), 8)
+GROUP = full_group("bfloat16", 4, (0, 1, 2), (0, 1), 8)
 PAGES = 6
 CPU = torch.device("cpu")
 
 
 def filled() -> PagedKvCache:
-    cache = PagedKvCache(LAYOUT, PAGES, CPU)
+    cache = PagedKvCache(GROUP, PAGES, CPU)
     cache.tensor.view(torch.int16).random_(-(2**15), 2**15)
     return cache
 
@@ -29,7 +31,7 @@ def raw(cache: PagedKvCache) -> torch.Tensor:
 def test_a_move_keeps_every_bit_at_another_address() -> None:
     cache = filled()
     memory: Movable = cache
-    assert (memory.length, memory.device) == (PAGES * LAYOUT.page_bytes, "cpu")
+    assert (memory.length, memory.device) == (PAGES * GROUP.page_bytes, "cpu")
     before, address = raw(cache), cache.address
     memory.move()
     assert cache.address != address
@@ -44,13 +46,13 @@ def test_reads_and_writes_follow_the_move_and_the_old_address_changes_nothing() 
     cache.move()
     old.fill_(1.0)
     assert torch.equal(raw(cache), before)
-    tokens = torch.arange(LAYOUT.page_tokens)
+    tokens = torch.arange(GROUP.page_tokens)
     keys = torch.cat([tokens, tokens + cache.rows_per_head]) + cache.rows_per_page  # page 1, both heads
-    rows = torch.cat([keys, keys + LAYOUT.page_tokens])
+    rows = torch.cat([keys, keys + GROUP.page_tokens])
     for layer in range(3):
-        entries = torch.full((len(keys), LAYOUT.head_dim), 10.0 + layer, dtype=torch.bfloat16)
+        entries = torch.full((len(keys), cache.head_dim), 10.0 + layer, dtype=torch.bfloat16)
         cache.write(layer, rows, torch.cat([entries, -entries]))
-        out = torch.empty(1, 2, 2, LAYOUT.page_tokens * LAYOUT.head_dim, dtype=torch.bfloat16)
+        out = torch.empty(1, 2, 2, GROUP.page_tokens * cache.head_dim, dtype=torch.bfloat16)
         cache.read(layer, torch.tensor([1]), out)
         assert (out[:, :, 0] == 10.0 + layer).all()
         assert (out[:, :, 1] == -10.0 - layer).all()
@@ -80,7 +82,7 @@ def test_a_sequence_goes_on_after_a_move_as_if_there_had_been_none(tiny_engine: 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_memory_of_another_device_is_not_moved_and_stays_as_it_is(device: str) -> None:
-    cache = PagedKvCache(LAYOUT, PAGES, torch.device(device))
+    cache = PagedKvCache(GROUP, PAGES, torch.device(device))
     tensor = cache.tensor
     with pytest.raises(CannotMove, match=f"{device} cannot be moved within its process"):
         cache.move()
@@ -89,18 +91,18 @@ def test_memory_of_another_device_is_not_moved_and_stays_as_it_is(device: str) -
 
 def test_a_head_of_a_page_is_one_run_of_bytes_and_layers_go_by_their_ids() -> None:
     """What differing tensor-parallel sizes and pipeline ranks rely on."""
-    layout = changed(LAYOUT, layers=(4, 5, 6), heads=(2, 3))
-    cache = PagedKvCache(layout, PAGES, CPU)
+    group = replace(GROUP, layers=(4, 5, 6), heads=(2, 3))
+    cache = PagedKvCache(group, PAGES, CPU)
     cache.tensor.zero_()
     row = 3 * cache.rows_per_page + cache.rows_per_head + 2  # page 3, head 3, token 2
-    ones = torch.ones(1, layout.head_dim, dtype=torch.bfloat16)
-    cache.write(5, torch.tensor([row, row + layout.page_tokens]), torch.cat([ones, 2 * ones]))
-    vector = layout.head_dim * 2
-    layer = 2 * layout.page_tokens * vector
-    head = len(layout.layers) * layer
-    at = 3 * layout.page_bytes + head + layer + 2 * vector
+    ones = torch.ones(1, cache.head_dim, dtype=torch.bfloat16)
+    cache.write(5, torch.tensor([row, row + group.page_tokens]), torch.cat([ones, 2 * ones]))
+    vector = group.vector_bytes(group.planes[0])
+    layer = len(group.planes) * group.page_tokens * vector
+    head = len(group.layers) * layer
+    at = 3 * group.page_bytes + head + layer + 2 * vector
     memory = cache.tensor.view(torch.uint8).flatten()
-    for start, value in ((at, 1.0), (at + layout.page_tokens * vector, 2.0)):
+    for start, value in ((at, 1.0), (at + group.page_tokens * vector, 2.0)):
         assert (memory[start : start + vector].view(torch.bfloat16) == value).all()
         memory[start : start + vector] = 0
     assert not memory.any()

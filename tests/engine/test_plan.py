@@ -9,10 +9,10 @@ from services.engine.interface import Row, Sequence
 from services.engine.kv_cache import PagedKvCache
 from services.engine.plan import make_plan
 from services.engine.sight import Reach, Sight
+from services.pages.layout import full_group
 from services.rooms.request import Request
-from tests.layouts import one_group
 
-LAYOUT = one_group("mine", "float32", 4, (0, 1, 2), (0, 1), 8)
+GROUP = full_group("float32", 4, (0, 1, 2), (0, 1), 8)
 
 
 def test_a_chunk_behind_a_prefix_has_no_mask_of_all_that_it_looks_at_where_it_looks_in_blocks(
@@ -28,11 +28,11 @@ def test_a_chunk_behind_a_prefix_has_no_mask_of_all_that_it_looks_at_where_it_lo
     cpu = torch.device("cpu")
     sequence = Sequence(Request("mine", tuple(range(30)), 8), [])
     rows = [Row(sequence, 10, 29, range(8), sample=False), Row(sequence, 29, 30, range(8), sample=True)]
-    cache = PagedKvCache(LAYOUT, 8, cpu)
+    cache = PagedKvCache(GROUP, 8, cpu)
     plan = make_plan(rows, cache, cpu)
     (prefixed,) = plan.prefixed
     assert (prefixed.begin, prefixed.end, prefixed.keys.shape) == (1, 20, (2, 29, 8))
-    for layer in LAYOUT.layers:
+    for layer in GROUP.layers:
         PagedStep(plan, cache, {1: Reach(9)}).look(
             layer, torch.zeros(20, 2, 8), torch.zeros(20, 4, 8), Sight(1.0)
         )

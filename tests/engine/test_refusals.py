@@ -460,7 +460,7 @@ def test_bfloat16_is_chosen_where_the_cpu_has_instructions_for_it(
 
 def engine_in(directory: Path, dtype: str) -> str:
     engine = load_engine(directory, dtype=dtype, device="cpu", kv_cache_memory=1 << 20)
-    return engine.layout.dtype
+    return engine.cache.group.dtype
 
 
 @pytest.mark.parametrize(
@@ -513,12 +513,12 @@ def test_more_memory_than_the_machine_has(llama: Path) -> None:
 def test_the_cache_is_as_large_as_it_says_and_aligned(llama: Path) -> None:
     engine = load_engine(llama, dtype="float32", device="cpu", kv_cache_memory=100_000, threads=1)
     cache: PagedKvCache = engine.cache
-    assert cache.pages == 100_000 // engine.layout.page_bytes == 8
-    assert cache.length == 8 * engine.layout.page_bytes
+    assert cache.pages == 100_000 // engine.cache.group.page_bytes == 8
+    assert cache.length == 8 * engine.cache.group.page_bytes
     assert cache.tokens == 8 * 16
     assert cache.address % 4096 == 0
     assert cache.tensor.data_ptr() == cache.address
-    assert cache.tensor[3].data_ptr() - cache.address == 3 * engine.layout.page_bytes
+    assert cache.tensor[3].data_ptr() - cache.address == 3 * engine.cache.group.page_bytes
 
 
 # ---- what several ranks cannot share

@@ -57,7 +57,7 @@ class ShuffledEngine:
         """A further choice behind a computed prompt, as `services.decode` begins it."""
         request = tenant.sequence.request
         asked = replace(request, sampling=replace(request.sampling, seed=seed))
-        size = self.engine.layout.page_tokens
+        size = self.engine.cache.group.page_tokens
         division = ChoicePages(len(request.prompt), asked.tokens_max, 2, size)
         return Tenant(
             Sequence(asked, []), division.shared_tokens, [*tenant.pages[: division.shared]], division.shared
@@ -71,7 +71,7 @@ class ShuffledEngine:
         tenant.pages = []
 
     def grow(self, tenant: Tenant, tokens: int) -> None:
-        while len(tenant.pages) < self.engine.layout.pages_for(tokens):
+        while len(tenant.pages) < self.engine.cache.group.pages_for(tokens):
             tenant.pages.append(self._free.pop())
 
     def step(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[Token | None]:
@@ -110,7 +110,7 @@ def hand_over(tenant: Tenant, source: ShuffledEngine, target: ShuffledEngine) ->
     target.grow(there, tenant.computed)
     for mine, yours in zip(tenant.pages, there.pages, strict=True):
         memory_of(target.engine)[yours] = memory_of(source.engine)[mine]
-    used = tenant.computed % target.engine.layout.page_tokens
+    used = tenant.computed % target.engine.cache.group.page_tokens
     if used:
         target.engine.cache.tensor[there.pages[-1], :, :, :, used:] = float("nan")
     return there
@@ -118,4 +118,4 @@ def hand_over(tenant: Tenant, source: ShuffledEngine, target: ShuffledEngine) ->
 
 def memory_of(engine: TorchEngine) -> torch.Tensor:
     """[pages, page_bytes] bytes."""
-    return engine.cache.tensor.view(torch.uint8).view(engine.cache.pages, engine.layout.page_bytes)
+    return engine.cache.tensor.view(torch.uint8).view(engine.cache.pages, engine.cache.group.page_bytes)

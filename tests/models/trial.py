@@ -166,7 +166,7 @@ def differences(
 
     prefill, decode = ShuffledEngine(engine, seed=1), ShuffledEngine(beside(engine), seed=2)
     arrived: list[Tenant] = []
-    size = engine.layout.page_tokens
+    size = engine.cache.group.page_tokens
     for prompt, answer in zip(asked, expected, strict=True):
         tenant = _admit(prefill, prompt)
         while not tenant.sequence.output:
@@ -205,7 +205,7 @@ def _apart(how: str, seen: Sequence[Answer], expected: Sequence[Answer]) -> Iter
 
 def beside(engine: TorchEngine, kernel: PagedKernel | None = None) -> TorchEngine:
     """The same model over other pages, of which nothing is kept for the next step."""
-    pages = PagedKvCache(engine.layout, engine.cache.pages, engine.model.device)
+    pages = PagedKvCache(engine.cache.group, engine.cache.pages, engine.model.device)
     model = engine.model
     return TorchEngine(model, engine.whole, pages, alone(), by_row=model.row_steps(pages), kernel=kernel)
 

@@ -66,7 +66,7 @@ def perplexity(
     body = {
         "benchmark": "perplexity",
         "model": engine.model.facts.name,
-        "dtype": engine.layout.dtype,
+        "dtype": engine.cache.group.dtype,
         "tokens": len(tokens),
         "perplexity": {how: round(value, 4) for how, value in told.items()},
         "ratio": {how: round(value / plain, 4) for how, value in told.items()},
@@ -82,7 +82,7 @@ def _perplexity(engine: "TorchEngine", tokens: list[int]) -> float:
 
     sequence = Sequence(Request("perplexity", tuple(tokens), max_tokens=1, prompt_logprobs=0), [])
     scores = sequence.scores = PromptScores()
-    pages, chunk = range(engine.layout.pages_for(len(tokens))), min(CHUNK, engine.scored_max)
+    pages, chunk = range(engine.cache.group.pages_for(len(tokens))), min(CHUNK, engine.scored_max)
     for start in range(0, len(tokens) - 1, chunk):
         stop = min(start + chunk, len(tokens) - 1)
         engine.step([Row(sequence, start, stop, pages, sample=False)])

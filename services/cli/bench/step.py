@@ -105,7 +105,7 @@ def step(
         "phase": phase.value,
         "batch": batch,
         "context": context,
-        "dtype": engine.layout.dtype,
+        "dtype": engine.cache.group.dtype,
         "quantize": quantize.value,
         "device": engine.cache.device,
         "compiled": engine.compiled is not None,
@@ -118,7 +118,7 @@ def step(
         works["held"] = _stepping(engine, phase, holding)
     if phase is StepPhase.DECODE:
         limit = "read"
-        size = engine.model.weight_bytes + batch * (context + 1) * engine.layout.token_bytes
+        size = engine.model.weight_bytes + batch * (context + 1) * engine.cache.group.token_bytes
         works[limit] = _reading(engine, size)
         facts |= {"weight_bytes": engine.model.weight_bytes, "read_bytes": size}
     else:
@@ -169,9 +169,9 @@ def _rows(
     """Those of the first step that is measured, after what has to come before it. Raises StartupError."""
     from services.engine.interface import Row, Sequence
 
-    pages = engine.layout.pages_for(context + STEPS_MAX)
+    pages = engine.cache.group.pages_for(context + STEPS_MAX)
     if batch * pages > engine.cache.pages:
-        needed = batch * pages * engine.layout.page_bytes
+        needed = batch * pages * engine.cache.group.page_bytes
         raise StartupError(f"--kv-cache-memory {engine.cache.length}: the sequences take {needed} bytes")
     rows = []
     for index in range(batch):
