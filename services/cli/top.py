@@ -17,6 +17,7 @@ from services.cli.keyboard import Keyboard
 from services.pages.pool import PageState
 from services.rooms.entries import WorkerState
 from services.rooms.plurals import counted
+from services.rooms.queues import RoomQueue
 
 EVERY_S: Final = 1.0
 WIDE: Final = 110
@@ -142,7 +143,7 @@ def _counts_of_workers(workers: list[dict[str, Any]]) -> Table:
     for name in ("free", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for worker in workers:
-        queued = sum(count for name, count in worker["queues"].items() if name != "running")
+        queued = sum(count for name, count in worker["queues"].items() if name != RoomQueue.RUNNING)
         table.add_row(
             Text(worker["name"], style="bold"),
             _state(worker),

@@ -1,10 +1,12 @@
 """What does a decode worker count?"""
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.rooms.phases import RECEIVER_MOVES
+from services.rooms.queues import RoomQueue
 from services.worker.metrics import Counts, WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -33,10 +35,15 @@ class DecodeMetrics:
             ["state"],
             registry=registry,
         )
-        self._queues = Counts(
-            {"prealloc": prealloc, "transfer": transfer, "waiting": waiting, "running": running}
-            | {state: batch.labels(state) for state in ("taken", "free")}
+        self._queues: Counts[RoomQueue] = Counts(
+            {
+                RoomQueue.PREALLOC: prealloc,
+                RoomQueue.TRANSFER: transfer,
+                RoomQueue.WAITING: waiting,
+                RoomQueue.RUNNING: running,
+            }
         )
+        self._batch = Counts({state: batch.labels(state) for state in ("taken", "free")})
         self._tokens = Counter("baton_decode_tokens_total", "Tokens drawn.", registry=registry)
         self._handover = Histogram(
             "baton_handover_seconds",
@@ -51,10 +58,11 @@ class DecodeMetrics:
             registry=registry,
         )
 
-    def record_queues(self, *, prealloc: int, transfer: int, waiting: int, running: int, most: int) -> None:
+    def record_queues(self, queues: Mapping[RoomQueue, int], most: int) -> None:
         """`most`: that may be running."""
-        queues = {"prealloc": prealloc, "transfer": transfer, "waiting": waiting, "running": running}
-        self._queues.record(queues | {"taken": running, "free": most - running})
+        running = queues[RoomQueue.RUNNING]
+        self._queues.record(queues)
+        self._batch.record({"taken": running, "free": most - running})
 
     def decoded(self, tokens: int) -> None:
         self._tokens.inc(tokens)

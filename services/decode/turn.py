@@ -3,9 +3,8 @@
 `services.handover.receiving` decides; here is the world that it asks: peers, callers, the engine, the
 transfer, timelines and metrics.
 
-Queues, in the field's words: *prealloc* (no pages yet), *transfer* (pages granted, not landed on every
-rank), *waiting* (admitted, no space in the batch) and *running*. They follow from the rooms' phases and
-their order; there are no lists beside the roster that could disagree with it.
+Which queue a room stands in follows from the rooms' phases and their order: there are no lists beside the
+roster that could disagree with it.
 """
 
 import asyncio
@@ -37,6 +36,7 @@ from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, PeerFault, Refusal
 from services.rooms.evidence import Connected
 from services.rooms.phases import Effect, Phase, ReceiverEffect, Vote
+from services.rooms.queues import RoomQueue
 from services.rooms.roster import Capacity
 from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
@@ -209,16 +209,16 @@ class DecodeWork:
         self._metrics.worker.record_turn(agreement_s, self._reporter.dropped)
         self._metrics.worker.record_rooms(census, self.roster.dropped.total())
         self._metrics.worker.record_memory(holdings.pages.census(), holdings.slots.census())
-        self._metrics.record_queues(**self._queues(census), most=self._max_running)
+        self._metrics.record_queues(self._queues(census), self._max_running)
         self._turns += 1
 
-    def _queues(self, census: abc.Mapping[Phase, int]) -> dict[str, int]:
+    def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
         count = how_many(self.roster)
         return {
-            "prealloc": census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
-            "transfer": census[Phase.TRANSFERRING],
-            "waiting": max(count - self._max_running, 0),
-            "running": min(count, self._max_running),
+            RoomQueue.PREALLOC: census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
+            RoomQueue.TRANSFER: census[Phase.TRANSFERRING],
+            RoomQueue.WAITING: max(count - self._max_running, 0),
+            RoomQueue.RUNNING: min(count, self._max_running),
         }
 
     async def rest(self) -> bool:

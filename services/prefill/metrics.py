@@ -1,10 +1,12 @@
 """What does a prefill worker count?"""
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.rooms.phases import SENDER_MOVES
+from services.rooms.queues import RoomQueue
 from services.worker.metrics import Counts, WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -24,7 +26,9 @@ class PrefillMetrics:
             "Rooms that are computed and not yet all written.",
             registry=registry,
         )
-        self._queues = Counts({"bootstrap": bootstrap, "waiting": waiting, "inflight": inflight})
+        self._queues: Counts[RoomQueue] = Counts(
+            {RoomQueue.BOOTSTRAP: bootstrap, RoomQueue.WAITING: waiting, RoomQueue.INFLIGHT: inflight}
+        )
         self._tokens = Counter("baton_prefill_tokens_total", "Prompt tokens computed.", registry=registry)
         self._scored = Counter(
             "baton_prefill_scored_tokens_total",
@@ -58,8 +62,8 @@ class PrefillMetrics:
             registry=registry,
         )
 
-    def record_queues(self, *, bootstrap: int, waiting: int, inflight: int) -> None:
-        self._queues.record({"bootstrap": bootstrap, "waiting": waiting, "inflight": inflight})
+    def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
+        self._queues.record(queues)
 
     def computed(self, tokens: int, scored: int) -> None:
         self._tokens.inc(tokens)

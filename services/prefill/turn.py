@@ -34,6 +34,7 @@ from services.prefill.room import PrefillRoom
 from services.prefill.ways import Ways
 from services.rooms.errors import Cause, PeerFault, Refusal
 from services.rooms.phases import Effect, Phase, SenderEffect, Vote
+from services.rooms.queues import RoomQueue
 from services.rooms.roster import Capacity
 from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
@@ -241,7 +242,7 @@ class PrefillWork:
         self._metrics.worker.record_turn(agreement_s, self._reporter.dropped)
         self._metrics.worker.record_rooms(census, self.roster.dropped.total())
         self._metrics.worker.record_memory(holdings.pages.census(), holdings.slots.census())
-        self._metrics.record_queues(**self._queues(census))
+        self._metrics.record_queues(self._queues(census))
         self._turns += 1
 
     async def rest(self) -> bool:
@@ -304,12 +305,12 @@ class PrefillWork:
 
     # ---- small things
 
-    def _queues(self, census: abc.Mapping[Phase, int]) -> dict[str, int]:
+    def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
         waiting = sum(room.computable for room in self.roster)
         return {
-            "bootstrap": census[Phase.BOOTSTRAPPING],
-            "waiting": census[Phase.WAITING_FOR_INPUT] + waiting,
-            "inflight": census[Phase.TRANSFERRING] + census[Phase.SEALING] - waiting,
+            RoomQueue.BOOTSTRAP: census[Phase.BOOTSTRAPPING],
+            RoomQueue.WAITING: census[Phase.WAITING_FOR_INPUT] + waiting,
+            RoomQueue.INFLIGHT: census[Phase.TRANSFERRING] + census[Phase.SEALING] - waiting,
         }
 
     def _under_way(self) -> bool:

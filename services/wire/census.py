@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from services.pages.holdings import Holdings
 from services.rooms.phases import Phase
+from services.rooms.queues import RoomQueue
 from services.wire.baton.v1 import workers_pb2
 
 KEYS_MAX: Final = 32
@@ -13,10 +14,10 @@ KEY_CHARS_MAX: Final = 32
 
 
 def census_to_wire(
-    queues: Mapping[str, int], rooms: Mapping[Phase, int], holdings: Holdings, turns: int, tokens: int
+    queues: Mapping[RoomQueue, int], rooms: Mapping[Phase, int], holdings: Holdings, turns: int, tokens: int
 ) -> workers_pb2.WorkerCensus:
     return workers_pb2.WorkerCensus(
-        queues=queues,
+        queues=_by_value(queues),
         rooms=_by_value({phase: count for phase, count in rooms.items() if phase is not Phase.RETIRED}),
         pages=_by_value(holdings.pages.census()),
         slots=_by_value(holdings.slots.census()),

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.pages.pool import PageState
 from services.rooms.errors import Cause
 from services.rooms.phases import Moves, Phase
+from services.rooms.queues import RoomQueue
 from services.runtime.failed_rooms import FailedRooms
 
 _SECONDS: Final = (
@@ -49,7 +50,7 @@ _AGREEMENT_SECONDS: Final = (
     1,
 )
 
-Member = TypeVar("Member", Phase, PageState, str)
+Member = TypeVar("Member", Phase, PageState, RoomQueue, str)
 State = TypeVar("State", Phase, PageState)
 
 

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from services.decode.metrics import DecodeMetrics
 from services.prefill.metrics import PrefillMetrics
 from services.rooms.phases import RECEIVER_MOVES, Phase
+from services.rooms.queues import RoomQueue
 from services.runtime.process_metrics import describe_process
 from services.worker.metrics import WorkerMetrics
 
@@ -53,9 +54,10 @@ def test_what_a_turn_does_not_change_is_not_set_again(
     metrics = side(registry)
     for waiting in (3, 3, 4, 4):
         if isinstance(metrics, PrefillMetrics):
-            metrics.record_queues(bootstrap=0, waiting=waiting, inflight=1)
+            metrics.record_queues({RoomQueue.BOOTSTRAP: 0, RoomQueue.WAITING: waiting, RoomQueue.INFLIGHT: 1})
         else:
-            metrics.record_queues(prealloc=0, transfer=1, waiting=waiting, running=2, most=8)
+            queues = {RoomQueue.PREALLOC: 0, RoomQueue.TRANSFER: 1, RoomQueue.RUNNING: 2}
+            metrics.record_queues(queues | {RoomQueue.WAITING: waiting}, 8)
     assert told[-1] == 4
     assert told.count(3) == told.count(4) == 1
     name = f"baton_{'prefill_waiting_queue' if side is PrefillMetrics else 'decode_waiting'}_requests"

@@ -5,6 +5,7 @@ from services.pages.pool import PagePool
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.rooms.phases import Phase
+from services.rooms.queues import RoomQueue
 from services.wire.baton.v1 import workers_pb2
 from services.wire.census import KEY_CHARS_MAX, KEYS_MAX, census_from_wire, census_to_wire
 
@@ -12,7 +13,7 @@ from services.wire.census import KEY_CHARS_MAX, KEYS_MAX, census_from_wire, cens
 def test_what_a_worker_holds_is_told_in_the_words_of_its_metrics() -> None:
     holdings = Holdings(PagePool(8), SlotPool(memoryview(bytearray(2 * SLOT_BYTES))))
     rooms = {**dict.fromkeys(Phase, 0), Phase.TRANSFERRING: 3}
-    told = census_from_wire(census_to_wire({"running": 2}, rooms, holdings, turns=5, tokens=9))
+    told = census_from_wire(census_to_wire({RoomQueue.RUNNING: 2}, rooms, holdings, turns=5, tokens=9))
     assert told["queues"] == {"running": 2}
     assert told["rooms"]["transferring"] == 3
     assert "retired" not in told["rooms"]

@@ -18,13 +18,12 @@ from services.bootstrap.story.picture import last_word
 from services.bootstrap.story.tell import state_of
 from services.openai.errors import CLIENT_GONE
 from services.rooms.phases import Side
+from services.rooms.queues import RoomQueue
 from services.rooms.registry import RoomPhase, Worker
 from services.rooms.timeline import BOOTSTRAP, Moment
 
 RECENT: Final = 50
 FAILED: Final = 10
-QUEUES: Final = ("bootstrap", "prealloc", "transfer", "waiting", "inflight", "running")
-"""In the order in which a request passes through them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
 
 
 def _ordered(queues: Mapping[str, int]) -> dict[str, int]:
-    known = [name for name in QUEUES if name in queues]
+    known = [name.value for name in RoomQueue if name in queues]
     return {name: queues[name] for name in (*known, *(set(queues) - set(known)))}
 
 
