@@ -12,7 +12,7 @@ from services.ids import Generation, RoomId
 from services.pages.errors import LayoutMismatch
 from services.pages.pool import PageState
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
-from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, RoomExists
+from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal
 from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Request
 from services.testing.memory_transfer import MemoryTransfer
@@ -24,7 +24,7 @@ from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
 from tests.decode.links import asking, closing, links_of, needed
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
-from tests.prefill.bench import DEADLINE_MS, PREFILL
+from tests.prefill.bench import PREFILL
 from tests.wire.servers import until
 
 PROMPT = tuple(range(200, 206))
@@ -135,17 +135,6 @@ async def test_a_step_costs_one_turn(bench: DecodeBench) -> None:
     await bench.settle()
 
 
-async def test_pages_without_a_seal_admit_nothing(bench: DecodeBench) -> None:
-    caller = await started(bench)
-    bench.land(ASKED)
-    seal_later = held_back(bench)
-    await bench.turns(5)
-    assert bench.phase(1) is Phase.TRANSFERRING
-    seal_later()
-    await bench.settle()
-    assert caller.tokens == toy.answer(ASKED)
-
-
 def held_back(bench: DecodeBench) -> Callable[[], None]:
     """The seal of the first room, from what has landed, until it is called for."""
     seal_at = bench.sender.grants[1].slot * SLOT_BYTES + SEAL_OFFSET
@@ -192,44 +181,6 @@ async def test_once_its_record_is_there_a_seal_is_looked_for_without_a_pause_but
     assert caller.tokens == toy.answer(ASKED)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"seal_as": (1, 99)},
-        {"seal_as": (2, 1)},
-        {"pages": 1},
-        {"first": toy.VOCABULARY},
-    ],
-    ids=["other tenancy", "other room", "too few pages", "no such token"],
-)
-async def test_a_record_that_is_not_ours_or_does_not_hold_fails_the_room_alone(
-    bench: DecodeBench, wrong: dict[str, object]
-) -> None:
-    other = toy.request("2", PROMPT, max_tokens=3)
-    caller, beside = await started(bench), await started(bench, other)
-    bench.land(ASKED, **wrong)  # type: ignore[arg-type]
-    await bench.turn()
-    assert await caller.outcome() == "record_corrupt"
-    assert bench.pages(PageState.QUARANTINED) == 2
-    bench.land(other)
-    await bench.turns_until(lambda: beside.task.done())
-    assert beside.tokens == toy.answer(other)
-    bench.sender.quiet.set()
-    await bench.settle()
-    bench.assert_empty()
-
-
-async def test_a_damaged_record_fails_the_room(bench: DecodeBench) -> None:
-    caller = await started(bench)
-    bench.land(ASKED)
-    bench.slots.view[bench.sender.grants[1].slot * 256 + 36] ^= 1
-    await bench.turn()
-    assert await caller.outcome() == "record_corrupt"
-    bench.sender.quiet.set()
-    await bench.settle()
-    bench.assert_empty()
-
-
 async def test_what_is_written_to_the_slot_after_its_seal_was_seen_is_not_looked_at(
     bench: DecodeBench,
 ) -> None:
@@ -239,24 +190,6 @@ async def test_what_is_written_to_the_slot_after_its_seal_was_seen_is_not_looked
     bench.slots.view[:] = b"\xff" * len(bench.slots.view)
     await bench.settle()
     assert caller.tokens == toy.answer(ASKED)
-
-
-async def test_exposed_pages_stay_in_quarantine_until_the_sender_is_quiet(bench: DecodeBench) -> None:
-    caller = await started(bench)
-    await bench.cancel(1)
-    assert await caller.outcome() == "cancelled"
-    await bench.turns_until(lambda: bool(bench.sender.closes))
-    assert bench.pages(PageState.QUARANTINED) == 2
-    assert bench.pages(PageState.RESERVED) == 0, "what no peer was told of is free at once"
-    close = bench.sender.closes[0]
-    assert (close.room, close.generation) == (1, bench.sender.grants[1].generation)
-    bench.clock.advance(DEADLINE_MS - 1)
-    await bench.turns(3)
-    assert bench.pages(PageState.QUARANTINED) == 2, "time is no proof"
-    assert len(bench.sender.closes) == 1, "a sender that is there is asked once"
-    bench.sender.quiet.set()
-    await bench.settle()
-    bench.assert_empty()
 
 
 async def test_ack_is_proof_a_close_is_asked_again_where_it_was_refused_or_its_stream_broke(
@@ -298,16 +231,6 @@ async def test_who_keeps_a_rooms_memory_is_told_once(
     bench.assert_empty()
 
 
-async def test_quiet_for_another_tenancy_is_no_proof(bench: DecodeBench) -> None:
-    await started(bench)
-    await bench.cancel(1)
-    with pytest.raises(PeerFault, match="which is not ours"):
-        await bench.enter(group_pb2.Command(quiet=inference_pb2.CloseRequest(room=1, generation=77)))
-    assert bench.pages(PageState.QUARANTINED) == 2
-    bench.sender.quiet.set()
-    await bench.settle()
-
-
 async def test_a_departed_prefill_is_a_proof_and_ends_its_rooms(bench: DecodeBench) -> None:
     waiting, quarantined = await started(bench), await started(bench, toy.request("2", PROMPT))
     running = toy.request("3", PROMPT, max_tokens=7)
@@ -327,27 +250,11 @@ async def test_a_departed_prefill_is_a_proof_and_ends_its_rooms(bench: DecodeBen
     await until(lambda: not bench.channels.incarnations())
 
 
-async def test_what_a_prefill_had_finished_when_it_departed_is_served(bench: DecodeBench) -> None:
-    """A worker that drains leaves when its writes have ended, maybe before anybody has looked at them."""
-    finished = await started(bench)
-    bench.land(ASKED)
-    await bench.enter(group_pb2.Command(departed=PREFILL))
-    await bench.settle()
-    assert await finished.outcome() == ""
-    assert finished.tokens == toy.answer(ASKED)
-    bench.assert_empty()
-
-
-@pytest.mark.parametrize("phase", ["connecting", "waiting", "transferring", "running"])
+@pytest.mark.parametrize("phase", ["connecting", "transferring", "running"])
 async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, phase: str) -> None:
     if phase == "connecting":
         bench.sender.may_connect.clear()
-    if phase == "waiting":
-        await started(bench, toy.request("2", range(50), max_tokens=15))
     caller = await bench.stream(ASKED)
-    if phase == "waiting":
-        await bench.turns(3)
-        assert bench.phase(1) is Phase.WAITING_FOR_INPUT
     if phase in ("transferring", "running"):
         await bench.granted(1)
     if phase == "running":
@@ -364,8 +271,6 @@ async def test_a_cancel_in_any_phase_gives_everything_back(bench: DecodeBench, p
     bench.engine.go()
     bench.sender.quiet.set()
     bench.sender.may_connect.set()
-    if phase == "waiting":
-        await bench.cancel(2)
     await bench.settle()
     assert isinstance(replies, asyncio.Queue)
     assert replies.empty(), "nothing is said after the outcome"
@@ -399,22 +304,6 @@ async def test_rooms_beyond_max_running_wait_their_turn() -> None:
         bench.assert_empty()
 
 
-async def test_rooms_wait_for_pages_and_nothing_is_granted_before(bench: DecodeBench) -> None:
-    large = toy.request("2", range(50), max_tokens=15)
-    first = await started(bench, large)
-    second = await bench.stream(ASKED)
-    await bench.turns(5)
-    assert bench.gauge("baton_decode_prealloc_queue_requests") == 1
-    assert 1 not in bench.sender.grants
-    bench.land(large)
-    await bench.turns_until(first.task.done)
-    await bench.granted(1)
-    bench.land(ASKED)
-    await bench.settle()
-    assert second.tokens == toy.answer(ASKED)
-    bench.assert_empty()
-
-
 async def test_a_failed_step_fails_the_rooms_that_were_in_it(bench: DecodeBench) -> None:
     caller = await started(bench)
     bench.engine.fail_next = ValueError("out of memory")
@@ -442,17 +331,6 @@ async def test_a_sequence_without_a_token_fails_its_room_alone(bench: DecodeBenc
     bench.assert_empty()
 
 
-async def test_a_room_that_never_lands_ends_at_its_deadline(bench: DecodeBench) -> None:
-    caller = await started(bench)
-    bench.clock.advance(DEADLINE_MS)
-    await bench.turn()
-    assert await caller.outcome() == "deadline"
-    assert "0 of 2 pages landed, not sealed" in caller.replies[-1].outcome.cause.text
-    bench.sender.quiet.set()
-    await bench.settle()
-    bench.assert_empty()
-
-
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
@@ -470,17 +348,6 @@ async def test_what_can_never_be_decoded_is_refused_at_the_door(
         await bench.stream(request_)
     bench.assert_empty()
     assert bench.sender.connects == []
-
-
-async def test_a_room_id_is_used_once(bench: DecodeBench) -> None:
-    caller = await started(bench)
-    with pytest.raises(RoomExists):
-        await bench.stream(ASKED)
-    bench.land(ASKED)
-    await bench.settle()
-    assert await caller.outcome() == ""
-    with pytest.raises(RoomExists):
-        await bench.stream(ASKED)
 
 
 async def test_a_peer_that_cannot_be_connected_fails_the_rooms_that_waited_for_it(

@@ -20,7 +20,8 @@ instead: `>> command`, and under it what the stage says and each request of a ra
     step decode room=7 [over=1]              a step that reads or writes the room's pages begins / is over
     compute room=7 [tokens=4]                a step of the sender has computed so many tokens, or all
     write room=7 rank=0 pages=2              those bytes reach decode's memory, where it was told
-    record room=7 rank=0 pages=3             the record, telling of 3 pages, reaches it; [tokens=…, token=…]
+    record room=7 rank=0 pages=3             the record, telling of 3 pages, reaches it; [tokens=…, token=…,
+                                             damaged=1]
     seal room=7 rank=0 pages=3               the record and the seal reach it; [generation=… of another
                                              tenancy]
     written room=7 rank=0                    that rank of the sender saw all its pages DONE (or all ranks)

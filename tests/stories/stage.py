@@ -184,7 +184,9 @@ class DecodeStage(Stage[ReceivingRoom]):
             first_token=int(words.get("token", FIRST_TOKEN.id)),
             pages_checksum=1,
         )
-        self._put(to, 0, record.pack())
+        packed = bytearray(record.pack())
+        packed[36] ^= int(words.get("damaged", 0))
+        self._put(to, 0, packed)
 
     def seal(self, room: RoomId, rank: int, generation: int) -> None:
         """The sender's seal; `generation`: 0 for its own."""
@@ -192,7 +194,7 @@ class DecodeStage(Stage[ReceivingRoom]):
         self._put(to, SEAL_OFFSET, seal_bytes(room, Generation(generation or to.grant.generation)))
 
     @staticmethod
-    def _put(to: Destination, offset: int, data: bytes) -> None:
+    def _put(to: Destination, offset: int, data: bytes | bytearray) -> None:
         start = to.grant.slot * SLOT_BYTES + offset
         to.memory.slots[start : start + len(data)] = data
 
